@@ -1,0 +1,165 @@
+"""Which sample of its dataset a lane's n-th draw is.
+
+Every epoch of a leaf (a dataset of N samples) is cut into one share per lane. With l the number of
+this lane in a permutation of the lanes that belongs to the leaf, the lane has made
+
+    T(e) = (e * N + l) // lanes
+
+draws before epoch e, so its share has T(e + 1) - T(e) samples. The shares before it have
+S((e + 1) * N) - S(e * N), with S(x) the sum over i < l of (x + i) // lanes, in closed form
+l * (x // lanes) + max(0, l - lanes + x % lanes). By Hermite's identity the shares of an epoch
+are disjoint and complete, also where there are fewer samples than lanes.
+
+A share is a range of the epoch's order. There, sequences of neighbouring samples are permuted, the
+last and shorter one among them, and windows of a share are permuted once more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from energy_data.order.keys import mix
+from energy_data.order.permutation import permute, unpermute
+
+Numbers = NDArray[np.int64]
+
+_LARGEST = 1 << 62
+
+# What a leaf's key is used for must enter the keys made of it.
+_LANE, _SEQUENCES, _WINDOWS = 1, 2, 3
+
+
+class Shares:
+    """The shares of one lane in k leaves, of all epochs.
+
+    The order of a leaf depends on its number of samples, its key, the lane, the number of lanes and
+    the two lengths only: not on the other leaves, nor on its place among them.
+
+    Args:
+        num_samples: Samples of each leaf, int64 [k], 1 to 2**61.
+        keys: Keys of the leaves, uint64 [k], of `keys.key` or `keys.mix`.
+        sequence_length: Samples that stay neighbours, in file order; an epoch permutes the
+            sequences. 0 keeps the order of the file.
+        window: Draws of a share that are permuted among themselves; 0 or 1 keeps their order.
+        lane: The number of this lane, 0 to lanes - 1.
+        lanes: The number of lanes.
+
+    Raises:
+        ValueError: If a leaf has no samples, or too many.
+    """
+
+    def __init__(
+        self,
+        num_samples: ArrayLike,
+        keys: ArrayLike,
+        *,
+        sequence_length: int,
+        window: int,
+        lane: int,
+        lanes: int,
+    ) -> None:
+        self._samples = np.array(num_samples, np.int64)
+        wrong = np.flatnonzero((self._samples < 1) | (self._samples > _LARGEST // 2))
+        if wrong.size:
+            raise ValueError(
+                f"a leaf must have 1 to 2**61 samples, got {self._samples[wrong[0]]} "
+                f"for leaf {wrong[0]}"
+            )
+        self._lanes, self._sequence_length, self._window = lanes, sequence_length, window
+        self._positions = permute(np.int64(lane), lanes, mix(keys, _LANE))
+        self._sequence_keys = mix(keys, _SEQUENCES)
+        self._window_keys = mix(mix(keys, _WINDOWS), self._positions)
+        # A cache of a pure function: where the short sequence is, in the epoch last asked for.
+        self._short_epoch = np.full(self._samples.shape, -1, np.int64)
+        self._short_place = np.zeros(self._samples.shape, np.int64)
+
+    def position(self, leaf: int) -> int:
+        """The number of this lane among the lanes as this leaf permutes them, 0 to lanes - 1."""
+        return int(self._positions[leaf])
+
+    def begin(self, leaf: int, epoch: int) -> int:
+        """How many draws this lane makes from the leaf before the epoch begins; any size."""
+        return (epoch * int(self._samples[leaf]) + self.position(leaf)) // self._lanes
+
+    def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
+        """The epoch of each draw and its sample, 0 to N - 1: two int64 [m].
+
+        Args:
+            leaf: The leaf of each draw, int32 or int64 [m], in any mixture.
+            draw: The number of each draw among the lane's draws from that leaf, int64 [m].
+
+        120 ns per draw in blocks of 4,096 with sequences and windows, 30 with neither; 300 us per
+        call at least.
+
+        Raises:
+            OverflowError: If a draw times the lanes is 2**62 or more.
+        """
+        leaves, draws = np.asarray(leaf, np.intp), np.asarray(draw, np.int64)
+        self._check(draws)
+        samples, position = self._samples[leaves], self._positions[leaves]
+        epoch = _quotient((draws + 1) * self._lanes - position - 1, samples)
+        first = epoch * samples
+        begin = _quotient(first + position, self._lanes)
+        place = draws - begin
+        if self._window > 1:
+            size = _quotient(first + samples + position, self._lanes) - begin
+            place = self._mixed(leaves, epoch, place, size)
+        place += self._start(first + samples, position) - self._start(first, position)
+        if self._sequence_length:
+            place = self._permuted(leaves, epoch, place, samples)
+        return epoch, place
+
+    def _check(self, draws: Numbers) -> None:
+        latest = int(draws.max(initial=0))
+        if (latest + 1) * self._lanes >= _LARGEST:
+            raise OverflowError(
+                f"draw {latest} of a leaf in {self._lanes} lanes is out of reach: "
+                f"draws times lanes must stay below 2**62"
+            )
+
+    def _start(self, total: Numbers, position: Numbers) -> Numbers:
+        """How many of the first `total` samples of all epochs are in the lanes before this one."""
+        each = _quotient(total, self._lanes)
+        extra = position - self._lanes + (total - each * self._lanes)
+        return each * position + np.maximum(extra, 0)
+
+    def _mixed(self, leaf: Numbers, epoch: Numbers, place: Numbers, size: Numbers) -> Numbers:
+        """Places in the share, after permuting its windows; the last window may be short."""
+        window = _quotient(place, self._window)
+        first = window * self._window
+        keys = mix(mix(self._window_keys[leaf], epoch), window)
+        return first + permute(place - first, np.minimum(size - first, self._window), keys)
+
+    def _permuted(self, leaf: Numbers, epoch: Numbers, place: Numbers, samples: Numbers) -> Numbers:
+        """Samples of the file at these places of the epoch, whose sequences are permuted."""
+        length = self._sequence_length
+        sequences = _quotient(samples + (length - 1), length)
+        keys = mix(self._sequence_keys[leaf], epoch)
+        missing = sequences * length - samples
+        if missing.any():
+            short = self._short(leaf, epoch, sequences, keys)
+            # Behind the short sequence, count as if it were as long as the others.
+            place = place + missing * (place >= (short + 1) * length - missing)
+        sequence = _quotient(place, length)
+        return permute(sequence, sequences, keys) * length + (place - sequence * length)
+
+    def _short(
+        self, leaf: Numbers, epoch: Numbers, sequences: Numbers, keys: NDArray[np.uint64]
+    ) -> Numbers:
+        """Where the last sequence of the file, which may be short, is among the epoch's."""
+        stale = np.flatnonzero(self._short_epoch[leaf] != epoch)
+        places = self._short_place[leaf]
+        if stale.size:
+            number = sequences[stale]
+            places[stale] = unpermute(number - 1, number, keys[stale])
+            # Of equal indices the last one is assigned, in both.
+            self._short_epoch[leaf[stale]] = epoch[stale]
+            self._short_place[leaf[stale]] = places[stale]
+        return places
+
+
+def _quotient(number: Numbers, by: Numbers | int) -> Numbers:
+    """The quotient number // by for number >= 0, by > 0: unsigned, which numpy divides faster."""
+    divisor = by.view(np.uint64) if isinstance(by, np.ndarray) else np.uint64(by)
+    return (number.view(np.uint64) // divisor).view(np.int64)
