@@ -1,0 +1,244 @@
+"""Tar headers, many at once: ustar, GNU and pax.
+
+`parse_headers` reads plain headers, vectorised over a block of them, and says which are not plain.
+`walk` reads any header, one by one: long names, pax records, huge sizes, and all that is wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 512  # bytes; the unit of a tar file
+ZEROS = bytes(BLOCK)  # two of them end a tar
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_HEADER = np.dtype(
+    {
+        "names": ["name", "magic", "prefix"],
+        "formats": ["S100", "S6", "S155"],
+        "offsets": [0, 257, 345],
+        "itemsize": BLOCK,
+    }
+)
+# The 11 octal digits of the size and the 6 of the checksum, gathered and weighted together.
+_DIGITS = np.r_[124:135, 148:154]
+_WEIGHTS = np.zeros((17, 2), np.int64)
+_WEIGHTS[:11, 0] = 8 ** np.arange(10, -1, -1)
+_WEIGHTS[11:, 1] = 8 ** np.arange(5, -1, -1)
+_CHECKSUM_BLANK = 8 * 32  # the checksum counts its own field as spaces
+_ADLER = 65521
+
+REGULAR = (0, ord("0"), ord("7"))
+_DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
+_EXTENDED = frozenset(b"LKxgX")  # they say something about the member that follows
+_SPARSE = ord("S")
+_LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
+
+
+class Fault(Exception):  # noqa: N818 - becomes a SampleError or a StructureError, as the caller knows
+    """Something wrong in a tar: what, and at which byte."""
+
+    def __init__(self, problem: str, offset: int, key: str | None = None) -> None:
+        self.problem, self.offset, self.key = problem, offset, key
+        super().__init__(problem)
+
+
+class Headers(NamedTuple):
+    """Headers parsed together; only where `plain` do the other columns mean anything."""
+
+    names: list[str]
+    sizes: Int64s  # bytes of payload
+    kinds: npt.NDArray[np.uint8]  # type flags
+    plain: Bools  # checksum and octal size are right, the name needs no second look
+
+
+class Member(NamedTuple):
+    """One member of a tar."""
+
+    name: str
+    offset: int  # of its first header, the extended ones included
+    data: int  # offset of its payload
+    size: int  # of its payload
+    end: int  # offset of the next header
+    regular: bool  # a file; not a folder, link or device
+
+
+class _Header(NamedTuple):
+    name: str
+    size: int
+    kind: int
+
+
+Reader = Callable[[int, int], bytes]
+"""Returns exactly the bytes (offset, size)."""
+
+
+def parse_headers(headers: npt.NDArray[np.uint8]) -> Headers:
+    """Parse `headers`, uint8 [n, 512], contiguous."""
+    digits = headers[:, _DIGITS] - np.uint8(48)
+    sizes, checks = (digits.astype(np.int64) @ _WEIGHTS).T
+    field = headers[:, 148:156]
+    sums = np.add.reduce(headers, axis=1, dtype=np.uint32)
+    sums -= np.add.reduce(field, axis=1, dtype=np.uint32)
+    plain = digits.max(axis=1, initial=0) < 8
+    plain &= sums + _CHECKSUM_BLANK == checks
+    # Both numbers end here, with NUL or a space: else they have more digits, or fewer.
+    plain &= ((headers[:, 135] | headers[:, 154]) & 0xDF) == 0
+    fields = headers.view(_HEADER)[:, 0]
+    names = _names(fields["name"].tolist(), plain)
+    for row in np.flatnonzero(headers[:, 345]).tolist():
+        if fields["magic"][row] == b"ustar":  # GNU tars keep other things in this place
+            names[row] = f"{_text(fields['prefix'][row])}/{names[row]}"
+            plain[row] &= not names[row].startswith("__")
+    return Headers(names, sizes, headers[:, 156], plain)
+
+
+def _names(raw: list[bytes], plain: Bools) -> list[str]:
+    joined = b"\n".join(raw)
+    if b"\0" not in joined and joined[:2] != b"__" and b"\n__" not in joined:
+        try:
+            names = joined.decode().split("\n")
+        except UnicodeDecodeError:
+            names = []
+        if len(names) == len(raw):
+            return names
+    names = [_text(name) for name in raw]
+    for row, name in enumerate(names):
+        if name.startswith("__"):  # perhaps metadata, which `walk`'s callers look at
+            plain[row] = False
+    return names
+
+
+def _text(name: bytes) -> str:
+    return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def walk(read: Reader, begin: int, end: int) -> Iterator[Member]:
+    """Yield the members between two offsets.
+
+    Raises Fault for a header that is none, and for a member that reaches beyond `end`.
+    """
+    at = begin
+    while at < end:
+        first, name, size = at, "", -1
+        while True:
+            _fit(at, BLOCK, end, "a header", name or None)
+            header = _parse(read(at, BLOCK), at)
+            data, at = _extent(header, at, size)
+            if header.kind not in _EXTENDED:
+                break
+            _fit(data, at - data, end, "an extended header", None)
+            name, size = _extend(header, read, data, name, size)
+        name = name or header.name
+        _fit(data, at - data, end, f"{name!r}", name)
+        size = header.size if size < 0 else size
+        yield Member(name, first, data, size, at, header.kind in REGULAR)
+
+
+def _extent(header: _Header, at: int, size: int) -> tuple[int, int]:
+    """Return where the payload of the header at `at` begins, and where the next header is."""
+    data = at + BLOCK
+    if header.kind in _DATALESS:
+        return data, data
+    if header.kind == _SPARSE:
+        problem = f"{header.name!r} is a sparse file. Write the tar without --sparse."
+        raise Fault(problem, at, header.name)
+    if size < 0 or header.kind in _EXTENDED:
+        size = header.size
+    return data, data + (size + BLOCK - 1) // BLOCK * BLOCK
+
+
+def _fit(offset: int, size: int, end: int, what: str, key: str | None) -> None:
+    if offset + size > end:
+        raise Fault(
+            f"{what} needs {size} bytes, but {max(0, end - offset)} are left. "
+            "The tar was cut or changed: restore it, or run `energy-data prepare` again.",
+            offset,
+            key,
+        )
+
+
+def _extend(header: _Header, read: Reader, data: int, name: str, size: int) -> tuple[str, int]:
+    """Return name and size as an extended header changes them."""
+    if header.kind in b"gK":  # defaults and link targets say nothing about files
+        return name, size
+    if header.size > _LONGEST_EXTENDED:
+        problem = f"an extended header has {header.size} bytes, more than {_LONGEST_EXTENDED}."
+        raise Fault(f"{problem} The tar is damaged: restore it.", data - BLOCK)
+    body = read(data, header.size)
+    if header.kind == ord("L"):
+        return _text(body), size
+    for key, value in _pax_records(body, data):
+        if key == b"path":
+            name = value.decode("utf-8", "surrogateescape")
+        elif key == b"size":
+            size = _decimal(value, data)
+        elif key.startswith(b"GNU.sparse"):
+            raise Fault("a sparse file. Write the tar without --sparse.", data - BLOCK)
+    return name, size
+
+
+def _pax_records(body: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the records `length key=value newline`."""
+    at = 0
+    while at < len(body) and body[at]:
+        digits, space, _ = body[at : at + 20].partition(b" ")
+        length = _decimal(digits, offset + at) if space else 0
+        record = body[at + len(digits) + 1 : at + length - 1]
+        key, equals, value = record.partition(b"=")
+        if not equals or at + length > len(body) or body[at + length - 1] != ord("\n"):
+            raise Fault("damaged pax records. Restore the tar.", offset + at)
+        yield key, value
+        at += length
+
+
+def _decimal(digits: bytes, offset: int) -> int:
+    if not digits.isdigit() or len(digits) > 18:
+        raise Fault(f"{digits[:20]!r} is no number in a pax record. Restore the tar.", offset)
+    return int(digits)
+
+
+def _parse(block: bytes, offset: int) -> _Header:
+    field = block[148:156]
+    try:
+        check, size = _number(field), _number(block[124:136])
+    except ValueError:
+        check, size = -1, -1
+    # Adler-32's low half is 1 + the sum of all bytes: the fastest sum there is in Python.
+    total = (zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + _CHECKSUM_BLANK
+    if size < 0 or ((total - check) % _ADLER and not _signed_checksum(block, check)):
+        raise Fault(
+            "no tar header where one should be: its checksum is wrong. The tar was damaged or "
+            "changed: restore it, or run `energy-data prepare` again.",
+            offset,
+        )
+    name = _text(block[:100])
+    if block[345] and block[257:263] == b"ustar\0":
+        name = f"{_text(block[345:500])}/{name}"
+    return _Header(name, size, block[156])
+
+
+def _signed_checksum(block: bytes, check: int) -> bool:
+    """Return whether `check` is right in the way of old tars, which took bytes for signed."""
+    counted = np.frombuffer(block, np.int8).sum(dtype=np.int64)
+    counted -= np.frombuffer(block, np.int8)[148:156].sum(dtype=np.int64)
+    return bool(counted + _CHECKSUM_BLANK == check)
+
+
+def _number(field: bytes) -> int:
+    """Return the value of an octal or base-256 field; raise ValueError if it is neither."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    text = field.partition(b"\0")[0].strip()
+    if not text:
+        return 0
+    if text.strip(b"01234567"):  # int() would take signs and underscores
+        raise ValueError(text)
+    return int(text, 8)

@@ -1,0 +1,139 @@
+"""`shard.tar.idx`: where each sample of a shard begins, and where the last one ends (uint64 each).
+
+An index is mapped when a shard is first read, and held against the shard it stands for: an index
+that was made for another state of the tar is noticed here, not by garbage in a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.errors import StructureError
+from energy_data.sources.tar_headers import BLOCK, ZEROS, Fault, walk
+from energy_data.sources.tar_names import split_name
+from energy_data.storage.files import File
+
+SUFFIX = ".idx"
+_MOST_OPEN = 256  # mapped indices per process
+_PROBES = 64  # samples looked at if an index is older than its tar
+
+Offsets = npt.NDArray[np.uint64]
+
+
+def index_beside(tar: str) -> str:
+    """Return the path of the index next to its tar."""
+    return tar.removesuffix(".tar") + ".tar" + SUFFIX
+
+
+def index_in_cache(tar: str) -> str:
+    """Return the path of the index in the user's cache folder, for tars in read-only folders."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    name = hashlib.blake2b(os.path.realpath(tar).encode("utf-8", "surrogateescape"), digest_size=16)
+    return str(Path(cache) / "energy_data" / "index" / f"{name.hexdigest()}.tar{SUFFIX}")
+
+
+def open_index(index: str, file: File, count: int) -> Offsets:
+    """Return the offsets of `count` samples in the open tar `file`, uint64 [count + 1].
+
+    Raises StructureError if there is no index, or it does not fit the tar.
+    """
+    return _INDICES.get(index, file, count)
+
+
+class _Indices:
+    """The indices a process has mapped; the one unused for longest is unmapped first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._offsets: OrderedDict[tuple[str, int], tuple[File, Offsets]] = OrderedDict()
+
+    def get(self, index: str, file: File, count: int) -> Offsets:
+        key = index, count
+        with self.lock:
+            found = self._offsets.get(key)
+            # An index is checked against one open tar; a tar opened anew is checked anew.
+            if found is not None and found[0] is file:
+                self._offsets.move_to_end(key)
+                return found[1]
+        offsets = _map(index, file, count)
+        with self.lock:
+            self._offsets[key] = file, offsets
+            while len(self._offsets) > _MOST_OPEN:
+                self._offsets.popitem(last=False)
+        return offsets
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()
+        self._offsets = OrderedDict()
+
+
+_INDICES = _Indices()
+os.register_at_fork(after_in_child=_INDICES.after_fork)
+
+
+def _map(index: str, file: File, count: int) -> Offsets:
+    try:
+        fd = os.open(index, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise _fault(file, f"its index {index} cannot be opened: {error.strerror}") from error
+    try:
+        facts = os.fstat(fd)
+        if facts.st_size != (count + 1) * 8:
+            raise _fault(
+                file,
+                f"its index has {facts.st_size} bytes, but {count} samples need {(count + 1) * 8}",
+            )
+        data = mmap.mmap(fd, facts.st_size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise _fault(file, f"its index {index} cannot be read: {error}") from error
+    finally:
+        os.close(fd)
+    offsets = np.frombuffer(data, "<u8")
+    _check_end(offsets, file)
+    if facts.st_mtime_ns < file.mtime_ns:
+        _probe(offsets, file)
+    return offsets
+
+
+def _check_end(offsets: Offsets, file: File) -> None:
+    """Raise StructureError unless the tar ends where the index says its last sample ends."""
+    end = int(offsets[-1])
+    if end > file.size or end % BLOCK:
+        raise _fault(file, f"its index ends at byte {end}, but the tar has {file.size} bytes")
+    left = min(BLOCK, file.size - end)
+    if left and file.read(end, left) != ZEROS[:left]:
+        raise _fault(file, "more follows where its index says that the last sample ends", end)
+
+
+def _probe(offsets: Offsets, file: File) -> None:
+    """Raise StructureError unless some samples are where an index older than its tar has them.
+
+    A copied dataset has tars that are newer than their indices, by accident of the copying; only
+    where samples are not in their places, the tar was written anew.
+    """
+    rows = np.unique(np.linspace(0, len(offsets) - 2, _PROBES).astype(np.int64))
+    for row in rows.tolist() if len(offsets) > 1 else []:
+        begin, end = int(offsets[row]), int(offsets[row + 1])
+        try:
+            members = list(walk(file.read, begin, min(end, file.size)))
+        except Fault as fault:
+            problem = f"its index is older than the tar and does not fit: {fault.problem}"
+            raise _fault(file, problem, fault.offset) from fault
+        files = [member for member in members if member.regular]
+        keys = {named[0] for member in files if (named := split_name(member.name))}
+        if len(keys) != 1:
+            raise _fault(file, "its index is older than the tar and does not fit", begin)
+
+
+def _fault(file: File, problem: str, offset: int | None = None) -> StructureError:
+    return StructureError(
+        f"{problem}. Run `energy-data prepare` again.", shard=file.path, offset=offset
+    )

@@ -1,0 +1,163 @@
+"""`.nv-meta`: what Energon's prepare, or ours, wrote about a dataset of tars.
+
+.info.json (or .info.yaml)   energon_version, shard_counts: {shard: number of samples}
+split.yaml (or split.json)   split_parts: {part: [shards, with braces]}, exclude: [...]
+dataset.yaml                 how samples are typed
+index.uuid                   another one each time the dataset is prepared
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+from braceexpand import braceexpand
+
+from energy_data.errors import SpecError, StructureError
+
+FOLDER = ".nv-meta"
+INFO, INFO_YAML = ".info.json", ".info.yaml"
+SPLIT, SPLIT_JSON = "split.yaml", "split.json"
+DATASET, UUID, SQLITE = "dataset.yaml", "index.uuid", "index.sqlite"
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MOST_NAMES = 10_000_000  # that braces in one split may stand for
+
+
+@dataclass(frozen=True)
+class SplitPart:
+    """The shards of one part of a dataset."""
+
+    shards: list[str]  # relative to the dataset, in order
+    counts: list[int]  # samples in each
+    excluded: frozenset[str]  # "<shard>/<key>" of samples to leave out
+    uuid: str | None
+
+
+def is_prepared(path: Path) -> bool:
+    """Return whether the folder was prepared, by either tool."""
+    return (path / FOLDER / INFO).is_file() or (path / FOLDER / INFO_YAML).is_file()
+
+
+def read_split_part(path: Path, name: str) -> SplitPart:
+    """Return the part called `name` of a prepared dataset; reads three small files.
+
+    Raises SpecError if there is no such part or nothing in it, StructureError if a file is damaged.
+    """
+    counts = _read_counts(path)
+    where = path / FOLDER / SPLIT
+    said = _read_first(path, SPLIT, SPLIT_JSON)
+    parts = said.get("split_parts")
+    excludes = said.get("exclude", [])
+    if not isinstance(parts, dict) or not isinstance(excludes, list):
+        raise _damaged(where, "it has no mapping `split_parts`, or `exclude` is no list")
+    if name not in parts:
+        known = ", ".join(repr(part) for part in parts) or "none"
+        raise SpecError(
+            f"{where}: there is no split part {name!r}, only: {known}. Name one of them."
+        )
+    excluded = frozenset(expand(excludes, where))
+    wanted = parts[name] if isinstance(parts[name], list) else [parts[name]]
+    shards = _known_shards(wanted, counts, where)
+    shards = [shard for shard in shards if shard not in excluded]
+    if not sum(counts[shard] for shard in shards):
+        others = ", ".join(repr(part) for part in parts if parts[part]) or "none"
+        raise SpecError(
+            f"{where}: split part {name!r} has no samples; parts with shards: {others}. "
+            "Name one of them, or prepare the dataset with another split."
+        )
+    return SplitPart(
+        shards,
+        [counts[shard] for shard in shards],
+        frozenset(name for name in excluded if name not in counts and "/" in name),
+        _read_uuid(path),
+    )
+
+
+def read_dataset_config(path: Path) -> dict[str, Any]:
+    """Return `dataset.yaml`, or {} if there is none: then samples are dicts without a type."""
+    return read_mapping(path / FOLDER / DATASET) or {}
+
+
+def read_mapping(path: Path) -> dict[str, Any] | None:
+    """Return a YAML or JSON file that holds a mapping, or None if there is no such file."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"it cannot be read: {error}") from error
+    try:
+        said = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)  # noqa: S506
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _damaged(path, f"it cannot be parsed: {error}") from error
+    if not isinstance(said, dict):
+        raise _damaged(path, f"it holds a {type(said).__name__}, not a mapping")
+    return said
+
+
+def expand(patterns: list[Any], where: Path) -> Iterator[str]:
+    """Yield the names that patterns with braces stand for."""
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise _damaged(where, f"{pattern!r} is no name of a shard")
+        try:
+            yield from islice(braceexpand(pattern), _MOST_NAMES)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(where, f"the braces of {pattern!r} do not match") from error
+
+
+def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> list[str]:
+    shards = []
+    for shard in expand(patterns, where):
+        if shard not in counts:  # ends endless braces as well
+            raise SpecError(
+                f"{where}: shard {shard!r} is not in {INFO}, which has {len(counts)} shards. "
+                "Mend the name, or run `energy-data prepare` again."
+            )
+        shards.append(shard)
+        if len(shards) > _MOST_NAMES:
+            raise _damaged(where, f"it names more than {_MOST_NAMES} shards")
+    return shards
+
+
+def _read_counts(path: Path) -> dict[str, int]:
+    where = path / FOLDER / INFO
+    counts = _read_first(path, INFO, INFO_YAML).get("shard_counts")
+    if not isinstance(counts, dict):
+        raise _damaged(where, "it has no mapping `shard_counts`")
+    for shard, count in counts.items():
+        if type(count) is not int or not 0 <= count < 1 << 48 or not _is_inside(shard):
+            raise _damaged(where, f"{shard!r}: {count!r} is no shard with a number of samples")
+    return counts
+
+
+def _is_inside(shard: object) -> bool:
+    """Return whether it names a file in the dataset: nothing above it, nothing absolute."""
+    return isinstance(shard, str) and ".." not in shard.split("/") and shard[:1] not in ("/", "")
+
+
+def _read_first(path: Path, name: str, other: str) -> dict[str, Any]:
+    for file in (name, other):
+        said = read_mapping(path / FOLDER / file)
+        if said is not None:
+            return said
+    raise _damaged(path / FOLDER / name, "it is missing")
+
+
+def _read_uuid(path: Path) -> str | None:
+    try:
+        return (path / FOLDER / UUID).read_text("utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path / FOLDER / UUID, f"it cannot be read: {error}") from error
+
+
+def _damaged(path: Path, problem: str) -> StructureError:
+    return StructureError(f"{path}: {problem}. Run `energy-data prepare --force` to write it anew.")

@@ -1,0 +1,263 @@
+"""Samples out of tars, a block at a time: the hot path.
+
+A block is read in rounds. A round reads the next bytes of every sample, neighbours together; then
+all first headers are parsed at once, all second ones, and so on while they are in memory. Small
+samples need one round. Of large ones a round reads the headers only, and their payload is read
+into memory of its own: it is never copied.
+
+Whatever is not plain is read again by `_read_alone`, header by header; it alone makes errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.errors import SampleError
+from energy_data.sample import Sample, SampleSource
+from energy_data.sources.decode import Buffer, Decoding, decode_npy, decode_text
+from energy_data.sources.tar_headers import BLOCK, Fault, Member, parse_headers, walk
+from energy_data.sources.tar_names import split_name
+from energy_data.storage.files import File
+
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+_Part = tuple[int, str, int, int]  # row, name of the file, begin and end of its payload
+
+_WHOLE = 16384  # bytes; samples up to this size are read in one piece, then copied out of it
+_WINDOW = 2048  # bytes of larger ones that are read to find their headers
+_GAP = 4096  # bytes between two samples that are cheaper to read than to skip
+_FEW = 12  # samples below which numpy does not pay
+_ALONE_WHOLE = 65536  # bytes; larger samples that are read alone are read header by header
+
+_ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
+_BLOCK_BITS = 9
+_MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
+
+_AGAIN = "The tar was changed after it was indexed: run `energy-data prepare` again."
+_DECODE = "Mend the data, or decode this extension in your own way."
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where the samples of a block are; rows in order of shard and offset."""
+
+    files: list[File]
+    file_rows: Int64s  # [files] first row of each
+    begins: Int64s  # [rows] offset of the sample's first header
+    ends: Int64s  # [rows] offset behind the sample
+    sources: list[tuple[SampleSource]]  # [rows]
+
+    def file(self, row: int) -> File:
+        """Return the file of a row."""
+        return self.files[int(self.file_rows.searchsorted(row, side="right")) - 1]
+
+
+class Decoders:
+    """The decoders of one dataset, by extension, found once each."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self.known: dict[str, Callable[[Buffer], Any]] = {}
+
+    def find(self, extension: str) -> Callable[[Buffer], Any]:
+        """Return the decoder of an extension; raise MissingExtraError if it needs an extra."""
+        if extension not in self.known:
+            if len(self.known) > _MOST_EXTENSIONS:
+                self.known.clear()
+            self.known[extension] = self._decoding.decoder(extension)
+        return self.known[extension]
+
+
+class SampleReader:
+    """Reads one block of samples."""
+
+    def __init__(self, spans: Spans, decoders: Decoders, subflavors: dict[str, Any]) -> None:
+        self._spans, self._decoders, self._subflavors = spans, decoders, subflavors
+        self._samples: list[Sample | SampleError | None] = [None] * len(spans.sources)
+        self._odd: set[int] = set()  # rows for `_read_alone`
+
+    def read(self) -> list[Sample | SampleError]:
+        """Return the samples in the order of rows."""
+        rows = np.arange(len(self._samples))
+        if len(rows) < _FEW:
+            self._odd.update(rows.tolist())
+            rows = rows[:0]
+        at, window = self._spans.begins, _WINDOW
+        while rows.size:
+            rows, at = self._round(rows, at, window)
+            window *= 2  # a sample of very many parts still ends soon
+        for row in sorted(self._odd):
+            self._samples[row] = self._read_alone(row)
+        return cast("list[Sample | SampleError]", self._samples)
+
+    def _round(self, rows: Int64s, at: Int64s, window: int) -> tuple[Int64s, Int64s]:
+        """Read and take apart what follows `at`; return the rows that have more, and where.
+
+        at: int64 [rows], file offset of each row's next header.
+        """
+        ends = self._spans.ends[rows]
+        stops = np.where(ends - at <= _WHOLE, ends, np.minimum(ends, at + window))
+        data, shift = self._load(rows, at, stops)  # shift: place in data - place in file
+        table = np.array([rows, at + shift, ends + shift, stops + shift, shift])
+        left = []
+        while table.shape[1]:
+            table = self._pass(data, table)
+            table = table[:, table[_AT] < table[_END]]
+            near = table[_AT] < table[_STOP]
+            left.append(table[:, ~near])
+            table = table[:, near]
+        more = np.concatenate(left, axis=1)
+        more = more[:, more[_ROW].argsort()]
+        return more[_ROW], more[_AT] - more[_SHIFT]
+
+    def _load(self, rows: Int64s, at: Int64s, stops: Int64s) -> tuple[Bytes, Int64s]:
+        """Read from `at` to `stops` of every row; return the bytes, and where they went.
+
+        Rows that are neighbours in their file, or nearly, are read together.
+        """
+        files = self._spans.file_rows.searchsorted(rows, side="right") - 1
+        new = np.ones(len(rows), np.bool_)
+        new[1:] = (at[1:] > stops[:-1] + _GAP) | (files[1:] != files[:-1])
+        firsts = new.nonzero()[0]
+        lasts = np.append(firsts[1:], len(rows)) - 1
+        begins, lengths = at[firsts], stops[lasts] - at[firsts]
+        places = lengths.cumsum() - lengths
+        data = np.empty(int(lengths.sum()), np.uint8)
+        view = data.data
+        run_files = files[firsts]
+        for number in range(int(files[0]), int(files[-1]) + 1):
+            runs = slice(*run_files.searchsorted((number, number + 1)).tolist())
+            ends = places[runs] + lengths[runs]
+            self._spans.files[number].read_runs(
+                view,
+                zip(places[runs].tolist(), ends.tolist(), begins[runs].tolist(), strict=True),
+            )
+        return data, np.repeat(places - begins, lasts - firsts + 1)
+
+    def _pass(self, data: Bytes, table: Int64s) -> Int64s:
+        """Parse the headers at the rows' places and take the parts they head; go behind them."""
+        headers = parse_headers(data.reshape(-1, BLOCK)[table[_AT] >> _BLOCK_BITS])
+        begins = table[_AT] + BLOCK
+        ends = begins + headers.sizes
+        after = (ends + (BLOCK - 1)) & -BLOCK
+        kinds = headers.kinds
+        plain = headers.plain & (after <= table[_END]) & ((kinds == ord("0")) | (kinds == 0))
+        names = headers.names
+        if not plain.all():
+            self._odd.update(table[_ROW][~plain].tolist())
+            names = [name for name, good in zip(names, plain.tolist(), strict=True) if good]
+            table, begins, ends, after = table[:, plain], begins[plain], ends[plain], after[plain]
+        near = ends <= table[_STOP]
+        parts = list(zip(table[_ROW].tolist(), names, begins.tolist(), ends.tolist(), strict=True))
+        self._take(data.data, parts if near.all() else compress(parts, near.tolist()))
+        if not near.all():
+            far = zip(compress(parts, (~near).tolist()), table[_SHIFT, ~near].tolist(), strict=True)
+            self._take_far(far)
+        table[_AT] = after
+        return table
+
+    def _take(self, data: Buffer, parts: Iterable[_Part]) -> None:
+        """Decode parts that are in `data` into their samples."""
+        samples, sources, subflavors = self._samples, self._spans.sources, self._subflavors
+        known, find, odd = self._decoders.known, self._decoders.find, self._odd
+        for row, name, begin, end in parts:
+            key, _, extension = name.partition(".")
+            sample: Any = samples[row]
+            if sample is None:
+                sample = samples[row] = {
+                    "__key__": key,
+                    "__subflavors__": subflavors,
+                    "__sources__": sources[row],
+                }
+            if sample["__key__"] != key or extension in sample or "/" in extension or not extension:
+                odd.add(row)
+                continue
+            decode = known.get(extension) or find(extension)
+            try:
+                if decode is decode_text:
+                    sample[extension] = str(data[begin:end], "utf-8")
+                else:
+                    sample[extension] = decode(data[begin:end])
+            except Exception:  # noqa: BLE001 - read again alone, which says what is wrong
+                odd.add(row)
+
+    def _take_far(self, parts: Iterable[tuple[_Part, int]]) -> None:
+        """Decode parts that are not in memory: each is read into memory that it keeps."""
+        for (row, name, begin, end), shift in parts:
+            file, size = self._spans.file(row), end - begin
+            data: Buffer
+            if self._decoders.find(name.partition(".")[2]) is decode_npy:
+                data = memoryview(bytearray(size))
+                file.read_into(data, begin - shift)
+            else:
+                data = file.read(begin - shift, size)
+            self._take(data, ((row, name, 0, size),))
+
+    def _read_alone(self, row: int) -> Sample | SampleError:
+        """Return one sample, whatever its headers are like, or say what is wrong with it."""
+        source = self._spans.sources[row][0]
+        sample: Sample = {
+            "__key__": "",
+            "__subflavors__": self._subflavors,
+            "__sources__": self._spans.sources[row],
+        }
+        try:
+            self._fill(sample, row)
+        except Fault as fault:
+            return SampleError(
+                fault.problem,
+                dataset=source.dataset,
+                shard=source.shard,
+                key=fault.key or sample["__key__"] or None,
+                index=source.index,
+                offset=fault.offset,
+            )
+        return sample
+
+    def _fill(self, sample: Sample, row: int) -> None:
+        begin, end = int(self._spans.begins[row]), int(self._spans.ends[row])
+        read = self._spans.file(row).read
+        if end - begin <= _ALONE_WHOLE:
+            read = _Held(read(begin, end - begin), begin).read
+        for member in walk(read, begin, end):
+            named = split_name(member.name) if member.regular else None
+            if named is None:
+                continue
+            key, extension = named
+            sample["__key__"] = sample["__key__"] or key
+            if sample["__key__"] != key:
+                problem = f"a part of sample {key!r} is among its own. {_AGAIN}"
+                raise Fault(problem, member.offset)
+            if extension in sample:
+                problem = f"it has two parts {extension!r}. Write each part of a sample once."
+                raise Fault(problem, member.offset)
+            sample[extension] = self._decode(extension, read(member.data, member.size), member)
+        if not sample["__key__"]:
+            raise Fault(f"no file with a key and an extension is here. {_AGAIN}", begin)
+
+    def _decode(self, extension: str, data: bytes, member: Member) -> Any:
+        decode = self._decoders.find(extension)
+        try:
+            return decode(data)
+        except UnicodeDecodeError as error:
+            problem = f"part {extension!r} is not UTF-8: {error.reason} in its byte {error.start}."
+            raise Fault(f"{problem} {_DECODE}", member.data + error.start) from error
+        except Exception as error:
+            problem = f"part {extension!r} cannot be decoded: {type(error).__name__}: {error}."
+            raise Fault(f"{problem} {_DECODE}", member.data) from error
+
+
+class _Held(NamedTuple):
+    """A range of a file in memory."""
+
+    data: bytes
+    begin: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self.data[offset - self.begin : offset - self.begin + size]

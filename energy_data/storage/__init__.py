@@ -1,0 +1,1 @@
+"""Bytes behind a path: exact ranges, read-ahead, a bounded number of open files per process."""

@@ -1,0 +1,162 @@
+"""Local files: exact ranges of their bytes, through a bounded set of descriptors per process.
+
+    with_file = open_file("/data/shard-000.tar")
+    header = with_file.read(0, 512)
+
+Whoever reads holds a `File`; the set only remembers it. A file that falls out of the set is closed
+when its last reader lets go of it, so no read can meet a closed or reused descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from energy_data.errors import StructureError
+
+_FEWEST_OPEN = 8  # kept when the system refuses to open more
+
+
+class File:
+    """One open regular file, read by exact ranges; closes itself with its last reader."""
+
+    __slots__ = ("_fd", "mtime_ns", "path", "size")
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        # Without O_NONBLOCK, opening a pipe that bears a shard's name would wait for ever.
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        facts = os.fstat(self._fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise StructureError("is not a regular file. Give a file.", shard=path)
+        self.path, self.size, self.mtime_ns = path, facts.st_size, facts.st_mtime_ns
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`, in one buffer of their own."""
+        self._check(offset, size)  # before memory is taken: sizes in headers lie
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise self._unreadable(error, offset) from error
+        if len(data) == size:
+            return data
+        whole = bytearray(size)
+        self.read_into(memoryview(whole), offset)
+        return bytes(whole)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` with the bytes from `offset` on."""
+        done, size = 0, len(buffer)
+        while done < size:
+            try:
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise self._unreadable(error, offset + done) from error
+            if count == 0:
+                raise self._short(offset, size)
+            done += count
+
+    def read_runs(self, buffer: memoryview, runs: Iterable[tuple[int, int, int]]) -> None:
+        """Fill parts of `buffer`; each run: (begin in buffer, end in buffer, offset in file)."""
+        fd, preadv = self._fd, os.preadv
+        for begin, end, offset in runs:
+            try:
+                count = preadv(fd, [buffer[begin:end]], offset)
+            except OSError as error:
+                raise self._unreadable(error, offset) from error
+            if count != end - begin:
+                self.read_into(buffer[begin + count : end], offset + count)
+
+    def will_need(self, offset: int, size: int) -> None:
+        """Tell the kernel that this range is read soon."""
+        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset + size > self.size:
+            self.size = os.fstat(self._fd).st_size  # it may have grown since it was opened
+            if offset + size > self.size:
+                raise self._short(offset, size)
+
+    def _short(self, offset: int, size: int) -> StructureError:
+        found = os.fstat(self._fd).st_size
+        return StructureError(
+            f"bytes {offset} to {offset + size} were asked for, but the file has {found}. "
+            "It was cut, or its index is of another file: run `energy-data prepare` again.",
+            shard=self.path,
+            offset=offset,
+        )
+
+    def _unreadable(self, error: OSError, offset: int) -> StructureError:
+        return StructureError(
+            f"cannot be read: {error.strerror}. Check the disk or the mount.",
+            shard=self.path,
+            offset=offset,
+        )
+
+
+class OpenFiles:
+    """The files a process has open, at most `limit`; the one unused for longest goes first."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self.limit = limit
+        self.lock = threading.Lock()
+        self._files: OrderedDict[str, File] = OrderedDict()
+
+    def get(self, path: str) -> File:
+        """Return the open file; raise StructureError if there is none to open."""
+        with self.lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        file = self._open(path)
+        with self.lock:
+            self._files[path] = file
+            self._shrink(self.limit)
+        return file
+
+    def forget(self) -> None:
+        """Start anew in a forked child: its copies are closed, the parent's stay open."""
+        self.lock = threading.Lock()
+        self._files = OrderedDict()
+
+    def _open(self, path: str) -> File:
+        try:
+            try:
+                return File(path)
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                with self.lock:
+                    self._shrink(_FEWEST_OPEN)
+                return File(path)
+        except OSError as error:
+            raise StructureError(
+                f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",
+                shard=path,
+            ) from error
+
+    def _shrink(self, limit: int) -> None:
+        while len(self._files) > limit:
+            self._files.popitem(last=False)
+
+
+_OPEN = OpenFiles()
+os.register_at_fork(
+    before=lambda: _OPEN.lock.acquire() and None,
+    after_in_parent=lambda: _OPEN.lock.release(),
+    after_in_child=_OPEN.forget,
+)
+
+
+def open_file(path: str) -> File:
+    """Return the open file at `path` from this process's set; raise StructureError if it cannot."""
+    return _OPEN.get(path)
