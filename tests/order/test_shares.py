@@ -1,0 +1,179 @@
+"""The shares of the lanes are each epoch of a leaf, once."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energy_data.order.keys import key, mix
+from energy_data.order.shares import Shares
+
+GOLDEN = {
+    (0, 0): [69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80],
+    (10, 0): [39, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 70],
+    (0, 20): [83, 69, 81, 75, 76, 74, 84, 86, 82, 88, 79, 78],
+    (10, 20): [73, 39, 71, 25, 26, 24, 74, 76, 72, 78, 29, 28],
+    (1, 1000): [76, 0, 31, 27, 22, 98, 89, 44, 66, 53, 18, 13],
+}
+
+
+def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None):
+    keys = mix(key("leaves"), np.arange(len(num_samples))) if keys is None else keys
+    return Shares(
+        num_samples,
+        keys,
+        sequence_length=sequence_length,
+        window=window,
+        lane=lane,
+        lanes=lanes,
+    )
+
+
+def draws(shares, leaf, begin, end):
+    return shares.locate(np.full(end - begin, leaf), np.arange(begin, end))
+
+
+def epoch_of_all_lanes(num_samples, lanes, epoch, **lengths):
+    """Samples in the order of one epoch: the shares one after another, by lane position."""
+    parts = {}
+    for lane in range(lanes):
+        shares = make([num_samples], lane, lanes, **lengths)
+        epochs, samples = draws(shares, 0, shares.begin(0, epoch), shares.begin(0, epoch + 1))
+        assert (epochs == epoch).all()
+        parts[shares.position(0)] = samples
+    assert sorted(parts) == list(range(lanes))
+    return np.concatenate([parts[position] for position in range(lanes)])
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (3, 5), (7, 100), (0, 4)])
+@pytest.mark.parametrize("lanes", [*range(1, 17), 31, 32, 33, 47, 63, 64])
+def test_shares_of_every_size_are_disjoint_and_complete(lanes, lengths):
+    sizes = np.arange(1, 201)
+    found = []
+    for lane in range(lanes):
+        shares = make(sizes, lane, lanes, sequence_length=lengths[0], window=lengths[1])
+        counts = np.array([shares.begin(leaf, 2) for leaf in range(len(sizes))])
+        leaf = np.repeat(np.arange(len(sizes)), counts)
+        draw = np.arange(len(leaf)) - np.repeat(counts.cumsum() - counts, counts)
+        epoch, sample = shares.locate(leaf, draw)
+        assert (sample < sizes[leaf]).all()
+        found.append(leaf * 1000 + epoch * 500 + sample)
+    wanted = [leaf * 1000 + e * 500 + np.arange(n) for leaf, n in enumerate(sizes) for e in (0, 1)]
+    assert np.array_equal(np.sort(np.concatenate(found)), np.sort(np.concatenate(wanted)))
+
+
+@settings(max_examples=60)
+@given(
+    num_samples=st.integers(1, 2**40),
+    lanes=st.integers(1, 1024),
+    sequence_length=st.integers(0, 300),
+    window=st.integers(0, 2000),
+    data=st.data(),
+)
+def test_late_draws_are_in_the_epoch_that_begins_before_them(
+    num_samples, lanes, sequence_length, window, data
+):
+    lane = data.draw(st.integers(0, lanes - 1))
+    late = data.draw(st.integers(0, 2**62 // lanes - 100))
+    shares = make([num_samples], lane, lanes, sequence_length=sequence_length, window=window)
+    epochs, samples = draws(shares, 0, late, late + 50)
+    for draw, epoch in zip(range(late, late + 50), epochs.tolist(), strict=True):
+        assert shares.begin(0, epoch) <= draw < shares.begin(0, epoch + 1)
+    assert ((samples >= 0) & (samples < num_samples)).all()
+    assert len(set(zip(epochs.tolist(), samples.tolist(), strict=True))) == 50
+
+
+def test_a_late_epoch_of_few_samples_is_complete():
+    for epoch in (10**12 // 7, 10**12):
+        order = epoch_of_all_lanes(7, 5, epoch, sequence_length=2, window=3)
+        assert sorted(order.tolist()) == list(range(7))
+
+
+def test_without_shuffling_an_epoch_is_the_order_of_the_file():
+    assert epoch_of_all_lanes(1000, 7, 1).tolist() == list(range(1000))
+
+
+def test_sequences_stay_together_and_move_as_a_whole():
+    order = epoch_of_all_lanes(1003, 7, 1, sequence_length=10)
+    starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist()]
+    sequences = [order[a:b] for a, b in zip(starts, [*starts[1:], len(order)], strict=True)]
+    assert all(sequence[0] % 10 == 0 for sequence in sequences)
+    assert len(sequences) > 90
+    assert order.tolist() != list(range(1003))
+
+
+def test_the_short_sequence_is_not_always_last():
+    lasts = {
+        int(np.flatnonzero(epoch_of_all_lanes(1003, 1, epoch, sequence_length=10) == 1000)[0])
+        for epoch in range(20)
+    }
+    assert len(lasts) > 10
+
+
+@pytest.mark.parametrize("window", [2, 16, 100])
+def test_a_window_moves_a_draw_by_less_than_its_size(window):
+    plain = make([5000], 2, 3, sequence_length=10)
+    mixed = make([5000], 2, 3, sequence_length=10, window=window)
+    begin, end = plain.begin(0, 3), plain.begin(0, 4)
+    _, before = draws(plain, 0, begin, end)
+    _, after = draws(mixed, 0, begin, end)
+    moved = np.argsort(before)[np.argsort(np.argsort(after))] - np.arange(end - begin)
+    assert 0 < np.abs(moved).max() < window
+    whole = (end - begin) // window * window
+    blocks = [np.sort(order[:whole].reshape(-1, window)) for order in (before, after)]
+    assert np.array_equal(*blocks)
+
+
+def test_epochs_and_lanes_and_keys_have_orders_of_their_own():
+    shares = make([1000, 1000], 0, 1, window=1000)
+    orders = [draws(shares, leaf, e * 1000, e * 1000 + 1000)[1] for leaf in (0, 1) for e in (0, 1)]
+    same = [int((a == b).sum()) for i, a in enumerate(orders) for b in orders[:i]]
+    assert max(same) < 10
+
+
+def test_the_order_of_a_leaf_does_not_depend_on_the_others():
+    alone = make([777], 3, 8, sequence_length=5, window=20, keys=[key("leaf")])
+    table = make(
+        [5, 777, 10**6], 3, 8, sequence_length=5, window=20, keys=[key("a"), key("leaf"), key("b")]
+    )
+    rng = np.random.default_rng(0)
+    leaf, draw = rng.integers(0, 3, 2000), rng.integers(0, 3000, 2000)
+    epoch, sample = table.locate(leaf.astype(np.int32), draw)
+    ours = leaf == 1
+    again = alone.locate(np.zeros(int(ours.sum()), np.int64), draw[ours])
+    assert np.array_equal(epoch[ours], again[0])
+    assert np.array_equal(sample[ours], again[1])
+
+
+def test_the_cache_of_short_sequences_changes_nothing():
+    rng = np.random.default_rng(1)
+    leaf, draw = rng.integers(0, 3, 500), rng.integers(0, 300, 500)
+    used = make([11, 23, 57], 1, 2, sequence_length=4)
+    together = used.locate(leaf, draw)
+    one_by_one = [used.locate(leaf[i : i + 1], draw[i : i + 1]) for i in range(500)]
+    assert np.array_equal(together[1], np.concatenate([sample for _, sample in one_by_one]))
+
+
+def test_nothing_to_locate_is_no_special_case():
+    epoch, sample = make([5], 0, 1, sequence_length=2, window=2).locate([], [])
+    assert epoch.shape == sample.shape == (0,)
+
+
+@pytest.mark.parametrize("num_samples", [0, -1, 2**61 + 1])
+def test_a_leaf_without_samples_or_with_too_many_is_refused(num_samples):
+    with pytest.raises(ValueError, match=f"1 to 2\\*\\*61 samples, got {num_samples} for leaf 1"):
+        make([5, num_samples], 0, 1)
+
+
+def test_a_draw_beyond_2_to_the_62_is_refused():
+    shares = make([5], 0, 64)
+    shares.locate([0], [2**56 - 2])
+    with pytest.raises(OverflowError, match="must stay below 2"):
+        shares.locate([0], [2**56 - 1])
+
+
+def test_the_order_is_the_same_for_ever():
+    for (sequence_length, window), samples in GOLDEN.items():
+        shares = make([103], 1, 3, sequence_length=sequence_length, window=window)
+        begin = shares.begin(0, 2)
+        assert draws(shares, 0, begin, begin + 12)[1].tolist() == samples
