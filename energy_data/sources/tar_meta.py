@@ -33,10 +33,11 @@ _MOST_NAMES = 10_000_000  # that braces in one split may stand for
 class SplitPart:
     """The shards of one part of a dataset."""
 
-    shards: list[str]  # relative to the dataset, in order
+    root: str  # the folder that names of shards are relative to
+    shards: list[str]  # in order
     counts: list[int]  # samples in each
-    excluded: frozenset[str]  # "<shard>/<key>" of samples to leave out
-    uuid: str | None
+    excluded: frozenset[str] = frozenset()  # "<shard>/<key>" of samples to leave out
+    uuid: str | None = None  # of the preparation
 
 
 def is_prepared(path: Path) -> bool:
@@ -72,6 +73,7 @@ def read_split_part(path: Path, name: str) -> SplitPart:
             "Name one of them, or prepare the dataset with another split."
         )
     return SplitPart(
+        str(path),
         shards,
         [counts[shard] for shard in shards],
         frozenset(name for name in excluded if name not in counts and "/" in name),

@@ -21,9 +21,9 @@ from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
 from energy_data.sources.tar_headers import BLOCK
-from energy_data.sources.tar_index import index_beside, index_in_cache, open_index
+from energy_data.sources.tar_index import index_beside, open_index
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
-from energy_data.sources.tar_plain import find_plain
+from energy_data.sources.tar_plain import find_index, find_plain
 from energy_data.sources.tar_samples import Decoders, SampleReader, Spans
 from energy_data.storage.files import File, open_file
 
@@ -88,7 +88,7 @@ class WebdatasetSource(Source):
         )
         self.shards = part.shards
         self._excluded = part.excluded
-        self._root = path if self.prepared or Path(path).is_dir() else ""
+        self._root = part.root
         self._counts = part.counts
         self._ends = np.cumsum(part.counts, dtype=np.int64)
         self._begins = self._ends - np.asarray(part.counts, np.int64)
@@ -168,12 +168,12 @@ class WebdatasetSource(Source):
         return Spans(files, firsts, begins, ends, sources)
 
     def _tar(self, shard: int) -> str:
-        return f"{self._root}/{self.shards[shard]}" if self._root else self.shards[shard]
+        return f"{self._root}/{self.shards[shard]}"
 
     def _index(self, shard: int) -> str:
         tar = self._tar(shard)
-        beside = index_beside(tar)
-        return beside if self.prepared or Path(beside).is_file() else index_in_cache(tar)
+        found = None if self.prepared else find_index(tar)
+        return found or index_beside(tar)
 
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
         if isinstance(sample, SampleError):

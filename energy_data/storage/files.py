@@ -12,9 +12,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from pathlib import Path
 
 from energy_data.errors import StructureError
 
@@ -102,6 +104,24 @@ class File:
         )
 
 
+class Window:
+    """A file read mostly forwards in small steps: `size` bytes are fetched at a time and kept."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file, self._size = file, size
+        self._data, self._begin = b"", 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`."""
+        at = offset - self._begin
+        if at < 0 or at + size > len(self._data):
+            if size > self._size:
+                return self._file.read(offset, size)
+            whole = max(size, min(self._size, self._file.size - offset))
+            self._data, self._begin, at = self._file.read(offset, whole), offset, 0
+        return self._data[at : at + size]
+
+
 class OpenFiles:
     """The files a process has open, at most `limit`; the one unused for longest goes first."""
 
@@ -160,3 +180,21 @@ os.register_at_fork(
 def open_file(path: str) -> File:
     """Return the open file at `path` from this process's set; raise StructureError if it cannot."""
     return _OPEN.get(path)
+
+
+def write_whole(path: str, data: bytes, mode: int) -> None:
+    """Write a file so that it is there whole or not at all, whoever else writes it too.
+
+    mode: permissions to read and write; those to execute are left out. Makes the folder.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(name).chmod(mode & 0o666 | 0o600)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
