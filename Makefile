@@ -1,0 +1,44 @@
+# `make demo` and `make test` do everything from a bare checkout.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow format lint types imports unit bench clean
+
+demo: $(STAMP)
+	$(BIN)/energy-data demo
+
+test: lint types imports unit
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/pytest -n 2
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Peers are installed in an environment of their own, never in ours.
+bench: $(STAMP)
+	benchmarks/run
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-peers demo-data bench-data

@@ -1,0 +1,1 @@
+"""One exact, resumable stream of training batches from many datasets."""

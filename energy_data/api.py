@@ -1,0 +1,212 @@
+"""What users call: datasets from a path, and loaders over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from energy_data.context import WorkerConfig, default_worker_config
+from energy_data.errors import SpecError
+from energy_data.loader.dataset import Dataset
+from energy_data.loader.loader import Loader, T_batch
+from energy_data.metadataset.compile import compile_path
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.read import OnError, ReadSpec
+from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle, leaf_entries
+from energy_data.sources.webdataset import open_source
+from energy_data.spec import Spec
+from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
+
+
+def get_train_dataset(
+    path: str | Path,
+    *,
+    batch_size: int,
+    shuffle_buffer_size: int | None = 100,
+    max_samples_per_sequence: int | None = 100,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
+    split_part: str = "train",
+    seed: int = 0,
+    repeat: bool = True,
+    batch_drop_last: bool = False,
+    virtual_epoch_length: int = 0,
+    on_error: OnError = "skip",
+) -> Dataset[T_batch]:
+    """Return the training stream of a metadataset, or of a dataset, for this rank.
+
+    Args:
+        path: A metadataset (.yaml), a prepared dataset folder, a folder of tars, a tar, or a brace
+            pattern of tars.
+        batch_size: Samples per micro-batch.
+        shuffle_buffer_size: Neighbouring draws of a leaf that are mixed; None or 0: none.
+        max_samples_per_sequence: Neighbouring samples that are read together; the sequences of an
+            epoch are permuted. None or 0: the order of the files.
+        worker_config: Which part of the run this process is; by default `default_worker_config()`.
+        task_encoder: What to make of samples and batches; by default a dict of tensors and lists.
+        split_part: The split to read.
+        seed: Another seed is another order.
+        repeat: Go on without end; else the samples of one pass, each exactly once over all ranks,
+            with one short batch at the end. The next iteration is the next pass.
+        batch_drop_last: Leave out the short batch at the end of a pass.
+        virtual_epoch_length: Batches of this rank after which an iteration ends (the next goes on);
+            0: at the end.
+        on_error: What to do about a bad sample: leave it out, count and log it, or raise.
+
+    Raises:
+        SpecError: With all faults of the metadataset, each with its place.
+    """
+    order = compile_path(path, split_part, mode="train", open_source=open_source)
+    sequence_length = max_samples_per_sequence or 0
+    shuffle = Shuffle(buffer_size=shuffle_buffer_size or 0, sequence_length=sequence_length)
+    spec = _batches(
+        order,
+        shuffle=shuffle,
+        batch_size=batch_size,
+        finite=not repeat,
+        drop_last=batch_drop_last,
+        task_encoder=task_encoder or DefaultTaskEncoder(),
+        on_error=on_error,
+    )
+    return Dataset(
+        spec=spec,
+        worker_config=worker_config or default_worker_config(),
+        seed=seed,
+        virtual_epoch_length=virtual_epoch_length,
+    )
+
+
+def get_val_dataset(
+    path: str | Path,
+    *,
+    batch_size: int,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
+    split_part: str = "val",
+    batch_drop_last: bool = False,
+    limit: int | None = None,
+    on_error: OnError = "skip",
+) -> Dataset[T_batch]:
+    """Return the validation stream: every sample once over all ranks, in order, the same each time.
+
+    Blends are concatenated. Micro-batch g is samples [g * batch_size, (g + 1) * batch_size), so
+    there is one short batch at most; a bad sample makes its batch shorter and moves no other.
+
+    Args:
+        path: As for `get_train_dataset`.
+        batch_size: Samples per batch.
+        worker_config: Which part of the run this process is; by default `default_worker_config()`.
+        task_encoder: What to make of samples and batches; by default a dict of tensors and lists.
+        split_part: The split to read.
+        batch_drop_last: Leave out the short batch.
+        limit: Only the first so many batches, over all ranks.
+        on_error: What to do about a bad sample: leave it out, count and log it, or raise.
+
+    Raises:
+        SpecError: With all faults of the metadataset, each with its place.
+    """
+    order = compile_path(path, split_part, mode="val", open_source=open_source)
+    return _validation(
+        order,
+        batch_size=batch_size,
+        worker_config=worker_config,
+        task_encoder=task_encoder,
+        drop_last=batch_drop_last,
+        limit=limit,
+        on_error=on_error,
+    )
+
+
+def get_val_datasets(
+    path: str | Path,
+    *,
+    batch_size: int,
+    worker_config: WorkerConfig | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
+    split_part: str = "val",
+    batch_drop_last: bool = False,
+    limit: int | None = None,
+    on_error: OnError = "skip",
+) -> list[tuple[Dataset[T_batch], Leaf]]:
+    """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
+    order = compile_path(path, split_part, mode="val", open_source=open_source)
+    return [
+        (
+            _validation(
+                LeafSpec(leaf),
+                batch_size=batch_size,
+                worker_config=worker_config,
+                task_encoder=task_encoder,
+                drop_last=batch_drop_last,
+                limit=limit,
+                on_error=on_error,
+            ),
+            leaf,
+        )
+        for _, leaf in leaf_entries(order)
+    ]
+
+
+def get_loader(dataset: Dataset[T_batch]) -> Loader[T_batch]:
+    """Return a loader of the dataset: iterate over it, save it, restore it."""
+    return Loader(dataset)
+
+
+get_savable_loader = get_loader
+
+
+def _validation(
+    order: OrderSpec,
+    *,
+    batch_size: int,
+    worker_config: WorkerConfig | None,
+    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None,
+    drop_last: bool,
+    limit: int | None,
+    on_error: OnError,
+) -> Dataset[T_batch]:
+    spec = _batches(
+        order,
+        shuffle=Shuffle(),
+        batch_size=batch_size,
+        finite=True,
+        drop_last=drop_last,
+        task_encoder=task_encoder or DefaultTaskEncoder(),
+        on_error=on_error,
+    )
+    if limit is not None:
+        spec = LimitSpec(of=spec, length=limit)
+    config = worker_config or default_worker_config()
+    return Dataset(spec=spec, worker_config=config, from_start=True)
+
+
+def _batches(
+    order: OrderSpec,
+    *,
+    shuffle: Shuffle,
+    batch_size: int,
+    finite: bool,
+    drop_last: bool,
+    task_encoder: TaskEncoder[Any, Any, Any, Any],
+    on_error: OnError,
+) -> Spec:
+    """Return the pipeline over an order tree: references, samples, encoded samples, batches."""
+    if batch_size < 1:
+        raise SpecError(f"batch_size: must be >= 1, got {batch_size}.")
+    references = ReferencesSpec(
+        of=order,
+        shuffle=shuffle,
+        deal=batch_size if finite else 0,
+        drop_last=finite and drop_last,
+    )
+    read = ReadSpec(of=references, on_error=on_error)
+    return BatchSpec(
+        of=EncodeSpec(of=read, encode=task_encoder.sample_encoder),
+        batch_size=batch_size,
+        collate=task_encoder.collate,
+        drop_last=drop_last,
+        aligned=finite,
+    )

@@ -1,0 +1,119 @@
+"""Every error this package raises on purpose.
+
+    EnergyDataError
+    ├── SpecError            the metadataset, or an argument, is impossible (also a ValueError)
+    ├── StateError           a saved state does not fit
+    │   ├── StateMissingError    there is no state where one was expected
+    │   ├── StateMismatchError   the state belongs to another tree, seed or number of lanes
+    │   └── StateIncompleteError the state covers a part of the lanes only
+    ├── DataError            bytes on disk are not what they should be
+    │   ├── SampleError          one sample is bad: skipped, counted and reported by default
+    │   └── StructureError       a shard or an index is bad: raised by default
+    └── MissingExtraError    an optional dependency is not installed (also an ImportError)
+
+    SkipSample               raised by user code to leave a sample out; not an error
+
+Messages have one form: *where: what is wrong, what was found. What to do.*
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EnergyDataError(Exception):
+    """Base of every error of this package."""
+
+
+class SpecError(EnergyDataError, ValueError):
+    """The metadataset, or an argument, says something impossible.
+
+    `faults` holds one line per fault, each with its place; the message joins them.
+    """
+
+    def __init__(self, faults: str | Sequence[str]) -> None:
+        self.faults = [faults] if isinstance(faults, str) else list(faults)
+        super().__init__("\n".join(self.faults))
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[list[str]]]:
+        return type(self), (self.faults,)
+
+
+class StateError(EnergyDataError):
+    """A saved state does not fit."""
+
+
+class StateMissingError(StateError):
+    """There is no state where one was expected."""
+
+
+class StateMismatchError(StateError):
+    """The state belongs to another tree, seed or number of lanes."""
+
+
+class StateIncompleteError(StateError):
+    """The state covers a part of the lanes only."""
+
+
+class DataError(EnergyDataError):
+    """Bytes on disk are not what they should be; says in which dataset, shard, key and offset."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        dataset: str | None = None,
+        shard: str | None = None,
+        key: str | None = None,
+        index: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        self.problem, self.dataset, self.shard = problem, dataset, shard
+        self.key, self.index, self.offset = key, index, offset
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        places = {
+            "dataset": self.dataset,
+            "shard": self.shard,
+            "key": self.key,
+            "sample": self.index,
+            "byte": self.offset,
+        }
+        where = ", ".join(f"{name} {place}" for name, place in places.items() if place is not None)
+        return f"{where}: {self.problem}" if where else self.problem
+
+    def __reduce__(self) -> tuple[object, tuple[type[DataError], dict[str, object]]]:
+        return _rebuild, (type(self), dict(self.__dict__))
+
+
+class SampleError(DataError):
+    """One sample is bad; skipped, counted and reported by default."""
+
+
+class StructureError(DataError):
+    """A shard or an index is bad; raised by default, since every sample in it is in doubt."""
+
+
+class MissingExtraError(EnergyDataError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        self.purpose, self.extra = purpose, extra
+        super().__init__(
+            f"{purpose} needs the extra {extra!r}, which is not installed. "
+            f"Run: pip install 'energy_data[{extra}]'"
+        )
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        return type(self), (self.purpose, self.extra)
+
+
+class SkipSample(Exception):  # noqa: N818 - a signal of user code, named as in Energon
+    """Raise it in `encode_sample` or a map function to leave this sample out."""
+
+
+def _rebuild(kind: type[DataError], fields: dict[str, object]) -> DataError:
+    error = kind(str(fields.pop("problem")))
+    error.__dict__.update(fields, problem=error.problem)
+    return error

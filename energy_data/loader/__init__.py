@@ -1,0 +1,1 @@
+"""Runs trees: hosts lanes, hands out batches, saves and restores."""

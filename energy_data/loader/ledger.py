@@ -1,0 +1,80 @@
+"""Going on after the tree was edited: leaves that stayed continue where they were."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from attrs import evolve
+
+from energy_data.context import Context
+from energy_data.errors import StateMismatchError
+from energy_data.loader.state import RunState
+from energy_data.loader.tree import TreeRecord
+from energy_data.node import Node
+from energy_data.references import ReferencesNode
+
+log = logging.getLogger(__name__)
+
+Ledger = dict[str, int]
+"""Leaf id -> number of samples one lane has drawn from it."""
+
+
+class Ledgers:
+    """How often each lane of a saved run had drawn each leaf of each of its order trees."""
+
+    def __init__(self, state: RunState) -> None:
+        self.record = TreeRecord.unpack(state.tree)
+        self.state = state
+        trees = self.record.order_trees()
+        if any(tree.deal for tree in trees.values()):
+            raise StateMismatchError(
+                "state: a finite stream cannot go on after its tree was edited. Finish it first, "
+                "or restore with on_mismatch='restart'."
+            )
+        self._trees = trees
+
+    def of_lane(self, lane: int) -> dict[str, Ledger]:
+        """Return the ledgers of a lane by the path of the order tree. Reads no data."""
+        context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
+        ledgers = {}
+        for path, tree in self._trees.items():
+            node = tree.build(evolve(context, path=tuple(path.split("/")[1:])))
+            node.load_state_dict({"root": self.state.places[lane][path]})
+            ids = [leaf.id for leaf in node.leaves]
+            ledgers[path] = dict(zip(ids, node.ledger().tolist(), strict=True))
+        return ledgers
+
+
+def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) -> None:
+    """Set the order trees of `nodes` to where the saved run's leaves were, lane by lane.
+
+    A leaf counts as the same if its id and its samples are; all others start at 0.
+    """
+    kept = {
+        leaf_id for leaf_id, leaf in ours.leaves.items() if saved.record.leaves.get(leaf_id) == leaf
+    }
+    for lane, node in nodes.items():
+        ledgers = saved.of_lane(lane)
+        for path, inner in node.walk():
+            if isinstance(inner, ReferencesNode):
+                known = _of_tree(ledgers, path)
+                inner.cursor.offsets = tuple(
+                    known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves
+                )
+    fresh = sorted(ours.leaves.keys() - kept)
+    log.warning(
+        "restored after an edit: %d leaves go on where they were, %d start at their beginning%s",
+        len(kept),
+        len(fresh),
+        f" ({', '.join(fresh[:8])}{', ...' if len(fresh) > 8 else ''})" if fresh else "",
+    )
+
+
+def _of_tree(ledgers: dict[str, Ledger], path: str) -> Ledger:
+    """Return the ledger for the order tree at `path`: its own, and what only others have drawn."""
+    merged: Ledger = {}
+    for ledger in ledgers.values():
+        for leaf_id, drawn in ledger.items():
+            merged[leaf_id] = max(drawn, merged.get(leaf_id, 0))
+    return {**merged, **ledgers.get(path, {})}

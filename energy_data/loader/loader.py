@@ -1,0 +1,261 @@
+"""The loader: runs the lanes of one rank in this process, and keeps their place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from torch import distributed
+
+from energy_data.errors import SpecError, StateMismatchError
+from energy_data.loader.dataset import Dataset
+from energy_data.loader.ledger import Ledgers, go_on
+from energy_data.loader.state import RunState, merge
+from energy_data.loader.tree import TreeRecord, differences
+from energy_data.node import Node
+
+log = logging.getLogger(__name__)
+
+T_batch = TypeVar("T_batch")
+
+OnMismatch = Literal["error", "keep_matching", "restart"]
+
+
+@dataclass
+class Place:
+    """Where the run is: micro-batch numbers, counted over all ranks."""
+
+    epoch: int = 0  # iterations finished
+    begun: int = 0  # the first micro-batch of this epoch
+    batch: int = 0  # the next micro-batch; this rank's next is the first of its own from here on
+
+
+class Loader(Generic[T_batch]):
+    """Gives the batches of one rank, and saves and restores its place.
+
+    Micro-batch g of the run is batch g // lanes of lane g % lanes; rank r of R has g = r (mod R).
+    State is of the place after the last batch handed over. `load_state_dict` may be called at any
+    time, also between two batches; the next batch is then the saved one.
+    """
+
+    def __init__(self, dataset: Dataset[T_batch]) -> None:
+        self.dataset = dataset
+        self._num_lanes = dataset.worker_config.num_lanes
+        self._record = TreeRecord.of(dataset.spec)
+        self._packed = self._record.pack()
+        self._place = Place()
+        self._nodes: dict[int, Node[T_batch, Any]] = {}
+        self._ended: set[int] = set()
+        self._restored = False
+        self._build(self._num_lanes)
+
+    def __iter__(self) -> LoaderIterator[T_batch]:
+        if self.dataset.from_start and not self._restored:
+            self._build(self._num_lanes)
+        self._restored = False
+        return LoaderIterator(self)
+
+    def next_batch(self) -> T_batch:
+        """Return the next batch of this rank. StopIteration at the end of an epoch, once."""
+        length = self.dataset.virtual_epoch_length
+        config = self.dataset.worker_config
+        place, ranks = self._place, config.world_size
+        batch = place.batch + (config.rank - place.batch) % ranks
+        while len(self._ended) < len(self._nodes):
+            if length and batch - place.begun >= length * ranks:
+                self._place = replace(
+                    place, epoch=place.epoch + 1, begun=place.begun + length * ranks
+                )
+                raise StopIteration
+            lane = batch % self._num_lanes
+            if lane not in self._ended:
+                try:
+                    items = self._nodes[lane].take(1)
+                except StopIteration:
+                    self._ended.add(lane)
+                else:
+                    self._place = replace(place, batch=batch + 1)
+                    if items:
+                        return items[0]
+                    place = self._place
+                    log.warning("micro-batch %d is left out: none of its samples is left", batch)
+            batch += ranks
+        self._begin_epoch()
+        raise StopIteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this rank. Pure: it reads no data and changes nothing."""
+        config, place = self.dataset.worker_config, self._place
+        return RunState(
+            seed=self.dataset.seed,
+            lanes=self._num_lanes,
+            tree=self._packed,
+            epoch=place.epoch,
+            begun=place.begun,
+            batch=place.batch + (config.rank - place.batch) % config.world_size,
+            hosted=(config.rank, config.world_size),
+            places={lane: node.state_dict() for lane, node in self._nodes.items()},
+        ).to_dict()
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Go to a saved place: of this rank, or of the whole run.
+
+        on_mismatch: what to do if the tree was edited since: "error" lists what differs;
+        "keep_matching" lets leaves that stayed go on and starts the others at 0; "restart" begins
+        anew. Raises StateMissingError, StateMismatchError or StateIncompleteError, and then
+        nothing has moved.
+        """
+        saved = RunState.from_dict(state)
+        config = self.dataset.worker_config
+        own = saved.hosted == (config.rank, config.world_size)
+        self._restore(saved if own else merge([saved]), on_mismatch)
+
+    def save_state_rank(self) -> dict[str, Any]:
+        """Return the place of this rank; as `state_dict`."""
+        return self.state_dict()
+
+    def restore_state_rank(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Go to a place this rank saved; as `load_state_dict`."""
+        self.load_state_dict(state, on_mismatch=on_mismatch)
+
+    def save_state_global(self, global_dst_rank: int = 0) -> dict[str, Any] | None:
+        """Return the place of the whole run on rank `global_dst_rank`, None on the others.
+
+        A collective over the data-parallel group if there is more than one rank.
+        """
+        config = self.dataset.worker_config
+        own = self.state_dict()
+        if config.world_size == 1:
+            return own
+        gathered: list[Any] | None = None
+        if distributed.get_rank() == global_dst_rank:
+            gathered = [None] * config.world_size
+        distributed.gather_object(
+            own, gathered, dst=global_dst_rank, group=config.data_parallel_group
+        )
+        return None if gathered is None else merge_states(gathered)
+
+    def restore_state_global(
+        self,
+        state: Any,
+        *,
+        src_rank: int | None = None,
+        on_mismatch: OnMismatch = "error",
+    ) -> None:
+        """Go to a place of the whole run, saved on any number of ranks.
+
+        state: a global state, or the states of all ranks that saved, in a list. With `src_rank`,
+        only that rank needs to pass it; it is sent to the others.
+        """
+        config = self.dataset.worker_config
+        if src_rank is not None and config.world_size > 1:
+            sent = [state]
+            distributed.broadcast_object_list(sent, src=src_rank, group=config.data_parallel_group)
+            state = sent[0]
+        states = state if isinstance(state, Sequence) and len(state) else [state]
+        self._restore(merge([RunState.from_dict(one) for one in states]), on_mismatch)
+
+    def _build(self, num_lanes: int) -> None:
+        """Begin at the beginning, with so many lanes in the run."""
+        config = self.dataset.worker_config
+        hosted = range(config.rank, num_lanes, config.world_size)
+        self._nodes = self.dataset.build(hosted, num_lanes)
+        self._num_lanes = num_lanes
+        self._place, self._ended = Place(), set()
+
+    def _begin_epoch(self) -> None:
+        for node in self._nodes.values():
+            node.rewind()
+        self._place, self._ended = Place(epoch=self._place.epoch + 1), set()
+
+    def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:
+        if on_mismatch not in ("error", "keep_matching", "restart"):
+            raise SpecError(
+                f"on_mismatch: must be 'error', 'keep_matching' or 'restart', got {on_mismatch!r}."
+            )
+        wrong = self._wrong_run(saved)
+        changed = saved.tree != self._packed
+        if on_mismatch == "restart" and (wrong or changed):
+            log.warning("the state is of another run or tree: starting from the beginning")
+            self._build(self.dataset.worker_config.num_lanes)
+        elif wrong:
+            raise StateMismatchError(wrong)
+        else:
+            self._go_to(saved, on_mismatch, changed=changed)
+        self._restored = True
+
+    def _wrong_run(self, saved: RunState) -> str | None:
+        """Return in a sentence why the state is of another run, None if it is of this one."""
+        config = self.dataset.worker_config
+        if saved.seed != self.dataset.seed:
+            return (
+                f"state: it was saved with seed {saved.seed}, this run has seed "
+                f"{self.dataset.seed}. Pass seed={saved.seed}, or restore with "
+                f"on_mismatch='restart'."
+            )
+        if config.lanes not in (None, saved.lanes):
+            return (
+                f"state: it was saved with {saved.lanes} lanes, this run has {config.lanes}. The "
+                f"number of lanes is fixed for the life of a run: pass lanes={saved.lanes}."
+            )
+        if saved.lanes % config.world_size:
+            good = [n for n in range(1, saved.lanes + 1) if saved.lanes % n == 0]
+            return (
+                f"state: it was saved with {saved.lanes} lanes, which {config.world_size} ranks "
+                f"cannot share evenly. Use one of {', '.join(map(str, good))} ranks."
+            )
+        return None
+
+    def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
+        """Go to a place of this run; nothing moves if it does not fit."""
+        config = self.dataset.worker_config
+        hosted = range(config.rank, saved.lanes, config.world_size)
+        nodes = self.dataset.build(hosted, saved.lanes)
+        if not changed:
+            for lane, node in nodes.items():
+                node.load_state_dict(saved.places[lane])
+        elif on_mismatch == "keep_matching":
+            go_on(nodes, self._record, Ledgers(saved))
+        else:
+            found = differences(TreeRecord.unpack(saved.tree), self._record)
+            raise StateMismatchError(
+                "state: the tree was edited since it was saved:\n"
+                + "\n".join(f"  - {difference}" for difference in found)
+                + "\nRestore with on_mismatch='keep_matching' to let the leaves that stayed go on "
+                "where they were, or 'restart' to begin anew."
+            )
+        self._nodes, self._num_lanes, self._ended = nodes, saved.lanes, set()
+        self._place = Place(epoch=saved.epoch, begun=saved.begun, batch=saved.batch)
+
+
+class LoaderIterator(Iterator[T_batch]):
+    """One iteration over a loader; its place is the loader's."""
+
+    def __init__(self, loader: Loader[T_batch]) -> None:
+        self._loader = loader
+        self._done = False
+
+    def __next__(self) -> T_batch:
+        if self._done:
+            raise StopIteration
+        try:
+            return self._loader.next_batch()
+        except StopIteration:
+            self._done = True
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's place; see `Loader.state_dict`."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Go to a saved place; the next batch of this iteration is the saved one."""
+        self._done = False
+        self._loader.load_state_dict(state, on_mismatch=on_mismatch)
+
+
+def merge_states(states: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of the whole run from the states of its ranks, in any order."""
+    return merge([RunState.from_dict(state) for state in states]).to_dict()

@@ -1,0 +1,172 @@
+"""The tree of a run as its state remembers it: what was drawn can be computed from that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from energy_data.errors import SampleError, StateError
+from energy_data.kinds import order_from_description
+from energy_data.loader.blob import pack_json, unpack_json
+from energy_data.references import (
+    Leaf,
+    ReferencesSpec,
+    Shuffle,
+    distinct_leaves,
+    leaf_entries,
+)
+from energy_data.sample import Sample
+from energy_data.source import Source
+from energy_data.spec import Spec
+
+FINGERPRINT_DIGITS = 6  # tells accidents apart, not attacks: a state must stay small
+
+
+class RememberedSource(Source):
+    """A source of a saved tree: how many samples there were is all that is known."""
+
+    def __init__(self, num_samples: int, fingerprint: str) -> None:
+        self._num_samples, self._fingerprint = num_samples, fingerprint
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+        raise TypeError(f"a remembered source has no samples to read, asked for {len(indices)}")
+
+
+@frozen
+class TreeRecord:
+    """What decides the stream of a tree: its description, and its leaves by id."""
+
+    description: list[Any]
+    leaves: dict[str, tuple[int, str]]  # id -> number of samples, first digits of its fingerprint
+
+    @classmethod
+    def of(cls, spec: Spec) -> TreeRecord:
+        """Return the record of a tree."""
+        leaves = {
+            leaf.id: (leaf.num_samples, leaf.source.fingerprint[:FINGERPRINT_DIGITS])
+            for order in order_trees(spec).values()
+            for leaf in distinct_leaves([leaf for _, leaf in leaf_entries(order.of)])
+        }
+        return cls(spec.describe(), leaves)
+
+    def pack(self) -> str:
+        """Return the record as compact text; equal trees give equal text."""
+        ids = sorted(self.leaves)
+        number = {leaf_id: n for n, leaf_id in enumerate(ids)}
+        return pack_json(
+            {
+                "tree": _with_leaves(self.description, number),
+                "ids": ids,
+                "sizes": [self.leaves[leaf_id][0] for leaf_id in ids],
+                "fingerprints": "".join(self.leaves[leaf_id][1] for leaf_id in ids),
+            }
+        )
+
+    @classmethod
+    def unpack(cls, text: str) -> TreeRecord:
+        """Return what `pack` packed. StateError if it is something else."""
+        said = unpack_json(text)
+        try:
+            digits = said["fingerprints"]
+            prints = [
+                digits[at : at + FINGERPRINT_DIGITS]
+                for at in range(0, len(digits), FINGERPRINT_DIGITS)
+            ]
+            facts = zip(said["sizes"], prints, strict=True)
+            leaves = dict(zip(said["ids"], facts, strict=True))
+            return cls(_with_leaves(said["tree"], dict(enumerate(said["ids"]))), leaves)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"state: its record of the tree is damaged ({error}).") from error
+
+    def order_trees(self) -> dict[str, ReferencesSpec]:
+        """Return the order trees by their path, with sources that know their length only."""
+        return dict(self._order_trees(self.description, "root"))
+
+    def _order_trees(self, said: list[Any], path: str) -> Iterator[tuple[str, ReferencesSpec]]:
+        if said[0] == "references":
+            _, (sequence_length, window), deal, drop_last, below = said
+            order = order_from_description(below["of"], self._leaf)
+            shuffle = Shuffle(
+                buffer_size=window, sequence_length=sequence_length, parallel_sequences=0
+            )
+            yield path, ReferencesSpec(of=order, shuffle=shuffle, deal=deal, drop_last=drop_last)
+        else:
+            for name, child in _children(said).items():
+                yield from self._order_trees(child, f"{path}/{name}")
+
+    def _leaf(self, leaf_id: str) -> Leaf:
+        return Leaf(id=leaf_id, source=RememberedSource(*self.leaves[leaf_id]))
+
+
+def order_trees(spec: Spec) -> dict[str, ReferencesSpec]:
+    """Return the order trees of a tree by their path."""
+    return {
+        "/".join(("root", *path)): inner
+        for path, inner in spec.walk()
+        if isinstance(inner, ReferencesSpec)
+    }
+
+
+def differences(saved: TreeRecord, ours: TreeRecord) -> list[str]:
+    """Return in sentences how two trees differ, the most telling first."""
+    gone = [f"leaf {leaf_id!r} is gone" for leaf_id in saved.leaves.keys() - ours.leaves.keys()]
+    new = [f"leaf {leaf_id!r} is new" for leaf_id in ours.leaves.keys() - saved.leaves.keys()]
+    changed = [
+        f"leaf {leaf_id!r} had {saved.leaves[leaf_id][0]} samples and has {leaf[0]}"
+        if saved.leaves[leaf_id][0] != leaf[0]
+        else f"leaf {leaf_id!r} has as many samples, but other ones"
+        for leaf_id, leaf in ours.leaves.items()
+        if leaf_id in saved.leaves and saved.leaves[leaf_id] != leaf
+    ]
+    return (
+        sorted(gone) + sorted(new) + changed + _compare(saved.description, ours.description, "root")
+    )
+
+
+def _compare(saved: list[Any], ours: list[Any], path: str) -> list[str]:
+    """Return in sentences how two descriptions differ, node by node; leaves are told by id."""
+    if saved[0] != ours[0]:
+        return [f"{path} was a {saved[0]}, is a {ours[0]}"]
+    if saved[0] == "leaf":
+        return []
+    found = []
+    if saved[1:-1] != ours[1:-1]:
+        found.append(f"{path} ({saved[0]}) was {_shown(saved)}, is {_shown(ours)}")
+    below, now = _children(saved), _children(ours)
+    if len(below) != len(now):
+        found.append(f"{path} ({saved[0]}) had {len(below)} children, has {len(now)}")
+    for name in below.keys() & now.keys():
+        found += _compare(below[name], now[name], f"{path}/{name}")
+    return found
+
+
+def _shown(said: list[Any]) -> str:
+    text = ", ".join(str(value) for value in said[1:-1])
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _children(said: list[Any]) -> dict[str, list[Any]]:
+    """Return the described children of a described node, by name."""
+    below = said[-1]
+    return below if isinstance(below, dict) else {str(n): child for n, child in enumerate(below)}
+
+
+def _with_leaves(said: list[Any], name: Mapping[Any, Any]) -> list[Any]:
+    """Return a description with the ids of its leaves replaced."""
+    if said[0] == "leaf":
+        return ["leaf", name[said[1]]]
+    below = said[-1]
+    if isinstance(below, dict):
+        return [*said[:-1], {key: _with_leaves(child, name) for key, child in below.items()}]
+    return [*said[:-1], [_with_leaves(child, name) for child in below]]

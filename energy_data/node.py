@@ -1,0 +1,105 @@
+"""The one contract of the package: a running thing in one lane whose place can be saved.
+
+All that changes in a node is its cursor, a small plain dataclass; saving is reading the cursors.
+A new node is a cursor and a `draw`. It may keep caches of what its cursor can rebuild, and looks
+at its cursor to know whether they still hold, so that nothing has to be told after a restore.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Generic, TypeVar
+
+from energy_data.errors import DataError, StateMismatchError
+
+T_co = TypeVar("T_co", covariant=True)
+C = TypeVar("C", bound="Cursor")
+
+MAX_EMPTY_DRAWS = 100_000  # then nothing ever comes through, and waiting on would be a hang
+
+State = dict[str, dict[str, Any]]
+"""Path of a node in its tree -> the fields of its cursor. Plain JSON data."""
+
+
+@dataclass
+class Cursor:
+    """Everything that changes while a node runs: ints, strings, None and tuples of these.
+
+    Fields are replaced, never changed in place; a copy of the cursor is a snapshot.
+    """
+
+
+class Node(ABC, Iterator[T_co], Generic[T_co, C]):
+    """Gives items in blocks, keeps its place in `cursor`, and owns its named children."""
+
+    def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
+        self.children = dict(children or {})
+        self.cursor = start
+        self._start = copy(start)
+
+    @abstractmethod
+    def draw(self, count: int) -> Sequence[T_co]:
+        """Return the next items, `count` at most; fewer where the node must stop for a boundary.
+
+        Raises StopIteration when there is nothing more, at once and again on every later call.
+        Parents call this on their children; everyone else calls `take`, which loses nothing if
+        an error comes up half-way.
+        """
+
+    def rewind(self) -> None:
+        """Go back to the first item, as the next epoch."""
+        for child in self.children.values():
+            child.rewind()
+        self.cursor = copy(self._start)
+
+    def take(self, count: int) -> Sequence[T_co]:
+        """Return what `draw` returns; if it raises, the whole tree stays where it was."""
+        nodes = [node for _, node in self.walk()]
+        before = [copy(node.cursor) for node in nodes]
+        try:
+            return self.draw(count)
+        except BaseException:
+            for node, cursor in zip(nodes, before, strict=True):
+                node.cursor = cursor
+            raise
+
+    def __next__(self) -> T_co:
+        for _ in range(MAX_EMPTY_DRAWS):  # what is left out may leave a block empty
+            if items := self.take(1):
+                return items[0]
+        raise DataError(
+            f"no item came through in {MAX_EMPTY_DRAWS} draws in a row. Look at what leaves items "
+            f"out: a filter, SkipSample, or bad data."
+        )
+
+    def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any, Any]]]:
+        """Yield every node of the tree with its path, parents first."""
+        yield path, self
+        for name, child in self.children.items():
+            yield from child.walk(f"{path}/{name}")
+
+    def state_dict(self) -> State:
+        """Return the place of the whole tree, path by path. Reads no data, changes nothing."""
+        return {path: asdict(node.cursor) for path, node in self.walk() if fields(node.cursor)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then."""
+        ours, theirs = (
+            {path: set(cursor) for path, cursor in places.items()}
+            for places in (self.state_dict(), state)
+        )
+        if wrong := sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path)):
+            raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
+        for path, node in self.walk():
+            if path in state:
+                node.cursor = replace(node._start, **_frozen(state[path]))
+
+
+def _frozen(cursor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with lists, which is what JSON makes of tuples, as tuples again."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in cursor.items()
+    }

@@ -1,0 +1,110 @@
+"""Batch: samples collated into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.node import Cursor, Node
+from energy_data.sample import describe_source
+from energy_data.spec import Gives, Spec
+
+MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
+
+
+@frozen(kw_only=True)
+class BatchSpec(Spec):
+    """Give `collate(samples)` of `batch_size` samples at a time.
+
+    `aligned`: a batch is what one block of references gives, so samples left out make it shorter
+    and never move others; for finite streams, where batch g must not depend on lanes. Otherwise
+    batches are filled, and the last of a stream may be short (`drop_last`: it is left out).
+    `SkipSample` in `collate` leaves the whole batch out.
+    """
+
+    of: Spec
+    batch_size: int
+    collate: Callable[[list[Any]], Any]
+    drop_last: bool = False
+    aligned: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "batches"
+
+    def describe(self) -> list[Any]:
+        return ["batch", self.batch_size, self.drop_last, self.aligned, {"of": self.of.describe()}]
+
+    def build(self, context: Context) -> BatchNode:
+        return BatchNode(self, context)
+
+
+@dataclass
+class BatchCursor(Cursor):
+    skipped: int = 0  # batches left out
+
+
+class BatchNode(Node[Any, BatchCursor]):
+    """Collates blocks of samples."""
+
+    def __init__(self, spec: BatchSpec, context: Context) -> None:
+        super().__init__(BatchCursor(), {"of": spec.of.build(context.under("of"))})
+        self.spec = spec
+
+    def draw(self, count: int) -> list[Any]:
+        batches: list[Any] = []
+        while len(batches) < count:
+            try:
+                samples = self._aligned() if self.spec.aligned else self._filled()
+            except StopIteration:
+                if batches:
+                    return batches
+                raise
+            try:
+                batches += [self.spec.collate(samples)] if samples else []
+            except SkipSample:
+                self.cursor.skipped += 1
+                samples = []
+            except Exception as error:
+                error.add_note(
+                    f"while making the batch that begins with {describe_source(samples[0])}"
+                )
+                raise
+            if not samples and self.spec.aligned:
+                return batches  # a batch left out keeps its place: the caller counts micro-batches
+        return batches
+
+    def _aligned(self) -> list[Any]:
+        return list(self.children["of"].draw(self.spec.batch_size))
+
+    def _filled(self) -> list[Any]:
+        samples: list[Any] = []
+        empty = 0
+        while len(samples) < self.spec.batch_size:
+            try:
+                drawn = self.children["of"].draw(self.spec.batch_size - len(samples))
+            except StopIteration:
+                if not samples or self.spec.drop_last:
+                    raise
+                return samples
+            empty = 0 if drawn else empty + 1
+            if empty > MAX_EMPTY_DRAWS:
+                raise DataError(
+                    f"no sample came through in {empty} blocks in a row. Look at what leaves "
+                    f"samples out: a filter, SkipSample, or bad data."
+                )
+            samples += drawn
+        return samples

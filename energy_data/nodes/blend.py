@@ -1,0 +1,149 @@
+"""Blend: several children as one, in given proportions, exact to the sample in every lane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.node import Cursor, Node
+from energy_data.order.choice import WeightedChoice, integer_weights
+from energy_data.order.exhausting import ExhaustingChoice
+from energy_data.order.keys import key
+from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
+from energy_data.references import LeafTable, OrderSpec, order_children
+from energy_data.spec import Gives, Spec
+
+PLANNED_ITEMS = 256  # choices computed ahead
+
+
+@frozen
+class Part:
+    """One child of a blend."""
+
+    of: Spec
+    weight: float = 1.0  # relative; any scale; 0: listed, never drawn
+
+    def __attrs_post_init__(self) -> None:
+        if not (isfinite(self.weight) and self.weight >= 0):
+            raise SpecError(f"weight: must be a finite number >= 0, got {self.weight}.")
+
+
+@frozen
+class BlendSpec(OrderSpec):
+    """Draw from each child in proportion to its weight.
+
+    A child that ends leaves its share to the others; the blend ends with its last child.
+    """
+
+    parts: tuple[Part, ...] = field(converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        if not any(part.weight for part in self.parts):
+            raise SpecError("blend: no child has a weight > 0. Give at least one a weight.")
+        if len({part.of.gives for part in self.parts}) > 1:
+            raise SpecError("blend: the children give different things (references and samples).")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return order_children([part.of for part in self.parts])
+
+    @property
+    def gives(self) -> Gives:
+        return self.parts[0].of.gives
+
+    @property
+    def weights(self) -> list[int]:
+        """The weights as integers in their exact proportion (or to 2**-32)."""
+        return integer_weights([part.weight for part in self.parts])
+
+    @property
+    def size(self) -> Fraction:
+        drawn = [part.of for part in self.parts if part.weight]
+        return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
+
+    def describe(self) -> list[Any]:
+        return ["blend", self.weights, [part.of.describe() for part in self.parts]]
+
+    @classmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> BlendSpec:
+        return cls(tuple(Part(of, weight) for of, weight in zip(children, said[1], strict=True)))
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
+        drawn = [number for number, part in enumerate(self.parts) if part.weight]
+        weights = [self.weights[number] for number in drawn]
+        children = [
+            of.order(context.under(str(number)), leaves, endless=endless)
+            for number in drawn
+            if isinstance(of := self.parts[number].of, OrderSpec)
+        ]
+        draw = {"key": _key(context), "lane": context.lane, "lanes": context.lanes}
+        if endless:
+            return ChoiceOrder(children, WeightedChoice(weights, **draw))
+        return ExhaustingOrder(children, lambda counts: ExhaustingChoice(weights, counts, **draw))
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        if self.gives == "references":
+            return super().build(context)
+        return BlendNode(self, context)
+
+
+@dataclass
+class BlendCursor(Cursor):
+    draws: int = 0  # items given since a child last ended
+    ended: tuple[str, ...] = ()  # children that have ended
+
+
+class BlendNode(Node[Any, BlendCursor]):
+    """A blend of streams: one item from one child at a time."""
+
+    def __init__(self, spec: BlendSpec, context: Context) -> None:
+        children = {
+            name: child.build(context.under(name))
+            for name, child in spec.children.items()
+            if spec.parts[int(name)].weight
+        }
+        super().__init__(BlendCursor(), children)
+        self.weights = {name: spec.weights[int(name)] for name in children}
+        self.context = context
+        self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
+
+    def draw(self, count: int) -> list[Any]:
+        at, items = self.cursor, []
+        while len(items) < count and len(at.ended) < len(self.children):
+            name = self._choose(at.ended, at.draws)
+            try:
+                drawn = self.children[name].draw(1)
+            except StopIteration:
+                at.ended, at.draws = (*at.ended, name), 0
+            else:
+                at.draws += 1
+                items.extend(drawn)
+        if not items:
+            raise StopIteration
+        return items
+
+    def _choose(self, ended: tuple[str, ...], draw: int) -> str:
+        planned, start, names = self._plan
+        if planned != ended or not start <= draw < start + len(names):
+            living = [name for name in self.children if name not in ended]
+            choice = WeightedChoice(
+                [self.weights[name] for name in living],
+                key=_key(self.context),
+                lane=self.context.lane,
+                lanes=self.context.lanes,
+            )
+            names = [living[number] for number in choice.choose(draw, PLANNED_ITEMS)]
+            start = draw
+            self._plan = ended, start, names
+        return names[draw - start]
+
+
+def _key(context: Context) -> int:
+    return key(context.seed, "blend", *context.path)

@@ -1,0 +1,86 @@
+"""BlendEpochized: several children as one, each a given number of times per epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.order.epochized import EpochizedChoice
+from energy_data.order.keys import key
+from energy_data.order.permutation import permute
+from energy_data.order.tree import ChoiceOrder, LeafOrder, Order
+from energy_data.references import LeafTable, OrderSpec, order_children
+from energy_data.spec import Spec
+
+
+@frozen
+class Repeated:
+    """One child of an epochized blend."""
+
+    of: OrderSpec
+    repetitions: Fraction = field(
+        default=Fraction(1), converter=lambda value: Fraction(str(value))
+    )  # times per epoch; fractions are exact over epochs
+
+    def __attrs_post_init__(self) -> None:
+        if self.repetitions < 0:
+            raise SpecError(f"repetitions: must be >= 0, got {self.repetitions}.")
+
+
+@frozen
+class BlendEpochizedSpec(OrderSpec):
+    """Draw each child `repetitions` times per epoch, evenly spread over the epoch.
+
+    Counts are exact: before epoch e, a child of n samples was drawn floor(e * repetitions * n)
+    times over all lanes.
+    """
+
+    parts: tuple[Repeated, ...] = field(converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.size:
+            raise SpecError(
+                "blend_epochized: an epoch has no samples. Give a child repetitions > 0."
+            )
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return order_children([part.of for part in self.parts])
+
+    @property
+    def size(self) -> Fraction:
+        return sum((part.of.size * part.repetitions for part in self.parts), Fraction(0))
+
+    def describe(self) -> list[Any]:
+        repetitions = [str(part.repetitions) for part in self.parts]
+        return ["blend_epochized", repetitions, [part.of.describe() for part in self.parts]]
+
+    @classmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> BlendEpochizedSpec:
+        return cls(tuple(Repeated(of, times) for of, times in zip(children, said[1], strict=True)))
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
+        drawn = [number for number, part in enumerate(self.parts) if part.repetitions]
+        children = [
+            self.parts[number].of.order(context.under(str(number)), leaves, endless=False)
+            for number in drawn
+        ]
+        blend_key = key(context.seed, "blend_epochized", *context.path)
+        choice = EpochizedChoice(
+            [self.parts[number].of.size * self.parts[number].repetitions for number in drawn],
+            key=blend_key,
+            lane=context.lane,
+            lanes=context.lanes,
+            lane_positions=[
+                leaves.shares.position(child.leaf)
+                if isinstance(child, LeafOrder)
+                else int(permute(context.lane, context.lanes, key(blend_key, number)))
+                for number, child in zip(drawn, children, strict=True)
+            ],
+        )
+        return ChoiceOrder(children, choice)

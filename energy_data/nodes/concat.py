@@ -1,0 +1,85 @@
+"""Concat: one child after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.node import Cursor, Node
+from energy_data.order.tree import ConcatOrder
+from energy_data.references import LeafTable, OrderSpec, order_children
+from energy_data.spec import Gives, Spec
+
+
+@frozen
+class ConcatSpec(OrderSpec):
+    """Play the children in their order, each to its end."""
+
+    parts: tuple[Spec, ...] = field(converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.parts:
+            raise SpecError("concat: it has no children. List at least one.")
+        if len({part.gives for part in self.parts}) > 1:
+            raise SpecError("concat: the children give different things (references and samples).")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return order_children(self.parts)
+
+    @property
+    def gives(self) -> Gives:
+        return self.parts[0].gives
+
+    @property
+    def size(self) -> Fraction:
+        return sum((of.size for of in self.parts if isinstance(of, OrderSpec)), Fraction(0))
+
+    def describe(self) -> list[Any]:
+        return ["concat", [part.describe() for part in self.parts]]
+
+    @classmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> ConcatSpec:
+        return cls(tuple(children))
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> ConcatOrder:
+        return ConcatOrder(
+            [
+                part.order(context.under(str(number)), leaves, endless=False)
+                for number, part in enumerate(self.parts)
+                if isinstance(part, OrderSpec)
+            ]
+        )
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        if self.gives == "references":
+            return super().build(context)
+        return ConcatNode(self, context)
+
+
+@dataclass
+class ConcatCursor(Cursor):
+    child: int = 0  # number of the child now playing
+
+
+class ConcatNode(Node[Any, ConcatCursor]):
+    """A concatenation of streams."""
+
+    def __init__(self, spec: ConcatSpec, context: Context) -> None:
+        children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
+        super().__init__(ConcatCursor(), children)
+
+    def draw(self, count: int) -> list[Any]:
+        nodes = list(self.children.values())
+        while self.cursor.child < len(nodes):
+            try:
+                return list(nodes[self.cursor.child].draw(count))
+            except StopIteration:
+                self.cursor.child += 1
+        raise StopIteration

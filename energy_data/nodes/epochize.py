@@ -1,0 +1,94 @@
+"""Epochize: passes of a length of one's own over a child that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.node import Cursor, Node
+from energy_data.order.keys import key
+from energy_data.order.permutation import permute
+from energy_data.order.tree import VirtualEpochOrder
+from energy_data.references import LeafTable, OrderSpec
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class EpochizeSpec(OrderSpec):
+    """End after `length` items over all lanes; the next epoch goes on where the last ended."""
+
+    of: Spec
+    length: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.length < 1:
+            raise SpecError(f"epochize: length must be >= 1, got {self.length}.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return self.of.gives
+
+    @property
+    def size(self) -> Fraction:
+        return Fraction(self.length)
+
+    def describe(self) -> list[Any]:
+        return ["epochize", self.length, {"of": self.of.describe()}]
+
+    @classmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> EpochizeSpec:
+        return cls(length=said[1], of=children[0])
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> VirtualEpochOrder:
+        assert isinstance(self.of, OrderSpec)
+        child = self.of.order(context.under("of"), leaves, endless=True)
+        position = _position(context)
+        return VirtualEpochOrder(child, length=self.length, position=position, lanes=context.lanes)
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        if self.gives == "references":
+            return super().build(context)
+        return EpochizeNode(self, context)
+
+
+@dataclass
+class EpochizeCursor(Cursor):
+    epoch: int = 0  # epochs finished
+    taken: int = 0  # items given since the first epoch began
+
+
+class EpochizeNode(Node[Any, EpochizeCursor]):
+    """Epochs over a stream; `length` items over all lanes each, shared out evenly."""
+
+    def __init__(self, spec: EpochizeSpec, context: Context) -> None:
+        super().__init__(EpochizeCursor(), {"of": spec.of.build(context.under("of"))})
+        self.length, self.lanes, self.lane = spec.length, context.lanes, context.lane
+
+    def draw(self, count: int) -> list[Any]:
+        at = self.cursor
+        # Item i of the run is in lane i mod lanes, as micro-batches are dealt.
+        end = ((at.epoch + 1) * self.length + self.lanes - 1 - self.lane) // self.lanes
+        if at.taken >= end:
+            raise StopIteration
+        items = list(self.children["of"].draw(min(count, end - at.taken)))
+        at.taken += len(items)
+        return items
+
+    def rewind(self) -> None:
+        """Begin the next epoch; the child goes on."""
+        self.cursor = EpochizeCursor(epoch=self.cursor.epoch + 1, taken=self.cursor.taken)
+
+
+def _position(context: Context) -> int:
+    place = permute(context.lane, context.lanes, key(context.seed, "epochize", *context.path))
+    return int(place)

@@ -1,0 +1,54 @@
+"""Filter: the items that pass a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.node import Cursor, Node
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class FilterSpec(Spec):
+    """Give the items for which `predicate(item)` is true.
+
+    The predicate must depend on the item alone: the order of the stream depends on what it says.
+    """
+
+    of: Spec
+    predicate: Callable[[Any], bool]
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return self.of.gives
+
+    def build(self, context: Context) -> FilterNode:
+        return FilterNode(self, context)
+
+
+@dataclass
+class FilterCursor(Cursor):
+    rejected: int = 0  # items left out
+
+
+class FilterNode(Node[Any, FilterCursor]):
+    """A test over a stream."""
+
+    def __init__(self, spec: FilterSpec, context: Context) -> None:
+        super().__init__(FilterCursor(), {"of": spec.of.build(context.under("of"))})
+        self.predicate = spec.predicate
+
+    def draw(self, count: int) -> list[Any]:
+        drawn = self.children["of"].draw(count)
+        items = [item for item in drawn if self.predicate(item)]
+        self.cursor.rejected += len(drawn) - len(items)
+        return items

@@ -1,0 +1,63 @@
+"""Limit: the first items of a child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.node import Cursor, Node
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class LimitSpec(Spec):
+    """End after the first `length` items of a stream, over all lanes; each epoch begins anew."""
+
+    of: Spec
+    length: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.length < 0:
+            raise SpecError(f"limit: length must be >= 0, got {self.length}.")
+        if self.of.gives == "references":
+            raise SpecError("limit: it stands above reading. Below it, use `subset` or `epochize`.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return self.of.gives
+
+    def describe(self) -> list[Any]:
+        return ["limit", self.length, {"of": self.of.describe()}]
+
+    def build(self, context: Context) -> LimitNode:
+        return LimitNode(self, context)
+
+
+@dataclass
+class LimitCursor(Cursor):
+    taken: int = 0  # items given in this epoch
+
+
+class LimitNode(Node[Any, LimitCursor]):
+    """The first items of a stream; item i of the run is in lane i mod lanes."""
+
+    def __init__(self, spec: LimitSpec, context: Context) -> None:
+        super().__init__(LimitCursor(), {"of": spec.of.build(context.under("of"))})
+        self.length = (spec.length + context.lanes - 1 - context.lane) // context.lanes
+
+    def draw(self, count: int) -> list[Any]:
+        left = self.length - self.cursor.taken
+        if left <= 0:
+            raise StopIteration
+        items = list(self.children["of"].draw(min(count, left)))
+        self.cursor.taken += len(items)
+        return items

@@ -1,0 +1,55 @@
+"""Map: a function of each item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import SkipSample
+from energy_data.node import Cursor, Node
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class MapSpec(Spec):
+    """Give `function(item)`; an item for which it raises `SkipSample` is left out and counted."""
+
+    of: Spec
+    function: Callable[[Any], Any]
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return self.of.gives
+
+    def build(self, context: Context) -> MapNode:
+        return MapNode(self, context)
+
+
+@dataclass
+class MapCursor(Cursor):
+    skipped: int = 0  # items left out
+
+
+class MapNode(Node[Any, MapCursor]):
+    """A function over a stream."""
+
+    def __init__(self, spec: MapSpec, context: Context) -> None:
+        super().__init__(MapCursor(), {"of": spec.of.build(context.under("of"))})
+        self.function = spec.function
+
+    def draw(self, count: int) -> list[Any]:
+        items = []
+        for item in self.children["of"].draw(count):
+            try:
+                items.append(self.function(item))
+            except SkipSample:
+                self.cursor.skipped += 1
+        return items

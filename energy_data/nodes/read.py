@@ -1,0 +1,109 @@
+"""Read: samples from references."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SampleError, SpecError
+from energy_data.node import Cursor, Node
+from energy_data.references import References, ReferencesNode, ReferencesSpec, leaf_entries
+from energy_data.sample import Sample
+from energy_data.spec import Gives, Spec
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["skip", "raise"]
+
+
+@frozen(kw_only=True)
+class ReadSpec(Spec):
+    """Read the sample of each reference.
+
+    A bad sample is left out, counted and logged (`on_error="skip"`), or raised. More than
+    `max_failures` bad samples in a row in one lane are always raised: then it is not the samples.
+    """
+
+    of: ReferencesSpec
+    on_error: OnError = "skip"
+    max_failures: int = 100
+
+    def __attrs_post_init__(self) -> None:
+        if self.on_error not in ("skip", "raise"):
+            raise SpecError(f"read: on_error must be 'skip' or 'raise', got {self.on_error!r}.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "samples"
+
+    def build(self, context: Context) -> ReadNode:
+        return ReadNode(self, context)
+
+
+@dataclass
+class ReadCursor(Cursor):
+    skipped: int = 0  # bad samples left out
+    failures: int = 0  # bad samples since the last good one
+
+
+class ReadNode(Node[Sample, ReadCursor]):
+    """Reads a block of references at once, each leaf's together."""
+
+    def __init__(self, spec: ReadSpec, context: Context) -> None:
+        self.references: ReferencesNode = spec.of.build(context.under("of"))
+        super().__init__(ReadCursor(), {"of": self.references})
+        self.spec = spec
+        self.sources = [leaf.source for _, leaf in leaf_entries(spec.of.of)]
+
+    def draw(self, count: int) -> list[Sample]:
+        block = self.references.draw(count)
+        drawn = self._read(block)
+        bad = [sample for sample in drawn if type(sample) is not dict]
+        if not bad:
+            self.cursor.failures = 0
+            return drawn  # type: ignore[return-value]  # all are samples: none is bad
+        return self._without_bad(drawn)
+
+    def _read(self, block: References) -> list[Sample | SampleError]:
+        entry = block.entry
+        first = int(entry[0])
+        if (entry == first).all():
+            return self.sources[first].read(block.index)
+        samples: list[Sample | SampleError] = [{}] * len(block)
+        order = np.argsort(entry, kind="stable")
+        bounds = np.flatnonzero(np.diff(entry[order])) + 1
+        for places in np.split(order, bounds):
+            source = self.sources[int(entry[places[0]])]
+            for place, sample in zip(
+                places.tolist(), source.read(block.index[places]), strict=True
+            ):
+                samples[place] = sample
+        return samples
+
+    def _without_bad(self, drawn: Sequence[Sample | SampleError]) -> list[Sample]:
+        at, good = self.cursor, []
+        for sample in drawn:
+            if not isinstance(sample, SampleError):
+                at.failures = 0
+                good.append(sample)
+                continue
+            if self.spec.on_error == "raise":
+                raise sample
+            at.skipped, at.failures = at.skipped + 1, at.failures + 1
+            if at.failures > self.spec.max_failures:
+                raise DataError(
+                    f"{at.failures} bad samples in a row, the last: {sample}. Look at the dataset, "
+                    f"or raise `max_failures`."
+                ) from sample
+            log.warning("bad sample left out: %s", sample)
+        return good

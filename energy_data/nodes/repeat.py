@@ -1,0 +1,89 @@
+"""Repeat: several passes over a child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.node import Cursor, Node
+from energy_data.order.tree import RepeatOrder
+from energy_data.references import LeafTable, OrderSpec
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class RepeatSpec(OrderSpec):
+    """Play the child `times` times, each pass its next epoch; `times=None`: without end."""
+
+    of: Spec
+    times: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.times is not None and self.times < 1:
+            raise SpecError(f"repeat: times must be >= 1, got {self.times}.")
+        if self.times is None and self.gives == "references":
+            raise SpecError("repeat: give `times`; training repeats without end by itself.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return self.of.gives
+
+    @property
+    def size(self) -> Fraction:
+        assert isinstance(self.of, OrderSpec)
+        return self.of.size * (self.times or 1)
+
+    def describe(self) -> list[Any]:
+        return ["repeat", self.times, {"of": self.of.describe()}]
+
+    @classmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> RepeatSpec:
+        return cls(times=said[1], of=children[0])
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> RepeatOrder:
+        assert isinstance(self.of, OrderSpec)
+        child = self.of.order(context.under("of"), leaves, endless=False)
+        return RepeatOrder(child, times=self.times or 1)
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        if self.gives == "references":
+            return super().build(context)
+        return RepeatNode(self, context)
+
+
+@dataclass
+class RepeatCursor(Cursor):
+    done: int = 0  # passes finished
+    given: bool = False  # whether this pass has given an item: an empty child must not spin
+
+
+class RepeatNode(Node[Any, RepeatCursor]):
+    """Passes over a stream; the child is rewound at its end."""
+
+    def __init__(self, spec: RepeatSpec, context: Context) -> None:
+        super().__init__(RepeatCursor(), {"of": spec.of.build(context.under("of"))})
+        self.times = spec.times
+
+    def draw(self, count: int) -> list[Any]:
+        at, child = self.cursor, self.children["of"]
+        while True:
+            try:
+                items = list(child.draw(count))
+            except StopIteration:
+                if not at.given or (self.times is not None and at.done + 1 >= self.times):
+                    raise
+                child.rewind()
+                at.done, at.given = at.done + 1, False
+            else:
+                at.given = at.given or bool(items)
+                return items

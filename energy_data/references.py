@@ -1,0 +1,328 @@
+"""References: which sample of which leaf, drawn in blocks; the root of every order tree.
+
+The one place of an order tree is the number of draws its lane has made, plus, after a change of
+the mixture, how often each leaf had been drawn before (the *ledger* offsets).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+from attrs import evolve, field, frozen
+
+from energy_data.context import Context
+from energy_data.errors import SpecError
+from energy_data.node import Cursor, Node
+from energy_data.order.keys import key
+from energy_data.order.shares import Shares
+from energy_data.order.tree import Order
+from energy_data.source import Source
+from energy_data.spec import Gives, Spec
+
+Integers = npt.NDArray[np.int64]
+
+PLANNED_DRAWS = 2048  # draws computed ahead: a cache of a pure function, not state
+
+
+class Reference(NamedTuple):
+    """One sample to be read."""
+
+    entry: int  # place of the leaf in the order tree
+    epoch: int  # how often the leaf was drawn through before
+    index: int  # number of the sample in the leaf
+
+
+class References(Sequence[Reference]):
+    """A block of references, as three int64 arrays of equal length."""
+
+    __slots__ = ("entry", "epoch", "index")
+
+    def __init__(self, entry: Integers, epoch: Integers, index: Integers) -> None:
+        self.entry, self.epoch, self.index = entry, epoch, index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @overload
+    def __getitem__(self, at: int) -> Reference: ...
+    @overload
+    def __getitem__(self, at: slice) -> References: ...
+    def __getitem__(self, at: int | slice) -> Reference | References:
+        if isinstance(at, slice):
+            return References(self.entry[at], self.epoch[at], self.index[at])
+        return Reference(int(self.entry[at]), int(self.epoch[at]), int(self.index[at]))
+
+
+@frozen(kw_only=True)
+class Shuffle:
+    """How far samples of one leaf are mixed; both knobs keep the meaning they have in Energon."""
+
+    buffer_size: int = 0  # draws that are permuted among each other; 0 or 1: none
+    sequence_length: int = 0  # neighbouring samples read together; 0: file order
+    parallel_sequences: int = 16  # sequences that are mixed at a time
+
+    @property
+    def window(self) -> int:
+        """The number of neighbouring draws of a lane in one leaf that are permuted; 0: none."""
+        if self.buffer_size <= 1:
+            return 0
+        return max(self.buffer_size, self.parallel_sequences * self.sequence_length)
+
+
+@frozen(kw_only=True)
+class Leaf:
+    """One dataset split that samples are drawn from; equal ids are one leaf."""
+
+    id: str  # stable over time: orders and ledgers are kept by it
+    source: Source = field(eq=False)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.source)
+
+
+class OrderSpec(Spec):
+    """A spec below reading: says which leaf comes when."""
+
+    @property
+    def gives(self) -> Gives:
+        return "references"
+
+    @property
+    @abstractmethod
+    def size(self) -> Fraction:
+        """The number of draws in one pass, over all lanes; a fraction if repetitions are."""
+
+    @abstractmethod
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
+        """Return the order in one lane.
+
+        endless: children go on for ever (training); else they come in passes (a finite stream, or
+        under a node that counts passes).
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> OrderSpec:
+        """Return the spec that `describe` described, over `children`."""
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        return ReferencesSpec(of=self).build(context)
+
+
+class LeafTable:
+    """The leaves of an order tree, numbered by their sorted ids, and their shares in one lane.
+
+    An *entry* is one place of a leaf in the tree; entries of one leaf draw from it together.
+    """
+
+    def __init__(self, spec: OrderSpec, context: Context, shuffle: Shuffle) -> None:
+        entries = list(leaf_entries(spec))
+        self.entries = [leaf for _, leaf in entries]
+        self._entry_of_path = {path: number for number, (path, _) in enumerate(entries)}
+        self.leaves = distinct_leaves(self.entries)
+        number = {leaf.id: n for n, leaf in enumerate(self.leaves)}
+        self.leaf_of_entry: Integers = np.array(
+            [number[leaf.id] for leaf in self.entries], np.int64
+        )
+        self.shares = Shares(
+            np.array([leaf.num_samples for leaf in self.leaves], np.int64),
+            np.array([leaf_key(context, leaf.id) for leaf in self.leaves], np.uint64),
+            sequence_length=shuffle.sequence_length,
+            window=shuffle.window,
+            lane=context.lane,
+            lanes=context.lanes,
+        )
+
+    def entry_of(self, context: Context) -> int:
+        """Return the entry of the leaf spec that is built in `context`."""
+        return self._entry_of_path[context.path]
+
+
+def leaf_key(context: Context, leaf_id: str) -> int:
+    """Return the key of a leaf's order: its id alone, unless several pipelines draw from it."""
+    path = context.path if leaf_id in context.crossed_leaves else ()
+    return key(context.seed, "leaf", leaf_id, *path)
+
+
+def leaf_entries(spec: OrderSpec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
+    for path, inner in spec.walk():
+        if (leaf := getattr(inner, "leaf", None)) is not None:
+            yield path, leaf
+
+
+def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
+    """Return one leaf per id, sorted by id. SpecError if one id stands for two datasets."""
+    by_id: dict[str, Leaf] = {}
+    for leaf in entries:
+        known = by_id.setdefault(leaf.id, leaf)
+        if known.source is not leaf.source and known.source.fingerprint != leaf.source.fingerprint:
+            raise SpecError(
+                f"leaf {leaf.id!r}: two different datasets have this id. Give one of them another "
+                f"`id:`."
+            )
+    return [by_id[leaf_id] for leaf_id in sorted(by_id)]
+
+
+def order_children(specs: Sequence[OrderSpec]) -> Mapping[str, OrderSpec]:
+    """Return children named by their number: in an order tree names carry no state."""
+    return {str(number): spec for number, spec in enumerate(specs)}
+
+
+@dataclass
+class DrawsCursor(Cursor):
+    epoch: int = 0  # passes finished, of a finite stream
+    draws: int = 0  # draws made in this pass
+    offsets: tuple[int, ...] = ()  # per leaf: draws before the mixture changed; empty: none
+
+
+@frozen(kw_only=True)
+class ReferencesSpec(Spec):
+    """The root of an order tree.
+
+    Endless, every lane draws for itself. Finite (`deal` > 0), one order is dealt out: micro-batch g
+    of a pass is draws [g * deal, (g + 1) * deal) of it, so that a pass has one short batch at most,
+    whatever the number of lanes.
+    """
+
+    of: OrderSpec
+    shuffle: Shuffle = Shuffle()
+    deal: int = 0
+    drop_last: bool = False  # leave out the short group at the end of a pass
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "references"
+
+    def describe(self) -> list[Any]:
+        shuffle = [self.shuffle.sequence_length, self.shuffle.window]
+        return ["references", shuffle, self.deal, self.drop_last, {"of": self.of.describe()}]
+
+    def build(self, context: Context) -> ReferencesNode:
+        if self.deal:
+            return DealtReferences(self, context)
+        return ReferencesNode(self, context)
+
+
+class ReferencesNode(Node[Reference, DrawsCursor]):
+    """References of one lane, without end."""
+
+    def __init__(self, spec: ReferencesSpec, context: Context) -> None:
+        super().__init__(DrawsCursor())
+        self.spec, self.context = spec, context
+        self._plan: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The order and the table of leaves; made on the first draw."""
+        if self._plan is None:
+            self._plan = Plan(self.spec, self.context, endless=True)
+        return self._plan
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        return self.plan.table.leaves
+
+    def draw(self, count: int) -> References:
+        at = self.cursor
+        block = self.plan.block(at.draws, count, at.offsets)
+        at.draws += len(block)
+        return block
+
+    def ledger(self) -> Integers:
+        """Return how often this lane has drawn each leaf, int64 [leaves]."""
+        return self.plan.ledger(self.cursor.draws, self.cursor.offsets)
+
+
+class DealtReferences(ReferencesNode):
+    """One finite order, dealt to the lanes in groups of `deal` draws."""
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            alone = evolve(self.context, lane=0, lanes=1)
+            self._plan = self.context.shared(
+                ("plan", self.context.path), lambda: Plan(self.spec, alone, endless=False)
+            )
+        return self._plan
+
+    def rewind(self) -> None:
+        self.cursor = DrawsCursor(epoch=self.cursor.epoch + 1)
+
+    def draw(self, count: int) -> References:
+        at, deal = self.cursor, self.spec.deal
+        first, end = (self.plan.order.begin(epoch) for epoch in (at.epoch, at.epoch + 1))
+        if self.spec.drop_last:
+            end = first + (end - first) // deal * deal
+        group, taken = divmod(at.draws, deal)
+        start = first + (group * self.context.lanes + self.context.lane) * deal + taken
+        count = min(count, deal - taken, end - start)
+        if count <= 0:
+            raise StopIteration
+        at.draws += count
+        return self.plan.block(start, count, (), ahead=count)
+
+
+class Plan:
+    """The order tree as one lane sees it, with the block computed last."""
+
+    def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
+        self.table = LeafTable(spec.of, context, spec.shuffle)
+        # Paths within the order tree start at its root, so that wrapping it changes nothing.
+        self.order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
+        self._start, self._offsets = 0, ()
+        self._block = References(*(np.empty(0, np.int64) for _ in range(3)))
+        self._after: tuple[int, tuple[int, ...], Integers] | None = None
+
+    def block(
+        self, start: int, count: int, offsets: tuple[int, ...], ahead: int = PLANNED_DRAWS
+    ) -> References:
+        """Return the references of the draws start .. start + count."""
+        at = start - self._start
+        if not (at >= 0 and at + count <= len(self._block) and offsets == self._offsets):
+            self._resolve(start, max(count, ahead), offsets)
+            at = 0
+        return self._block[at : at + count]
+
+    def ledger(self, draws: int, offsets: tuple[int, ...]) -> Integers:
+        """Return how often each leaf was drawn before draw number `draws`, int64 [leaves]."""
+        drawn = np.zeros(len(self.table.leaves), np.int64)
+        np.add.at(drawn, self.table.leaf_of_entry, self.order.counts(draws))
+        return drawn + np.array(offsets, np.int64) if offsets else drawn
+
+    def _resolve(self, start: int, count: int, offsets: tuple[int, ...]) -> None:
+        entry = self.order.choose(start, count).astype(np.int64)
+        leaf = self.table.leaf_of_entry[entry]
+        if self._after is not None and self._after[:2] == (start, offsets):
+            before = self._after[2]
+        else:
+            before = self.ledger(start, offsets)
+        epoch, index = self.table.shares.locate(leaf, before[leaf] + _rank_within(leaf))
+        after = before + np.bincount(leaf, minlength=len(before))
+        self._start, self._offsets = start, offsets
+        self._block = References(entry, epoch, index)
+        self._after = start + count, offsets, after
+
+
+def _rank_within(groups: Integers) -> Integers:
+    """Return for each element how many equal ones stand before it, int64 [n]."""
+    if not len(groups) or (groups[0] == groups[-1] and not np.any(groups != groups[0])):
+        return np.arange(len(groups), dtype=np.int64)
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    firsts = np.repeat(starts, np.diff(np.append(starts, len(groups))))
+    ranks = np.empty(len(groups), np.int64)
+    ranks[order] = np.arange(len(groups)) - firsts
+    return ranks

@@ -1,0 +1,40 @@
+"""The contract of everything that reads samples by index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.errors import SampleError
+from energy_data.sample import Sample
+
+
+class Source(ABC):
+    """Samples [0, len) of one dataset split, read by index in blocks.
+
+    A source is cheap to make: files are opened on first `read`. It holds no place; it may be read
+    in any order, by one thread at a time. It pickles small (paths and options, no handles, no
+    caches), and `fingerprint` changes whenever the samples behind the indices may have changed.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples; known without opening a shard."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return 16 hex digits over all that decides which sample an index means."""
+
+    @abstractmethod
+    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+        """Return the samples of `indices`, in that order; for a bad one, a `SampleError`.
+
+        indices: int64 [n], each in [0, len), any order, repeats allowed. Raises `StructureError`
+        for a bad shard or index. One call reads a whole block: neighbours are read together.
+        """
+
+    def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - a source need not care
+        """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""

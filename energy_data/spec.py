@@ -1,0 +1,55 @@
+"""What a tree is made of, before it runs: frozen descriptions that build nodes.
+
+Two kinds of items flow. Below reading, *references*: which sample of which leaf, in numpy blocks
+(`energy_data.references`). Above reading, *samples* and *batches*.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from energy_data.context import Context
+from energy_data.node import Node
+
+Gives = Literal["references", "samples", "batches"]
+
+
+class Spec(ABC):
+    """A frozen description of one node and what is under it; small, and picklable."""
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        """The specs under this one, by name; names are parts of paths in a state."""
+        return {}
+
+    @property
+    @abstractmethod
+    def gives(self) -> Gives:
+        """What flows out of the node."""
+
+    @abstractmethod
+    def build(self, context: Context) -> Node[Any, Any]:
+        """Return the node for one lane. Opens nothing: that happens on the first draw."""
+
+    def describe(self) -> list[Any]:
+        """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.
+
+        Children are a list, or a dict where they have names. Trees with equal descriptions (and
+        equal leaves) have states that fit each other.
+        """
+        return [kind_of(self), {name: child.describe() for name, child in self.children.items()}]
+
+    def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Spec]]:
+        """Yield every spec of the tree with its path, parents first."""
+        yield path, self
+        for name, child in self.children.items():
+            yield from child.walk((*path, name))
+
+
+def kind_of(spec: Spec | type[Spec]) -> str:
+    """Return the name of a spec's kind: `BlendEpochizedSpec` -> `blend_epochized`."""
+    cls = spec if isinstance(spec, type) else type(spec)
+    name = cls.__name__.removesuffix("Spec")
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")

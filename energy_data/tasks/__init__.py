@@ -1,0 +1,1 @@
+"""What a task makes of samples: task encoders and collation."""

@@ -1,0 +1,137 @@
+"""Every kind keeps the node contract; one table, all kinds."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from copy import deepcopy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trees import KINDS, B, batches, finite, leaf, random_trees, samples
+
+import energy_data.nodes
+from energy_data.context import Context
+from energy_data.errors import StateMismatchError
+from energy_data.nodes.map import MapSpec
+from energy_data.references import ReferencesSpec
+from energy_data.spec import Spec, kind_of
+from energy_data.testing import assert_resumes_exactly, record, take
+
+ALL = [pytest.param(spec, id=f"{kind}{n}") for kind, specs in KINDS.items() for n, spec in enumerate(specs)]
+
+
+def every_kind(cls: type[Spec] = Spec) -> set[str]:
+    below = {name for sub in cls.__subclasses__() for name in every_kind(sub)}
+    own = {kind_of(cls)} if cls.__module__.startswith("energy_data.") and not cls.__abstractmethods__ else set()
+    return below | own
+
+
+def test_the_table_has_every_kind():
+    modules = set(energy_data.nodes.__path__)
+    assert modules
+    assert every_kind() == set(KINDS) | {kind_of(ReferencesSpec)}
+
+
+@pytest.mark.parametrize("spec", ALL)
+@pytest.mark.parametrize(("lane", "lanes"), [(0, 1), (2, 3)])
+def test_restored_at_every_step_it_goes_on_identically(spec, lane, lanes):
+    assert_resumes_exactly(spec, lane=lane, lanes=lanes)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_its_state_is_plain_json_with_constant_fields(spec):
+    _, states = record(spec)
+    assert json.loads(json.dumps(states)) is not None
+    assert len({str([(path, *cursor) for path, cursor in state.items()]) for state in states}) == 1
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_an_error_loses_no_item(spec):
+    if spec.gives == "references":
+        pytest.skip("nothing under references can fail")
+    expected, _ = record(spec, steps=10)
+    flaky = _with_flaky_sources(spec)
+    node = flaky.build(Context())
+    items = []
+    while len(items) < 10:
+        try:
+            items.append(next(node))
+        except OSError:
+            continue
+        except StopIteration:
+            break
+    assert items == expected
+
+
+def _with_flaky_sources(spec):
+    """Return the tree with sources that fail the first time they are asked for anything."""
+    spec = deepcopy(spec)
+    for _, inner in spec.walk():
+        if (a_leaf := getattr(inner, "leaf", None)) is not None:
+            source, read = a_leaf.source, type(a_leaf.source).read
+            asked = set()
+
+            def flaky(indices, source=source, read=read, asked=asked):
+                if (block := tuple(indices)) not in asked:
+                    asked.add(block)
+                    raise OSError("the disk was away for a moment")
+                return read(source, indices)
+
+            source.read = flaky
+    return spec
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_rewound_it_begins_the_next_epoch_with_as_much_as_the_first(spec):
+    node = spec.build(Context())
+    first = take(node, 200)
+    node.rewind()
+    second = take(node, 200)
+    if len(first) < 200:
+        assert second
+        if spec is not KINDS["epochize"][0]:
+            assert abs(len(second) - len(first)) <= 1
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_a_foreign_state_is_refused_and_moves_nothing(spec):
+    node = spec.build(Context())
+    take(node, 2)
+    before = node.state_dict()
+    with pytest.raises(StateMismatchError, match="another tree"):
+        node.load_state_dict({"root/elsewhere": {"draws": 3}})
+    assert node.state_dict() == before
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_pickled_or_built_twice_it_is_the_same(spec):
+    again = pickle.loads(pickle.dumps(spec))
+    expected, _ = record(spec)
+    assert record(spec)[0] == expected
+    assert record(again)[0] == expected
+    assert again.describe() == spec.describe()
+
+
+@settings(max_examples=60, deadline=None)
+@given(spec=random_trees(), lanes=st.sampled_from([1, 2, 5]), data=st.data())
+def test_random_trees_resume_exactly(spec, lanes, data):
+    lane = data.draw(st.integers(0, lanes - 1))
+    assert_resumes_exactly(spec, lane=lane, lanes=lanes, steps=10)
+
+
+def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
+    from energy_data.errors import DataError, SkipSample
+
+    def never(item):
+        raise SkipSample
+
+    spec = batches(MapSpec(of=samples(B), function=never), 2)
+    with pytest.raises(DataError, match="no sample came through"):
+        next(spec.build(Context()))
+
+
+def test_a_finite_stream_of_bad_samples_ends():
+    spec = finite(leaf("x", 5, frozenset(range(5))), 2)
+    assert take(spec.build(Context()), 10) == []

@@ -1,0 +1,175 @@
+"""Trees for tests: one small tree per kind, and random ones."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from energy_data.errors import SkipSample
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
+from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.map import MapSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.repeat import RepeatSpec
+from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle
+from energy_data.spec import Spec
+from energy_data.testing import NumberSource
+
+
+def leaf(name: str = "a", num_samples: int = 10, bad: frozenset[int] = frozenset()) -> LeafSpec:
+    return LeafSpec(Leaf(id=name, source=NumberSource(num_samples, name, bad)))
+
+
+def references(order: OrderSpec, deal: int = 0, *, drop_last: bool = False) -> ReferencesSpec:
+    shuffle = Shuffle(buffer_size=4, sequence_length=3, parallel_sequences=2)
+    return ReferencesSpec(of=order, shuffle=shuffle, deal=deal, drop_last=drop_last)
+
+
+def samples(order: OrderSpec, deal: int = 0) -> ReadSpec:
+    return ReadSpec(of=references(order, deal))
+
+
+def numbers(batch: list) -> tuple:
+    return tuple(sample["__key__"] for sample in batch)
+
+
+def renamed(item: object) -> object:
+    return ("mapped", item) if isinstance(item, tuple) else {**item, "mapped": True}
+
+
+def not_fifth(item: object) -> object:
+    if isinstance(item, dict) and item["number"] % 5 == 4:
+        raise SkipSample
+    return item
+
+
+def not_third(item: object) -> bool:
+    return not isinstance(item, dict) or item["number"] % 3 != 2
+
+
+def batches(of: Spec, batch_size: int = 3, *, drop_last: bool = False) -> BatchSpec:
+    return BatchSpec(of=of, batch_size=batch_size, collate=numbers, drop_last=drop_last)
+
+
+def finite(order: OrderSpec, batch_size: int = 3, *, drop_last: bool = False) -> BatchSpec:
+    """A finite stream of batches, dealt to the lanes."""
+    read = ReadSpec(of=references(order, batch_size, drop_last=drop_last))
+    return BatchSpec(of=read, batch_size=batch_size, collate=numbers, aligned=True)
+
+
+A, B, C = leaf("a", 10), leaf("b", 4), leaf("c", 1)
+STREAM_A, STREAM_B = samples(A, 2), samples(B, 2)
+BAD = leaf("bad", 9, frozenset({0, 4}))
+
+KINDS: dict[str, list[Spec]] = {
+    "leaf": [A, samples(A)],
+    "references": [references(A), references(BlendSpec((Part(A, 2), Part(B))), deal=2)],
+    "blend": [
+        samples(BlendSpec((Part(A, 5), Part(B, 2), Part(C, 0), Part(A, 1)))),
+        samples(BlendSpec((Part(A, 5), Part(B, 2))), 3),
+        BlendSpec((Part(STREAM_A, 0.3), Part(STREAM_B, 0.7), Part(samples(C), 0))),
+    ],
+    "blend_epochized": [samples(BlendEpochizedSpec((Repeated(A, 1.5), Repeated(B, 2))))],
+    "concat": [samples(ConcatSpec((A, B, A))), ConcatSpec((STREAM_A, STREAM_B))],
+    "epochize": [
+        samples(EpochizeSpec(of=BlendSpec((Part(A), Part(B))), length=7), 2),
+        RepeatSpec(of=EpochizeSpec(of=samples(A), length=3), times=3),
+    ],
+    "repeat": [samples(RepeatSpec(of=A, times=2), 3), RepeatSpec(of=STREAM_B)],
+    "limit": [LimitSpec(of=samples(A), length=5), RepeatSpec(of=LimitSpec(of=STREAM_A, length=3))],
+    "read": [samples(BAD), samples(ConcatSpec((BAD, B)), 4)],
+    "map": [MapSpec(of=samples(A), function=renamed), MapSpec(of=samples(A), function=not_fifth)],
+    "filter": [FilterSpec(of=samples(A), predicate=not_third)],
+    "encode": [EncodeSpec(of=samples(A)), EncodeSpec(of=samples(A), encode=not_fifth)],
+    "batch": [
+        batches(samples(A)),
+        batches(STREAM_A, 4),
+        batches(STREAM_A, 4, drop_last=True),
+        finite(ConcatSpec((A, B)), 4),
+        batches(FilterSpec(of=samples(BAD), predicate=not_third)),
+    ],
+}
+
+
+def leaves() -> st.SearchStrategy[LeafSpec]:
+    sizes = {"a": 10, "b": 4, "c": 1, "d": 23, "e": 7}
+    return st.sampled_from([leaf(name, size) for name, size in sizes.items()])
+
+
+def orders(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
+    if not depth:
+        return leaves()
+    below = orders(depth - 1)
+    weights = st.sampled_from([0.1, 0.5, 1, 2, 5, 7.3])
+    times = st.sampled_from([Fraction(1, 3), Fraction(1), Fraction(5, 2), Fraction(2)])
+    return st.one_of(
+        leaves(),
+        st.lists(st.builds(Part, below, weights), min_size=1, max_size=4).map(BlendSpec),
+        st.lists(st.builds(Repeated, below, times), min_size=1, max_size=4)
+        .filter(lambda parts: sum(part.of.size * part.repetitions for part in parts) >= 1)
+        .map(BlendEpochizedSpec),
+        st.lists(below, min_size=1, max_size=3).map(ConcatSpec),
+        st.builds(EpochizeSpec, of=below, length=st.integers(1, 30)),
+        st.builds(RepeatSpec, of=below, times=st.integers(1, 3)),
+    )
+
+
+def shuffles() -> st.SearchStrategy[Shuffle]:
+    return st.builds(
+        Shuffle,
+        buffer_size=st.sampled_from([0, 3, 8]),
+        sequence_length=st.sampled_from([0, 1, 4]),
+        parallel_sequences=st.sampled_from([1, 3]),
+    )
+
+
+def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
+    """Random endless trees of samples."""
+    read = st.builds(ReadSpec, of=st.builds(ReferencesSpec, of=orders(depth), shuffle=shuffles()))
+    return st.one_of(
+        read,
+        st.builds(MapSpec, of=read, function=st.sampled_from([renamed, not_fifth])),
+        st.builds(EncodeSpec, of=read, encode=st.sampled_from([None, not_fifth])),
+        st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3).map(
+            BlendSpec
+        ),
+    )
+
+
+def dealt(batch_size: int, depth: int = 2) -> st.SearchStrategy[Spec]:
+    """Random finite trees of batches, as validation has them."""
+    return st.builds(
+        lambda order, shuffle, drop_last: BatchSpec(
+            of=ReadSpec(
+                of=ReferencesSpec(of=order, shuffle=shuffle, deal=batch_size, drop_last=drop_last)
+            ),
+            batch_size=batch_size,
+            collate=numbers,
+            aligned=True,
+        ),
+        orders(depth),
+        shuffles(),
+        st.booleans(),
+    )
+
+
+def random_trees() -> st.SearchStrategy[Spec]:
+    """Random trees of batches, endless and finite."""
+    filled = st.builds(batches, endless(), st.integers(1, 5))
+    return st.one_of(
+        filled,
+        st.integers(1, 5).flatmap(dealt),
+        st.builds(LimitSpec, of=filled, length=st.integers(0, 40)),
+        st.builds(RepeatSpec, of=st.integers(1, 5).flatmap(dealt), times=st.integers(1, 3)),
+        st.lists(st.builds(Part, filled, st.sampled_from([1, 2, 0.5])), min_size=1, max_size=3).map(
+            BlendSpec
+        ),
+    )
