@@ -44,7 +44,7 @@ def mix(keys: ArrayLike, numbers: ArrayLike) -> NDArray[np.uint64]:
 
     It is output `number` of the splitmix64 generator whose state is `key`, so keys must be well
     spread: take them from `key()` or from `mix()` itself. Negative numbers count modulo 2**64.
-    5 ns per element.
+    6 ns per element.
     """
     spread, steps = (np.asarray(values).astype(np.uint64) for values in (keys, numbers))
     shape = np.broadcast_shapes(spread.shape, steps.shape)
