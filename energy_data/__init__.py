@@ -1,1 +1,66 @@
-"""One exact, resumable stream of training batches from many datasets."""
+"""One exact, resumable stream of training batches from many datasets.
+
+    from energy_data import get_loader, get_train_dataset
+
+    loader = get_loader(get_train_dataset("meta.yaml", batch_size=32))
+    for batch in loader: ...
+    state = loader.state_dict()
+
+The order of samples is arithmetic, state belongs to lanes, hardware only hosts lanes: see
+docs/design.md.
+"""
+
+from energy_data.api import (
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from energy_data.context import WorkerConfig, default_worker_config
+from energy_data.errors import (
+    DataError,
+    EnergyDataError,
+    MissingExtraError,
+    SampleError,
+    SkipSample,
+    SpecError,
+    StateError,
+    StateIncompleteError,
+    StateMismatchError,
+    StateMissingError,
+    StructureError,
+)
+from energy_data.loader.dataset import Dataset
+from energy_data.loader.loader import Loader, LoaderIterator, merge_states
+from energy_data.sample import Sample, SampleSource
+from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
+
+__all__ = [
+    "DataError",
+    "Dataset",
+    "DefaultTaskEncoder",
+    "EnergyDataError",
+    "Loader",
+    "LoaderIterator",
+    "MissingExtraError",
+    "Sample",
+    "SampleError",
+    "SampleSource",
+    "SkipSample",
+    "SpecError",
+    "StateError",
+    "StateIncompleteError",
+    "StateMismatchError",
+    "StateMissingError",
+    "StructureError",
+    "TaskEncoder",
+    "WorkerConfig",
+    "default_worker_config",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+    "merge_states",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,21 @@ from energy_data.context import WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.loader import Loader, T_batch
-from energy_data.metadataset.compile import compile_path
+from energy_data.metadataset.compile import Mode, compile_split
+from energy_data.metadataset.load import load
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError, ReadSpec
 from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle, leaf_entries
-from energy_data.sources.webdataset import open_source
+from energy_data.sources.webdataset import open_dataset
 from energy_data.spec import Spec
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 
 def get_train_dataset(
-    path: str | Path,
+    path: str | Path | Mapping[str, Any],
     *,
     batch_size: int,
     shuffle_buffer_size: int | None = 100,
@@ -39,8 +41,8 @@ def get_train_dataset(
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
     Args:
-        path: A metadataset (.yaml), a prepared dataset folder, a folder of tars, a tar, or a brace
-            pattern of tars.
+        path: A metadataset (.yaml, or the same as a dict), a prepared dataset folder, a folder of
+            tars, a tar, or a brace pattern of tars.
         batch_size: Samples per micro-batch.
         shuffle_buffer_size: Neighbouring draws of a leaf that are mixed; None or 0: none.
         max_samples_per_sequence: Neighbouring samples that are read together; the sequences of an
@@ -59,7 +61,7 @@ def get_train_dataset(
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
-    order = compile_path(path, split_part, mode="train", open_source=open_source)
+    order = _order(path, split_part, "train")
     sequence_length = max_samples_per_sequence or 0
     shuffle = Shuffle(buffer_size=shuffle_buffer_size or 0, sequence_length=sequence_length)
     spec = _batches(
@@ -80,7 +82,7 @@ def get_train_dataset(
 
 
 def get_val_dataset(
-    path: str | Path,
+    path: str | Path | Mapping[str, Any],
     *,
     batch_size: int,
     worker_config: WorkerConfig | None = None,
@@ -108,7 +110,7 @@ def get_val_dataset(
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
-    order = compile_path(path, split_part, mode="val", open_source=open_source)
+    order = _order(path, split_part, "val")
     return _validation(
         order,
         batch_size=batch_size,
@@ -121,7 +123,7 @@ def get_val_dataset(
 
 
 def get_val_datasets(
-    path: str | Path,
+    path: str | Path | Mapping[str, Any],
     *,
     batch_size: int,
     worker_config: WorkerConfig | None = None,
@@ -132,7 +134,7 @@ def get_val_datasets(
     on_error: OnError = "skip",
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
-    order = compile_path(path, split_part, mode="val", open_source=open_source)
+    order = _order(path, split_part, "val")
     return [
         (
             _validation(
@@ -156,6 +158,10 @@ def get_loader(dataset: Dataset[T_batch]) -> Loader[T_batch]:
 
 
 get_savable_loader = get_loader
+
+
+def _order(path: str | Path | Mapping[str, Any], split_part: str, mode: Mode) -> OrderSpec:
+    return compile_split(load(path), split_part, open_source=open_dataset, mode=mode)
 
 
 def _validation(
