@@ -29,7 +29,7 @@ from energy_data.errors import SpecError, StructureError
 from energy_data.sources import tar_meta as meta
 from energy_data.sources.tar_collapse import collapse
 from energy_data.sources.tar_headers import Fault, walk
-from energy_data.sources.tar_index import index_beside, open_index
+from energy_data.sources.tar_index import index_beside, open_shard
 from energy_data.sources.tar_names import split_name
 from energy_data.sources.tar_plain import find_tars, index_fits, refuse_packed, write_index
 from energy_data.sources.tar_scan import MOST_PARTS, Scan, scan
@@ -158,7 +158,7 @@ class _Task:
         index = index_beside(tar)
         if self.keep and not self.with_parts and index_fits(index, tar):
             count = Path(index).stat().st_size // 8 - 1
-            open_index(index, open_file(tar), count)
+            open_shard((tar, index, count))
             return _Found(shard, count, _first_extensions(tar), kept=True)
         found = scan(open_file(tar), with_parts=self.with_parts)
         write_index(index, found.offsets, Path(tar).stat().st_mode)

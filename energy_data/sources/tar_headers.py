@@ -38,6 +38,7 @@ _ADLER = 65521
 REGULAR = (0, ord("0"), ord("7"))
 _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
 _EXTENDED = frozenset(b"LKxgX")  # they say something about the member that follows
+_PLAIN_KINDS = (b"0", b"\0")
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
 
@@ -93,7 +94,7 @@ def parse_headers(headers: npt.NDArray[np.uint8]) -> Headers:
     plain &= ((headers[:, 135] | headers[:, 154]) & 0xDF) == 0
     fields = headers.view(_HEADER)[:, 0]
     names = _names(fields["name"].tolist(), plain)
-    for row in np.flatnonzero(headers[:, 345]).tolist():
+    for row in headers[:, 345].nonzero()[0].tolist():
         if fields["magic"][row] == b"ustar":  # GNU tars keep other things in this place
             names[row] = f"{_text(fields['prefix'][row])}/{names[row]}"
             plain[row] &= not names[row].startswith("__")
@@ -118,6 +119,27 @@ def _names(raw: list[bytes], plain: Bools) -> list[str]:
 
 def _text(name: bytes) -> str:
     return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def plain_header(data: bytes, at: int) -> tuple[str, int] | None:
+    """Return name and size of a file from its header, or None if that needs a closer look."""
+    block = data[at : at + BLOCK]
+    size, check = block[124:135], block[148:154]
+    if (
+        block[156:157] not in _PLAIN_KINDS
+        or block[345]
+        or (block[135] | block[154]) & 0xDF
+        or not (size.isdigit() and check.isdigit())
+        or block[:2] == b"__"
+    ):
+        return None
+    sums = zlib.adler32(block[156:], zlib.adler32(block[:148]))  # see _parse
+    try:
+        if (sums - 1 + _CHECKSUM_BLANK - int(check, 8)) & 0xFFFF:
+            return None
+        return block[: block.index(0)].decode(), int(size, 8)
+    except ValueError:  # the digits 8 and 9, a name that is no UTF-8 or fills its field
+        return None
 
 
 def walk(read: Reader, begin: int, end: int) -> Iterator[Member]:
@@ -159,7 +181,7 @@ def _fit(offset: int, size: int, end: int, what: str, key: str | None) -> None:
     if offset + size > end:
         raise Fault(
             f"{what} needs {size} bytes, but {max(0, end - offset)} are left. "
-            "The tar was cut or changed: restore it, or run `energy-data prepare` again.",
+            "The tar was cut or changed: restore it, or run `energy-data prepare --force`.",
             offset,
             key,
         )
@@ -216,7 +238,7 @@ def _parse(block: bytes, offset: int) -> _Header:
     if size < 0 or ((total - check) % _ADLER and not _signed_checksum(block, check)):
         raise Fault(
             "no tar header where one should be: its checksum is wrong. The tar was damaged or "
-            "changed: restore it, or run `energy-data prepare` again.",
+            "changed: restore it, or run `energy-data prepare --force`.",
             offset,
         )
     name = _text(block[:100])

@@ -1,6 +1,6 @@
 """`shard.tar.idx`: where each sample of a shard begins, and where the last one ends (uint64 each).
 
-An index is mapped when a shard is first read, and held against the shard it stands for: an index
+An index is loaded when its shard is first read, and held against the shard it stands for: an index
 that was made for another state of the tar is noticed here, not by garbage in a batch.
 """
 
@@ -12,6 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,11 @@ import numpy.typing as npt
 from energy_data.errors import StructureError
 from energy_data.sources.tar_headers import BLOCK, ZEROS, Fault, walk
 from energy_data.sources.tar_names import split_name
-from energy_data.storage.files import File
+from energy_data.storage.files import File, open_file
 
 SUFFIX = ".idx"
-_MOST_OPEN = 256  # mapped indices per process
+_MOST_OPEN = 256  # shards per process
+_SMALL = 131072  # bytes; an index up to this size is read, as a map costs a descriptor
 _PROBES = 64  # samples looked at if an index is older than its tar
 
 Offsets = npt.NDArray[np.uint64]
@@ -40,46 +42,53 @@ def index_in_cache(tar: str) -> str:
     return str(Path(cache) / "energy_data" / "index" / f"{name.hexdigest()}.tar{SUFFIX}")
 
 
-def open_index(index: str, file: File, count: int) -> Offsets:
-    """Return the offsets of `count` samples in the open tar `file`, uint64 [count + 1].
+class Shard(NamedTuple):
+    """An open tar, and where its samples are."""
+
+    file: File
+    offsets: Offsets  # uint64 [samples + 1]
+
+
+def open_shard(place: tuple[str, str, int]) -> Shard:
+    """Return the open shard of (path of the tar, path of its index, number of samples).
 
     Raises StructureError if there is no index, or it does not fit the tar.
     """
-    return _INDICES.get(index, file, count)
+    return _SHARDS.get(place)
 
 
-class _Indices:
-    """The indices a process has mapped; the one unused for longest is unmapped first."""
+class _Shards:
+    """The shards a process has open; the one unused for longest is closed first."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._offsets: OrderedDict[tuple[str, int], tuple[File, Offsets]] = OrderedDict()
-
-    def get(self, index: str, file: File, count: int) -> Offsets:
-        key = index, count
-        with self.lock:
-            found = self._offsets.get(key)
-            # An index is checked against one open tar; a tar opened anew is checked anew.
-            if found is not None and found[0] is file:
-                self._offsets.move_to_end(key)
-                return found[1]
-        offsets = _map(index, file, count)
-        with self.lock:
-            self._offsets[key] = file, offsets
-            while len(self._offsets) > _MOST_OPEN:
-                self._offsets.popitem(last=False)
-        return offsets
+        self._open: OrderedDict[tuple[str, str, int], Shard] = OrderedDict()
+        self.after_fork()
 
     def after_fork(self) -> None:
         self.lock = threading.Lock()
-        self._offsets = OrderedDict()
+        self._open.clear()
+
+    def get(self, place: tuple[str, str, int]) -> Shard:
+        with self.lock:
+            shard = self._open.get(place)
+            if shard is not None:
+                self._open.move_to_end(place)
+                return shard
+        tar, index, count = place
+        file = open_file(tar)
+        shard = Shard(file, _load(index, file, count))
+        with self.lock:
+            self._open[place] = shard
+            while len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+        return shard
 
 
-_INDICES = _Indices()
-os.register_at_fork(after_in_child=_INDICES.after_fork)
+_SHARDS = _Shards()
+os.register_at_fork(after_in_child=_SHARDS.after_fork)
 
 
-def _map(index: str, file: File, count: int) -> Offsets:
+def _load(index: str, file: File, count: int) -> Offsets:
     try:
         fd = os.open(index, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -91,7 +100,11 @@ def _map(index: str, file: File, count: int) -> Offsets:
                 file,
                 f"its index has {facts.st_size} bytes, but {count} samples need {(count + 1) * 8}",
             )
-        data = mmap.mmap(fd, facts.st_size, access=mmap.ACCESS_READ)
+        data: bytes | mmap.mmap
+        if facts.st_size <= _SMALL:
+            data = os.pread(fd, facts.st_size, 0)
+        else:
+            data = mmap.mmap(fd, facts.st_size, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise _fault(file, f"its index {index} cannot be read: {error}") from error
     finally:
@@ -135,5 +148,5 @@ def _probe(offsets: Offsets, file: File) -> None:
 
 def _fault(file: File, problem: str, offset: int | None = None) -> StructureError:
     return StructureError(
-        f"{problem}. Run `energy-data prepare` again.", shard=file.path, offset=offset
+        f"{problem}. Run `energy-data prepare --force`.", shard=file.path, offset=offset
     )

@@ -120,7 +120,7 @@ def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> l
         if shard not in counts:  # ends endless braces as well
             raise SpecError(
                 f"{where}: shard {shard!r} is not in {INFO}, which has {len(counts)} shards. "
-                "Mend the name, or run `energy-data prepare` again."
+                "Mend the name, or run `energy-data prepare --force`."
             )
         shards.append(shard)
         if len(shards) > _MOST_NAMES:

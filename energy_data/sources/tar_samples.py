@@ -5,24 +5,24 @@ all first headers are parsed at once, all second ones, and so on while they are 
 samples need one round. Of large ones a round reads the headers only, and their payload is read
 into memory of its own: it is never copied.
 
-Whatever is not plain is read again by `_read_alone`, header by header; it alone makes errors.
+Whatever is not plain is read again by `read_alone`, header by header; it alone makes errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
-from energy_data.sources.decode import Buffer, Decoding, decode_npy, decode_text
-from energy_data.sources.tar_headers import BLOCK, Fault, Member, parse_headers, walk
-from energy_data.sources.tar_names import split_name
+from energy_data.sources.decode import Buffer, decode_npy, decode_text
+from energy_data.sources.tar_alone import Decoders, Place, read_alone
+from energy_data.sources.tar_headers import BLOCK, parse_headers
 from energy_data.storage.files import File
 
 Int64s = npt.NDArray[np.int64]
@@ -32,15 +32,9 @@ _Part = tuple[int, str, int, int]  # row, name of the file, begin and end of its
 _WHOLE = 16384  # bytes; samples up to this size are read in one piece, then copied out of it
 _WINDOW = 2048  # bytes of larger ones that are read to find their headers
 _GAP = 4096  # bytes between two samples that are cheaper to read than to skip
-_FEW = 12  # samples below which numpy does not pay
-_ALONE_WHOLE = 65536  # bytes; larger samples that are read alone are read header by header
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
 _BLOCK_BITS = 9
-_MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
-
-_AGAIN = "The tar was changed after it was indexed: run `energy-data prepare` again."
-_DECODE = "Mend the data, or decode this extension in your own way."
 
 
 @dataclass(frozen=True)
@@ -57,21 +51,9 @@ class Spans:
         """Return the file of a row."""
         return self.files[int(self.file_rows.searchsorted(row, side="right")) - 1]
 
-
-class Decoders:
-    """The decoders of one dataset, by extension, found once each."""
-
-    def __init__(self, decoding: Decoding) -> None:
-        self._decoding = decoding
-        self.known: dict[str, Callable[[Buffer], Any]] = {}
-
-    def find(self, extension: str) -> Callable[[Buffer], Any]:
-        """Return the decoder of an extension; raise MissingExtraError if it needs an extra."""
-        if extension not in self.known:
-            if len(self.known) > _MOST_EXTENSIONS:
-                self.known.clear()
-            self.known[extension] = self._decoding.decoder(extension)
-        return self.known[extension]
+    def place(self, row: int) -> Place:
+        """Return the place of a row by itself."""
+        return Place(self.file(row), int(self.begins[row]), int(self.ends[row]), self.sources[row])
 
 
 class SampleReader:
@@ -84,16 +66,14 @@ class SampleReader:
 
     def read(self) -> list[Sample | SampleError]:
         """Return the samples in the order of rows."""
-        rows = np.arange(len(self._samples))
-        if len(rows) < _FEW:
-            self._odd.update(rows.tolist())
-            rows = rows[:0]
-        at, window = self._spans.begins, _WINDOW
+        rows, at, window = np.arange(len(self._samples)), self._spans.begins, _WINDOW
         while rows.size:
             rows, at = self._round(rows, at, window)
             window *= 2  # a sample of very many parts still ends soon
         for row in sorted(self._odd):
-            self._samples[row] = self._read_alone(row)
+            self._samples[row] = read_alone(
+                self._spans.place(row), self._decoders, self._subflavors
+            )
         return cast("list[Sample | SampleError]", self._samples)
 
     def _round(self, rows: Int64s, at: Int64s, window: int) -> tuple[Int64s, Int64s]:
@@ -108,10 +88,15 @@ class SampleReader:
         left = []
         while table.shape[1]:
             table = self._pass(data, table)
-            table = table[:, table[_AT] < table[_END]]
+            going = table[_AT] < table[_END]
+            if not going.any():
+                break
+            table = table[:, going]
             near = table[_AT] < table[_STOP]
             left.append(table[:, ~near])
             table = table[:, near]
+        if not left:
+            return rows[:0], at[:0]
         more = np.concatenate(left, axis=1)
         more = more[:, more[_ROW].argsort()]
         return more[_ROW], more[_AT] - more[_SHIFT]
@@ -125,7 +110,8 @@ class SampleReader:
         new = np.ones(len(rows), np.bool_)
         new[1:] = (at[1:] > stops[:-1] + _GAP) | (files[1:] != files[:-1])
         firsts = new.nonzero()[0]
-        lasts = np.append(firsts[1:], len(rows)) - 1
+        lasts = np.empty_like(firsts)
+        lasts[:-1], lasts[-1] = firsts[1:] - 1, len(rows) - 1
         begins, lengths = at[firsts], stops[lasts] - at[firsts]
         places = lengths.cumsum() - lengths
         data = np.empty(int(lengths.sum()), np.uint8)
@@ -198,66 +184,3 @@ class SampleReader:
             else:
                 data = file.read(begin - shift, size)
             self._take(data, ((row, name, 0, size),))
-
-    def _read_alone(self, row: int) -> Sample | SampleError:
-        """Return one sample, whatever its headers are like, or say what is wrong with it."""
-        source = self._spans.sources[row][0]
-        sample: Sample = {
-            "__key__": "",
-            "__subflavors__": self._subflavors,
-            "__sources__": self._spans.sources[row],
-        }
-        try:
-            self._fill(sample, row)
-        except Fault as fault:
-            return SampleError(
-                fault.problem,
-                dataset=source.dataset,
-                shard=source.shard,
-                key=fault.key or sample["__key__"] or None,
-                index=source.index,
-                offset=fault.offset,
-            )
-        return sample
-
-    def _fill(self, sample: Sample, row: int) -> None:
-        begin, end = int(self._spans.begins[row]), int(self._spans.ends[row])
-        read = self._spans.file(row).read
-        if end - begin <= _ALONE_WHOLE:
-            read = _Held(read(begin, end - begin), begin).read
-        for member in walk(read, begin, end):
-            named = split_name(member.name) if member.regular else None
-            if named is None:
-                continue
-            key, extension = named
-            sample["__key__"] = sample["__key__"] or key
-            if sample["__key__"] != key:
-                problem = f"a part of sample {key!r} is among its own. {_AGAIN}"
-                raise Fault(problem, member.offset)
-            if extension in sample:
-                problem = f"it has two parts {extension!r}. Write each part of a sample once."
-                raise Fault(problem, member.offset)
-            sample[extension] = self._decode(extension, read(member.data, member.size), member)
-        if not sample["__key__"]:
-            raise Fault(f"no file with a key and an extension is here. {_AGAIN}", begin)
-
-    def _decode(self, extension: str, data: bytes, member: Member) -> Any:
-        decode = self._decoders.find(extension)
-        try:
-            return decode(data)
-        except UnicodeDecodeError as error:
-            problem = f"part {extension!r} is not UTF-8: {error.reason} in its byte {error.start}."
-            raise Fault(f"{problem} {_DECODE}", member.data + error.start) from error
-        except Exception as error:
-            problem = f"part {extension!r} cannot be decoded: {type(error).__name__}: {error}."
-            raise Fault(f"{problem} {_DECODE}", member.data) from error
-
-
-class _Held(NamedTuple):
-    """A range of a file in memory."""
-
-    data: bytes
-    begin: int
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self.data[offset - self.begin : offset - self.begin + size]

@@ -7,6 +7,7 @@ source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise, repeat
@@ -20,15 +21,17 @@ from energy_data.errors import SampleError, SpecError, StructureError
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
+from energy_data.sources.tar_alone import Decoders, Place, read_plain
 from energy_data.sources.tar_headers import BLOCK
-from energy_data.sources.tar_index import index_beside, open_index
+from energy_data.sources.tar_index import index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
-from energy_data.sources.tar_samples import Decoders, SampleReader, Spans
-from energy_data.storage.files import File, open_file
+from energy_data.sources.tar_samples import SampleReader, Spans
+from energy_data.storage.files import File
 
 Int64s = npt.NDArray[np.int64]
 
+_FEW = 32  # samples below which numpy does not pay
 _HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
 
 
@@ -91,10 +94,12 @@ class WebdatasetSource(Source):
         self._root = part.root
         self._counts = part.counts
         self._ends = np.cumsum(part.counts, dtype=np.int64)
+        self._end_list = self._ends.tolist()
         self._begins = self._ends - np.asarray(part.counts, np.int64)
         self._first, self._length = _range(subset, int(self._ends[-1]), path)
         self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
         self._decoders = Decoders(decoding)
+        self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
 
     def __len__(self) -> int:
         return self._length
@@ -111,21 +116,15 @@ class WebdatasetSource(Source):
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
-        if not wanted.size:
-            return []
-        order = wanted.argsort(kind="stable")
         try:
-            spans = self._spans(wanted[order])
-            found = SampleReader(spans, self._decoders, self.subflavors).read()
+            if len(wanted) < _FEW:
+                samples = [self._read_one(index) for index in wanted.tolist()]
+            else:
+                samples = self._read_block(wanted)
         except StructureError as error:
             error.dataset = self.path
             raise
-        if self._excluded:
-            found = [self._admit(sample) for sample in found]
-        samples: list[Sample | SampleError] = [None] * len(found)  # type: ignore[list-item]
-        for place, sample in zip(order.tolist(), found, strict=True):
-            samples[place] = sample
-        return samples
+        return [self._admit(sample) for sample in samples] if self._excluded else samples
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices`. What is wrong with them is left for `read` to say."""
@@ -145,6 +144,29 @@ class WebdatasetSource(Source):
             for begin, stop in zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True):
                 file.will_need(begin, stop - begin)
 
+    def _read_one(self, index: int) -> Sample | SampleError:
+        if not 0 <= index < self._length:
+            raise IndexError(f"index {index} of {self._length} samples")
+        at = index + self._first
+        shard = bisect_right(self._end_list, at)
+        number = at - (self._end_list[shard - 1] if shard else 0)
+        file, places = open_shard(self._places.get(shard) or self._place(shard))
+        offsets = places.data
+        begin, end, last = offsets[number], offsets[number + 1], offsets[-1]
+        if not begin < end <= last or (begin | end) % BLOCK:
+            raise _impossible(file.path, begin, end, last)
+        source = _SOURCE((self.path, self.shards[shard], number))
+        return read_plain(Place(file, begin, end, (source,)), self._decoders, self.subflavors)
+
+    def _read_block(self, wanted: Int64s) -> list[Sample | SampleError]:
+        order = wanted.argsort(kind="stable")
+        spans = self._spans(wanted[order])
+        found = SampleReader(spans, self._decoders, self.subflavors).read()
+        samples: list[Sample | SampleError] = [None] * len(found)  # type: ignore[list-item]
+        for place, sample in zip(order.tolist(), found, strict=True):
+            samples[place] = sample
+        return samples
+
     def _spans(self, wanted: Int64s) -> Spans:
         """Return where samples are; wanted: int64 [n], sorted."""
         if wanted[0] < 0 or wanted[-1] >= self._length:
@@ -158,8 +180,7 @@ class WebdatasetSource(Source):
         sources: list[tuple[SampleSource]] = []
         for first, end in pairwise([*firsts.tolist(), len(at)]):
             shard, rows = int(shards[first]), numbers[first:end]
-            file = open_file(self._tar(shard))
-            offsets = open_index(self._index(shard), file, self._counts[shard])
+            file, offsets = open_shard(self._places.get(shard) or self._place(shard))
             begins[first:end], ends[first:end] = offsets[rows], offsets[rows + 1]
             _check(begins[first:end], ends[first:end], file.path, int(offsets[-1]))
             files.append(file)
@@ -167,13 +188,12 @@ class WebdatasetSource(Source):
             sources += zip(map(_SOURCE, names))
         return Spans(files, firsts, begins, ends, sources)
 
-    def _tar(self, shard: int) -> str:
-        return f"{self._root}/{self.shards[shard]}"
-
-    def _index(self, shard: int) -> str:
-        tar = self._tar(shard)
-        found = None if self.prepared else find_index(tar)
-        return found or index_beside(tar)
+    def _place(self, shard: int) -> tuple[str, str, int]:
+        """Return the path of a shard, that of its index, and how many samples it has."""
+        tar = f"{self._root}/{self.shards[shard]}"
+        index = None if self.prepared else find_index(tar)
+        self._places[shard] = tar, index or index_beside(tar), self._counts[shard]
+        return self._places[shard]
 
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
         if isinstance(sample, SampleError):
@@ -220,12 +240,16 @@ def _check(begins: Int64s, ends: Int64s, tar: str, last: int) -> None:
     wrong[1:] |= (begins[1:] < ends[:-1]) & (begins[1:] != begins[:-1])
     if wrong.any():
         row = int(wrong.argmax())
-        raise StructureError(
-            f"its index has a sample from byte {begins[row]} to {ends[row]} of {last}, which "
-            "cannot be. Run `energy-data prepare` again.",
-            shard=tar,
-            offset=int(begins[row]),
-        )
+        raise _impossible(tar, int(begins[row]), int(ends[row]), last)
+
+
+def _impossible(tar: str, begin: int, end: int, last: int) -> StructureError:
+    return StructureError(
+        f"its index has a sample from byte {begin} to {end} of {last}, which cannot be. "
+        "Run `energy-data prepare --force`.",
+        shard=tar,
+        offset=begin,
+    )
 
 
 def _fingerprint(part: SplitPart, split_part: str, first: int, length: int) -> str:

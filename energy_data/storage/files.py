@@ -43,7 +43,8 @@ class File:
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`, in one buffer of their own."""
-        self._check(offset, size)  # before memory is taken: sizes in headers lie
+        if offset + size > self.size:  # before memory is taken: sizes in headers lie
+            self._check(offset, size)
         try:
             data = os.pread(self._fd, size, offset)
         except OSError as error:
@@ -82,16 +83,15 @@ class File:
         os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _check(self, offset: int, size: int) -> None:
+        self.size = os.fstat(self._fd).st_size  # it may have grown since it was opened
         if offset + size > self.size:
-            self.size = os.fstat(self._fd).st_size  # it may have grown since it was opened
-            if offset + size > self.size:
-                raise self._short(offset, size)
+            raise self._short(offset, size)
 
     def _short(self, offset: int, size: int) -> StructureError:
         found = os.fstat(self._fd).st_size
         return StructureError(
             f"bytes {offset} to {offset + size} were asked for, but the file has {found}. "
-            "It was cut, or its index is of another file: run `energy-data prepare` again.",
+            "It was cut, or its index is of another file: run `energy-data prepare --force`.",
             shard=self.path,
             offset=offset,
         )

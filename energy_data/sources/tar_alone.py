@@ -1,0 +1,133 @@
+"""One sample out of a tar: quickly if its headers are plain, or whatever they are like.
+
+`read_alone` is the place where what is wrong with a sample is found out and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from energy_data.errors import SampleError
+from energy_data.sample import Sample, SampleSource
+from energy_data.sources.decode import Buffer, Decoding
+from energy_data.sources.tar_headers import BLOCK, Fault, Member, plain_header, walk
+from energy_data.sources.tar_names import split_name
+from energy_data.storage.files import File, Window
+
+_WHOLE = 65536  # bytes; larger samples are read header by header
+_HEADERS = 1024  # bytes read for one header: mostly there is a small part behind it
+_MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
+
+_AGAIN = "The tar was changed after it was indexed: run `energy-data prepare --force`."
+_DECODE = "Mend the data, or decode this extension in your own way."
+
+
+class Place(NamedTuple):
+    """Where one sample is."""
+
+    file: File
+    begin: int  # offset of its first header
+    end: int  # offset behind it
+    sources: tuple[SampleSource]
+
+
+class Decoders:
+    """The decoders of one dataset, by extension, found once each."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self.known: dict[str, Callable[[Buffer], Any]] = {}
+
+    def find(self, extension: str) -> Callable[[Buffer], Any]:
+        """Return the decoder of an extension; raise MissingExtraError if it needs an extra."""
+        if extension not in self.known:
+            if len(self.known) > _MOST_EXTENSIONS:
+                self.known.clear()
+            self.known[extension] = self._decoding.decoder(extension)
+        return self.known[extension]
+
+
+def read_plain(
+    place: Place, decoders: Decoders, subflavors: dict[str, Any]
+) -> Sample | SampleError:
+    """Return a sample, in a third of the time of `read_alone` if nothing is special about it."""
+    file, first, last, sources = place
+    size = last - first
+    data = file.read(first, size if size <= _WHOLE else 0)
+    sample: Sample = {"__key__": None, "__subflavors__": subflavors, "__sources__": sources}
+    known, find = decoders.known, decoders.find
+    at, sample_key = 0, None
+    while at < size:
+        header = plain_header(data, at)
+        if header is None:
+            break
+        key, _, extension = header[0].partition(".")
+        if not at:
+            sample_key = sample["__key__"] = key
+        begin, end = at + BLOCK, at + BLOCK + header[1]
+        at = (end + BLOCK - 1) & -BLOCK
+        if key != sample_key or not extension or extension in sample or "/" in extension or not key:
+            break
+        decode = known.get(extension) or find(extension)
+        if at > size:
+            break
+        try:
+            sample[extension] = decode(data[begin:end])
+        except Exception:  # noqa: BLE001 - read again, which says what is wrong
+            break
+    else:
+        return sample
+    return read_alone(place, decoders, subflavors)
+
+
+def read_alone(
+    place: Place, decoders: Decoders, subflavors: dict[str, Any]
+) -> Sample | SampleError:
+    """Return a sample, whatever its headers are like, or say what is wrong with it."""
+    source = place.sources[0]
+    sample: Sample = {"__key__": "", "__subflavors__": subflavors, "__sources__": place.sources}
+    try:
+        _fill(sample, place, decoders)
+    except Fault as fault:
+        return SampleError(
+            fault.problem,
+            dataset=source.dataset,
+            shard=source.shard,
+            key=fault.key or sample["__key__"] or None,
+            index=source.index,
+            offset=fault.offset,
+        )
+    return sample
+
+
+def _fill(sample: Sample, place: Place, decoders: Decoders) -> None:
+    file, begin, end, _ = place
+    read = Window(file, end - begin if end - begin <= _WHOLE else _HEADERS).read
+    for member in walk(read, begin, end):
+        named = split_name(member.name) if member.regular else None
+        if named is None:
+            continue
+        key, extension = named
+        sample["__key__"] = sample["__key__"] or key
+        if sample["__key__"] != key:
+            problem = f"a part of sample {key!r} is among its own. {_AGAIN}"
+            raise Fault(problem, member.offset)
+        if extension in sample:
+            problem = f"it has two parts {extension!r}. Write each part of a sample once."
+            raise Fault(problem, member.offset)
+        sample[extension] = _decode(decoders, extension, read(member.data, member.size), member)
+    if not sample["__key__"]:
+        raise Fault(f"no file with a key and an extension is here. {_AGAIN}", begin)
+
+
+def _decode(decoders: Decoders, extension: str, data: bytes, member: Member) -> Any:
+    decode = decoders.find(extension)
+    try:
+        return decode(data)
+    except UnicodeDecodeError as error:
+        problem = f"part {extension!r} is not UTF-8: {error.reason} in its byte {error.start}."
+        raise Fault(f"{problem} {_DECODE}", member.data + error.start) from error
+    except Exception as error:
+        problem = f"part {extension!r} cannot be decoded: {type(error).__name__}: {error}."
+        raise Fault(f"{problem} {_DECODE}", member.data) from error
