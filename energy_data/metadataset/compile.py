@@ -1,0 +1,160 @@
+"""Compiling a split: from definitions to the specs that run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, TypeAlias
+
+from energy_data.errors import DataError, SpecError
+from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kinds import EpochizeDefinition, RepeatDefinition
+from energy_data.metadataset.load import Metadataset
+from energy_data.metadataset.resolve import Branch, Twig, expand
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
+from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.repeat import RepeatSpec
+from energy_data.references import Leaf, OrderSpec
+from energy_data.source import Source
+
+Mode: TypeAlias = Literal["train", "val"]
+
+
+class OpenSource(Protocol):
+    """Opens one dataset; `energy_data.sources.webdataset.open_dataset` is one."""
+
+    def __call__(
+        self,
+        path: str,
+        /,
+        *,
+        split_part: str,
+        subset: tuple[int, int | None] | None,
+        subflavors: Mapping[str, Any],
+    ) -> Source:
+        """Return the samples of one part. SpecError if there is no such dataset or part."""
+        ...
+
+
+def compile_split(
+    metadataset: Metadataset,
+    split: str,
+    *,
+    open_source: OpenSource,
+    mode: Mode | None = None,
+) -> OrderSpec:
+    """Return the spec of one split.
+
+    mode: "train" draws from blends by weight and by repetitions; "val" plays their children one
+    after another, once each, whatever their weights and repetitions. Children with 0 are never
+    drawn in either. None: "train" for the split of that name, "val" for the others.
+
+    Every dataset is opened. Raises SpecError with every fault, as `load_metadataset` does: no such
+    split, datasets that are not there or empty, ids that clash. Raises StructureError for a
+    damaged dataset.
+    """
+    tree = expand(metadataset, split)
+    compiler = _Compiler(open_source, mode_of(split, mode))
+    spec = compiler.spec(tree)
+    compiler.faults.raise_any()
+    assert spec is not None
+    return spec
+
+
+def mode_of(split: str, mode: Mode | None) -> Mode:
+    """Return the mode that is meant."""
+    return mode or ("train" if split == "train" else "val")
+
+
+class _Compiler:
+    """Builds specs bottom-up. A node below which there are faults becomes None."""
+
+    def __init__(self, open_source: OpenSource, mode: Mode) -> None:
+        self.open_source, self.mode = open_source, mode
+        self.faults = Faults()
+        self.sources: dict[tuple[object, ...], Source] = {}
+
+    def spec(self, tree: Branch | Twig) -> OrderSpec | None:
+        if isinstance(tree, Twig):
+            return self.leaf(tree)
+        children = [child for child in tree.children if self.mode == "train" or child.share != 0]
+        specs = [self.spec(child) for child in children]
+        built = [spec for spec in specs if spec is not None]
+        if len(built) < len(specs):
+            return None
+        definition = tree.definition
+        if isinstance(definition, EpochizeDefinition):
+            return EpochizeSpec(of=built[0], length=definition.epochize.length)
+        if isinstance(definition, RepeatDefinition):
+            return RepeatSpec(of=built[0], times=definition.repeat.times)
+        return self.mixed(tree.kind, built, [child.share or 0 for child in children])
+
+    def mixed(self, kind: str, specs: list[OrderSpec], shares: list[float]) -> OrderSpec:
+        """Return several specs as one."""
+        pairs = zip(specs, shares, strict=True)
+        if kind == "blend" and self.mode == "train":
+            return BlendSpec(tuple(Part(spec, weight) for spec, weight in pairs))
+        if kind == "blend_epochized" and self.mode == "train":
+            return BlendEpochizedSpec(tuple(Repeated(spec, times) for spec, times in pairs))
+        return ConcatSpec(tuple(specs))
+
+    def leaf(self, twig: Twig) -> LeafSpec | None:
+        try:
+            source = self.source(twig)
+        except SpecError as error:
+            for fault in error.faults:
+                self.note(twig, fault)
+            return None
+        except DataError as error:
+            place, where = twig.definition.places["path"], twig.definition.where
+            error.add_note(f"{place}: {where}: leaf {twig.id!r}")
+            raise
+        if source is None:
+            return None
+        if not len(source):
+            self.note(
+                twig,
+                f"it has no samples, found 0 in the part {twig.split_part!r} of {twig.path}. Take "
+                "it out, or look at its split.yaml.",
+            )
+            return None
+        return LeafSpec(Leaf(id=twig.id, source=source))
+
+    def source(self, twig: Twig) -> Source | None:
+        """Return the source of a leaf; places that say the same share one. None: noted."""
+        if twig.subset.is_whole:
+            return self.open(twig, None, twig.subflavors)
+        num_samples = len(self.open(twig, None, {}))
+        problem = f"it has no samples in the range {twig.subset}"
+        try:
+            first, end = twig.subset.bounds(num_samples)
+        except ValueError as error:
+            problem, first, end = str(error), 0, 0
+        if first < end:
+            return self.open(twig, (first, end), twig.subflavors)
+        self.note(
+            twig,
+            f"{problem}, found {num_samples} in the part {twig.split_part!r} of {twig.path}. Give "
+            "a range within them.",
+            "subset",
+        )
+        return None
+
+    def open(
+        self, twig: Twig, subset: tuple[int, int | None] | None, subflavors: Mapping[str, Any]
+    ) -> Source:
+        said = json.dumps(subflavors, sort_keys=True, default=str)
+        name = (twig.path, twig.split_part, subset, said)
+        if name not in self.sources:
+            self.sources[name] = self.open_source(
+                twig.path, split_part=twig.split_part, subset=subset, subflavors=subflavors
+            )
+        return self.sources[name]
+
+    def note(self, twig: Twig, problem: str, key: str = "path") -> None:
+        definition = twig.definition
+        place = definition.places.get(key, definition.place)
+        self.faults.add(place, definition.where, f"leaf {twig.id!r}: {problem}")

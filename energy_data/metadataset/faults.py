@@ -1,0 +1,75 @@
+"""Faults of a metadataset: collected with their places, and raised all together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from attrs import frozen
+
+from energy_data.errors import SpecError
+
+SHOWN_LENGTH = 60  # characters of a found value in a message
+
+
+@frozen
+class Place:
+    """Where something stands in a file."""
+
+    file: str
+    line: int = 0  # from 1; 0: it does not come from a text
+    column: int = 0  # from 1, in characters
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+class Faults:
+    """The faults found so far, each told once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[Place, str], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, place: Place, where: str, problem: str) -> None:
+        """Note a fault.
+
+        place: where it stands. where: the key or node in question, empty for the file as a whole.
+        problem: *what is wrong, what was found. What to do.* A value used twice through an alias
+        has its faults told once.
+        """
+        text = f"{place}: {where}: {problem}" if where else f"{place}: {problem}"
+        self._texts.setdefault((place, problem), text)
+
+    def texts(self) -> list[str]:
+        """Return one line per fault: file by file as they were read, from top to bottom."""
+        files = {place.file: None for place, _ in self._texts}
+        rank = {file: number for number, file in enumerate(files)}
+        ordered = sorted(
+            ((rank[place.file], place.line, place.column), number, text)
+            for number, ((place, _), text) in enumerate(self._texts.items())
+        )
+        return [text for *_, text in ordered]
+
+    def raise_any(self) -> None:
+        """Raise a SpecError with all faults, if there are any."""
+        if self._texts:
+            raise SpecError(self.texts())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word nearest to `word`, if one is near."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
+def shown(text: str) -> str:
+    """Return `text` in quotes, on one line, not longer than a message bears."""
+    return repr(text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "...")
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return words as they stand in a sentence: `a, b or c`."""
+    *most, last = list(words)
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,153 @@
+"""What a key may hold: the check of the loader and the schema for editors, side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.metadataset.faults import did_you_mean, listed
+from energy_data.metadataset.read import Value
+from energy_data.metadataset.subset import Subset
+
+MAX_COUNT = 2**62
+
+_TEXT = re.compile(r"^[^\u0000-\u001f\u007f\ud800-\udfff]+$")
+_PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
+
+
+@frozen(eq=False)
+class Rule:
+    """What one key may hold."""
+
+    says: str  # completes "must be ..."
+    schema: dict[str, Any]  # the same as JSON Schema
+    accept: Callable[[Value], Any]
+    """Returns the value as the definitions hold it.
+
+    Raises ValueError if it breaks the rule, with what to do where an example is not enough.
+    """
+
+
+def number(maximum: float) -> Rule:
+    """Return the rule of a finite number >= 0."""
+
+    def accept(value: Value) -> float:
+        found = value.data
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ValueError  # noqa: TRY004 - the caller tells the fault
+        if not 0 <= found <= maximum:  # NaN is not
+            raise ValueError
+        return found
+
+    schema = {"type": "number", "minimum": 0, "maximum": maximum}
+    return Rule(f"a number from 0 to {maximum:g}", schema, accept)
+
+
+def one_of(*words: str) -> Rule:
+    """Return the rule of one of a few words."""
+
+    def accept(value: Value) -> str:
+        if value.data not in words:
+            near = did_you_mean(str(value.data), words)
+            raise ValueError(f"Did you mean '{near}'?" if near else "")
+        return str(value.data)
+
+    return Rule(listed(f"'{word}'" for word in words), {"enum": list(words)}, accept)
+
+
+def _count(value: Value) -> int:
+    return _whole(value.data, 1)
+
+
+def _text(value: Value) -> str:
+    if not isinstance(value.data, str) or not _TEXT.fullmatch(value.data):
+        raise ValueError
+    return value.data
+
+
+def _flag(value: Value) -> bool:
+    if not isinstance(value.data, bool):
+        raise ValueError  # noqa: TRY004 - the caller tells the fault
+    return value.data
+
+
+def _mapping(value: Value) -> dict[str, Any]:
+    if not isinstance(value.data, dict):
+        raise ValueError  # noqa: TRY004 - the caller tells the fault
+    plain: dict[str, Any] = value.plain()
+    return plain
+
+
+COUNT = Rule("a whole number >= 1", {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, _count)
+TEXT = Rule(
+    "text, not empty, without control characters",
+    {"type": "string", "pattern": _TEXT.pattern},
+    _text,
+)
+FLAG = Rule("true or false", {"type": "boolean"}, _flag)
+MAPPING = Rule("a mapping of names to plain data", {"type": "object"}, _mapping)
+
+
+def subset_range(*, absolute: bool) -> Rule:
+    """Return the rule of `range: [start, end]`.
+
+    absolute: whether it may be in samples, as well as in percent.
+    """
+    percentage = {"type": "string", "pattern": _PERCENT.pattern}
+    index = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT}
+    ranges = [
+        {
+            "type": "array",
+            "prefixItems": [start, {"anyOf": [start, {"const": "end"}]}],
+            "items": False,
+            "minItems": 2,
+        }
+        for start in ([percentage, index] if absolute else [percentage])
+    ]
+    schema = {
+        "type": "object",
+        "properties": {"range": {"anyOf": ranges}},
+        "required": ["range"],
+        "additionalProperties": False,
+    }
+    both = " or two numbers of samples" if absolute else ""
+    says = f"`range: [start, end]` with two percentages{both}, start before end"
+    return Rule(says, schema, lambda value: _subset(value, absolute=absolute))
+
+
+def _subset(value: Value, *, absolute: bool) -> Subset:
+    if not isinstance(value.data, dict) or list(value.data) != ["range"]:
+        raise ValueError
+    bounds = value.data["range"].data
+    if not isinstance(bounds, list) or len(bounds) != 2:
+        raise ValueError
+    start, end = bounds[0].data, bounds[1].data
+    if isinstance(start, str):
+        subset = Subset(low=_fraction(start), high=_fraction("100%" if end == "end" else end))
+        empty = subset.low >= subset.high
+    elif absolute:
+        subset = Subset(first=_whole(start, 0), end=None if end == "end" else _whole(end, 0))
+        empty = subset.end is not None and subset.first >= subset.end
+    else:
+        raise ValueError("Numbers of samples are for single datasets: use percentages here.")
+    if empty:
+        raise ValueError("The range is empty: let it end after its start.")
+    return subset
+
+
+def _fraction(percentage: Any) -> Fraction:
+    if not isinstance(percentage, str) or not _PERCENT.fullmatch(percentage):
+        raise ValueError
+    return Fraction(percentage.removesuffix("%")) / 100
+
+
+def _whole(found: Any, minimum: int) -> int:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError  # noqa: TRY004 - the caller tells the fault
+    if not minimum <= found <= MAX_COUNT or found != int(found):
+        raise ValueError
+    return int(found)

@@ -1,0 +1,296 @@
+from textwrap import dedent
+
+import pytest
+
+from energy_data.errors import SpecError
+from energy_data.metadataset.kinds import KINDS, KNOWN_TO_ENERGON
+from energy_data.metadataset.load import load_metadataset, parse_metadataset
+
+
+def faults(text):
+    with pytest.raises(SpecError) as caught:
+        parse_metadataset(dedent(text), name="m.yaml")
+    return caught.value.faults
+
+
+def fault(text):
+    (line,) = faults(text)
+    return line
+
+
+def train(node):
+    """Return the fault of a node that stands below `splits: train:`."""
+    return fault(f"splits:\n  train: {node}\n")
+
+
+PATH = "Write it like `path: ./coco`."
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("{paht: x}", "2:11: splits.train: unknown key 'paht'. Did you mean 'path'?"),
+        ("{blnd: [{path: x}]}", "2:11: splits.train: unknown key 'blnd'. Did you mean 'blend'?"),
+        (
+            "{path: x, subflavours: {}}",
+            "2:20: splits.train: unknown key 'subflavours'. Did you mean 'subflavors'?",
+        ),
+        (
+            "{path: x, colour: red}",
+            "2:20: splits.train: unknown key 'colour'. Known here: split_part, subflavors, "
+            "subflavor, independent, path, subset, id.",
+        ),
+        (
+            "{path: x, weight: 2}",
+            "2:20: splits.train: 'weight' does not belong here. It is for children of `blend`.",
+        ),
+        (
+            "{concat: [{path: x, repetitions: 2}]}",
+            "2:30: splits.train.concat[0]: 'repetitions' does not belong here. It is for children "
+            "of `blend_epochized`.",
+        ),
+        (
+            "{concat: [{path: x}], id: y}",
+            "2:32: splits.train: 'id' does not belong here. It is for nodes with `path`.",
+        ),
+        (
+            "{path: x, length: 5}",
+            "2:20: splits.train: 'length' does not belong here. It is for the mapping below "
+            "`epochize`.",
+        ),
+        (
+            "{path: x, blend: [{path: y}]}",
+            "2:20: splits.train: a node has one kind, found 'path' and 'blend'. Keep one, or list "
+            "them in a `blend`.",
+        ),
+        (
+            "{id: x}",
+            "2:10: splits.train: names no kind, found a mapping with 'id'. Add one of path, blend, "
+            "blend_epochized, concat, epochize or repeat.",
+        ),
+        (
+            "./coco",
+            "2:10: splits.train: must be a node: a mapping with `path`, `blend` or another kind, "
+            "found the text './coco'. If it is a path, write `path: ./coco`.",
+        ),
+        (
+            "[{path: x}]",
+            "2:10: splits.train: must be a node: a mapping with `path`, `blend` or another kind, "
+            "found a list of 1. To mix a list, write `blend:` before it.",
+        ),
+        (
+            "{blend: []}",
+            "2:18: splits.train.blend: must be a list of nodes, not empty, found an empty list. "
+            "Write it like `blend: [{path: ./coco, weight: 2}, {path: ./coyo}]`.",
+        ),
+        (
+            "{path: 5}",
+            "2:17: splits.train.path: must be text, not empty, without control characters, found "
+            f"the number 5. {PATH}",
+        ),
+        (
+            '{path: "a\\0b"}',
+            "2:17: splits.train.path: must be text, not empty, without control characters, found "
+            f"the text 'a\\x00b'. {PATH}",
+        ),
+        (
+            "{path: x, independent: 1}",
+            "2:33: splits.train.independent: must be true or false, found the number 1. Write it "
+            "like `independent: true`.",
+        ),
+        (
+            "{path: x, subflavors: [a]}",
+            "2:32: splits.train.subflavors: must be a mapping of names to plain data, found a list "
+            "of 1. Write it like `subflavors: {task: captioning}`.",
+        ),
+        (
+            "{epochize: {lenght: 5, of: {path: x}}}",
+            "2:22: splits.train.epochize: unknown key 'lenght'. Did you mean 'length'?",
+        ),
+        (
+            "{epochize: {length: 5}}",
+            "2:21: splits.train.epochize: the key 'of' is missing, found a mapping with 'length'. "
+            "Add it, such as `of: {path: ./coco}`.",
+        ),
+        (
+            "{epochize: {length: 0.5, of: {path: x}}}",
+            "2:30: splits.train.epochize.length: must be a whole number >= 1, found the number "
+            "0.5. Write it like `length: 100000`.",
+        ),
+        (
+            "{repeat: [5]}",
+            "2:19: splits.train.repeat: must be a mapping, found a list of 1. Write it like "
+            "`repeat: {times: 3, of: {path: ./coco}}`.",
+        ),
+        (
+            "{blend: [{path: x, weight: 0}, {path: y, weight: 0.0}]}",
+            "2:18: splits.train.blend: no child has weight > 0, found only 0. Give at least one "
+            "weight > 0.",
+        ),
+        (
+            "{blend_epochized: [{path: x, repetitions: 0}]}",
+            "2:28: splits.train.blend_epochized: no child has repetitions > 0, found only 0. Give "
+            "at least one repetitions > 0.",
+        ),
+        (
+            "{path: x, __class__: Boom}",
+            "2:20: splits.train: '__class__' does not belong here. A metadataset is data and runs "
+            "no code; the header may stand at the top of a file. Take it out.",
+        ),
+    ],
+)
+def test_a_fault_of_a_node_names_its_place_and_what_to_do(node, expected):
+    assert train(node) == f"m.yaml:{expected}"
+
+
+@pytest.mark.parametrize(
+    "weight", ["-1", ".nan", ".inf", "-.inf", "1e300", "true", "'5'", "~", "[]"]
+)
+def test_a_weight_is_a_finite_number_from_zero(weight):
+    line = train(f"{{blend: [{{path: x, weight: {weight}}}]}}")
+    assert line.startswith(
+        "m.yaml:2:37: splits.train.blend[0].weight: must be a number from 0 to 1e+15, found "
+    )
+    assert line.endswith("Write it like `weight: 2.5`.")
+
+
+@pytest.mark.parametrize("repetitions", ["-1", ".nan", ".inf", "1e10", "yes", "two"])
+def test_repetitions_are_a_finite_number_from_zero(repetitions):
+    line = train(f"{{blend_epochized: [{{path: x, repetitions: {repetitions}}}]}}")
+    assert "splits.train.blend_epochized[0].repetitions: must be a number from 0 to 1e+09" in line
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    ["[10, 20%]", "[10%, 20]", "[10%]", "[a, b]", "[-1, 5]", "[0%, 101%]", "5", "[end, 5]",
+     "[10.5, 20]", "[true, 5]", "[0%, 10%, 20%]", "[-5%, 5%]"],
+)  # fmt: skip
+def test_a_range_is_two_percentages_or_two_numbers(bounds):
+    line = train(f"{{path: x, subset: {{range: {bounds}}}}}")
+    assert "splits.train.subset: must be `range: [start, end]` with two percentages or" in line
+
+
+@pytest.mark.parametrize("bounds", ["[5, 5]", "[9, 3]", "[50%, 50%]", "[60%, 10.5%]"])
+def test_an_empty_range_is_a_fault(bounds):
+    line = train(f"{{path: x, subset: {{range: {bounds}}}}}")
+    assert line.endswith("The range is empty: let it end after its start.")
+
+
+def test_an_inner_node_takes_no_numbers_of_samples():
+    line = train("{subset: {range: [0, 5]}, blend: [{path: x}]}")
+    assert line.endswith("Numbers of samples are for single datasets: use percentages here.")
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN_TO_ENERGON))
+def test_a_key_of_energon_that_comes_later_is_not_called_unknown(name):
+    lines = faults(f"splits:\n  train: {{path: x, {name}: 1}}\n")
+    assert lines[0].startswith(
+        f"m.yaml:2:20: splits.train: '{name}' is known to Energon but not supported yet."
+    )
+    assert len(lines) == 1
+
+
+def test_a_join_is_told_once():
+    line = train("{join: [{path: x}]}")
+    assert line == (
+        "m.yaml:2:11: splits.train: 'join' is known to Energon but not supported yet. Take it out "
+        "for now."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "splits: {vla: {path: x}}",
+            "m.yaml:1:10: splits: unknown split 'vla'. Did you mean 'val'?",
+        ),
+        (
+            "splits: {dev: {path: x}}",
+            "m.yaml:1:10: splits: unknown split 'dev'. There are train, val or test.",
+        ),
+        (
+            "splits: {}",
+            "m.yaml:1:9: splits: must be a mapping with one or more of train, val and test, found "
+            "an empty mapping. Write it like `splits: {train: {path: ./coco}}`.",
+        ),
+        (
+            "__module__: megatron.energon",
+            "m.yaml:1:1: the key 'splits' is missing, found a mapping with '__module__'. Add it, "
+            "such as `splits: {train: {path: ./coco}}`.",
+        ),
+        (
+            "train: {path: x}\nsplits: {train: {path: x}}",
+            "m.yaml:1:1: 'train' does not belong here. It is for the mapping below `splits`.",
+        ),
+        (
+            "- x",
+            "m.yaml:1:1: must be a mapping with `splits`, found a list of 1. Write `splits: "
+            "{train: {path: ./coco}}`.",
+        ),
+        (
+            "__module__: os\nsplits: {train: {path: x}}",
+            "m.yaml:1:13: __module__: must be 'megatron.energon' or 'energy_data', found the text "
+            "'os'. A metadataset is data and runs no code, so nothing else can be named here: take "
+            "the line out.",
+        ),
+        (
+            "__class__: Metadataset\nsplits: {train: {path: x}}",
+            "m.yaml:1:12: __class__: must be 'MetadatasetV2', found the text 'Metadataset'. A "
+            "metadataset is data and runs no code, so nothing else can be named here: take the "
+            "line out.",
+        ),
+    ],
+)
+def test_a_fault_of_the_top_of_a_file(text, expected):
+    assert fault(text) == expected
+
+
+def test_every_fault_of_a_file_is_told_at_once():
+    lines = faults(
+        """\
+        __module__: os
+        splits:
+          train:
+            blend:
+              - wieght: 5
+                path: ./coco
+              - weight: -2
+                path: 5
+              - weight: 1
+                blend:
+                  - {}
+                  - {path: x, aux: y, subset: {range: [5]}}
+          vla: {path: x}
+          val: {epochize: {length: many}}
+        """
+    )
+    assert [line.split(" ")[0] for line in lines] == [
+        f"m.yaml:{place}:"
+        for place in (
+            "1:13", "5:9", "7:17", "8:15", "11:13", "12:23", "12:39", "13:3", "14:19", "14:28",
+        )
+    ]  # fmt: skip
+
+
+def test_a_fault_behind_an_alias_is_told_once():
+    line = fault("splits: {train: &x {path: 5}, val: *x, test: *x}")
+    assert line.startswith("m.yaml:1:27: splits.train.path: must be text")
+
+
+def test_a_mapping_has_the_same_faults_with_keys_for_places():
+    with pytest.raises(SpecError) as caught:
+        load_metadataset({"splits": {"train": {"blend": [{"path": "x", "wieght": 5}]}}})
+    assert caught.value.faults == [
+        "<mapping>: splits.train.blend[0]: unknown key 'wieght'. Did you mean 'weight'?"
+    ]
+
+
+@pytest.mark.parametrize("module", ["megatron.energon", "energy_data"])
+def test_the_header_of_energon_is_accepted(module):
+    text = f"__module__: {module}\n__class__: MetadatasetV2\nsplits: {{train: {{path: x}}}}"
+    assert parse_metadataset(text).splits == ("train",)
+
+
+def test_every_kind_has_a_class_with_its_key():
+    assert all(cls.__name__.endswith("Definition") for cls in KINDS.values())

@@ -1,0 +1,129 @@
+"""Real metadatasets: those of the repository, and those of Energon's own documentation."""
+
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from energy_data.metadataset.compile import compile_split
+from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.load import load, load_metadataset, parse_metadataset
+from energy_data.metadataset.read import read_text
+from energy_data.metadataset.resolve import resolve
+from energy_data.metadataset.schema import metadataset_schema
+from energy_data.references import leaf_entries
+
+FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))
+
+SIMPLE = """
+# Outer object must be a `Metadataset`
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  # Split defines the train/val/test subsets composition
+  train:
+    # This can be any `MetadatasetBase` class. E.g. a `DatasetMetadataset`, or a `MixMetadataset`.
+    # Mix the following datasets
+    blend:
+      - weight: 5
+        path: ./coco
+      - weight: 2
+        path: ./coyo
+      - weight: 1
+        path: ./coyo
+  val:
+    # Only use coco-val for val
+    path: ./coco
+  test:
+    # Only use coyo-test for test
+    path: ./coyo
+"""
+ADVANCED = """
+# Outer object must be a `Metadataset`
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  # Split defines the train/val/test subsets composition
+  train:
+    # This can be any `MetadatasetBase` class. E.g. a `DatasetMetadataset`, or a `MixMetadataset`.
+    # Blend the following datasets
+    blend:
+      - weight: 5
+        path: ./coco
+        # Set the __subflavor__ property of the coco samples
+        subflavor: small_images
+        # Set the __subflavors__ property of the samples
+        subflavors:
+          augmentation_type: small_images
+          text_length: short
+      # Combine coyo-train and coyo-val
+      - weight: 2
+        path: ./coyo
+        split_part: train
+        # Set the __subflavors__ property of the samples
+        subflavors:
+          augmentation_type: large_images
+          text_length: short
+      - weight: 1
+        path: ./coyo
+        split_part: val
+        # Set the __subflavors__ property of the samples
+        subflavors:
+          augmentation_type: large_images
+          text_length: short
+  # For val and test, MixDataset will actually concatenate the datasets
+  val:
+    # Only use coco val for val
+    path: ./coco
+    subflavor: small_images
+    subflavors:
+      augmentation_type: small_images
+      text_length: short
+  test:
+    path: ./coyo
+"""
+
+
+def leaves(metadataset, split, datasets):
+    spec = compile_split(metadataset, split, open_source=datasets)
+    return [(leaf.id, leaf.source.subflavors) for _, leaf in leaf_entries(spec)]
+
+
+def test_there_are_examples():
+    assert len(FILES) >= 4
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_an_example_loads_compiles_resolves_and_fits_the_schema(path, datasets):
+    metadataset = load(path)
+    for split in metadataset.splits:
+        spec = compile_split(metadataset, split, open_source=datasets)
+        alone = load_metadataset(resolve(metadataset, split))
+        assert compile_split(alone, split, open_source=datasets).describe() == spec.describe()
+    value = read_text(path.read_bytes(), path.name, Faults())
+    Draft202012Validator(metadataset_schema()).validate(value.plain())
+
+
+def test_the_simple_example_of_energon_loads(datasets):
+    metadataset = parse_metadataset(SIMPLE)
+    assert metadataset.splits == ("train", "val", "test")
+    found = leaves(metadataset, "train", datasets)
+    assert found == [("coco:train", {}), ("coyo:train", {}), ("coyo:train", {})]
+    assert leaves(metadataset, "val", datasets) == [("coco:val", {})]
+
+
+def test_the_advanced_example_of_energon_loads(datasets):
+    metadataset = parse_metadataset(ADVANCED)
+    small = {
+        "__subflavor__": "small_images",
+        "augmentation_type": "small_images",
+        "text_length": "short",
+    }
+    large = {"augmentation_type": "large_images", "text_length": "short"}
+    assert leaves(metadataset, "train", datasets) == [
+        ("coco:train", small),
+        ("coyo:train", large),
+        ("coyo:val", large),
+    ]
+    assert leaves(metadataset, "val", datasets) == [("coco:val", small)]
+    assert leaves(metadataset, "test", datasets) == [("coyo:test", {})]

@@ -1,0 +1,143 @@
+from copy import deepcopy
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from energy_data.errors import SpecError
+from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kinds import KINDS, PARTS, FileDefinition, keys_of
+from energy_data.metadataset.load import parse_metadataset
+from energy_data.metadataset.read import read_text
+from energy_data.metadataset.schema import metadataset_schema
+
+SCHEMA = metadataset_schema()
+
+GOOD = [
+    "{path: x}",
+    "{path: x, id: y, split_part: val, subset: {range: [0, 5]}, independent: true}",
+    "{path: x, subset: {range: [0, end]}, subflavors: {a: [1, {b: ~}]}, subflavor: s}",
+    "{path: x, subset: {range: [0%, 33.3%]}}",
+    "{path: x, subset: {range: [50%, end]}}",
+    "{blend: [{path: x, weight: 0}, {path: y}], subset: {range: [0%, 5%]}}",
+    "{blend: [{path: x, weight: 1e-3}, {weight: 2, blend: [{path: y}]}]}",
+    "{blend_epochized: [{path: x, repetitions: 0.5}, {concat: [{path: y}]}]}",
+    "{concat: [{path: x}, {epochize: {length: 5, of: {path: y}}}]}",
+    "{repeat: {times: 3, of: {blend: [{path: x, weight: 3}]}}}",
+]
+
+BAD = [
+    "x",
+    "5",
+    "~",
+    "{}",
+    "[{path: x}]",
+    "{path: 5}",
+    '{path: ""}',
+    '{path: "a\\nb"}',
+    "{path: x, pahts: y}",
+    "{path: x, aux: y}",
+    "{path: x, weight: 1}",
+    "{path: x, repetitions: 1}",
+    "{path: x, blend: [{path: y}]}",
+    "{path: x, independent: 1}",
+    "{path: x, subflavors: 5}",
+    "{path: x, subflavor: 5}",
+    "{path: x, id: ~}",
+    "{path: x, subset: [0, 5]}",
+    "{path: x, subset: {range: [0]}}",
+    "{path: x, subset: {range: [0, 5, 6]}}",
+    "{path: x, subset: {range: [0, 5%]}}",
+    "{path: x, subset: {range: [-1, 5]}}",
+    "{path: x, subset: {range: [0%, 101%]}}",
+    "{path: x, subset: {range: [end, 5]}}",
+    "{path: x, subset: {ragne: [0, 5]}}",
+    "{concat: [{path: x}], subset: {range: [0, 5]}}",
+    "{concat: [{path: x}], id: y}",
+    "{concat: [{path: x, weight: 1}]}",
+    "{concat: []}",
+    "{blend: {path: x}}",
+    "{blend: [{path: x, weight: -1}]}",
+    "{blend: [{path: x, weight: '1'}]}",
+    "{blend: [{path: x, weight: true}]}",
+    "{blend: [{path: x, weight: .inf}]}",
+    "{blend: [{path: x, weight: 0}]}",
+    "{blend_epochized: [{path: x, repetitions: 0.0}]}",
+    "{blend_epochized: [{path: x, weight: 1}]}",
+    "{epochize: {length: 0, of: {path: x}}}",
+    "{epochize: {length: 5}}",
+    "{epochize: {of: {path: x}}}",
+    "{repeat: {times: 1.5, of: {path: x}}}",
+    "{repeat: {times: 2, of: {path: x, weight: 1}}}",
+]
+
+TOPS = [
+    ("splits: {}", False),
+    ("splits: {dev: {path: x}}", False),
+    ("split: {train: {path: x}}", False),
+    ("{splits: {train: {path: x}}, more: 5}", False),
+    ("{splits: {train: {path: x}}, __module__: os}", False),
+    ("{splits: {train: {path: x}}, __class__: Metadataset}", False),
+    ("{splits: {test: {path: x}}, __module__: megatron.energon, __class__: MetadatasetV2}", True),
+    ("[]", False),
+]
+
+
+def verdicts(text):
+    """Return what the schema says of a text, and what the loader says."""
+    value = read_text(text, "m.yaml", Faults())
+    try:
+        parse_metadataset(text)
+    except SpecError:
+        loads = False
+    else:
+        loads = True
+    return Draft202012Validator(SCHEMA).is_valid(value.plain()), loads
+
+
+def test_it_is_a_schema():
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("node", GOOD)
+def test_schema_and_loader_accept_the_same(node):
+    assert verdicts(f"splits: {{train: {node}}}") == (True, True)
+
+
+@pytest.mark.parametrize("node", BAD)
+def test_schema_and_loader_refuse_the_same(node):
+    assert verdicts(f"splits: {{train: {node}}}") == (False, False)
+
+
+@pytest.mark.parametrize(("text", "good"), TOPS)
+def test_schema_and_loader_agree_on_the_top_of_a_file(text, good):
+    assert verdicts(text) == (good, good)
+
+
+def keys():
+    for cls in (FileDefinition, *KINDS.values(), *PARTS):
+        for name, attribute in keys_of(cls).items():
+            yield pytest.param(cls, name, attribute.metadata, id=f"{cls.__name__}-{name}")
+
+
+@pytest.mark.parametrize(("cls", "name", "metadata"), list(keys()))
+def test_every_key_has_a_description_and_an_example_that_loads(cls, name, metadata):
+    assert metadata["about"].endswith(".")
+    example = metadata["example"]
+    assert example.startswith(f"{name}: ")
+    if cls is FileDefinition:
+        rest = "" if name == "splits" else "splits: {train: {path: x}}"
+        text = f"{example}\n{rest}"
+    else:
+        node = f"{{{example}}}" if name in KINDS else f"{{{example}, path: x}}"
+        text = (
+            f"splits: {{train: {{{PARTS[cls]}: [{node}]}}}}"
+            if cls in PARTS
+            else (f"splits: {{train: {node}}}")
+        )
+    assert verdicts(text) == (True, True)
+
+
+def test_the_schema_is_made_anew_each_time():
+    before = deepcopy(metadataset_schema())
+    metadataset_schema()["$defs"].clear()
+    assert metadataset_schema() == before
