@@ -1,0 +1,1 @@
+"""The command line `energy-data`; one file, or one folder, per command."""

@@ -1,0 +1,66 @@
+"""`energy-data check`: every fault of every file, at its line and column."""
+
+from __future__ import annotations
+
+import click
+
+from energy_data.errors import DataError, SpecError
+from energy_data.metadataset.compile import compile_split
+from energy_data.metadataset.load import load
+from energy_data.metadataset.resolve import expand, twigs
+from energy_data.references import OrderSpec, distinct_leaves, leaf_entries
+from energy_data.sources.webdataset import open_dataset
+
+
+@click.command("check")
+@click.argument("meta", nargs=-1, required=True, metavar="META...")
+@click.option("--split", help="Check this split only; by default all that a file has.")
+@click.option("--no-data", is_flag=True, help="Look at the files only; open no dataset.")
+@click.pass_context
+def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_data: bool) -> None:
+    """Check metadatasets, and that the datasets they name can be opened.
+
+    Prints one line per file that is right. Faults go to stderr, one line each, as
+    `file:line:column: where: what is wrong, what was found. What to do.`, and the exit code is 1.
+    """
+    told: dict[str, None] = {}  # files may name the same faulty file
+    for path in meta:
+        faults, facts = _check(path, split, with_data=not no_data)
+        told |= dict.fromkeys(faults)
+        if not faults:
+            click.echo(f"{path}: fine; {'; '.join(facts)}")
+    for fault in told:
+        click.echo(fault, err=True)
+    if told:
+        ctx.exit(1)
+
+
+def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str], list[str]]:
+    """Return the faults of a file with all it names, and the facts of its splits."""
+    try:
+        metadataset = load(path)
+    except SpecError as error:
+        return error.faults, []
+    # The parts of a single dataset are its own business; training needs one.
+    splits = ("train",) if metadataset.root.any_split else metadataset.splits
+    faults, facts = [], []
+    for name in splits if split is None else (split,):
+        try:
+            if with_data:
+                facts.append(
+                    _facts(name, compile_split(metadataset, name, open_source=open_dataset))
+                )
+            else:
+                facts.append(f"{name}: {len(list(twigs(expand(metadataset, name))))} leaves")
+        except SpecError as error:
+            faults += error.faults
+        except DataError as error:
+            where = "".join(f"{note}: " for note in getattr(error, "__notes__", []))
+            faults.append(f"{where}{error}")
+    return faults, facts
+
+
+def _facts(split: str, spec: OrderSpec) -> str:
+    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+    samples = sum(leaf.num_samples for leaf in leaves)
+    return f"{split}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"

@@ -1,0 +1,163 @@
+"""`energy-data inspect`: the tree of a split, what it draws, and how far a run gets in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from attrs import asdict, frozen
+from rich.console import Console
+from rich.table import Table
+
+from energy_data.context import LANES_PER_RANK, Context
+from energy_data.metadataset.compile import compile_split, mode_of
+from energy_data.metadataset.describe import Row, describe_tree
+from energy_data.metadataset.load import load
+from energy_data.references import OrderSpec, ReferencesSpec, distinct_leaves, leaf_entries
+from energy_data.sources.webdataset import open_dataset
+
+PLAIN_WIDTH = 1_000  # characters: lines into a file or a pipe are never broken
+
+
+@frozen(kw_only=True)
+class Run:
+    """As much of a run as decides how often each leaf is drawn."""
+
+    batches: int  # micro-batches, over all ranks; 0: none are asked about
+    batch_size: int
+    lanes: int
+    seed: int
+
+
+@click.command("inspect")
+@click.argument("meta")
+@click.option("--split", default="train", show_default=True, help="The split to look at.")
+@click.option(
+    "--batches",
+    type=click.IntRange(min=1),
+    help="Show how often each leaf has been seen after so many micro-batches of all ranks.",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Samples per micro-batch.")
+@click.option(
+    "--lanes",
+    type=click.IntRange(min=1),
+    default=LANES_PER_RANK,
+    show_default=True,
+    help="Lanes of the run.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    meta: str,
+    *,
+    split: str,
+    batches: int | None,
+    batch_size: int | None,
+    lanes: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Show the tree of a metadataset, or of a dataset.
+
+    `%` is the share of all draws. `drawn` and `epochs` are of a leaf, over all places that list it
+    and all lanes; they are computed from the order, not by reading, and leave skipped samples out
+    of account.
+    """
+    if (batches is None) != (batch_size is None):
+        raise click.UsageError("--batches and --batch-size go together: give both, or neither.")
+    metadataset = load(meta)
+    spec = compile_split(metadataset, split, open_source=open_dataset)
+    rows = list(describe_tree(metadataset, split, spec))
+    run = Run(batches=batches or 0, batch_size=batch_size or 0, lanes=lanes, seed=seed)
+    drawn = draws(spec, run, endless=mode_of(split, None) == "train") if batches else {}
+    if as_json:
+        click.echo(json.dumps(_plain(meta, split, rows, drawn, run), indent=2))
+        return
+    click.echo(f"{meta}, split {split}: {_summary(spec)}, {lanes} lanes")
+    if drawn:
+        click.echo(f"after {run.batches:,} micro-batches of {run.batch_size} samples:")
+    _show(rows, drawn)
+
+
+def draws(spec: OrderSpec, run: Run, *, endless: bool) -> dict[str, int]:
+    """Return how often each leaf is drawn in the first micro-batches of a run, by its id.
+
+    endless: training without end; else one pass, dealt to the lanes. Costs one look at the order
+    per lane, whatever the number of micro-batches.
+    """
+    if endless:
+        references = ReferencesSpec(of=spec)
+        # Micro-batch g is of lane g mod lanes.
+        of_lane = [len(range(lane, run.batches, run.lanes)) for lane in range(run.lanes)]
+    else:
+        references = ReferencesSpec(of=spec, deal=run.batch_size)
+        of_lane = [run.batches]  # one order for all lanes
+    total: dict[str, int] = {}
+    for lane, batches in enumerate(of_lane):
+        node = references.build(Context(seed=run.seed, lane=lane, lanes=len(of_lane)))
+        node.cursor.draws = batches * run.batch_size
+        if not endless:
+            node.cursor.draws = min(node.cursor.draws, node.plan.order.begin(1))
+        for leaf, count in zip(node.leaves, node.ledger().tolist(), strict=True):
+            total[leaf.id] = total.get(leaf.id, 0) + count
+    return total
+
+
+def _summary(spec: OrderSpec) -> str:
+    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+    samples = sum(leaf.num_samples for leaf in leaves)
+    return f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
+
+
+def _show(rows: Sequence[Row], drawn: Mapping[str, int]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("node", overflow="fold")
+    for name in ("samples", "share", "%", *(("drawn", "epochs") if drawn else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("leaf id", overflow="fold")
+    table.add_column("where", overflow="fold", style="dim")
+    for row in rows:
+        table.add_row(*_cells(row, drawn), style=None if row.id else "bold")
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def _cells(row: Row, drawn: Mapping[str, int]) -> list[str]:
+    where = f"{row.place.file}:{row.place.line}" if row.place.line else row.place.file
+    percent = "?" if row.fraction is None else f"{100 * row.fraction:.2f}"
+    samples = "" if row.num_samples is None else f"{row.num_samples:,}"
+    cells = ["  " * row.depth + row.label, samples, _share(row), percent]
+    if drawn and row.id is not None:
+        epochs = _epochs(row, drawn)
+        cells += [f"{drawn.get(row.id, 0):,}", "" if epochs is None else f"{epochs:.3f}"]
+    elif drawn:
+        cells += ["", ""]
+    return [*cells, row.id or "", where]
+
+
+def _share(row: Row) -> str:
+    return "" if row.share is None else f"{row.share:g}"
+
+
+def _epochs(row: Row, drawn: Mapping[str, int]) -> float | None:
+    return drawn.get(row.id or "", 0) / row.num_samples if row.num_samples else None
+
+
+def _plain(
+    meta: str, split: str, rows: Sequence[Row], drawn: Mapping[str, int], run: Run
+) -> dict[str, Any]:
+    """Return what is shown as plain data."""
+    nodes = []
+    for row in rows:
+        node = asdict(row)
+        if drawn and row.id is not None:
+            node |= {"drawn": drawn.get(row.id, 0), "epochs": _epochs(row, drawn)}
+        nodes.append(node)
+    return {"metadataset": meta, "split": split, "run": asdict(run), "nodes": nodes}

@@ -1,0 +1,64 @@
+"""`energy-data`: finds the command, and says what went wrong without a traceback."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import IO, Any
+
+import click
+
+from energy_data.errors import EnergyDataError
+
+COMMANDS = {
+    "check": "energy_data.cli.check",
+    "demo": "energy_data.cli.demo.command",
+    "inspect": "energy_data.cli.inspect",
+    "prepare": "energy_data.cli.prepare",
+    "schema": "energy_data.cli.schema",
+}
+"""Name of a command -> the module that has it as `command`."""
+
+
+class Failure(click.ClickException):
+    """An error of ours on its way to the user: its message alone, exit code 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message to stderr, as it is: its lines begin with a place."""
+        click.echo(self.message, file=file, err=file is None)
+
+
+class Commands(click.Group):
+    """The commands of the table; one is imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name]).command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; errors that say all they have to say lose their traceback."""
+        try:
+            return super().invoke(ctx)
+        except EnergyDataError as error:
+            raise Failure("\n".join([str(error), *getattr(error, "__notes__", [])])) from error
+        except OSError as error:
+            if error.filename is None:  # such as a closed pipe, which click knows how to end
+                raise
+            raise Failure(f"{error.filename}: {error.strerror}.") from error
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("energy_data"), package_name="energy_data")
+def main() -> None:
+    """One exact, resumable stream of training batches from many datasets."""
+
+
+if __name__ == "__main__":
+    main()
