@@ -86,16 +86,11 @@ def key(holds: Holds, about: str, example: str, name: str | None = None) -> dict
 
 def keys_of(cls: type[Any]) -> dict[str, Attribute[Any]]:
     """Return the attributes of `cls` that are keys, by key."""
-    if (known := _KEYS.get(cls)) is None:
-        known = _KEYS[cls] = {
-            attribute.metadata["name"] or attribute.name: attribute
-            for attribute in fields(cls)
-            if "holds" in attribute.metadata
-        }
-    return known
-
-
-_KEYS: dict[type[Any], dict[str, Attribute[Any]]] = {}  # a cache
+    return {
+        attribute.metadata["name"] or attribute.name: attribute
+        for attribute in fields(cls)
+        if "holds" in attribute.metadata
+    }
 
 
 @frozen(kw_only=True, eq=False)

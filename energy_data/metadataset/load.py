@@ -15,6 +15,7 @@ from energy_data.metadataset.convert import convert_file
 from energy_data.metadataset.faults import Faults, Place, did_you_mean, listed
 from energy_data.metadataset.kinds import SPLITS, Definition, PathDefinition
 from energy_data.metadataset.read import MAX_BYTES, Value, read_data, read_text
+from energy_data.metadataset.rules import TEXT_PATTERN
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -168,14 +169,16 @@ class _Loader:
         self.faults = faults
         self.files: dict[str, File | None] = {}  # by key; None: it has faults
         self.extents: dict[tuple[str, str], _Extent] = {}  # by key and split
+        self.unfollowed: list[tuple[Value, File]] = []
+        self.skims = False
 
     def load(self, value: Value | None, bare: File) -> Metadataset:
         """Return the metadataset whose outermost file holds `value`."""
-        root = self.convert(value, bare)
+        root = self.files[bare.key] = self.convert(value, bare)
         if root is not None:
-            self.files[root.key] = root
             for split, definition in root.splits.items():
                 self.bound(self.follow(root, split, ()), definition)
+        self.skim()
         self.faults.raise_any()
         assert root is not None
         return Metadataset(root, {key: file for key, file in self.files.items() if file})
@@ -195,6 +198,8 @@ class _Loader:
 
     def convert(self, value: Value | None, bare: File) -> File | None:
         definition = None if value is None else convert_file(value, self.faults)
+        if value is not None and (definition is None or self.skims):
+            self.unfollowed.append((value, bare))
         if definition is None:
             return None
         return File(bare.name, bare.key, bare.directory, definition.splits, bare.any_split)
@@ -222,7 +227,7 @@ class _Loader:
         path = joined(file.directory, node.path)
         if not is_metadataset(path):
             return leaf
-        nested = self.nested(node, path, file)
+        nested = self.nested(node.path, file, place, where)
         if nested is None:
             return leaf
         if node.subset is not None and node.subset.is_absolute:
@@ -248,12 +253,24 @@ class _Loader:
             return leaf
         return self.follow(nested, part, chain)
 
-    def nested(self, node: PathDefinition, path: str, file: File) -> File | None:
+    def skim(self) -> None:
+        """Read what files with faults name, as far as it can be told, for the faults there."""
+        self.skims = True
+        while self.unfollowed:
+            value, file = self.unfollowed.pop(0)
+            for path, place, where in _named(value, ""):
+                if is_remote(path):
+                    self.faults.add(place, where, _remote(path))
+                elif is_metadataset(joined(file.directory, path)):
+                    self.nested(path, file, place, where)
+
+    def nested(self, written: str, file: File, place: Place, where: str) -> File | None:
         """Return a nested file, read once."""
+        path = joined(file.directory, written)
         key = file_key(path)
         if key not in self.files:
-            name = _name_of(node.path, file)
-            value = self.read(path, name, node.places["path"], f"{node.where}.path")
+            name = _name_of(written, file)
+            value = self.read(path, name, place, where)
             if value is None and not Path(path).is_file():
                 return None  # told again where it is named again
             self.files[key] = self.convert(value, File(name, key, file_folder(path), {}))
@@ -308,6 +325,21 @@ def _leaves(
 def _remote(path: str) -> str:
     """Return what to say of a path with a scheme."""
     return f"remote paths are not supported yet, found {path!r}. Give a local path."
+
+
+def _named(value: Value, where: str) -> Iterator[tuple[str, Place, str]]:
+    """Yield the text of every `path:` in a file that may have faults."""
+    if isinstance(value.data, list):
+        for number, item in enumerate(value.data):
+            yield from _named(item, f"{where}[{number}]")
+    if not isinstance(value.data, dict):
+        return
+    for name, item in value.data.items():
+        inner = f"{where}.{name}" if where else name
+        if name == "path" and isinstance(item.data, str) and TEXT_PATTERN.fullmatch(item.data):
+            yield item.data, item.place, inner
+        elif name != "subflavors":
+            yield from _named(item, inner)
 
 
 def _missing(path: str) -> str:

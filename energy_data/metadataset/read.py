@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 import yaml
 from attrs import field, frozen
 
-from energy_data.metadataset.faults import Faults, Place, shown
+from energy_data.metadataset.faults import SHOWN_LENGTH, Faults, Place, shown
 from energy_data.metadataset.scalars import Scalar, scalar_of
 
 MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100
 MAX_VALUES = 1_000_000  # with every alias written out
+SHOWN_VALUES = 10  # of a collection in a message
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -42,12 +43,19 @@ class Value:
                 return f"the flag {str(self.data).lower()}"
             case str():
                 return f"the text {shown(self.data)}"
-            case list():
-                return f"a list of {len(self.data)}" if self.data else "an empty list"
-            case dict():
-                names = ", ".join(self.data)
-                return f"a mapping with {shown(names)}" if names else "an empty mapping"
+            case list() | dict():
+                return self._describe_collection()
         return f"the number {self.data}"
+
+    def _describe_collection(self) -> str:
+        if self.size <= SHOWN_VALUES:
+            text = _flow(self)
+            if len(text) <= SHOWN_LENGTH and text.isprintable():
+                return text
+        if isinstance(self.data, list):
+            return f"a list of {len(self.data)}"
+        assert isinstance(self.data, dict)
+        return f"a mapping with {shown(', '.join(self.data))}"
 
     def plain(self) -> Any:
         """Return the value as plain Python data."""
@@ -56,6 +64,21 @@ class Value:
         if isinstance(self.data, list):
             return [value.plain() for value in self.data]
         return self.data
+
+
+def _flow(value: Value) -> str:
+    """Return a small value as YAML on one line."""
+    match value.data:
+        case None:
+            return "~"
+        case bool():
+            return str(value.data).lower()
+        case list():
+            return f"[{', '.join(map(_flow, value.data))}]"
+        case dict():
+            inner = ", ".join(f"{name}: {_flow(each)}" for name, each in value.data.items())
+            return f"{{{inner}}}"
+    return str(value.data)
 
 
 class _Stop(Exception):  # noqa: N818 - never leaves this module
@@ -297,13 +320,16 @@ def _decoded(text: str | bytes, file: str, faults: Faults) -> str:
         size = f"found {len(text):,} bytes where {MAX_BYTES:,} are allowed"
         faults.add(Place(file), "", f"too large, {size}. Split it into nested files.")
         raise _Stop
-    if isinstance(text, str):
-        return text
     try:
+        if isinstance(text, str):
+            text.encode()
+            return text
         return text.decode("utf-8-sig")
+    except UnicodeEncodeError as error:
+        place, found = Place(file), f"the character 0x{ord(error.object[error.start]):04x}"
     except UnicodeDecodeError as error:
-        line = text.count(b"\n", 0, error.start) + 1
-        column = error.start - text.rfind(b"\n", 0, error.start)
-        found = f"found the byte 0x{text[error.start]:02x}"
-        faults.add(Place(file, line, column), "", f"not UTF-8, {found}. Save the file as UTF-8.")
-        raise _Stop from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        place, found = Place(file, line, column), f"the byte 0x{error.object[error.start]:02x}"
+    faults.add(place, "", f"not UTF-8, found {found}. Save the file as UTF-8.")
+    raise _Stop

@@ -105,11 +105,12 @@ class _Scope:
 
     def expand(self, definition: Definition, share: float | None) -> Branch | Twig:
         """Return the tree below a node."""
+        own = definition.all_subflavors
         inner = evolve(
             self,
             split_part=definition.split_part or self.split_part,
             subset=self.subset.within(definition.subset),
-            subflavors={**definition.all_subflavors, **self.subflavors},
+            subflavors={**own, **self.subflavors} if own else self.subflavors,
             independent=self.independent or definition.independent,
         )
         if isinstance(definition, PathDefinition):

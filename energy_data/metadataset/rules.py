@@ -15,7 +15,7 @@ from energy_data.metadataset.subset import Subset
 
 MAX_COUNT = 2**62
 
-_TEXT = re.compile(r"^[^\u0000-\u001f\u007f\ud800-\udfff]+$")
+TEXT_PATTERN = re.compile(r"^[^\u0000-\u001f\u007f\ud800-\udfff]+$")
 _PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
 
 
@@ -64,7 +64,7 @@ def _count(value: Value) -> int:
 
 
 def _text(value: Value) -> str:
-    if not isinstance(value.data, str) or not _TEXT.fullmatch(value.data):
+    if not isinstance(value.data, str) or not TEXT_PATTERN.fullmatch(value.data):
         raise ValueError
     return value.data
 
@@ -85,7 +85,7 @@ def _mapping(value: Value) -> dict[str, Any]:
 COUNT = Rule("a whole number >= 1", {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, _count)
 TEXT = Rule(
     "text, not empty, without control characters",
-    {"type": "string", "pattern": _TEXT.pattern},
+    {"type": "string", "pattern": TEXT_PATTERN.pattern},
     _text,
 )
 FLAG = Rule("true or false", {"type": "boolean"}, _flag)

@@ -65,7 +65,7 @@ PATH = "Write it like `path: ./coco`."
         ),
         (
             "{id: x}",
-            "2:10: splits.train: names no kind, found a mapping with 'id'. Add one of path, blend, "
+            "2:10: splits.train: names no kind, found {id: x}. Add one of path, blend, "
             "blend_epochized, concat, epochize or repeat.",
         ),
         (
@@ -76,11 +76,11 @@ PATH = "Write it like `path: ./coco`."
         (
             "[{path: x}]",
             "2:10: splits.train: must be a node: a mapping with `path`, `blend` or another kind, "
-            "found a list of 1. To mix a list, write `blend:` before it.",
+            "found [{path: x}]. To mix a list, write `blend:` before it.",
         ),
         (
             "{blend: []}",
-            "2:18: splits.train.blend: must be a list of nodes, not empty, found an empty list. "
+            "2:18: splits.train.blend: must be a list of nodes, not empty, found []. "
             "Write it like `blend: [{path: ./coco, weight: 2}, {path: ./coyo}]`.",
         ),
         (
@@ -100,8 +100,8 @@ PATH = "Write it like `path: ./coco`."
         ),
         (
             "{path: x, subflavors: [a]}",
-            "2:32: splits.train.subflavors: must be a mapping of names to plain data, found a list "
-            "of 1. Write it like `subflavors: {task: captioning}`.",
+            "2:32: splits.train.subflavors: must be a mapping of names to plain data, found [a]. "
+            "Write it like `subflavors: {task: captioning}`.",
         ),
         (
             "{epochize: {lenght: 5, of: {path: x}}}",
@@ -109,7 +109,7 @@ PATH = "Write it like `path: ./coco`."
         ),
         (
             "{epochize: {length: 5}}",
-            "2:21: splits.train.epochize: the key 'of' is missing, found a mapping with 'length'. "
+            "2:21: splits.train.epochize: the key 'of' is missing, found {length: 5}. "
             "Add it, such as `of: {path: ./coco}`.",
         ),
         (
@@ -119,7 +119,7 @@ PATH = "Write it like `path: ./coco`."
         ),
         (
             "{repeat: [5]}",
-            "2:19: splits.train.repeat: must be a mapping, found a list of 1. Write it like "
+            "2:19: splits.train.repeat: must be a mapping, found [5]. Write it like "
             "`repeat: {times: 3, of: {path: ./coco}}`.",
         ),
         (
@@ -212,11 +212,12 @@ def test_a_join_is_told_once():
         (
             "splits: {}",
             "m.yaml:1:9: splits: must be a mapping with one or more of train, val and test, found "
-            "an empty mapping. Write it like `splits: {train: {path: ./coco}}`.",
+            "{}. Write it like `splits: {train: {path: ./coco}}`.",
         ),
         (
             "__module__: megatron.energon",
-            "m.yaml:1:1: the key 'splits' is missing, found a mapping with '__module__'. Add it, "
+            "m.yaml:1:1: the key 'splits' is missing, found {__module__: "
+            "megatron.energon}. Add it, "
             "such as `splits: {train: {path: ./coco}}`.",
         ),
         (
@@ -225,7 +226,7 @@ def test_a_join_is_told_once():
         ),
         (
             "- x",
-            "m.yaml:1:1: must be a mapping with `splits`, found a list of 1. Write `splits: "
+            "m.yaml:1:1: must be a mapping with `splits`, found [x]. Write `splits: "
             "{train: {path: ./coco}}`.",
         ),
         (

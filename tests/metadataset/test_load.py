@@ -133,6 +133,7 @@ def test_all_faults_of_all_files_are_told_at_once(write):
     )
     assert [line.split(": ")[0] for line in faults(path)] == [
         "b.yaml:1:18",
+        "c.yaml:1:24",
         "c.yaml:1:35",
         "d.yaml:1:24",
         "a.yaml:3:15",
@@ -228,3 +229,22 @@ def test_an_unknown_split_names_those_that_exist(write):
         SpecError, match=r"a.yaml: splits: there is no split 'test', it has train or"
     ):
         metadataset.split("test")
+
+
+def test_a_file_with_faults_does_not_hide_those_of_the_files_it_names(write):
+    write("b.yaml", "splits: {train: {concat: [{path: c.yaml}, {path: a.yaml}]}}")
+    write("c.yaml", "splits: {train: {path: s3://x, wieght: 1}}")
+    text = "splits: {vla: {path: b.yaml}, train: {blnd: [{path: none.yaml}]}}"
+    assert [line.split(": ")[0] for line in faults(write("a.yaml", text))] == [
+        "a.yaml:1:10",
+        "a.yaml:1:39",
+        "a.yaml:1:53",
+        "c.yaml:1:24",
+        "c.yaml:1:32",
+    ]
+
+
+def test_a_chain_of_files_with_faults_is_read_to_its_end(write):
+    for number in range(500):
+        write(f"f{number}.yaml", f"splits: {{train: {{path: f{number - 1}.yaml, x: 1}}}}")
+    assert len(faults(write("a.yaml", "splits: {train: {path: f499.yaml}}"))) == 501

@@ -100,7 +100,7 @@ def test_aliases_share_and_merge_keys_fill_in():
         ),
         ("5: a", "m.yaml:1:1: keys must be text, found the number 5. Put it in quotes."),
         ("on: a", "m.yaml:1:1: keys must be text, found the flag true. Put it in quotes."),
-        ("[x]: a", "m.yaml:1:1: keys must be text, found a list of 1. Put it in quotes."),
+        ("[x]: a", "m.yaml:1:1: keys must be text, found [x]. Put it in quotes."),
         (
             "a: *x",
             "m.yaml:1:4: the alias *x names nothing. Put &x before a whole value further up.",
@@ -125,6 +125,7 @@ def test_aliases_share_and_merge_keys_fill_in():
             "m.yaml:2:2: not valid YAML, did not find expected ',' or ']'. Look here and just "
             "above for a missing quote, colon or bracket, or a tab.",
         ),
+        ("a: \ud800", "m.yaml: not UTF-8, found the character 0xd800. Save the file as UTF-8."),
         (b"a: b\n\xff\n", "m.yaml:2:1: not UTF-8, found the byte 0xff. Save the file as UTF-8."),
     ],
 )
@@ -201,3 +202,23 @@ def test_any_text_is_a_value_or_faults(text):
 def test_any_punctuation_is_a_value_or_faults(text):
     value, faults = read_all(text)
     assert value is not None or faults
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("~", "nothing"),
+        ("yes", "the flag true"),
+        ("x", "the text 'x'"),
+        ('"a\\nb"', "the text 'a\\nb'"),
+        ("2.5", "the number 2.5"),
+        ("[a, ~, {b: [off]}]", "[a, ~, {b: [false]}]"),
+        (f"[{'x' * 60}]", "a list of 1"),
+        ('{"a": "\\n"}', "a mapping with 'a'"),
+        (f"{{{', '.join(f'key{n}: x' for n in range(20))}}}",
+         "a mapping with 'key0, key1, key2, key3, key4, key5, key6, key7, key8, key...'"),
+    ],
+)  # fmt: skip
+def test_what_was_found_is_told_on_one_short_line(text, found):
+    value, _ = read_all(text)
+    assert value.describe() == found
