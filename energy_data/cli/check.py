@@ -18,7 +18,7 @@ from energy_data.sources.webdataset import open_dataset
 @click.option("--no-data", is_flag=True, help="Look at the files only; open no dataset.")
 @click.pass_context
 def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_data: bool) -> None:
-    """Check metadatasets, and that the datasets they name can be opened.
+    """Check metadatasets, and the datasets they name.
 
     Prints one line per file that is right. Faults go to stderr, one line each, as
     `file:line:column: where: what is wrong, what was found. What to do.`, and the exit code is 1.
@@ -51,7 +51,8 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
                     _facts(name, compile_split(metadataset, name, open_source=open_dataset))
                 )
             else:
-                facts.append(f"{name}: {len(list(twigs(expand(metadataset, name))))} leaves")
+                leaves = {twig.id for twig in twigs(expand(metadataset, name))}
+                facts.append(f"{name}: {_leaves(len(leaves))}")
         except SpecError as error:
             faults += error.faults
         except DataError as error:
@@ -63,4 +64,8 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
 def _facts(split: str, spec: OrderSpec) -> str:
     leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
     samples = sum(leaf.num_samples for leaf in leaves)
-    return f"{split}: {len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
+    return f"{split}: {_leaves(len(leaves))}, {samples:,} samples"
+
+
+def _leaves(count: int) -> str:
+    return f"{count:,} {'leaf' if count == 1 else 'leaves'}"

@@ -112,9 +112,9 @@ def _summary(spec: OrderSpec) -> str:
 
 
 def _show(rows: Sequence[Row], drawn: Mapping[str, int]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    width = None if Console().is_terminal else PLAIN_WIDTH
+    # Ids have brackets in them.
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node", overflow="fold")
     for name in ("samples", "share", "%", *(("drawn", "epochs") if drawn else ())):

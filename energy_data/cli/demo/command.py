@@ -73,7 +73,9 @@ splits:
 )
 @click.pass_context
 def command(ctx: click.Context, folder: Path, samples: int, batches: int) -> None:
-    """Show the whole way: make data, prepare, inspect, train, save, resume elsewhere.
+    """Show the whole way, from tars to an exact resume.
+
+    Makes data, prepares and inspects it, trains, saves half-way, resumes in new processes.
 
     Needs no network. Exit code 1 if the resumed stream is not the same, byte by byte.
     """

@@ -1,0 +1,68 @@
+GOOD = """\
+splits:
+  train: {path: ./books}
+  val:
+    concat: [{path: ./books, split_part: train}, {path: ./books, split_part: train}]
+"""
+
+
+def test_a_file_that_is_right_gets_one_line(energy_data, dataset, write):
+    dataset("books", 3, 4)
+    write("good.yaml", GOOD)
+    done = energy_data("check", "good.yaml")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == "good.yaml: fine; train: 1 leaf, 7 samples; val: 1 leaf, 7 samples\n"
+
+
+def test_all_faults_of_all_files_are_told_with_their_places(energy_data, write):
+    write("one.yaml", "splits:\n  train:\n    pth: ./books\n    weight: 3\n")
+    write("two.yaml", "splits:\n  train: {blend: [{path: ./books, wieght: -1}]}\n  trian: {}\n")
+    done = energy_data("check", "one.yaml", "two.yaml")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("one.yaml:3:5: splits.train: unknown key 'pth'. Did you mean 'path'")
+    assert any(
+        line.startswith("two.yaml:2:35: splits.train.blend[0]: unknown key 'wieght'")
+        for line in lines
+    )
+    assert any(line.startswith("two.yaml:3:3: splits: unknown") for line in lines)
+
+
+def test_datasets_that_are_not_there_are_faults_at_their_path(energy_data, dataset, write):
+    dataset("books", 3)
+    write("meta.yaml", "splits:\n  train:\n    blend: [{path: ./boks}, {path: ./books}]\n")
+    done = energy_data("check", "meta.yaml")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("meta.yaml:3:20: splits.train.blend[0]: leaf 'boks:train': ")
+
+
+def test_without_data_no_dataset_is_opened(energy_data, write):
+    write("good.yaml", GOOD)
+    done = energy_data("check", "--no-data", "good.yaml")
+    assert (done.exit_code, done.stdout) == (0, "good.yaml: fine; train: 1 leaf; val: 1 leaf\n")
+
+
+def test_a_good_file_beside_a_bad_one_is_still_told(energy_data, dataset, write):
+    dataset("books", 3)
+    write("good.yaml", GOOD)
+    write("bad.yaml", "splits: {train: 7}\n")
+    done = energy_data("check", "bad.yaml", "good.yaml")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("good.yaml: fine;")
+    assert done.stderr.startswith("bad.yaml:1:17: splits.train: ")
+
+
+def test_a_damaged_dataset_is_told_with_the_leaf_that_names_it(energy_data, dataset, write):
+    shard = dataset("books", 5) / "shard-0.tar"
+    shard.write_bytes(b"not a tar at all" * 100)
+    write("good.yaml", GOOD)
+    done = energy_data("check", "--split", "train", "good.yaml")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("good.yaml:2:17: splits.train: leaf 'books:train': ")
+    assert "shard-0.tar" in done.stderr
+
+
+def test_a_dataset_can_be_checked_by_itself(energy_data, dataset):
+    dataset("books", 3)
+    assert energy_data("check", "books").stdout == "books: fine; train: 1 leaf, 3 samples\n"

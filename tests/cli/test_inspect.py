@@ -1,0 +1,158 @@
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
+
+BLEND = """\
+splits:
+  train:
+    blend:
+      - {path: ./books, weight: 5}
+      - blend:
+          - path: ./code
+          - path: ./books
+        weight: 2.5
+      - {path: ./web, weight: 0}
+  val:
+    concat: [{path: ./books, split_part: train}, {path: ./code, split_part: train}]
+"""
+EPOCHIZED = """\
+splits:
+  train:
+    blend_epochized:
+      - {path: ./books, repetitions: 3}
+      - {path: ./code, repetitions: 0.5}
+"""
+
+
+@pytest.fixture
+def datasets(dataset):
+    dataset("books", 6, 4)
+    dataset("code", 30)
+    dataset("web", 5)
+
+
+def nodes(done):
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)["nodes"]
+
+
+def counted(path, *, batches, batch_size, lanes, ranks, seed):
+    """Return how often each dataset comes up in the first micro-batches of a real stream."""
+    counts = Counter()
+    for rank in range(ranks):
+        config = WorkerConfig(rank, ranks, lanes=lanes)
+        dataset = get_train_dataset(
+            path, batch_size=batch_size, worker_config=config, seed=seed, shuffle_buffer_size=10
+        )
+        for batch in islice(get_loader(dataset), len(range(rank, batches, ranks))):
+            counts.update(Path(source.dataset).name for [source] in batch["__sources__"])
+    return counts
+
+
+@pytest.mark.parametrize("text", [BLEND, EPOCHIZED])
+@pytest.mark.parametrize(("batches", "lanes", "ranks"), [(1, 4, 1), (23, 4, 2), (50, 6, 3)])
+def test_computed_draws_are_those_of_a_stream_counted_by_hand(
+    energy_data, datasets, write, text, batches, lanes, ranks
+):
+    path = write("meta.yaml", text)
+    done = energy_data(
+        *("inspect", "meta.yaml", "--json", "--seed", 3),
+        *("--batches", batches, "--batch-size", 7, "--lanes", lanes),
+    )
+    drawn = {node["id"]: node["drawn"] for node in nodes(done) if node["id"]}
+    counts = counted(path, batches=batches, batch_size=7, lanes=lanes, ranks=ranks, seed=3)
+    assert drawn == {
+        f"{name}:train": counts[name]
+        for name in ("books", "code", "web")
+        if f"{name}:train" in drawn
+    }
+    assert sum(drawn.values()) == batches * 7
+
+
+def test_epochs_are_draws_by_samples_over_all_places_of_a_leaf(energy_data, datasets, write):
+    write("meta.yaml", BLEND)
+    done = energy_data("inspect", "meta.yaml", "--json", "--batches", 60, "--batch-size", 10)
+    books = [node for node in nodes(done) if node["id"] == "books:train"]
+    assert [node["drawn"] for node in books] == [500, 500]  # (5 + 1.25) of 7.5 of 600
+    assert [node["epochs"] for node in books] == [50, 50]
+    assert [node["fraction"] for node in books] == pytest.approx([5 / 7.5, 1.25 / 7.5])
+
+
+@pytest.mark.parametrize("batches", [1, 4, 5, 90])
+def test_validation_is_counted_up_to_its_end(energy_data, datasets, write, batches):
+    path = write("meta.yaml", BLEND)
+    done = energy_data(
+        *("inspect", "meta.yaml", "--split", "val", "--json"),
+        *("--batches", batches, "--batch-size", 7),
+    )
+    counts = Counter()
+    loader = get_loader(get_val_dataset(path, batch_size=7, worker_config=WorkerConfig()))
+    for batch in islice(loader, batches):
+        counts.update(f"{Path(source.dataset).name}:train" for [source] in batch["__sources__"])
+    drawn = {node["id"]: node["drawn"] for node in nodes(done) if node["id"]}
+    assert drawn == {"books:train": counts["books:train"], "code:train": counts["code:train"]}
+
+
+def test_the_tree_is_shown_with_sizes_shares_and_places(energy_data, datasets, write):
+    write("meta.yaml", BLEND)
+    done = energy_data("inspect", "meta.yaml", "--lanes", 8)
+    title, header, *lines = done.stdout.splitlines()
+    assert title == "meta.yaml, split train: 3 leaves, 45 samples, 8 lanes"
+    assert header.split("  ")[0] == "node"
+    assert [line.split() for line in lines] == [
+        ["blend", "100.00", "meta.yaml:3"],
+        ["books", "10", "5", "66.67", "books:train", "meta.yaml:4"],
+        ["blend", "2.5", "33.33", "meta.yaml:5"],
+        ["code", "30", "1", "16.67", "code:train", "meta.yaml:6"],
+        ["books", "10", "1", "16.67", "books:train", "meta.yaml:7"],
+        ["web", "5", "0", "0.00", "web:train", "meta.yaml:9"],
+    ]
+
+
+def test_brackets_in_ids_are_shown_as_they_are(energy_data, datasets, write):
+    write("meta.yaml", "splits: {train: {path: ./books, subset: {range: [2, 8]}}}\n")
+    assert "books:train[2:8]" in energy_data("inspect", "meta.yaml").stdout
+
+
+def test_lines_into_a_pipe_are_never_broken(energy_data, datasets, write):
+    name = 100 * "long"
+    write("meta.yaml", f"splits: {{train: {{path: ./books, id: {name}}}}}\n")
+    assert energy_data("inspect", "meta.yaml").stdout.splitlines()[-1].split() == [
+        *("books", "10", "100.00", name, "meta.yaml:1")
+    ]
+
+
+def test_a_dataset_is_inspected_as_a_tree_of_one_leaf(energy_data, datasets):
+    done = energy_data("inspect", "books", "--batches", 5, "--batch-size", 4)
+    assert done.stdout.splitlines()[-1].split() == [
+        *("books", "10", "100.00", "20", "2.000", "books:train", "books")
+    ]
+
+
+def test_json_has_the_run_and_the_places(energy_data, datasets, write):
+    write("meta.yaml", BLEND)
+    done = json.loads(energy_data("inspect", "meta.yaml", "--json").stdout)
+    assert (done["metadataset"], done["split"]) == ("meta.yaml", "train")
+    assert done["run"] == {"batches": 0, "batch_size": 0, "lanes": 16, "seed": 0}
+    assert done["nodes"][1]["place"] == {"file": "meta.yaml", "line": 4, "column": 9}
+    assert "drawn" not in done["nodes"][1]
+
+
+def test_batches_without_their_size_are_wrong_usage(energy_data, datasets):
+    done = energy_data("inspect", "books", "--batches", 5)
+    assert done.exit_code == 2
+    assert "--batches and --batch-size go together" in done.stderr
+
+
+def test_a_split_that_is_not_there_is_an_error(energy_data, datasets, write):
+    write("meta.yaml", BLEND)
+    done = energy_data("inspect", "meta.yaml", "--split", "test")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "meta.yaml: splits: there is no split 'test', it has train or val"
+    )
