@@ -1,0 +1,79 @@
+"""README.md, CONTRIBUTING.md and docs/*.md tell the truth.
+
+A page is one session in one folder. Its blocks marked `runnable` run from top to bottom: `python`
+as one module, `yaml` is checked and written to the file that its first line names, and of a
+`console` the commands behind `$` run and print what is shown (`...` stands for anything). Tests,
+files and links that a page names must exist.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
+from pathlib import Path
+
+import pytest
+
+from energy_data.metadataset.load import parse_metadataset
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(python|yaml|console) runnable\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)(?:#[^)]*)?\)")
+
+
+def run_python(text, names):
+    exec(compile(text, "page", "exec"), names)
+
+
+def run_yaml(text, names):
+    parse_metadataset(text, base_dir=Path.cwd())
+    name = re.match(r"# (\S+\.yaml)\n", text)
+    if name:
+        Path(name[1]).write_text(text)
+
+
+def run_console(text, names):
+    scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        done = subprocess.run(
+            command,
+            shell=True,
+            env={**os.environ, "PATH": scripts},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        printed = done.stdout + done.stderr
+        fits = OutputChecker().check_output(shown, printed, ELLIPSIS | NORMALIZE_WHITESPACE)
+        assert fits, f"$ {command}\nprinted\n{printed}\nand not\n{shown}"
+
+
+RUN = {"python": run_python, "yaml": run_yaml, "console": run_console}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_runnable_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    for kind, text in BLOCK.findall(page.read_text()):
+        RUN[kind](text, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_and_links_of_a_page_exist(page):
+    text = page.read_text()
+    for file, name in TEST.findall(text):
+        assert (ROOT / file).is_file(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), name
+    for link in LINK.findall(text):
+        assert (page.parent / link).exists(), link
+
+
+def test_the_readme_has_blocks_of_every_kind_and_names_tests():
+    text = (ROOT / "README.md").read_text()
+    assert {kind for kind, _ in BLOCK.findall(text)} == set(RUN)
+    assert len(TEST.findall(text)) >= 10
