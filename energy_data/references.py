@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,9 @@ from energy_data.spec import Gives, Spec
 
 Integers = npt.NDArray[np.int64]
 
-PLANNED_DRAWS = 2048  # draws computed ahead: a cache of a pure function, not state
+# Draws computed ahead: a cache of a pure function, not state. A start wants few; in the long run
+# blocks below some thousand draws cost several times as much per draw.
+FIRST_PLANNED, MOST_PLANNED = 128, 4096
 
 
 class Reference(NamedTuple):
@@ -90,6 +92,8 @@ class Leaf:
 class OrderSpec(Spec):
     """A spec below reading: says which leaf comes when."""
 
+    needs_sizes: ClassVar[bool] = False  # whether its order depends on how large its leaves are
+
     @property
     def gives(self) -> Gives:
         return "references"
@@ -123,10 +127,9 @@ class LeafTable:
     """
 
     def __init__(self, spec: OrderSpec, context: Context, shuffle: Shuffle) -> None:
-        entries = list(leaf_entries(spec))
-        self.entries = [leaf for _, leaf in entries]
-        self._entry_of_path = {path: number for number, (path, _) in enumerate(entries)}
-        self.leaves = distinct_leaves(self.entries)
+        self.entries, self.leaves, self._entry_of_path = context.shared(
+            ("leaves", context.path), lambda: _numbered(spec)
+        )
         number = {leaf.id: n for n, leaf in enumerate(self.leaves)}
         self.leaf_of_entry: Integers = np.array(
             [number[leaf.id] for leaf in self.entries], np.int64
@@ -143,6 +146,14 @@ class LeafTable:
     def entry_of(self, context: Context) -> int:
         """Return the entry of the leaf spec that is built in `context`."""
         return self._entry_of_path[context.path]
+
+
+def _numbered(spec: OrderSpec) -> tuple[list[Leaf], list[Leaf], dict[tuple[str, ...], int]]:
+    """Return the leaf of each entry, the distinct leaves, and the entry of each path."""
+    entries = list(leaf_entries(spec))
+    leaves = [leaf for _, leaf in entries]
+    entry_of_path = {path: number for number, (path, _) in enumerate(entries)}
+    return leaves, distinct_leaves(leaves), entry_of_path
 
 
 def leaf_key(context: Context, leaf_id: str) -> int:
@@ -271,7 +282,7 @@ class DealtReferences(ReferencesNode):
         if count <= 0:
             raise StopIteration
         at.draws += count
-        return self.plan.block(start, count, (), ahead=count)
+        return self.plan.block(start, count, (), most=count)
 
 
 class Plan:
@@ -284,14 +295,16 @@ class Plan:
         self._start, self._offsets = 0, ()
         self._block = References(*(np.empty(0, np.int64) for _ in range(3)))
         self._after: tuple[int, tuple[int, ...], Integers] | None = None
+        self._ahead = FIRST_PLANNED
 
     def block(
-        self, start: int, count: int, offsets: tuple[int, ...], ahead: int = PLANNED_DRAWS
+        self, start: int, count: int, offsets: tuple[int, ...], most: int = MOST_PLANNED
     ) -> References:
-        """Return the references of the draws start .. start + count."""
+        """Return the references of the draws start .. start + count; plans up to `most`."""
         at = start - self._start
         if not (at >= 0 and at + count <= len(self._block) and offsets == self._offsets):
-            self._resolve(start, max(count, ahead), offsets)
+            self._resolve(start, max(count, min(self._ahead, most)), offsets)
+            self._ahead = min(2 * self._ahead, MOST_PLANNED)
             at = 0
         return self._block[at : at + count]
 

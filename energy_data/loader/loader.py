@@ -85,6 +85,11 @@ class Loader(Generic[T_batch]):
         self._begin_epoch()
         raise StopIteration
 
+    @property
+    def last_batch(self) -> int | None:
+        """The number in the run of the micro-batch handed over last; None before the first."""
+        return self._place.batch - 1 if self._place.batch else None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this rank. Pure: it reads no data and changes nothing."""
         config, place = self.dataset.worker_config, self._place

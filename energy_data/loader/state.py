@@ -75,7 +75,7 @@ class RunState:
                 hosted=(int(rank), int(ranks)),
                 places=dict(zip(lanes, rows, strict=True)),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StateError(
                 f"state: it is damaged ({type(error).__name__}: {error}). Use another checkpoint."
             ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from energy_data.sample import Sample
 from energy_data.source import Source
 from energy_data.spec import Spec
 
+FEW_LEAVES = 200  # up to here sizes are remembered also where only messages need them
 FINGERPRINT_DIGITS = 6  # tells accidents apart, not attacks: a state must stay small
 
 
@@ -48,27 +49,41 @@ class TreeRecord:
     """What decides the stream of a tree: its description, and its leaves by id."""
 
     description: list[Any]
-    leaves: dict[str, tuple[int, str]]  # id -> number of samples, first digits of its fingerprint
+    # id -> number of samples (None where unknown), first digits of the source's fingerprint
+    leaves: dict[str, tuple[int | None, str]]
 
     @classmethod
     def of(cls, spec: Spec) -> TreeRecord:
         """Return the record of a tree."""
         leaves = {
-            leaf.id: (leaf.num_samples, leaf.source.fingerprint[:FINGERPRINT_DIGITS])
+            leaf.id: leaf
             for order in order_trees(spec).values()
             for leaf in distinct_leaves([leaf for _, leaf in leaf_entries(order.of)])
         }
-        return cls(spec.describe(), leaves)
+        sized = len(leaves) <= FEW_LEAVES or any(
+            getattr(inner, "needs_sizes", False) or getattr(inner, "deal", 0)
+            for _, inner in spec.walk()
+        )
+        facts = {
+            leaf_id: (
+                leaf.num_samples if sized else None,
+                leaf.source.fingerprint[:FINGERPRINT_DIGITS],
+            )
+            for leaf_id, leaf in leaves.items()
+        }
+        return cls(spec.describe(), facts)
 
     def pack(self) -> str:
         """Return the record as compact text; equal trees give equal text."""
         ids = sorted(self.leaves)
         number = {leaf_id: n for n, leaf_id in enumerate(ids)}
+        steps = _Steps()
+        sizes = [self.leaves[leaf_id][0] for leaf_id in ids]
         return pack_json(
             {
-                "tree": _with_leaves(self.description, number),
+                "tree": _with_leaves(self.description, lambda said: steps.to(number[said[1]])),
                 "ids": ids,
-                "sizes": [self.leaves[leaf_id][0] for leaf_id in ids],
+                "sizes": None if None in sizes else sizes,
                 "fingerprints": "".join(self.leaves[leaf_id][1] for leaf_id in ids),
             }
         )
@@ -83,9 +98,11 @@ class TreeRecord:
                 digits[at : at + FINGERPRINT_DIGITS]
                 for at in range(0, len(digits), FINGERPRINT_DIGITS)
             ]
-            facts = zip(said["sizes"], prints, strict=True)
-            leaves = dict(zip(said["ids"], facts, strict=True))
-            return cls(_with_leaves(said["tree"], dict(enumerate(said["ids"]))), leaves)
+            ids, steps = said["ids"], _Steps()
+            sizes = [None] * len(ids) if said["sizes"] is None else said["sizes"]
+            leaves = dict(zip(ids, zip(sizes, prints, strict=True), strict=True))
+            tree = _with_leaves(said["tree"], lambda step: ["leaf", ids[steps.by(step)]])
+            return cls(tree, leaves)
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: its record of the tree is damaged ({error}).") from error
 
@@ -106,7 +123,8 @@ class TreeRecord:
                 yield from self._order_trees(child, f"{path}/{name}")
 
     def _leaf(self, leaf_id: str) -> Leaf:
-        return Leaf(id=leaf_id, source=RememberedSource(*self.leaves[leaf_id]))
+        size, fingerprint = self.leaves[leaf_id]
+        return Leaf(id=leaf_id, source=RememberedSource(size or 1, fingerprint))
 
 
 def order_trees(spec: Spec) -> dict[str, ReferencesSpec]:
@@ -123,15 +141,18 @@ def differences(saved: TreeRecord, ours: TreeRecord) -> list[str]:
     gone = [f"leaf {leaf_id!r} is gone" for leaf_id in saved.leaves.keys() - ours.leaves.keys()]
     new = [f"leaf {leaf_id!r} is new" for leaf_id in ours.leaves.keys() - saved.leaves.keys()]
     changed = [
-        f"leaf {leaf_id!r} had {saved.leaves[leaf_id][0]} samples and has {leaf[0]}"
-        if saved.leaves[leaf_id][0] != leaf[0]
-        else f"leaf {leaf_id!r} has as many samples, but other ones"
+        f"leaf {leaf_id!r} had {_samples(saved.leaves[leaf_id])} and has {_samples(leaf)}"
         for leaf_id, leaf in ours.leaves.items()
         if leaf_id in saved.leaves and saved.leaves[leaf_id] != leaf
     ]
     return (
         sorted(gone) + sorted(new) + changed + _compare(saved.description, ours.description, "root")
     )
+
+
+def _samples(leaf: tuple[int | None, str]) -> str:
+    size, fingerprint = leaf
+    return f"{'other' if size is None else size} samples (fingerprint {fingerprint})"
 
 
 def _compare(saved: list[Any], ours: list[Any], path: str) -> list[str]:
@@ -162,10 +183,25 @@ def _children(said: list[Any]) -> dict[str, list[Any]]:
     return below if isinstance(below, dict) else {str(n): child for n, child in enumerate(below)}
 
 
-def _with_leaves(said: list[Any], name: Mapping[Any, Any]) -> list[Any]:
-    """Return a description with the ids of its leaves replaced."""
-    if said[0] == "leaf":
-        return ["leaf", name[said[1]]]
+class _Steps:
+    """Numbers of leaves as steps from one to the next: mostly 1, so they pack to nothing."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def to(self, number: int) -> int:
+        step, self._number = number - self._number, number
+        return step
+
+    def by(self, step: int) -> int:
+        self._number += step
+        return self._number
+
+
+def _with_leaves(said: Any, name: Callable[[Any], Any]) -> Any:
+    """Return a description with its leaves replaced: `["leaf", id]` by a number, or back."""
+    if not isinstance(said, list) or said[0] == "leaf":
+        return name(said)
     below = said[-1]
     if isinstance(below, dict):
         return [*said[:-1], {key: _with_leaves(child, name) for key, child in below.items()}]

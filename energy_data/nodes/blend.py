@@ -43,10 +43,15 @@ class BlendSpec(OrderSpec):
     """
 
     parts: tuple[Part, ...] = field(converter=tuple)
+    weights: tuple[int, ...] = field(init=False, eq=False, repr=False)  # exact, or to 2**-32
 
-    def __attrs_post_init__(self) -> None:
+    @weights.default
+    def _integers(self) -> tuple[int, ...]:
         if not any(part.weight for part in self.parts):
             raise SpecError("blend: no child has a weight > 0. Give at least one a weight.")
+        return tuple(integer_weights([part.weight for part in self.parts]))
+
+    def __attrs_post_init__(self) -> None:
         if len({part.of.gives for part in self.parts}) > 1:
             raise SpecError("blend: the children give different things (references and samples).")
 
@@ -57,11 +62,6 @@ class BlendSpec(OrderSpec):
     @property
     def gives(self) -> Gives:
         return self.parts[0].of.gives
-
-    @property
-    def weights(self) -> list[int]:
-        """The weights as integers in their exact proportion (or to 2**-32)."""
-        return integer_weights([part.weight for part in self.parts])
 
     @property
     def size(self) -> Fraction:
@@ -77,7 +77,7 @@ class BlendSpec(OrderSpec):
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         drawn = [number for number, part in enumerate(self.parts) if part.weight]
-        weights = [self.weights[number] for number in drawn]
+        weights = [weight for weight in self.weights if weight]
         children = [
             of.order(context.under(str(number)), leaves, endless=endless)
             for number in drawn
@@ -110,7 +110,8 @@ class BlendNode(Node[Any, BlendCursor]):
             if spec.parts[int(name)].weight
         }
         super().__init__(BlendCursor(), children)
-        self.weights = {name: spec.weights[int(name)] for name in children}
+        weights = [weight for weight in spec.weights if weight]
+        self.weights = dict(zip(children, weights, strict=True))
         self.context = context
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import field, frozen
 
@@ -39,6 +39,8 @@ class BlendEpochizedSpec(OrderSpec):
     Counts are exact: before epoch e, a child of n samples was drawn floor(e * repetitions * n)
     times over all lanes.
     """
+
+    needs_sizes: ClassVar[bool] = True
 
     parts: tuple[Repeated, ...] = field(converter=tuple)
 

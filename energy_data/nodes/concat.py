@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import field, frozen
 
@@ -20,6 +20,8 @@ from energy_data.spec import Gives, Spec
 @frozen
 class ConcatSpec(OrderSpec):
     """Play the children in their order, each to its end."""
+
+    needs_sizes: ClassVar[bool] = True
 
     parts: tuple[Spec, ...] = field(converter=tuple)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -20,6 +20,8 @@ from energy_data.spec import Gives, Spec
 @frozen(kw_only=True)
 class RepeatSpec(OrderSpec):
     """Play the child `times` times, each pass its next epoch; `times=None`: without end."""
+
+    needs_sizes: ClassVar[bool] = True
 
     of: Spec
     times: int | None = None

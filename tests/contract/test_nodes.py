@@ -19,12 +19,20 @@ from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec, kind_of
 from energy_data.testing import assert_resumes_exactly, record, take
 
-ALL = [pytest.param(spec, id=f"{kind}{n}") for kind, specs in KINDS.items() for n, spec in enumerate(specs)]
+ALL = [
+    pytest.param(spec, id=f"{kind}{n}")
+    for kind, specs in KINDS.items()
+    for n, spec in enumerate(specs)
+]
 
 
 def every_kind(cls: type[Spec] = Spec) -> set[str]:
     below = {name for sub in cls.__subclasses__() for name in every_kind(sub)}
-    own = {kind_of(cls)} if cls.__module__.startswith("energy_data.") and not cls.__abstractmethods__ else set()
+    own = (
+        {kind_of(cls)}
+        if cls.__module__.startswith("energy_data.") and not cls.__abstractmethods__
+        else set()
+    )
     return below | own
 
 
