@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -61,9 +61,9 @@ def command(
 ) -> None:
     """Show the tree of a metadataset, or of a dataset.
 
-    `%` is the share of all draws. `drawn` and `epochs` are of a leaf, over all places that list it
-    and all lanes; they are computed from the order, not by reading, and leave skipped samples out
-    of account.
+    `weight` is as written (`x 2`: 2 repetitions), `%` the share of all draws. `drawn` and `epochs`
+    are of a leaf, over all places that list it and all lanes; they are computed from the order, not
+    by reading, and leave skipped samples out of account.
     """
     if (batches is None) != (batch_size is None):
         raise click.UsageError("--batches and --batch-size go together: give both, or neither.")
@@ -117,23 +117,24 @@ def _show(rows: Sequence[Row], drawn: Mapping[str, int]) -> None:
     console = Console(markup=False, emoji=False, highlight=False, width=width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node", overflow="fold")
-    for name in ("samples", "share", "%", *(("drawn", "epochs") if drawn else ())):
+    for name in ("samples", "weight", "%", *(("drawn", "epochs") if drawn else ())):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("leaf id", overflow="fold")
     table.add_column("where", overflow="fold", style="dim")
-    for row in rows:
-        table.add_row(*_cells(row, drawn), style=None if row.id else "bold")
+    for row, share in _with_shares(rows):
+        table.add_row(*_cells(row, share, drawn), style=None if row.id else "bold")
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
 
 
-def _cells(row: Row, drawn: Mapping[str, int]) -> list[str]:
+def _cells(row: Row, share: Mapping[str, float], drawn: Mapping[str, int]) -> list[str]:
     where = f"{row.place.file}:{row.place.line}" if row.place.line else row.place.file
     percent = "?" if row.fraction is None else f"{100 * row.fraction:.2f}"
     samples = "" if row.num_samples is None else f"{row.num_samples:,}"
-    cells = ["  " * row.depth + row.label, samples, _share(row), percent]
+    given = [f"{'x ' if name == 'repetitions' else ''}{value:g}" for name, value in share.items()]
+    cells = ["  " * row.depth + row.label, samples, *(given or [""]), percent]
     if drawn and row.id is not None:
         epochs = _epochs(row, drawn)
         cells += [f"{drawn.get(row.id, 0):,}", "" if epochs is None else f"{epochs:.3f}"]
@@ -142,8 +143,13 @@ def _cells(row: Row, drawn: Mapping[str, int]) -> list[str]:
     return [*cells, row.id or "", where]
 
 
-def _share(row: Row) -> str:
-    return "" if row.share is None else f"{row.share:g}"
+def _with_shares(rows: Iterable[Row]) -> Iterator[tuple[Row, dict[str, float]]]:
+    """Yield each row with the weight or the repetitions that its parent gives it, by that name."""
+    kinds: dict[int, str] = {}  # by depth
+    for row in rows:
+        kinds[row.depth] = row.kind
+        name = "repetitions" if kinds.get(row.depth - 1) == "blend_epochized" else "weight"
+        yield row, {} if row.share is None else {name: row.share}
 
 
 def _epochs(row: Row, drawn: Mapping[str, int]) -> float | None:
@@ -155,8 +161,8 @@ def _plain(
 ) -> dict[str, Any]:
     """Return what is shown as plain data."""
     nodes = []
-    for row in rows:
-        node = asdict(row)
+    for row, share in _with_shares(rows):
+        node = {**asdict(row, filter=lambda field, _: field.name != "share"), **share}
         if drawn and row.id is not None:
             node |= {"drawn": drawn.get(row.id, 0), "epochs": _epochs(row, drawn)}
         nodes.append(node)

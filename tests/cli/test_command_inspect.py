@@ -114,6 +114,16 @@ def test_the_tree_is_shown_with_sizes_shares_and_places(energy_data, datasets, w
     ]
 
 
+def test_repetitions_are_told_from_weights(energy_data, datasets, write):
+    write("meta.yaml", EPOCHIZED)
+    *_, books, code = energy_data("inspect", "meta.yaml").stdout.splitlines()
+    assert books.split()[:5] == ["books", "10", "x", "3", "66.67"]
+    assert code.split()[:5] == ["code", "30", "x", "0.5", "33.33"]
+    found = nodes(energy_data("inspect", "meta.yaml", "--json"))
+    assert [node.get("repetitions") for node in found] == [None, 3, 0.5]
+    assert all("share" not in node and "weight" not in node for node in found)
+
+
 def test_brackets_in_ids_are_shown_as_they_are(energy_data, datasets, write):
     write("meta.yaml", "splits: {train: {path: ./books, subset: {range: [2, 8]}}}\n")
     assert "books:train[2:8]" in energy_data("inspect", "meta.yaml").stdout
