@@ -29,12 +29,12 @@ from energy_data.errors import SpecError, StructureError
 from energy_data.sources import tar_meta as meta
 from energy_data.sources.tar_collapse import collapse
 from energy_data.sources.tar_headers import Fault, walk
-from energy_data.sources.tar_index import index_beside, open_shard
+from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_names import split_name
 from energy_data.sources.tar_plain import find_tars, index_fits, refuse_packed, write_index
 from energy_data.sources.tar_scan import MOST_PARTS, Scan, scan
 from energy_data.sources.tar_sqlite import SqliteWriter
-from energy_data.storage.files import Window, open_file, write_whole
+from energy_data.storage.files import Window, open_anew, write_whole
 
 PARTS = ("train", "val", "test")  # that a ratio is about
 _SHARDS_PER_WORKER = 4  # fewer are done in this process
@@ -158,9 +158,10 @@ class _Task:
         index = index_beside(tar)
         if self.keep and not self.with_parts and index_fits(index, tar):
             count = Path(index).stat().st_size // 8 - 1
+            drop_changed_shard((tar, index, count))
             open_shard((tar, index, count))
             return _Found(shard, count, _first_extensions(tar), kept=True)
-        found = scan(open_file(tar), with_parts=self.with_parts)
+        found = scan(open_anew(tar), with_parts=self.with_parts)
         write_index(index, found.offsets, Path(tar).stat().st_mode)
         return _Found(
             shard,
@@ -193,7 +194,7 @@ def _index_all(task: _Task, shards: list[str], workers: int | None) -> Iterator[
 
 
 def _first_extensions(tar: str) -> list[str]:
-    file = open_file(tar)
+    file = open_anew(tar)
     members = islice(walk(Window(file, 1024).read, 0, file.size), MOST_PARTS)
     try:
         named = [split_name(member.name) for member in members if member.regular]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from energy_data.errors import StructureError
 from energy_data.sources.tar_headers import BLOCK, ZEROS, Fault, walk
 from energy_data.sources.tar_names import split_name
-from energy_data.storage.files import File, open_file
+from energy_data.storage.files import File, drop_changed, open_file
 
 SUFFIX = ".idx"
 _MOST_OPEN = 256  # shards per process
@@ -47,6 +47,7 @@ class Shard(NamedTuple):
 
     file: File
     offsets: Offsets  # uint64 [samples + 1]
+    stamp: int | None  # of the index when it was loaded
 
 
 def open_shard(place: tuple[str, str, int]) -> Shard:
@@ -55,6 +56,12 @@ def open_shard(place: tuple[str, str, int]) -> Shard:
     Raises StructureError if there is no index, or it does not fit the tar.
     """
     return _SHARDS.get(place)
+
+
+def drop_changed_shard(place: tuple[str, str, int]) -> None:
+    """Forget an open shard if its tar or its index is another file by now."""
+    drop_changed(place[0])
+    _SHARDS.drop_changed(place)
 
 
 class _Shards:
@@ -68,6 +75,12 @@ class _Shards:
         self.lock = threading.Lock()
         self._open.clear()
 
+    def drop_changed(self, place: tuple[str, str, int]) -> None:
+        shard = self._open.get(place)
+        if shard is not None and not (shard.file.is_current and _stamp(place[1]) == shard.stamp):
+            with self.lock:
+                self._open.pop(place, None)
+
     def get(self, place: tuple[str, str, int]) -> Shard:
         with self.lock:
             shard = self._open.get(place)
@@ -75,8 +88,8 @@ class _Shards:
                 self._open.move_to_end(place)
                 return shard
         tar, index, count = place
-        file = open_file(tar)
-        shard = Shard(file, _load(index, file, count))
+        file, stamp = open_file(tar), _stamp(index)
+        shard = Shard(file, _load(index, file, count), stamp)
         with self.lock:
             self._open[place] = shard
             while len(self._open) > _MOST_OPEN:
@@ -86,6 +99,13 @@ class _Shards:
 
 _SHARDS = _Shards()
 os.register_at_fork(after_in_child=_SHARDS.after_fork)
+
+
+def _stamp(index: str) -> int | None:
+    try:
+        return os.stat(index).st_mtime_ns  # noqa: PTH116 - three times as fast as Path.stat
+    except OSError:
+        return None
 
 
 def _load(index: str, file: File, count: int) -> Offsets:

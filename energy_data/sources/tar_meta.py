@@ -9,6 +9,7 @@ index.uuid                   another one each time the dataset is prepared
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -25,7 +26,10 @@ INFO, INFO_YAML = ".info.json", ".info.yaml"
 SPLIT, SPLIT_JSON = "split.yaml", "split.json"
 DATASET, UUID, SQLITE = "dataset.yaml", "index.uuid", "index.sqlite"
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NESTING = re.compile(r"[\[{]|[-?]\s+(?=[-?]\s)")
+_MOST_NESTING = 2000
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?")
 _MOST_NAMES = 10_000_000  # that braces in one split may stand for
 
 
@@ -95,7 +99,7 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path, f"it cannot be read: {error}") from error
     try:
-        said = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)  # noqa: S506
+        said = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise _damaged(path, f"it cannot be parsed: {error}") from error
     if not isinstance(said, dict):
@@ -103,15 +107,40 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     return said
 
 
+def _load_yaml(text: str) -> Any:
+    # The fast loader dies of deep nesting, without an exception.
+    nesting = sum(1 for _ in islice(_NESTING.finditer(text), _MOST_NESTING))
+    loader = _FAST_LOADER if nesting < _MOST_NESTING else yaml.SafeLoader
+    return yaml.load(text, loader)  # noqa: S506 - both are safe loaders
+
+
 def expand(patterns: list[Any], where: Path) -> Iterator[str]:
     """Yield the names that patterns with braces stand for."""
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise _damaged(where, f"{pattern!r} is no name of a shard")
+        if _count(pattern) > _MOST_NAMES:
+            raise _damaged(where, f"{pattern!r} stands for more than {_MOST_NAMES} names")
         try:
-            yield from islice(braceexpand(pattern), _MOST_NAMES)
+            yield from braceexpand(pattern)
         except (ValueError, RecursionError) as error:
             raise _damaged(where, f"the braces of {pattern!r} do not match") from error
+
+
+def _count(pattern: str) -> int:
+    """Return how many names a pattern stands for, or more; braceexpand would hold them all."""
+    frames = [[1, 0, 0]]  # names of this alternative, of those before it, place of the brace
+    for place, char in enumerate(pattern):
+        if char == "{":
+            frames.append([1, 0, place])
+        elif char == "," and len(frames) > 1:
+            frames[-1][:2] = [1, sum(frames[-1][:2])]
+        elif char == "}" and len(frames) > 1:
+            last, before, begin = frames.pop()
+            span = _RANGE.fullmatch(pattern, begin + 1, place)
+            names = abs(int(span[1]) - int(span[2])) + 1 if span else last + before
+            frames[-1][0] = min(frames[-1][0] * names, 1 << 64)
+    return max(frame[0] + frame[1] for frame in frames)
 
 
 def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> list[str]:

@@ -19,7 +19,7 @@ from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import Offsets, index_beside, index_in_cache
 from energy_data.sources.tar_meta import SplitPart, expand
 from energy_data.sources.tar_scan import scan
-from energy_data.storage.files import open_file, write_whole
+from energy_data.storage.files import open_anew, write_whole
 
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
@@ -114,7 +114,7 @@ def _count(tar: str) -> int:
     index = find_index(tar)
     if index is not None:
         return Path(index).stat().st_size // 8 - 1
-    offsets = scan(open_file(tar)).offsets
+    offsets = scan(open_anew(tar)).offsets
     mode = Path(tar).stat().st_mode
     beside, cached = _places(tar)
     try:

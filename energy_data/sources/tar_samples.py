@@ -31,7 +31,7 @@ _Part = tuple[int, str, int, int]  # row, name of the file, begin and end of its
 
 _WHOLE = 16384  # bytes; samples up to this size are read in one piece, then copied out of it
 _WINDOW = 2048  # bytes of larger ones that are read to find their headers
-_GAP = 4096  # bytes between two samples that are cheaper to read than to skip
+_GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
 _BLOCK_BITS = 9

@@ -23,7 +23,7 @@ from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
 from energy_data.sources.tar_alone import Decoders, Place, read_plain
 from energy_data.sources.tar_headers import BLOCK
-from energy_data.sources.tar_index import index_beside, open_shard
+from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
 from energy_data.sources.tar_samples import SampleReader, Spans
@@ -150,7 +150,7 @@ class WebdatasetSource(Source):
         at = index + self._first
         shard = bisect_right(self._end_list, at)
         number = at - (self._end_list[shard - 1] if shard else 0)
-        file, places = open_shard(self._places.get(shard) or self._place(shard))
+        file, places, _ = open_shard(self._places.get(shard) or self._place(shard))
         offsets = places.data
         begin, end, last = offsets[number], offsets[number + 1], offsets[-1]
         if not begin < end <= last or (begin | end) % BLOCK:
@@ -180,7 +180,7 @@ class WebdatasetSource(Source):
         sources: list[tuple[SampleSource]] = []
         for first, end in pairwise([*firsts.tolist(), len(at)]):
             shard, rows = int(shards[first]), numbers[first:end]
-            file, offsets = open_shard(self._places.get(shard) or self._place(shard))
+            file, offsets, _ = open_shard(self._places.get(shard) or self._place(shard))
             begins[first:end], ends[first:end] = offsets[rows], offsets[rows + 1]
             _check(begins[first:end], ends[first:end], file.path, int(offsets[-1]))
             files.append(file)
@@ -192,8 +192,10 @@ class WebdatasetSource(Source):
         """Return the path of a shard, that of its index, and how many samples it has."""
         tar = f"{self._root}/{self.shards[shard]}"
         index = None if self.prepared else find_index(tar)
-        self._places[shard] = tar, index or index_beside(tar), self._counts[shard]
-        return self._places[shard]
+        place = tar, index or index_beside(tar), self._counts[shard]
+        drop_changed_shard(place)  # another source may have read it, before it was written anew
+        self._places[shard] = place
+        return place
 
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
         if isinstance(sample, SampleError):
