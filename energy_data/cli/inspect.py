@@ -18,7 +18,7 @@ from energy_data.metadataset.load import load
 from energy_data.references import OrderSpec, ReferencesSpec, distinct_leaves, leaf_entries
 from energy_data.sources.webdataset import open_dataset
 
-PLAIN_WIDTH = 1_000  # characters: lines into a file or a pipe are never broken
+LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 
 
 @frozen(kw_only=True)
@@ -112,15 +112,14 @@ def _summary(spec: OrderSpec) -> str:
 
 
 def _show(rows: Sequence[Row], drawn: Mapping[str, int]) -> None:
-    width = None if Console().is_terminal else PLAIN_WIDTH
     # Ids have brackets in them.
-    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node", overflow="fold")
+    table.add_column("node")
     for name in ("samples", "weight", "%", *(("drawn", "epochs") if drawn else ())):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("leaf id", overflow="fold")
-    table.add_column("where", overflow="fold", style="dim")
+    table.add_column("leaf id")
+    table.add_column("where", style="dim")
     for row, share in _with_shares(rows):
         table.add_row(*_cells(row, share, drawn), style=None if row.id else "bold")
     with console.capture() as captured:
