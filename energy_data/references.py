@@ -37,19 +37,19 @@ class Reference(NamedTuple):
 
     entry: int  # place of the leaf in the order tree
     epoch: int  # how often the leaf was drawn through before
-    index: int  # number of the sample in the leaf
+    number: int  # of the sample in the leaf
 
 
 class References(Sequence[Reference]):
     """A block of references, as three int64 arrays of equal length."""
 
-    __slots__ = ("entry", "epoch", "index")
+    __slots__ = ("entries", "epochs", "indices")
 
-    def __init__(self, entry: Integers, epoch: Integers, index: Integers) -> None:
-        self.entry, self.epoch, self.index = entry, epoch, index
+    def __init__(self, entries: Integers, epochs: Integers, indices: Integers) -> None:
+        self.entries, self.epochs, self.indices = entries, epochs, indices
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.indices)
 
     @overload
     def __getitem__(self, at: int) -> Reference: ...
@@ -57,8 +57,8 @@ class References(Sequence[Reference]):
     def __getitem__(self, at: slice) -> References: ...
     def __getitem__(self, at: int | slice) -> Reference | References:
         if isinstance(at, slice):
-            return References(self.entry[at], self.epoch[at], self.index[at])
-        return Reference(int(self.entry[at]), int(self.epoch[at]), int(self.index[at]))
+            return References(self.entries[at], self.epochs[at], self.indices[at])
+        return Reference(int(self.entries[at]), int(self.epochs[at]), int(self.indices[at]))
 
 
 @frozen(kw_only=True)
@@ -182,7 +182,7 @@ def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
     return [by_id[leaf_id] for leaf_id in sorted(by_id)]
 
 
-def order_children(specs: Sequence[OrderSpec]) -> Mapping[str, OrderSpec]:
+def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
     """Return children named by their number: in an order tree names carry no state."""
     return {str(number): spec for number, spec in enumerate(specs)}
 
@@ -292,7 +292,8 @@ class Plan:
         self.table = LeafTable(spec.of, context, spec.shuffle)
         # Paths within the order tree start at its root, so that wrapping it changes nothing.
         self.order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
-        self._start, self._offsets = 0, ()
+        self._start = 0
+        self._offsets: tuple[int, ...] = ()
         self._block = References(*(np.empty(0, np.int64) for _ in range(3)))
         self._after: tuple[int, tuple[int, ...], Integers] | None = None
         self._ahead = FIRST_PLANNED

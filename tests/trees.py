@@ -112,11 +112,12 @@ def orders(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     times = st.sampled_from([Fraction(1, 3), Fraction(1), Fraction(5, 2), Fraction(2)])
     return st.one_of(
         leaves(),
-        st.lists(st.builds(Part, below, weights), min_size=1, max_size=4).map(BlendSpec),
+        st.lists(st.builds(Part, below, weights), min_size=1, max_size=4).map(tuple).map(BlendSpec),
         st.lists(st.builds(Repeated, below, times), min_size=1, max_size=4)
         .filter(lambda parts: sum(part.of.size * part.repetitions for part in parts) >= 1)
+        .map(tuple)
         .map(BlendEpochizedSpec),
-        st.lists(below, min_size=1, max_size=3).map(ConcatSpec),
+        st.lists(below, min_size=1, max_size=3).map(tuple).map(ConcatSpec),
         st.builds(EpochizeSpec, of=below, length=st.integers(1, 30)),
         st.builds(RepeatSpec, of=below, times=st.integers(1, 3)),
     )
@@ -141,9 +142,9 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
         st.builds(MapSpec, of=read, function=st.just(renamed)),
         st.builds(MapSpec, of=mixed, function=st.just(not_fifth)),
         st.builds(EncodeSpec, of=mixed, encode=st.sampled_from([None, not_fifth])),
-        st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3).map(
-            BlendSpec
-        ),
+        st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3)
+        .map(tuple)
+        .map(BlendSpec),
     )
 
 
@@ -172,7 +173,7 @@ def random_trees() -> st.SearchStrategy[Spec]:
         st.integers(1, 5).flatmap(dealt),
         st.builds(LimitSpec, of=filled, length=st.integers(0, 40)),
         st.builds(RepeatSpec, of=st.integers(1, 5).flatmap(dealt), times=st.integers(1, 3)),
-        st.lists(st.builds(Part, filled, st.sampled_from([1, 2, 0.5])), min_size=1, max_size=3).map(
-            BlendSpec
-        ),
+        st.lists(st.builds(Part, filled, st.sampled_from([1, 2, 0.5])), min_size=1, max_size=3)
+        .map(tuple)
+        .map(BlendSpec),
     )

@@ -42,7 +42,7 @@ class BlendSpec(OrderSpec):
     A child that ends leaves its share to the others; the blend ends with its last child.
     """
 
-    parts: tuple[Part, ...] = field(converter=tuple)
+    parts: tuple[Part, ...]
     weights: tuple[int, ...] = field(init=False, eq=False, repr=False)  # exact, or to 2**-32
 
     @weights.default
@@ -116,7 +116,7 @@ class BlendNode(Node[Any, BlendCursor]):
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 
     def draw(self, count: int) -> list[Any]:
-        at, items = self.cursor, []
+        at, items = self.cursor, list[Any]()
         while len(items) < count and len(at.ended) < len(self.children):
             name = self._choose(at.ended, at.draws)
             try:

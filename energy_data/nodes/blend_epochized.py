@@ -18,13 +18,17 @@ from energy_data.references import LeafTable, OrderSpec, order_children
 from energy_data.spec import Spec
 
 
+def _exact(times: float | str | Fraction) -> Fraction:
+    return Fraction(str(times))  # 0.1 means a tenth
+
+
 @frozen
 class Repeated:
     """One child of an epochized blend."""
 
     of: OrderSpec
     repetitions: Fraction = field(
-        default=Fraction(1), converter=lambda value: Fraction(str(value))
+        default=Fraction(1), converter=_exact
     )  # times per epoch; fractions are exact over epochs
 
     def __attrs_post_init__(self) -> None:
@@ -42,7 +46,7 @@ class BlendEpochizedSpec(OrderSpec):
 
     needs_sizes: ClassVar[bool] = True
 
-    parts: tuple[Repeated, ...] = field(converter=tuple)
+    parts: tuple[Repeated, ...]
 
     def __attrs_post_init__(self) -> None:
         if not self.size:

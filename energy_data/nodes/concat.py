@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from attrs import field, frozen
+from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
@@ -23,7 +23,7 @@ class ConcatSpec(OrderSpec):
 
     needs_sizes: ClassVar[bool] = True
 
-    parts: tuple[Spec, ...] = field(converter=tuple)
+    parts: tuple[Spec, ...]
 
     def __attrs_post_init__(self) -> None:
         if not self.parts:

@@ -75,17 +75,17 @@ class ReadNode(Node[Sample, ReadCursor]):
         return self._without_bad(drawn)
 
     def _read(self, block: References) -> list[Sample | SampleError]:
-        entry = block.entry
+        entry = block.entries
         first = int(entry[0])
         if (entry == first).all():
-            return self.sources[first].read(block.index)
+            return self.sources[first].read(block.indices)
         samples: list[Sample | SampleError] = [{}] * len(block)
         order = np.argsort(entry, kind="stable")
         bounds = np.flatnonzero(np.diff(entry[order])) + 1
         for places in np.split(order, bounds):
             source = self.sources[int(entry[places[0]])]
             for place, sample in zip(
-                places.tolist(), source.read(block.index[places]), strict=True
+                places.tolist(), source.read(block.indices[places]), strict=True
             ):
                 samples[place] = sample
         return samples

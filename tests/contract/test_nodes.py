@@ -13,7 +13,7 @@ from trees import KINDS, B, batches, finite, leaf, random_trees, samples
 
 import energy_data.nodes
 from energy_data.context import Context
-from energy_data.errors import StateMismatchError
+from energy_data.errors import DataError, SkipSample, StateMismatchError
 from energy_data.nodes.map import MapSpec
 from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec, kind_of
@@ -130,8 +130,6 @@ def test_random_trees_resume_exactly(spec, lanes, data):
 
 
 def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
-    from energy_data.errors import DataError, SkipSample
-
     def never(item):
         raise SkipSample
 

@@ -36,7 +36,7 @@ def in_order(loaders: list[Loader], rounds: int | None = None) -> list:
 
 
 def run_in_step(loaders: list[Loader], rounds: int) -> dict:
-    """Return as `run`, but stop all ranks before the first round that some rank has no batch for."""
+    """Return as `run`, but stop before the first round in which some rank has no batch."""
     given: dict = {}
     streams = [iter(loader) for loader in loaders]
     for _ in range(rounds):

@@ -18,7 +18,7 @@ LEAVES = {name: leaf(name, size) for name, size in SIZES.items()}
 
 
 def blend(**weights):
-    return batches(samples(BlendSpec([Part(LEAVES[n], w) for n, w in weights.items()])), 5)
+    return batches(samples(BlendSpec(tuple(Part(LEAVES[n], w) for n, w in weights.items()))), 5)
 
 
 def keys(given):
@@ -133,9 +133,9 @@ def test_a_finite_stream_does_not_go_on_after_an_edit():
 
 def test_the_ledger_of_an_edited_mixture_costs_two_bytes_a_leaf_and_lane():
     parts = [Part(leaf(f"leaf-{n}", 10_000 + n), 1 + n % 7) for n in range(1000)]
-    loader = loader_of(batches(samples(BlendSpec(parts)), 64), lanes=64)
+    loader = loader_of(batches(samples(BlendSpec(tuple(parts))), 64), lanes=64)
     run([loader], 200)
     small = len(json.dumps(loader.state_dict()))
-    other = loader_of(batches(samples(BlendSpec(parts[:-1])), 64), lanes=64)
+    other = loader_of(batches(samples(BlendSpec(tuple(parts[:-1]))), 64), lanes=64)
     other.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
     assert len(json.dumps(other.state_dict())) - small <= 2 * 64 * 1000 + 8 * 1000

@@ -7,11 +7,14 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import KINDS, A, B, C, batches, finite, leaf, not_third, random_trees, samples
+from trees import KINDS, A, B, C, batches, finite, leaf, not_third, numbers, random_trees, samples
 
+from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.references import ReferencesSpec
 from loader.runs import in_order, loader_of, loaders_of, run, run_in_step
 
 RANKS = [1, 2, 3, 4, 8]
@@ -97,11 +100,6 @@ def test_validation_gives_every_sample_once_with_one_short_batch_each_time(ranks
 
 
 def test_unshuffled_validation_is_in_order():
-    from trees import numbers
-
-    from energy_data.nodes.batch import BatchSpec
-    from energy_data.nodes.read import ReadSpec
-    from energy_data.references import ReferencesSpec
 
     read = ReadSpec(of=ReferencesSpec(of=ConcatSpec((A, B)), deal=4))
     spec = BatchSpec(of=read, batch_size=4, collate=numbers, aligned=True)

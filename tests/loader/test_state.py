@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 from trees import KINDS, A, B, batches, finite, leaf, random_trees, samples
 
 from energy_data import merge_states
+from energy_data.context import Context
 from energy_data.errors import (
     StateError,
     StateIncompleteError,
     StateMismatchError,
     StateMissingError,
 )
+from energy_data.loader.tree import TreeRecord, order_trees
 from energy_data.nodes.blend import BlendSpec, Part
 from loader.runs import in_order, loader_of, loaders_of, run
 
@@ -38,7 +41,7 @@ def test_a_state_of_1000_leaves_and_64_lanes_is_small_and_quick_to_take():
         )
         for n, w in enumerate(rng.random(1000))
     ]
-    loader = loader_of(batches(samples(BlendSpec(parts)), 8), lanes=64)
+    loader = loader_of(batches(samples(BlendSpec(tuple(parts))), 8), lanes=64)
     run([loader], rounds=70)
     times = []
     for _ in range(10):
@@ -179,17 +182,12 @@ def test_a_damaged_state_is_a_state_error(data):
         st.none(), st.integers(-3, 10**20), st.text(max_size=5), st.just([1, 2]), st.just({})
     )
     state[name] = data.draw(junk)
-    try:
+    with suppress(StateError):
         loader_of(BLEND, lanes=4).load_state_dict(state)
-    except StateError:
-        pass
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_tree_is_remembered_well_enough_to_compute_its_ledger(kind):
-    from energy_data.context import Context
-    from energy_data.loader.tree import TreeRecord, order_trees
-
     for spec in (spec for spec in KINDS[kind] if spec.gives != "references"):
         record = TreeRecord.of(spec)
         remembered = TreeRecord.unpack(record.pack())
