@@ -31,6 +31,7 @@ from energy_data.node import State
 
 FORMAT = "energy_data"
 VERSION = 1
+MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
 
 
 @frozen(kw_only=True)
@@ -68,6 +69,8 @@ class RunState:
         try:
             rank, ranks = state["hosted"]
             lanes = range(int(rank), int(state["lanes"]), int(ranks))
+            if not 0 <= int(rank) < int(ranks) <= int(state["lanes"]) <= MAX_LANES:
+                raise ValueError(f"rank {rank} of {ranks} with {state['lanes']} lanes")
             rows = _rows(state["places"], len(lanes))
             return cls(
                 **{name: int(state[name]) for name in ("seed", "lanes", "epoch", "begun", "batch")},

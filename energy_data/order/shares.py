@@ -10,8 +10,9 @@ S((e + 1) * N) - S(e * N), with S(x) the sum over i < l of (x + i) // lanes, in 
 l * (x // lanes) + max(0, l - lanes + x % lanes). By Hermite's identity the shares of an epoch
 are disjoint and complete, also where there are fewer samples than lanes.
 
-A share is a range of the epoch's order. There, sequences of neighbouring samples are permuted, the
-last and shorter one among them, and windows of a share are permuted once more.
+A share is a range of the epoch's order, on a circle. There, sequences of neighbouring samples are
+permuted, the last and shorter one among them, the circle is turned, and windows of a share are
+permuted once more.
 """
 
 from __future__ import annotations
@@ -135,6 +136,10 @@ class Shares:
         sequences = _quotient(samples + (length - 1), length)
         missing = sequences * length - samples
         keys = mix(self._sequence_keys[leaf], epoch)
+        # Each epoch is turned by a number of its own: without that, a lane of a leaf that has few
+        # samples per lane would be at the same places of a sequence in every epoch.
+        place = place + _remainder(mix(keys, 1), samples)
+        place -= samples * (place >= samples)
         # The file's last sequence, which may be short, goes to any place, and the others are
         # permuted around it: so where it is takes no inverse permutation.
         short = _remainder(mix(keys, 0), sequences)

@@ -10,10 +10,10 @@ from energy_data.order.shares import Shares
 
 GOLDEN = {
     (0, 0): [69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80],
-    (10, 0): [86, 87, 88, 89, 30, 31, 32, 33, 34, 35, 36, 37],
+    (10, 0): [54, 55, 56, 57, 58, 59, 90, 91, 92, 93, 94, 95],
     (0, 20): [83, 69, 81, 75, 76, 74, 84, 86, 82, 88, 79, 78],
-    (10, 20): [70, 86, 38, 32, 33, 31, 71, 73, 39, 75, 36, 35],
-    (1, 1000): [76, 67, 31, 35, 32, 89, 102, 44, 66, 0, 53, 13],
+    (10, 20): [98, 54, 96, 90, 91, 59, 99, 21, 97, 23, 94, 93],
+    (1, 1000): [12, 80, 82, 16, 91, 15, 84, 37, 55, 23, 57, 73],
 }
 
 
@@ -163,6 +163,12 @@ def test_nothing_to_locate_is_no_special_case():
 def test_a_leaf_without_samples_or_with_too_many_is_refused(num_samples):
     with pytest.raises(ValueError, match=f"1 to 2\\*\\*61 samples, got {num_samples} for leaf 1"):
         make([5, num_samples], 0, 1)
+
+
+def test_a_lane_with_few_samples_is_at_another_place_of_a_sequence_in_every_epoch():
+    shares = make([9], 5, 24, sequence_length=3)
+    _, samples = draws(shares, 0, 0, 60)
+    assert set(samples % 3) == {0, 1, 2}
 
 
 def test_a_draw_beyond_2_to_the_62_is_refused():
