@@ -1,0 +1,1 @@
+"""Compares `energy_data` with other loaders; see README.md."""

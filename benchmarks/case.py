@@ -1,0 +1,51 @@
+"""What a case is: one kind of data, and what its batches must be."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Batch = Mapping[str, Any]  # {"keys": list[str], "values": list[str]} or {"values": Tensor}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One kind of data, the same for every loader, each in the loader's own format."""
+
+    name: str
+    part: str  # the one part of a sample; in a tar the ending of its file
+    write: Callable[[int], bytes]  # number of a sample -> its bytes
+    decode: Callable[[bytes], Any]  # bytes -> str or tensor
+    check: Callable[[Batch], None]  # raises if a batch is not as asked
+    batch_size: int
+    num_samples: int  # over all datasets; also how many are measured if nothing else is asked
+    samples_per_shard: int
+    weights: tuple[int, ...] = (1,)  # one per dataset
+    must: Mapping[int, float] = field(default_factory=dict)  # workers -> CPU seconds per 100,000
+
+    def key(self, number: int) -> str:
+        """Return the key of a sample."""
+        return f"{number:09d}"
+
+    def tars(self, folder: Path) -> list[Path]:
+        """Return the folders of tar shards, one per dataset."""
+        return [folder / "tars" / f"{i:03d}" for i in range(len(self.weights))]
+
+    def litdata(self, folder: Path) -> list[Path]:
+        """Return the folders of litdata's chunks, one per dataset."""
+        return [folder / "litdata" / f"{i:03d}" for i in range(len(self.weights))]
+
+    def metadataset(self, folder: Path) -> Path:
+        """Return what Energon and we are given: a dataset, or the YAML that blends several."""
+        return folder / "metadataset.yaml" if len(self.weights) > 1 else self.tars(folder)[0]
+
+
+def find_case(name: str) -> Case:
+    """Return the case of `cases/<name>.py`."""
+    case = importlib.import_module(f"benchmarks.cases.{name}").CASE
+    assert isinstance(case, Case)
+    assert case.name == name
+    return case

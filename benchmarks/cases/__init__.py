@@ -1,0 +1,1 @@
+"""One file per case; its `CASE` says all about it."""
