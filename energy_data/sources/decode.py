@@ -91,7 +91,7 @@ def decode_npy(data: Buffer) -> npt.NDArray[Any]:
     begin = _npy_payload(values)
     dtype, shape, fortran = _npy_header(bytes(values[:begin]))
     count = math.prod(shape)
-    if count * dtype.itemsize > len(values) - begin:
+    if min(shape, default=0) < 0 or count * dtype.itemsize > len(values) - begin:
         raise ValueError(
             f"the npy header says {dtype} {shape}, {count * dtype.itemsize} bytes, "
             f"but {len(values) - begin} follow"
@@ -150,7 +150,7 @@ def _unpack(data: Buffer) -> bytes:
     """Return the contents of a gzip file, of all its members."""
     parts: list[bytes] = []
     rest, left = bytes(data), LARGEST_UNPACKED
-    while rest:
+    while rest or not parts:
         unpacker = zlib.decompressobj(wbits=31)
         parts.append(unpacker.decompress(rest, left))
         left -= len(parts[-1])
@@ -191,13 +191,16 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 def _image_decoder() -> Callable[[Buffer], torch.Tensor]:
     try:
-        from PIL import Image  # noqa: PLC0415 - optional, and needed for images only
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional, and needed for images only
     except ImportError as error:
         raise MissingExtraError("decoding images", "images") from error
 
     def decode(data: Buffer) -> torch.Tensor:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            pixels = np.array(image.convert("RGB"))
+        try:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                pixels = np.array(image.convert("RGB"))
+        except UnidentifiedImageError as error:  # whose message is about an object of ours
+            raise ValueError(f"it is none of {', '.join(_FORMATS)}") from error
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
     return decode

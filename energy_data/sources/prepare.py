@@ -37,7 +37,7 @@ from energy_data.sources.tar_sqlite import SqliteWriter
 from energy_data.storage.files import Window, open_anew, write_whole
 
 PARTS = ("train", "val", "test")  # that a ratio is about
-_SHARDS_PER_WORKER = 4  # fewer are done in this process
+_BYTES_PER_WORKER = 1 << 30  # read in about the time that a process takes to start
 _MOST_PATTERNS = 1_000_000  # that the braces of one may stand for
 
 Progress = Callable[[int, int], None]
@@ -91,7 +91,7 @@ def prepare(
         exclude: Leave out tars whose name has a match of this regular expression.
         force: Prepare again what is prepared. Indices that fit their tars are kept in any case.
         sqlite: Write `index.sqlite` as well: the place of each part of each sample, by key.
-        workers: Processes; by default one per CPU.
+        workers: Processes; by default one per GiB, at most one per CPU.
         progress: Called when a shard is done.
 
     Raises SpecError for what cannot be done, StructureError for a damaged tar. Nothing is written
@@ -174,12 +174,15 @@ class _Task:
 
 def _index_all(task: _Task, shards: list[str], workers: int | None) -> Iterator[_Found]:
     """Index the shards, several at a time; yield what was found in their order."""
-    if workers is None:  # a process takes a second to start: no use for few shards
-        workers = min(os.cpu_count() or 1, len(shards) // _SHARDS_PER_WORKER)
+    if workers is None:
+        size = sum((Path(task.root) / shard).stat().st_size for shard in shards)
+        workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
     if workers <= 1:
         yield from map(task, shards)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # importing torch takes seconds: once will do
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
         pending: deque[Future[_Found]] = deque()
         try:
             for shard in shards:

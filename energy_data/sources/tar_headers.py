@@ -213,9 +213,9 @@ def _pax_records(body: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
     while at < len(body) and body[at]:
         digits, space, _ = body[at : at + 20].partition(b" ")
         length = _decimal(digits, offset + at) if space else 0
-        record = body[at + len(digits) + 1 : at + length - 1]
-        key, equals, value = record.partition(b"=")
-        if not equals or at + length > len(body) or body[at + length - 1] != ord("\n"):
+        record = body[at + len(digits) + 1 : at + max(length, 1)]
+        key, equals, value = record[:-1].partition(b"=")
+        if not equals or at + length > len(body) or record[-1:] != b"\n":
             raise Fault("damaged pax records. Restore the tar.", offset + at)
         yield key, value
         at += length

@@ -33,7 +33,7 @@ def find_plain(path: str) -> SplitPart:
         root, shards = path, find_tars(Path(path))
     else:
         tars = _named(path)
-        root = os.path.commonpath([os.path.dirname(tar) or "." for tar in tars])  # noqa: PTH120
+        root = os.path.commonpath([os.path.dirname(tar) for tar in tars]) or "."  # noqa: PTH120
         shards = [os.path.relpath(tar, root) for tar in tars]
     counts = [_count(tar) for tar in _watched([f"{root}/{shard}" for shard in shards])]
     if not sum(counts):
