@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from energy_data.context import WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.loader import Loader, T_batch
+from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.process import StartMethod
 from energy_data.metadataset.compile import Mode, compile_split
 from energy_data.metadataset.load import load
 from energy_data.nodes.batch import BatchSpec
@@ -152,9 +154,42 @@ def get_val_datasets(
     ]
 
 
-def get_loader(dataset: Dataset[T_batch]) -> Loader[T_batch]:
-    """Return a loader of the dataset: iterate over it, save it, restore it."""
-    return Loader(dataset)
+def get_loader(
+    dataset: Dataset[T_batch],
+    *,
+    prefetch: int = 2,
+    start_method: StartMethod = "forkserver",
+    arena_bytes: int = 4 << 30,
+    timeout_s: float | None = 300.0,
+    on_timeout: Literal["raise", "restart"] = "raise",
+    max_restarts: int = 3,
+) -> Loader[T_batch]:
+    """Return a loader of the dataset: iterate over it, save it, restore it.
+
+    Batches are the same whatever is chosen here, and whatever happens to worker processes.
+
+    Args:
+        dataset: What to read; its `worker_config.num_workers` says by how many processes. With 0,
+            batches are made here, when they are asked for, and the rest below does not matter.
+        prefetch: Batches each worker is ahead of the trainer, at most.
+        start_method: How worker processes start. "forkserver" and "spawn" are safe with threads and
+            CUDA; "fork" also takes lambdas and classes of a notebook.
+        arena_bytes: Shared memory per worker, at most; it grows as needed.
+        timeout_s: A worker silent for so long is reported with its sample and stack; None: never.
+        on_timeout: What follows: an error, or a new worker in its place.
+        max_restarts: How often a worker that dies at one and the same batch is started again.
+    """
+    if not dataset.worker_config.num_workers:
+        return Loader(dataset)
+    options = PoolOptions(
+        prefetch=prefetch,
+        start_method=start_method,
+        arena_bytes=arena_bytes,
+        timeout_s=timeout_s,
+        on_timeout=on_timeout,
+        max_restarts=max_restarts,
+    )
+    return Loader(dataset, Pool(dataset, options))
 
 
 get_savable_loader = get_loader

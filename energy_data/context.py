@@ -25,6 +25,7 @@ class Context:
     lane: int = 0
     lanes: int = 1
     path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
+    trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # see `Host`
     crossed_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees of the run
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
 

@@ -1,58 +1,22 @@
-"""A dataset: a tree of specs, and the run it is for. Frozen; it holds no place."""
+"""A dataset, as users have it: a run that can be iterated."""
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
 
-from attrs import field, frozen
+from attrs import frozen
 
-from energy_data.context import Context, WorkerConfig
-from energy_data.errors import SpecError
-from energy_data.loader.tree import order_trees
-from energy_data.node import Node
-from energy_data.references import leaf_entries
-from energy_data.spec import Spec
-
-log = logging.getLogger(__name__)
-
-T_co = TypeVar("T_co", covariant=True)
+from energy_data.loader.loader import Loader
+from energy_data.loader.run import Run, T_co
 
 
 @frozen(kw_only=True)
-class Dataset(Generic[T_co]):
-    """What a run reads, and which part of the run this process is; `get_loader` runs it."""
+class Dataset(Run[T_co]):
+    """What a run reads, and which part of the run this process is; holds no place.
 
-    spec: Spec
-    worker_config: WorkerConfig = field(factory=WorkerConfig)
-    seed: int = 0
-    from_start: bool = False  # every iteration begins anew (validation)
-    virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
+    `for batch in dataset` reads in this process, from the beginning; `get_loader(dataset)` gives a
+    loader, which has worker processes, goes on, saves and restores.
+    """
 
-    def __attrs_post_init__(self) -> None:
-        if self.virtual_epoch_length < 0:
-            raise SpecError(f"virtual_epoch_length: must be >= 0, got {self.virtual_epoch_length}.")
-        if self.spec.gives == "references":
-            raise SpecError("dataset: its tree gives references. Put a ReadSpec over it.")
-        if crossed := crossed_leaves(self.spec):
-            log.warning(
-                "several pipelines draw from %s, each in an order of its own: a sample comes up "
-                "once per pipeline and epoch",
-                ", ".join(sorted(crossed)),
-            )
-
-    def build(self, lanes: Iterable[int], num_lanes: int) -> dict[int, Node[T_co, Any]]:
-        """Return the root nodes of some lanes, for one process. Opens nothing."""
-        root = Context(seed=self.seed, lanes=num_lanes, crossed_leaves=crossed_leaves(self.spec))
-        return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
-
-
-def crossed_leaves(spec: Spec) -> frozenset[str]:
-    """Return the ids of leaves that more than one order tree under `spec` draws from."""
-    trees = order_trees(spec).values()
-    reached = Counter(
-        leaf_id for tree in trees for leaf_id in {leaf.id for _, leaf in leaf_entries(tree.of)}
-    )
-    return frozenset(leaf_id for leaf_id, times in reached.items() if times > 1)
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(Loader(self))

@@ -1,4 +1,4 @@
-"""The loader: runs the lanes of one rank in this process, and keeps their place."""
+"""The loader: hands out the batches of one rank, and keeps their place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.loader.dataset import Dataset
+from energy_data.loader.host import Host, InProcess
 from energy_data.loader.ledger import Ledgers, go_on
+from energy_data.loader.run import Run
 from energy_data.loader.state import RunState, merge
 from energy_data.loader.tree import TreeRecord, differences
-from energy_data.node import Node
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class Loader(Generic[T_batch]):
     time, also between two batches; the next batch is then the saved one.
     """
 
-    def __init__(self, dataset: Dataset[T_batch]) -> None:
+    def __init__(self, dataset: Run[T_batch], host: Host | None = None) -> None:
         self.dataset = dataset
+        self._host = host or InProcess()
         self._num_lanes = dataset.worker_config.num_lanes
         self._record = TreeRecord.of(dataset.spec)
         self._packed = self._record.pack()
         self._place = Place()
-        self._nodes: dict[int, Node[T_batch, Any]] = {}
         self._ended: set[int] = set()
         self._restored = False
         self._build(self._num_lanes)
@@ -62,8 +62,8 @@ class Loader(Generic[T_batch]):
         length = self.dataset.virtual_epoch_length
         config = self.dataset.worker_config
         place, ranks = self._place, config.world_size
-        batch = place.batch + (config.rank - place.batch) % ranks
-        while len(self._ended) < len(self._nodes):
+        batch = self._next
+        while len(self._ended) * ranks < self._num_lanes:
             if length and batch - place.begun >= length * ranks:
                 self._place = replace(
                     place, epoch=place.epoch + 1, begun=place.begun + length * ranks
@@ -72,13 +72,14 @@ class Loader(Generic[T_batch]):
             lane = batch % self._num_lanes
             if lane not in self._ended:
                 try:
-                    items = self._nodes[lane].take(1)
+                    items = self._host.take(lane, batch)
                 except StopIteration:
                     self._ended.add(lane)
                 else:
                     self._place = replace(place, batch=batch + 1)
                     if items:
-                        return items[0]
+                        given: T_batch = items[0]
+                        return given
                     place = self._place
                     log.warning("micro-batch %d is left out: none of its samples is left", batch)
             batch += ranks
@@ -86,9 +87,19 @@ class Loader(Generic[T_batch]):
         raise StopIteration
 
     @property
+    def _next(self) -> int:
+        """The number in the run of this rank's next micro-batch."""
+        config, batch = self.dataset.worker_config, self._place.batch
+        return batch + (config.rank - batch) % config.world_size
+
+    @property
     def last_batch(self) -> int | None:
         """The number in the run of the micro-batch handed over last; None before the first."""
         return self._place.batch - 1 if self._place.batch else None
+
+    def close(self) -> None:
+        """Stop worker processes; the loader starts them again when it is used again."""
+        self._host.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this rank. Pure: it reads no data and changes nothing."""
@@ -99,9 +110,9 @@ class Loader(Generic[T_batch]):
             tree=self._packed,
             epoch=place.epoch,
             begun=place.begun,
-            batch=place.batch + (config.rank - place.batch) % config.world_size,
+            batch=self._next,
             hosted=(config.rank, config.world_size),
-            places={lane: node.state_dict() for lane, node in self._nodes.items()},
+            places=self._host.states(),
         ).to_dict()
 
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
@@ -166,14 +177,12 @@ class Loader(Generic[T_batch]):
         """Begin at the beginning, with so many lanes in the run."""
         config = self.dataset.worker_config
         hosted = range(config.rank, num_lanes, config.world_size)
-        self._nodes = self.dataset.build(hosted, num_lanes)
-        self._num_lanes = num_lanes
-        self._place, self._ended = Place(), set()
+        self._place, self._ended, self._num_lanes = Place(), set(), num_lanes
+        self._host.adopt(self.dataset.build(hosted, num_lanes), num_lanes, self._next)
 
     def _begin_epoch(self) -> None:
-        for node in self._nodes.values():
-            node.rewind()
         self._place, self._ended = Place(epoch=self._place.epoch + 1), set()
+        self._host.rewind(self._next)
 
     def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:
         if on_mismatch not in ("error", "keep_matching", "restart"):
@@ -231,8 +240,9 @@ class Loader(Generic[T_batch]):
                 + "\nRestore with on_mismatch='keep_matching' to let the leaves that stayed go on "
                 "where they were, or 'restart' to begin anew."
             )
-        self._nodes, self._num_lanes, self._ended = nodes, saved.lanes, set()
+        self._num_lanes, self._ended = saved.lanes, set()
         self._place = Place(epoch=saved.epoch, begun=saved.begun, batch=saved.batch)
+        self._host.adopt(nodes, saved.lanes, self._next)
 
 
 class LoaderIterator(Iterator[T_batch]):

@@ -48,7 +48,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
 
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         super().__init__(EncodeCursor(), {"of": spec.of.build(context.under("of"))})
-        self.encode = spec.encode
+        self.encode, self.trace = spec.encode, context.trace
 
     def draw(self, count: int) -> list[Any]:
         samples = self.children["of"].draw(count)
@@ -56,6 +56,8 @@ class EncodeNode(Node[Any, EncodeCursor]):
             return list(samples)
         encoded = []
         for sample in samples:
+            if self.trace is not None:
+                self.trace(sample)
             try:
                 encoded.append(self.encode(sample))
             except SkipSample:
