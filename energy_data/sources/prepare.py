@@ -103,18 +103,33 @@ def prepare(
         raise SpecError(f"{path}: it is prepared. Use `force` (--force) to prepare it again.")
     divide = _by_ratio(split, path) if isinstance(split, str) else _by_patterns(split, path)
     shards = _without(find_tars(path, packed=exclude is not None), exclude, path)
-    task = _Task(str(path), keep=not force, with_parts=sqlite)
+    found = _index_all(_Task(str(path), keep=not force, with_parts=sqlite), shards, workers)
+    watched = _watched(found, len(shards), progress)
+    summary = _collect(path, watched, path / meta.FOLDER / meta.SQLITE if sqlite else None, divide)
+    _write(path, summary)
+    return summary
+
+
+def _watched(found: Iterator[_Found], total: int, progress: Progress | None) -> Iterator[_Found]:
+    for number, one in enumerate(found, 1):
+        yield one
+        if progress:
+            progress(number, total)
+
+
+def _collect(
+    path: Path, found: Iterator[_Found], database: Path | None, divide: _Divide
+) -> Summary:
+    """Return the summary of all shards; write the database, whole or not at all."""
     summary = Summary(str(path))
-    writer = SqliteWriter(path / meta.FOLDER / meta.SQLITE) if sqlite else None
+    writer = SqliteWriter(database) if database else None
     try:
-        for number, found in enumerate(_index_all(task, shards, workers), 1):
-            summary.add(found)
-            if writer and found.scan and found.num_samples:
-                writer.add(found.shard, found.scan)
-            if progress:
-                progress(number, len(shards))
+        for one in found:
+            summary.add(one)
+            if writer and one.scan and one.num_samples:
+                writer.add(one.shard, one.scan)
         if not summary.shard_counts:
-            raise SpecError(f"{path}: its {len(shards)} tars have no samples in them.")
+            raise SpecError(f"{path}: its tars have no samples in them. Name another folder.")
         summary.split_parts = divide(list(summary.shard_counts))
     except BaseException:
         if writer:
@@ -122,7 +137,6 @@ def prepare(
         raise
     if writer:
         writer.finish()
-    _write(path, summary)
     return summary
 
 

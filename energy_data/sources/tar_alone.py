@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
 from energy_data.sources.decode import Buffer, Decoding
-from energy_data.sources.tar_headers import BLOCK, Fault, Member, plain_header, walk
+from energy_data.sources.tar_headers import BLOCK, Fault, Member, are_idle, plain_header, walk
 from energy_data.sources.tar_names import split_name
 from energy_data.storage.files import File, Window
 
@@ -62,12 +62,22 @@ def read_plain(
         header = plain_header(data, at)
         if header is None:
             break
-        key, _, extension = header[0].partition(".")
-        if not at:
-            sample_key = sample["__key__"] = key
-        begin, end = at + BLOCK, at + BLOCK + header[1]
+        name, length, is_pax = header
+        begin, end = at + BLOCK, at + BLOCK + length
         at = (end + BLOCK - 1) & -BLOCK
-        if key != sample_key or not extension or extension in sample or "/" in extension or not key:
+        if is_pax and at <= size and are_idle(data[begin:end]):
+            continue
+        key, _, extension = name.partition(".")
+        if sample_key is None:
+            sample_key = sample["__key__"] = key
+        if (
+            is_pax
+            or key != sample_key
+            or not extension
+            or extension in sample
+            or "/" in extension
+            or not key
+        ):
             break
         decode = known.get(extension) or find(extension)
         if at > size:
@@ -77,7 +87,8 @@ def read_plain(
         except Exception:  # noqa: BLE001 - read again, which says what is wrong
             break
     else:
-        return sample
+        if sample_key is not None:
+            return sample
     return read_alone(place, decoders, subflavors)
 
 

@@ -36,9 +36,10 @@ _CHECKSUM_BLANK = 8 * 32  # the checksum counts its own field as spaces
 _ADLER = 65521
 
 REGULAR = (0, ord("0"), ord("7"))
+PAX = ord("x")  # heads records about the file that follows
 _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
 _EXTENDED = frozenset(b"LKxgX")  # they say something about the member that follows
-_PLAIN_KINDS = (b"0", b"\0")
+_PLAIN_KINDS = (b"0", b"\0", b"x")
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
 
@@ -121,8 +122,16 @@ def _text(name: bytes) -> str:
     return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def plain_header(data: bytes, at: int) -> tuple[str, int] | None:
-    """Return name and size of a file from its header, or None if that needs a closer look."""
+def are_idle(records: bytes) -> bool:
+    """Return whether pax records leave name and size of their file as its header has them.
+
+    Python's `tarfile.add` writes such ones before every file, for the fractions of a second.
+    """
+    return b"path=" not in records and b"size=" not in records and b"GNU.sparse" not in records
+
+
+def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:
+    """Return name, size and whether it heads pax records, or None if it needs a closer look."""
     block = data[at : at + BLOCK]
     size, check = block[124:135], block[148:154]
     if (
@@ -135,9 +144,9 @@ def plain_header(data: bytes, at: int) -> tuple[str, int] | None:
         return None
     sums = zlib.adler32(block[156:], zlib.adler32(block[:148]))  # see _parse
     try:
-        if (sums - 1 + _CHECKSUM_BLANK - int(check, 8)) & 0xFFFF:
+        if (sums & 0xFFFF) - 1 + _CHECKSUM_BLANK != int(check, 8):
             return None
-        return block[: block.index(0)].decode(), int(size, 8)
+        return block[: block.index(0)].decode(), int(size, 8), block[156] == PAX
     except ValueError:  # the digits 8 and 9, a name that is no UTF-8 or fills its field
         return None
 

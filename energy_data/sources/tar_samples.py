@@ -22,7 +22,7 @@ from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
 from energy_data.sources.decode import Buffer, decode_npy, decode_text
 from energy_data.sources.tar_alone import Decoders, Place, read_alone
-from energy_data.sources.tar_headers import BLOCK, parse_headers
+from energy_data.sources.tar_headers import BLOCK, PAX, Bools, are_idle, parse_headers
 from energy_data.storage.files import File
 
 Int64s = npt.NDArray[np.int64]
@@ -62,6 +62,7 @@ class SampleReader:
     def __init__(self, spans: Spans, decoders: Decoders, subflavors: dict[str, Any]) -> None:
         self._spans, self._decoders, self._subflavors = spans, decoders, subflavors
         self._samples: list[Sample | SampleError | None] = [None] * len(spans.sources)
+        self._passed_over = False
         self._odd: set[int] = set()  # rows for `_read_alone`
 
     def read(self) -> list[Sample | SampleError]:
@@ -70,6 +71,8 @@ class SampleReader:
         while rows.size:
             rows, at = self._round(rows, at, window)
             window *= 2  # a sample of very many parts still ends soon
+        if self._passed_over:
+            self._odd.update(row for row, one in enumerate(self._samples) if one is None)
         for row in sorted(self._odd):
             self._samples[row] = read_alone(
                 self._spans.place(row), self._decoders, self._subflavors
@@ -132,21 +135,33 @@ class SampleReader:
         begins = table[_AT] + BLOCK
         ends = begins + headers.sizes
         after = (ends + (BLOCK - 1)) & -BLOCK
-        kinds = headers.kinds
-        plain = headers.plain & (after <= table[_END]) & ((kinds == ord("0")) | (kinds == 0))
+        plain = headers.plain & (after <= table[_END])
+        files = (headers.kinds == ord("0")) | (headers.kinds == 0)
+        if not files.all():
+            pax = plain & (headers.kinds == PAX) & (after <= table[_STOP])
+            plain &= files | self._idle(data, begins, ends, pax)
         names = headers.names
         if not plain.all():
             self._odd.update(table[_ROW][~plain].tolist())
             names = [name for name, good in zip(names, plain.tolist(), strict=True) if good]
-            table, begins, ends, after = table[:, plain], begins[plain], ends[plain], after[plain]
-        near = ends <= table[_STOP]
+            table, begins, ends = table[:, plain], begins[plain], ends[plain]
+            after, files = after[plain], files[plain]
+        near = files & (ends <= table[_STOP])
         parts = list(zip(table[_ROW].tolist(), names, begins.tolist(), ends.tolist(), strict=True))
         self._take(data.data, parts if near.all() else compress(parts, near.tolist()))
         if not near.all():
-            far = zip(compress(parts, (~near).tolist()), table[_SHIFT, ~near].tolist(), strict=True)
-            self._take_far(far)
+            far = files & ~near
+            shifts = table[_SHIFT, far].tolist()
+            self._take_far(zip(compress(parts, far.tolist()), shifts, strict=True))
         table[_AT] = after
         return table
+
+    def _idle(self, data: Bytes, begins: Int64s, ends: Int64s, pax: Bools) -> Bools:
+        """Return which of the rows with pax records can pass over them."""
+        for n in pax.nonzero()[0].tolist():
+            pax[n] = are_idle(data[begins[n] : ends[n]].tobytes())
+        self._passed_over = True  # perhaps all there was in a sample
+        return pax
 
     def _take(self, data: Buffer, parts: Iterable[_Part]) -> None:
         """Decode parts that are in `data` into their samples."""
@@ -161,7 +176,8 @@ class SampleReader:
                     "__subflavors__": subflavors,
                     "__sources__": sources[row],
                 }
-            if sample["__key__"] != key or extension in sample or "/" in extension or not extension:
+            strange = "/" in extension or not (key and extension)
+            if strange or sample["__key__"] != key or extension in sample:
                 odd.add(row)
                 continue
             decode = known.get(extension) or find(extension)

@@ -16,7 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import StructureError
-from energy_data.sources.tar_headers import BLOCK, ZEROS, Fault, Reader, parse_headers, walk
+from energy_data.sources.tar_headers import (
+    BLOCK,
+    PAX,
+    ZEROS,
+    Fault,
+    Reader,
+    are_idle,
+    parse_headers,
+    walk,
+)
 from energy_data.sources.tar_names import split_name
 from energy_data.storage.files import File, Window
 
@@ -28,7 +37,8 @@ _PROBED = 64  # files looked at to tell which
 _MAGIC = np.dtype({"names": ["magic"], "formats": ["<u4"], "offsets": [257], "itemsize": BLOCK})
 _USTAR = int.from_bytes(b"usta", "little")
 _HEADERS = 1024  # bytes read for one header: mostly there is a small file behind it
-_UNKNOWN = (False, "", 0, 0)
+_ODD = 255
+_UNKNOWN = (_ODD, "", 0, 0)
 _SECOND = "Rename one, or write the parts of a sample one after another."
 
 
@@ -138,16 +148,20 @@ class _Walker:
         headers = parse_headers(np.frombuffer(data, np.uint8).reshape(-1, BLOCK)[places])
         offsets = places * BLOCK + begin
         follows = (offsets + headers.sizes + (2 * BLOCK - 1)) & -BLOCK
-        plain = headers.plain & (follows <= size)
-        plain &= (headers.kinds == ord("0")) | (headers.kinds == 0)
+        kinds = np.where(headers.kinds == 0, ord("0"), headers.kinds)
+        kinds[~headers.plain | (follows > size)] = _ODD
         columns = (headers.names, headers.sizes.tolist(), follows.tolist())
-        known = dict(zip(offsets.tolist(), zip(plain.tolist(), *columns, strict=True), strict=True))
+        known = dict(zip(offsets.tolist(), zip(kinds.tolist(), *columns, strict=True), strict=True))
         files: list[_File] = []
         while not self._ended and (self.at < end or self.at >= size):
             # Payloads may look like headers: only those that are reached are.
-            good, name, length, follow = known.get(self.at, _UNKNOWN)
-            if good:
-                files.append((name, self.at, self.at + BLOCK, length))
+            at = self.at
+            kind, name, length, follow = known.get(at, _UNKNOWN)
+            if kind == PAX and are_idle(window.read(at + BLOCK, length)):
+                at = follow
+                kind, name, length, follow = known.get(at, _UNKNOWN)
+            if kind == ord("0"):
+                files.append((name, self.at, at + BLOCK, length))
                 self.at = follow
             else:
                 files += self._step(window.read)

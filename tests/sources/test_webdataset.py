@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -383,3 +384,33 @@ def test_many_datasets_open_in_seconds(tmp_path):
     for _ in range(300):
         open_dataset(tmp_path)
     assert (time.process_time() - begin) / 300 < 0.002
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pax_records_that_say_nothing_of_names_and_sizes(tmp_path, size):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for n in range(50):
+            for name, data in sample_files(n, size):
+                member = tarfile.TarInfo(name)
+                member.size, member.mtime = len(data), 1.5
+                if n % 5 == 4:
+                    member.pax_headers = {"path": name, "comment": "x" * 600}
+                tar.addfile(member, io.BytesIO(data))
+    prepare(tmp_path)
+    samples = read_all(open_dataset(tmp_path))
+    assert [bare(one) for one in samples] == [expected(n, size) for n in range(50)]
+
+
+def test_a_sample_of_pax_records_only(tmp_path):
+    files = [part for n in range(50) for part in sample_files(n)]
+
+    def harm(data, at):
+        for header in (at, at + 1024, at + 2048):
+            data[header + 156] = ord("x")
+            data[header + 512 : header + 1024] = b"14 comment=xy\n".ljust(512, b"\0")
+            seal(data, header)
+
+    samples, _ = harmed(tmp_path, files, harm)
+    with pytest.raises(SampleError, match=r"pax records|needs|no file"):
+        raise samples[7]
