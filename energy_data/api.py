@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from energy_data.context import WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
+from energy_data.loader.cuda import Cuda
 from energy_data.loader.dataset import Dataset
+from energy_data.loader.device import OnDevice
+from energy_data.loader.host import Host, InProcess
 from energy_data.loader.loader import Loader, T_batch
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.process import StartMethod
@@ -163,6 +168,8 @@ def get_loader(
     timeout_s: float | None = 300.0,
     on_timeout: Literal["raise", "restart"] = "raise",
     max_restarts: int = 3,
+    pin_memory: bool | Literal["auto"] = "auto",
+    device: str | torch.device | None = None,
 ) -> Loader[T_batch]:
     """Return a loader of the dataset: iterate over it, save it, restore it.
 
@@ -178,18 +185,28 @@ def get_loader(
         timeout_s: A worker silent for so long is reported with its sample and stack; None: never.
         on_timeout: What follows: an error, or a new worker in its place.
         max_restarts: How often a worker that dies at one and the same batch is started again.
+        pin_memory: Register the shared memory with CUDA, once, so that batches of workers are
+            pinned without a copy; "auto": where there is a GPU.
+        device: Give batches on this device, copied one ahead on a stream of their own. None: on
+            the host.
     """
-    if not dataset.worker_config.num_workers:
-        return Loader(dataset)
-    options = PoolOptions(
-        prefetch=prefetch,
-        start_method=start_method,
-        arena_bytes=arena_bytes,
-        timeout_s=timeout_s,
-        on_timeout=on_timeout,
-        max_restarts=max_restarts,
-    )
-    return Loader(dataset, Pool(dataset, options))
+    cuda = Cuda()
+    host: Host = InProcess()
+    if dataset.worker_config.num_workers:
+        pinned = cuda.available() if pin_memory == "auto" else pin_memory
+        options = PoolOptions(
+            prefetch=prefetch,
+            start_method=start_method,
+            arena_bytes=arena_bytes,
+            timeout_s=timeout_s,
+            on_timeout=on_timeout,
+            max_restarts=max_restarts,
+            pin=cuda.pin if pinned else None,
+        )
+        host = Pool(dataset, options)
+    if device is not None and torch.device(device).type != "cpu":
+        host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
+    return Loader(dataset, host)
 
 
 get_savable_loader = get_loader

@@ -30,6 +30,10 @@ class Host(ABC):
     def states(self) -> dict[int, State]:
         """Return the place of each lane."""
 
+    def state(self, lane: int) -> State:
+        """Return the place of one lane."""
+        return self.states()[lane]
+
     @abstractmethod
     def rewind(self, batch: int) -> None:
         """Begin the next pass in all lanes, with micro-batch `batch`."""
@@ -52,6 +56,9 @@ class InProcess(Host):
 
     def states(self) -> dict[int, State]:  # noqa: D102
         return {lane: node.state_dict() for lane, node in self._nodes.items()}
+
+    def state(self, lane: int) -> State:  # noqa: D102
+        return self._nodes[lane].state_dict()
 
     def rewind(self, batch: int) -> None:  # noqa: D102
         for node in self._nodes.values():

@@ -1,0 +1,126 @@
+"""Batches on a device: copied one ahead of the trainer, on a stream of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from attrs import evolve, has
+
+from energy_data.loader.cuda import Cuda
+from energy_data.loader.host import Host, Nodes
+from energy_data.node import State
+
+
+class _Ahead(NamedTuple):
+    """A micro-batch that was taken from the host and is being copied."""
+
+    lane: int
+    batch: int
+    items: Sequence[Any]
+    error: BaseException | None
+    before: State  # the lane's place before it
+    event: Any
+    tensors: list[torch.Tensor]
+
+
+class OnDevice(Host):
+    """Gives the batches of another host on a device.
+
+    While the trainer works on one batch, the next is copied. Its host memory is kept until the copy
+    is done, and the place of the run is that of the batch handed over, not of the one copied ahead.
+    """
+
+    def __init__(self, host: Host, device: torch.device, stride: int, cuda: Cuda) -> None:
+        self._host, self._device, self._stride, self._cuda = host, device, stride, cuda
+        self._num_lanes = 1
+        self._ended: set[int] = set()
+        self._ahead: _Ahead | None = None
+        self._stream: Any = None
+        self._copying: deque[tuple[Any, Any]] = deque()  # event, host batch kept until then
+
+    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+        self._ahead, self._ended, self._num_lanes = None, set(), num_lanes
+        self._host.adopt(nodes, num_lanes, batch)
+
+    def rewind(self, batch: int) -> None:  # noqa: D102
+        self._ahead, self._ended = None, set()
+        self._host.rewind(batch)
+
+    def states(self) -> dict[int, State]:  # noqa: D102
+        states = self._host.states()
+        if self._ahead is not None:
+            states[self._ahead.lane] = self._ahead.before
+        return states
+
+    def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
+        ahead = self._ahead
+        if ahead is None or ahead.batch != batch:
+            ahead = self._fetch(lane, batch)
+        self._ahead = None
+        if ahead.error is not None:
+            if isinstance(ahead.error, StopIteration):
+                self._ended.add(lane)
+            raise ahead.error
+        following = batch + self._stride
+        if following % self._num_lanes not in self._ended:
+            self._ahead = self._fetch(following % self._num_lanes, following)
+        if ahead.items:
+            self._cuda.await_copies(ahead.event, ahead.tensors, self._device)
+        return ahead.items
+
+    def close(self) -> None:  # noqa: D102
+        self._copying.clear()
+        self._host.close()
+
+    def _fetch(self, lane: int, batch: int) -> _Ahead:
+        before = self._host.state(lane)
+        try:
+            items = self._host.take(lane, batch)
+        except (Exception, StopIteration) as error:  # noqa: BLE001 - raised when its turn comes
+            return _Ahead(lane, batch, (), error, before, None, [])
+        if not items:
+            return _Ahead(lane, batch, (), None, before, None, [])
+        if self._stream is None:
+            self._stream = self._cuda.stream(self._device)
+        tensors: list[torch.Tensor] = []
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(self._cuda.copied(tensor, self._device, self._stream))
+            return tensors[-1]
+
+        on_device = with_tensors(items[0], copied)
+        event = self._cuda.mark(self._stream)
+        self._copying.append((event, items))
+        while len(self._copying) > 1 and self._copying[0][0].query():
+            self._copying.popleft()
+        return _Ahead(lane, batch, [on_device], None, before, event, tensors)
+
+
+def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: PLR0911 - one return per kind of container
+    """Return the batch with `change` done to each tensor in it, however deep; types are kept.
+
+    Goes through dicts, lists, tuples, named tuples, dataclasses and attrs classes.
+    """
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return type(batch)((name, with_tensors(value, change)) for name, value in batch.items())
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(with_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(with_tensors(value, change) for value in batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        facts = {
+            f.name: with_tensors(getattr(batch, f.name), change) for f in fields(batch) if f.init
+        }
+        return replace(batch, **facts)
+    if has(type(batch)):
+        slots = [a for a in type(batch).__attrs_attrs__ if a.init]
+        return evolve(
+            batch, **{a.alias: with_tensors(getattr(batch, a.name), change) for a in slots}
+        )
+    return batch
