@@ -1,8 +1,9 @@
 """Which sample comes when: pure, vectorised functions of (seed, place); nothing here holds a place.
 
-    keys         keyed numbers: one 64-bit mix over a key tuple
-    permutation  a keyed permutation of [0, n), invertible, any n to 2**62
-    choice       which child of a blend a lane draws next, and how often each was drawn before
-    shares       which sample of its dataset a lane's n-th draw is
-    tree         the above, composed: draw number -> (leaf, draw number in the leaf)
+- `keys`: keyed numbers, one 64-bit mix over a key tuple
+- `permutation`: a keyed permutation of [0, n), invertible, any n to 2**62
+- `choice`, `epochized`, `exhausting`: which child a lane draws next, and how often each was drawn
+  before; `splits`: the two-way splits they are made of
+- `shares`: which sample of its dataset a lane's n-th draw is
+- `tree`: the above, composed: draw number -> entry
 """

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from loader.runs import loader_of, run
 from trees import A, B, batches, samples
 
 from energy_data.nodes.blend import BlendSpec, Part
+from loader.runs import loader_of, run
 
 SPEC = batches(samples(BlendSpec((Part(A, 5), Part(B, 2)))))
 
