@@ -47,13 +47,10 @@ class Spans:
     ends: Int64s  # [rows] offset behind the sample
     sources: list[tuple[SampleSource]]  # [rows]
 
-    def file(self, row: int) -> File:
-        """Return the file of a row."""
-        return self.files[int(self.file_rows.searchsorted(row, side="right")) - 1]
-
     def place(self, row: int) -> Place:
         """Return the place of a row by itself."""
-        return Place(self.file(row), int(self.begins[row]), int(self.ends[row]), self.sources[row])
+        file = self.files[int(self.file_rows.searchsorted(row, side="right")) - 1]
+        return Place(file, int(self.begins[row]), int(self.ends[row]), self.sources[row])
 
 
 class SampleReader:
@@ -109,7 +106,7 @@ class SampleReader:
 
         Rows that are neighbours in their file, or nearly, are read together.
         """
-        files = self._spans.file_rows.searchsorted(rows, side="right") - 1
+        files = self._files_of(rows)
         new = np.ones(len(rows), np.bool_)
         new[1:] = (at[1:] > stops[:-1] + _GAP) | (files[1:] != files[:-1])
         firsts = new.nonzero()[0]
@@ -151,8 +148,7 @@ class SampleReader:
         self._take(data.data, parts if near.all() else compress(parts, near.tolist()))
         if not near.all():
             far = files & ~near
-            shifts = table[_SHIFT, far].tolist()
-            self._take_far(zip(compress(parts, far.tolist()), shifts, strict=True))
+            self._take_far(compress(parts, far.tolist()), table[:, far])
         table[_AT] = after
         return table
 
@@ -189,14 +185,20 @@ class SampleReader:
             except Exception:  # noqa: BLE001 - read again alone, which says what is wrong
                 odd.add(row)
 
-    def _take_far(self, parts: Iterable[tuple[_Part, int]]) -> None:
+    def _take_far(self, parts: Iterable[_Part], table: Int64s) -> None:
         """Decode parts that are not in memory: each is read into memory that it keeps."""
-        for (row, name, begin, end), shift in parts:
-            file, size = self._spans.file(row), end - begin
+        files, find = self._spans.files, self._decoders.find
+        places = zip(self._files_of(table[_ROW]).tolist(), table[_SHIFT].tolist(), strict=True)
+        for (row, name, begin, end), (number, shift) in zip(parts, places, strict=True):
+            size = end - begin
             data: Buffer
-            if self._decoders.find(name.partition(".")[2]) is decode_npy:
+            if find(name.partition(".")[2]) is decode_npy:
                 data = memoryview(bytearray(size))
-                file.read_into(data, begin - shift)
+                files[number].read_into(data, begin - shift)
             else:
-                data = file.read(begin - shift, size)
+                data = files[number].read(begin - shift, size)
             self._take(data, ((row, name, 0, size),))
+
+    def _files_of(self, rows: Int64s) -> Int64s:
+        """Return the number of each row's file."""
+        return self._spans.file_rows.searchsorted(rows, side="right") - 1
