@@ -50,5 +50,5 @@ def _same_form(first: Any, value: Any) -> bool:
 def _numbers(values: list[Any]) -> torch.Tensor | list[Any]:
     try:
         return torch.tensor(values, dtype=torch.float64 if type(values[0]) is float else None)
-    except (OverflowError, RuntimeError):  # integers beyond 64 bits have no tensor
+    except (OverflowError, RuntimeError, ValueError):  # integers beyond 64 bits have no tensor
         return values
