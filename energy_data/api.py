@@ -17,6 +17,7 @@ from energy_data.loader.host import Host, InProcess
 from energy_data.loader.loader import Loader, T_batch
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.process import StartMethod
+from energy_data.loader.run import EvenBatches
 from energy_data.metadataset.compile import Mode, compile_split
 from energy_data.metadataset.load import load
 from energy_data.nodes.batch import BatchSpec
@@ -44,6 +45,7 @@ def get_train_dataset(
     batch_drop_last: bool = False,
     virtual_epoch_length: int = 0,
     on_error: OnError = "skip",
+    even_batches: EvenBatches | None = None,
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
@@ -64,6 +66,10 @@ def get_train_dataset(
         virtual_epoch_length: Batches of this rank after which an iteration ends (the next goes on);
             0: at the end.
         on_error: What to do about a bad sample: leave it out, count and log it, or raise.
+        even_batches: End a pass after the same number of batches on all ranks, as collectives in
+            the training loop need it: "drop" leaves out a last round that not all ranks have,
+            "short" gives ranks without a batch an empty one, "pad" the first batch of the pass
+            again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -85,6 +91,7 @@ def get_train_dataset(
         worker_config=worker_config or default_worker_config(),
         seed=seed,
         virtual_epoch_length=virtual_epoch_length,
+        even_batches=even_batches,
     )
 
 
@@ -98,6 +105,7 @@ def get_val_dataset(
     batch_drop_last: bool = False,
     limit: int | None = None,
     on_error: OnError = "skip",
+    even_batches: EvenBatches | None = None,
 ) -> Dataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
 
@@ -113,6 +121,10 @@ def get_val_dataset(
         batch_drop_last: Leave out the short batch.
         limit: Only the first so many batches, over all ranks.
         on_error: What to do about a bad sample: leave it out, count and log it, or raise.
+        even_batches: End a pass after the same number of batches on all ranks, as collectives in
+            the training loop need it: "drop" leaves out a last round that not all ranks have,
+            "short" gives ranks without a batch an empty one, "pad" the first batch of the pass
+            again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -126,6 +138,7 @@ def get_val_dataset(
         drop_last=batch_drop_last,
         limit=limit,
         on_error=on_error,
+        even_batches=even_batches,
     )
 
 
@@ -139,6 +152,7 @@ def get_val_datasets(
     batch_drop_last: bool = False,
     limit: int | None = None,
     on_error: OnError = "skip",
+    even_batches: EvenBatches | None = None,
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
     order = _order(path, split_part, "val")
@@ -152,6 +166,7 @@ def get_val_datasets(
                 drop_last=batch_drop_last,
                 limit=limit,
                 on_error=on_error,
+                even_batches=even_batches,
             ),
             leaf,
         )
@@ -225,6 +240,7 @@ def _validation(
     drop_last: bool,
     limit: int | None,
     on_error: OnError,
+    even_batches: EvenBatches | None,
 ) -> Dataset[T_batch]:
     spec = _batches(
         order,
@@ -238,7 +254,7 @@ def _validation(
     if limit is not None:
         spec = LimitSpec(of=spec, length=limit)
     config = worker_config or default_worker_config()
-    return Dataset(spec=spec, worker_config=config, from_start=True)
+    return Dataset(spec=spec, worker_config=config, from_start=True, even_batches=even_batches)
 
 
 def _batches(

@@ -220,6 +220,13 @@ class ReferencesSpec(Spec):
         shuffle = [self.shuffle.sequence_length, self.shuffle.window]
         return ["references", shuffle, self.deal, self.drop_last, {"of": self.of.describe()}]
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        if not self.deal:
+            return None
+        node = self.build(context)
+        draws = node.plan.order.begin(epoch + 1) - node.plan.order.begin(epoch)
+        return draws // self.deal * self.deal if self.drop_last else draws
+
     def build(self, context: Context) -> ReferencesNode:
         if self.deal:
             return DealtReferences(self, context)

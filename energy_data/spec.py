@@ -33,6 +33,13 @@ class Spec(ABC):
     def build(self, context: Context) -> Node[Any, Any]:
         """Return the node for one lane. Opens nothing: that happens on the first draw."""
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        """Return how many items pass `epoch` gives over all lanes, if nothing is left out.
+
+        None: it does not end, or nobody knows.
+        """
+        return None
+
     def describe(self) -> list[Any]:
         """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.
 

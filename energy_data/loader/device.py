@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from attrs import evolve, has
 
 from energy_data.loader.cuda import Cuda
+from energy_data.loader.ends import with_values
 from energy_data.loader.host import Host, Nodes
 from energy_data.node import State
 
@@ -100,27 +99,10 @@ class OnDevice(Host):
         return _Ahead(lane, batch, [on_device], None, before, event, tensors)
 
 
-def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: PLR0911 - one return per kind of container
-    """Return the batch with `change` done to each tensor in it, however deep; types are kept.
-
-    Goes through dicts, lists, tuples, named tuples, dataclasses and attrs classes.
-    """
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, dict):
-        return type(batch)((name, with_tensors(value, change)) for name, value in batch.items())
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(with_tensors(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(with_tensors(value, change) for value in batch)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        facts = {
-            f.name: with_tensors(getattr(batch, f.name), change) for f in fields(batch) if f.init
-        }
-        return replace(batch, **facts)
-    if has(type(batch)):
-        slots = [a for a in type(batch).__attrs_attrs__ if a.init]
-        return evolve(
-            batch, **{a.alias: with_tensors(getattr(batch, a.name), change) for a in slots}
-        )
-    return batch
+def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the batch with `change` done to each tensor in it, however deep; types are kept."""
+    return with_values(
+        batch,
+        lambda value: change(value) if isinstance(value, torch.Tensor) else value,
+        into_lists=True,
+    )

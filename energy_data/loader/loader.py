@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
+from energy_data.loader.ends import last_whole_round, stand_in
 from energy_data.loader.host import Host, InProcess
 from energy_data.loader.ledger import Ledgers, go_on
 from energy_data.loader.run import Run
@@ -49,6 +50,7 @@ class Loader(Generic[T_batch]):
         self._place = Place()
         self._ended: set[int] = set()
         self._restored = False
+        self.last_is_padding = False  # whether the batch handed over last stands in for none
         self._build(self._num_lanes)
 
     def __iter__(self) -> LoaderIterator[T_batch]:
@@ -59,32 +61,49 @@ class Loader(Generic[T_batch]):
 
     def next_batch(self) -> T_batch:
         """Return the next batch of this rank. StopIteration at the end of an epoch, once."""
-        length = self.dataset.virtual_epoch_length
-        config = self.dataset.worker_config
-        place, ranks = self._place, config.world_size
+        ranks = self.dataset.worker_config.world_size
+        self.last_is_padding = False
         batch = self._next
         while len(self._ended) * ranks < self._num_lanes:
-            if length and batch - place.begun >= length * ranks:
-                self._place = replace(
-                    place, epoch=place.epoch + 1, begun=place.begun + length * ranks
-                )
-                raise StopIteration
-            lane = batch % self._num_lanes
-            if lane not in self._ended:
-                try:
-                    items = self._host.take(lane, batch)
-                except StopIteration:
-                    self._ended.add(lane)
-                else:
-                    self._place = replace(place, batch=batch + 1)
-                    if items:
-                        given: T_batch = items[0]
-                        return given
-                    place = self._place
-                    log.warning("micro-batch %d is left out: none of its samples is left", batch)
+            self._end_virtual_epoch(batch)
+            if self.dataset.even_batches == "drop" and self._uneven and batch >= self._uneven[1]:
+                break
+            items = self._take(batch)
+            if items:
+                given: T_batch = items[0]
+                return given
             batch += ranks
+        if self._uneven and self.dataset.even_batches != "drop":
+            total, whole = self._uneven
+            if total <= whole + self.dataset.worker_config.rank and self._next < whole + ranks:
+                self._place = replace(self._place, batch=self._next + 1)
+                self.last_is_padding = True
+                padding: T_batch = stand_in(self.dataset, self._place.epoch, self._num_lanes)
+                return padding
         self._begin_epoch()
         raise StopIteration
+
+    def _take(self, batch: int) -> Sequence[Any]:
+        """Return micro-batch `batch`; nothing if it was left out or its lane has ended."""
+        lane = batch % self._num_lanes
+        if lane in self._ended:
+            return ()
+        try:
+            items = self._host.take(lane, batch)
+        except StopIteration:
+            self._ended.add(lane)
+            return ()
+        self._place = replace(self._place, batch=batch + 1)
+        if not items:
+            log.warning("micro-batch %d is left out: none of its samples is left", batch)
+        return items
+
+    def _end_virtual_epoch(self, batch: int) -> None:
+        length = self.dataset.virtual_epoch_length * self.dataset.worker_config.world_size
+        place = self._place
+        if length and batch - place.begun >= length:
+            self._place = replace(place, epoch=place.epoch + 1, begun=place.begun + length)
+            raise StopIteration
 
     @property
     def _next(self) -> int:
@@ -179,10 +198,12 @@ class Loader(Generic[T_batch]):
         hosted = range(config.rank, num_lanes, config.world_size)
         self._place, self._ended, self._num_lanes = Place(), set(), num_lanes
         self._host.adopt(self.dataset.build(hosted, num_lanes), num_lanes, self._next)
+        self._uneven = last_whole_round(self.dataset, 0, num_lanes)
 
     def _begin_epoch(self) -> None:
         self._place, self._ended = Place(epoch=self._place.epoch + 1), set()
         self._host.rewind(self._next)
+        self._uneven = last_whole_round(self.dataset, self._place.epoch, self._num_lanes)
 
     def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:
         if on_mismatch not in ("error", "keep_matching", "restart"):
@@ -243,6 +264,7 @@ class Loader(Generic[T_batch]):
         self._num_lanes, self._ended = saved.lanes, set()
         self._place = Place(epoch=saved.epoch, begun=saved.begun, batch=saved.batch)
         self._host.adopt(nodes, saved.lanes, self._next)
+        self._uneven = last_whole_round(self.dataset, saved.epoch, saved.lanes)
 
 
 class LoaderIterator(Iterator[T_batch]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, frozen
 
@@ -17,6 +17,8 @@ from energy_data.references import leaf_entries
 from energy_data.spec import Spec
 
 log = logging.getLogger(__name__)
+
+EvenBatches = Literal["drop", "short", "pad"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -30,10 +32,15 @@ class Run(Generic[T_co]):
     seed: int = 0
     from_start: bool = False  # every iteration begins anew (validation)
     virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
+    even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
 
     def __attrs_post_init__(self) -> None:
         if self.virtual_epoch_length < 0:
             raise SpecError(f"virtual_epoch_length: must be >= 0, got {self.virtual_epoch_length}.")
+        if self.even_batches not in (None, "drop", "short", "pad"):
+            raise SpecError(
+                f"even_batches: must be None, 'drop', 'short' or 'pad', got {self.even_batches!r}."
+            )
         if self.spec.gives == "references":
             raise SpecError("dataset: its tree gives references. Put a ReadSpec over it.")
         if crossed := crossed_leaves(self.spec):
@@ -42,6 +49,12 @@ class Run(Generic[T_co]):
                 "once per pipeline and epoch",
                 ", ".join(sorted(crossed)),
             )
+
+    def num_batches(self, epoch: int, num_lanes: int) -> int | None:
+        """Return how many micro-batches pass `epoch` has over all ranks; None if it never ends."""
+        crossed = crossed_leaves(self.spec)
+        root = Context(seed=self.seed, lanes=num_lanes, crossed_leaves=crossed)
+        return self.spec.num_items(root, epoch)
 
     def build(
         self,

@@ -48,6 +48,12 @@ class BatchSpec(Spec):
     def describe(self) -> list[Any]:
         return ["batch", self.batch_size, self.drop_last, self.aligned, {"of": self.of.describe()}]
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        samples = self.of.num_items(context.under("of"), epoch)
+        if samples is None or not self.aligned:
+            return None
+        return -(-samples // self.batch_size)
+
     def build(self, context: Context) -> BatchNode:
         return BatchNode(self, context)
 

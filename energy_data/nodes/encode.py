@@ -34,6 +34,9 @@ class EncodeSpec(Spec):
     def gives(self) -> Gives:
         return "samples"
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        return self.of.num_items(context.under("of"), epoch)
+
     def build(self, context: Context) -> EncodeNode:
         return EncodeNode(self, context)
 

@@ -38,6 +38,10 @@ class LimitSpec(Spec):
     def describe(self) -> list[Any]:
         return ["limit", self.length, {"of": self.of.describe()}]
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        inner = self.of.num_items(context.under("of"), epoch)
+        return self.length if inner is None else min(inner, self.length)
+
     def build(self, context: Context) -> LimitNode:
         return LimitNode(self, context)
 

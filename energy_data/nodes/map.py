@@ -29,6 +29,9 @@ class MapSpec(Spec):
     def gives(self) -> Gives:
         return self.of.gives
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        return self.of.num_items(context.under("of"), epoch)
+
     def build(self, context: Context) -> MapNode:
         return MapNode(self, context)
 

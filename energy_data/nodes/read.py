@@ -46,6 +46,9 @@ class ReadSpec(Spec):
     def gives(self) -> Gives:
         return "samples"
 
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        return self.of.num_items(context.under("of"), epoch)
+
     def build(self, context: Context) -> ReadNode:
         return ReadNode(self, context)
 
