@@ -291,6 +291,18 @@ class DealtReferences(ReferencesNode):
         at.draws += count
         return self.plan.block(start, count, (), most=count)
 
+    def ledger(self) -> Integers:
+        """Return how often this lane has drawn each leaf in this pass. One look per group."""
+        at, deal = self.cursor, self.spec.deal
+        drawn = np.zeros(len(self.plan.table.leaves), np.int64)
+        first = self.plan.order.begin(at.epoch)
+        deal = deal if self.context.lanes > 1 else max(at.draws, 1)  # one lane has one long group
+        for begun in range(0, at.draws, deal):
+            start = first + (begun // deal * self.context.lanes + self.context.lane) * deal
+            end = start + min(deal, at.draws - begun)
+            drawn += self.plan.ledger(end, ()) - self.plan.ledger(start, ())
+        return drawn
+
 
 class Plan:
     """The order tree as one lane sees it, with the block computed last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -15,6 +16,7 @@ from energy_data.loader.host import Host, InProcess
 from energy_data.loader.ledger import Ledgers, go_on
 from energy_data.loader.run import Run
 from energy_data.loader.state import RunState, merge
+from energy_data.loader.stats import Counting, Stats, left_out
 from energy_data.loader.tree import TreeRecord, differences
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class Loader(Generic[T_batch]):
         self._ended: set[int] = set()
         self._restored = False
         self.last_is_padding = False  # whether the batch handed over last stands in for none
+        self._wait_s, self._handed_over = 0.0, 0
+        self._counting = Counting(dataset)
         self._build(self._num_lanes)
 
     def __iter__(self) -> LoaderIterator[T_batch]:
@@ -88,11 +92,15 @@ class Loader(Generic[T_batch]):
         lane = batch % self._num_lanes
         if lane in self._ended:
             return ()
+        began = time.perf_counter()
         try:
             items = self._host.take(lane, batch)
         except StopIteration:
             self._ended.add(lane)
             return ()
+        finally:
+            self._wait_s += time.perf_counter() - began
+        self._handed_over += len(items)
         self._place = replace(self._place, batch=batch + 1)
         if not items:
             log.warning("micro-batch %d is left out: none of its samples is left", batch)
@@ -115,6 +123,16 @@ class Loader(Generic[T_batch]):
     def last_batch(self) -> int | None:
         """The number in the run of the micro-batch handed over last; None before the first."""
         return self._place.batch - 1 if self._place.batch else None
+
+    def stats(self) -> Stats:
+        """Return what this rank has done so far. Reads no data, changes nothing."""
+        places = self._host.states()
+        return Stats(
+            batches=self._handed_over,
+            wait_s=self._wait_s,
+            left_out=left_out(places),
+            leaves=self._counting.leaves(places, self._num_lanes),
+        )
 
     def close(self) -> None:
         """Stop worker processes; the loader starts them again when it is used again."""
