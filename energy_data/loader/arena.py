@@ -2,8 +2,9 @@
 
 One memfd per worker, cut into slots that are reused. The worker writes a batch into a free slot:
 its arrays and tensors 64-byte aligned (pickle protocol 5, out of band), then the pickle itself. The
-trainer maps each slot once and makes views; when the last view of a batch dies, its slot is free
-again. A memfd has no name: whatever is killed, nothing is left behind.
+trainer makes views; when the last view of a batch dies, its slot is free again. A memfd has no
+name: whatever is killed, nothing is left behind. Both sides map it once, whole: it is sparse, and a
+mapping of its own for each slot would cost a file descriptor each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,33 +33,37 @@ class ArenaFullError(EnergyDataError):
     """Every slot is held by views of batches that are still alive, and the arena may not grow."""
 
 
+class Slot(NamedTuple):
+    """A part of the memory that holds one batch at a time."""
+
+    number: int
+    offset: int
+    size: int
+
+
 class Parcel(NamedTuple):
     """A batch on its way: where it is, or the batch itself if it is small."""
 
     pickled: bytes | None  # the whole batch, of small ones; else it is in the slot
-    slot: int = -1
-    offset: int = 0  # of the slot in the memfd, bytes
-    size: int = 0  # of the slot, bytes
+    slot: Slot = Slot(-1, 0, 0)
     spans: tuple[tuple[int, int], ...] = ()  # begin and end of each buffer in the slot; pickle last
-    retired: tuple[int, ...] = ()  # slots that are no more
-
-
-class _Slot:
-    def __init__(self, number: int, fd: int, offset: int, size: int) -> None:
-        self.number, self.offset, self.size = number, offset, size
-        self.map = mmap.mmap(fd, size, offset=offset)
+    retired: tuple[int, ...] = ()  # numbers of slots that are no more
 
 
 class ArenaWriter:
     """The worker's side."""
 
     def __init__(self, limit: int) -> None:
-        self.fd = os.memfd_create("energy_data", os.MFD_CLOEXEC)
         self.limit = limit  # bytes of all slots together
-        os.ftruncate(self.fd, _PAGE)
-        self._end = _PAGE
-        self._slots: dict[int, _Slot] = {}
+        # Twice the room, so that slots of changing sizes find a gap; what is not written is not
+        # there. The first page says what the worker is at, see `worker`.
+        self._space = _PAGE + 2 * -(-limit // _PAGE) * _PAGE
+        self.fd = os.memfd_create("energy_data", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self._space)
+        self.memory = mmap.mmap(self.fd, self._space)
+        self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
+        self._retired: list[int] = []  # not told to the trainer yet
         self._made = 0
 
     def write(self, batch: Any) -> Parcel:
@@ -74,12 +79,12 @@ class ArenaWriter:
             begin = -(-end // ALIGNMENT) * ALIGNMENT
             end = begin + part.nbytes
             spans.append((begin, end))
-        slot, retired = self._take(end)
-        view = memoryview(slot.map)
-        for (begin, stop), part in zip(spans, parts, strict=True):
-            view[begin:stop] = part
-        view.release()
-        return Parcel(None, slot.number, slot.offset, slot.size, tuple(spans), retired)
+        slot = self._take(end)
+        with memoryview(self.memory) as view:
+            for (begin, stop), part in zip(spans, parts, strict=True):
+                view[slot.offset + begin : slot.offset + stop] = part
+        retired, self._retired = tuple(self._retired), []
+        return Parcel(None, slot, tuple(spans), retired)
 
     def free(self, slots: Sequence[int]) -> None:
         """Say that nobody looks at these slots any more."""
@@ -87,63 +92,97 @@ class ArenaWriter:
 
     def close(self) -> None:
         """Give the memory back, as far as the trainer has no views of it."""
-        for slot in self._slots.values():
-            slot.map.close()
+        self.memory.close()
         os.close(self.fd)
 
-    def _take(self, size: int) -> tuple[_Slot, tuple[int, ...]]:
-        """Return a free slot of at least `size` bytes, and the slots given up for it."""
+    def _take(self, size: int) -> Slot:
+        """Return a slot of at least `size` bytes: a free one, else a new one."""
         fitting = [self._slots[n] for n in self._free if self._slots[n].size >= size]
         if fitting:
             slot = min(fitting, key=lambda slot: slot.size)
             self._free.discard(slot.number)
-            return slot, ()
-        retired = tuple(self._free)  # all too small: batches have become larger
-        for number in retired:
-            small = self._slots.pop(number)
-            small.map.madvise(mmap.MADV_REMOVE)
-            small.map.close()
-        self._free.clear()
-        # A quarter more than needed, so that batches of varying size find their place again.
-        room = -(-(size + size // 4) // _PAGE) * _PAGE
+            return slot
+        self._retire()
         held = sum(slot.size for slot in self._slots.values())
-        if held + room > self.limit:
-            raise ArenaFullError(
-                f"arena: {len(self._slots)} batches ({held >> 20} MiB) are still in use and the "
-                f"next needs {room >> 20} MiB, the limit is {self.limit >> 20} MiB per worker. "
-                f"Do not keep batches (or keep copies: tensor.clone()), or raise `arena_bytes`."
+        # A quarter more than needed, so that batches of varying size find their place again.
+        for wanted in (size + size // 4, size):
+            room = -(-wanted // _PAGE) * _PAGE
+            offset = self._gap(room) if held + room <= self.limit else None
+            if offset is not None:
+                slot = Slot(self._made, offset, room)
+                self._slots[slot.number] = slot
+                self._made += 1
+                return slot
+        raise ArenaFullError(self._full(size, held))
+
+    def _retire(self) -> None:
+        """Give up the free slots: all are too small, batches have become larger."""
+        for number in self._free:
+            slot = self._slots.pop(number)
+            self.memory.madvise(mmap.MADV_REMOVE, slot.offset, slot.size)
+        self._retired += self._free
+        self._free.clear()
+
+    def _gap(self, room: int) -> int | None:
+        """Return where `room` bytes are free, None if nowhere."""
+        end = _PAGE
+        for slot in sorted(self._slots.values(), key=lambda slot: slot.offset):
+            if slot.offset - end >= room:
+                return end
+            end = slot.offset + slot.size
+        return end if self._space - end >= room else None
+
+    def _full(self, size: int, held: int) -> str:
+        if not self._slots:
+            return (
+                f"arena: a batch needs {_mebibytes(size)}, the limit is "
+                f"{_mebibytes(self.limit)} per worker. Raise `arena_bytes`."
             )
-        os.ftruncate(self.fd, self._end + room)
-        slot = _Slot(self._made, self.fd, self._end, room)
-        self._slots[slot.number] = slot
-        self._made, self._end = self._made + 1, self._end + room
-        return slot, retired
+        return (
+            f"arena: {len(self._slots)} batches ({_mebibytes(held)}) of this worker are still in "
+            f"use and the next needs {_mebibytes(size)}, the limit is {_mebibytes(self.limit)} per "
+            f"worker. Do not keep batches (or keep copies: tensor.clone()), or raise `arena_bytes`."
+        )
 
 
 class ArenaReader:
-    """The trainer's side. `pin` is called once for each new slot, with its memory."""
+    """The trainer's side; takes over `fd`.
 
-    def __init__(self, fd: int, pin: Any = None) -> None:
-        self.fd, self._pin = fd, pin
-        self._maps: dict[int, mmap.mmap] = {}
+    `pin` is called once for each new slot, with its memory, an object that lives as long as the
+    slot and all views of it.
+    """
+
+    def __init__(self, fd: int, pin: Callable[[memoryview], Any] | None = None) -> None:
+        self._memory = mmap.mmap(fd, os.fstat(fd).st_size)
+        os.close(fd)  # the mapping has one of its own
+        self._pin = pin
+        self._slots: dict[int, memoryview] = {}
+        self._kinds: dict[int, Any] = {}  # size -> a ctypes array of so many bytes
         self._freed: deque[int] = deque()  # filled by finalizers, which may run anywhere
-        self.in_use = 0
+        self.in_use = 0  # slots with views that are alive, as far as `freed` was asked
+
+    @property
+    def first_page(self) -> bytes:
+        """The page the worker writes to at any time."""
+        return self._memory[:_PAGE]
 
     def read(self, parcel: Parcel) -> Any:
         """Return the batch, as views of the slot. The slot is freed when the last view dies."""
-        for number in parcel.retired:
-            self._maps.pop(number, None)
+        self._forget(parcel.retired)
         if parcel.pickled is not None:
             return pickle.loads(parcel.pickled)  # noqa: S301 - written by our own worker
-        memory = self._maps.get(parcel.slot)
+        number, offset, size = parcel.slot
+        memory = self._slots.get(number)
         if memory is None:
-            memory = mmap.mmap(self.fd, parcel.size, offset=parcel.offset)
-            self._maps[parcel.slot] = memory
+            memory = self._slots[number] = memoryview(self._memory)[offset : offset + size]
             if self._pin is not None:
                 self._pin(memory)
+        if size not in self._kinds:
+            self._kinds[size] = ctypes.c_char * size
         # Views of views keep this object alive; numpy and torch would drop an array in between.
-        anchor = (ctypes.c_char * parcel.size).from_buffer(memory)
-        weakref.finalize(anchor, self._freed.append, parcel.slot).atexit = False
+        anchor = self._kinds[size].from_buffer(memory)
+        weakref.finalize(anchor, self._freed.append, number).atexit = False
+        self.in_use += 1
         view = memoryview(anchor).cast("B")
         *buffers, (begin, end) = parcel.spans
         views = [view[first:stop] for first, stop in buffers]
@@ -151,22 +190,27 @@ class ArenaReader:
 
     def discard(self, parcel: Parcel) -> None:
         """Free the slot of a parcel that nobody will read."""
-        for number in parcel.retired:
-            self._maps.pop(number, None)
+        self._forget(parcel.retired)
         if parcel.pickled is None:
-            self._freed.append(parcel.slot)
+            self.in_use += 1
+            self._freed.append(parcel.slot.number)
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether slots were freed since the last call of `freed`."""
+        return bool(self._freed)
 
     def freed(self) -> list[int]:
         """Return the slots freed since the last call."""
         slots = []
         while self._freed:
             slots.append(self._freed.popleft())
+        self.in_use -= len(slots)
         return slots
 
-    def close(self) -> None:
-        """Close the memfd. Views that are alive stay valid."""
-        self._maps.clear()
-        os.close(self.fd)
+    def _forget(self, retired: Sequence[int]) -> None:
+        for number in retired:
+            self._slots.pop(number, None)
 
 
 class _Pickler(pickle.Pickler):
@@ -188,7 +232,7 @@ class _Pickler(pickle.Pickler):
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
         flat = value.detach().contiguous().reshape(-1)
-        data = pickle.PickleBuffer(memoryview(flat.view(torch.uint8).numpy()))
+        data = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
         return tensor_of, (data, value.dtype, tuple(value.shape))
 
 
@@ -207,3 +251,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):.3g} MiB"

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import multiprocessing
 import os
 import pickle
+import select
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
+from collections.abc import Iterable, Iterator
+from copy import copy
+from types import ModuleType
 from typing import Any, Literal
+
+from attrs import evolve
 
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loader.arena import ArenaReader
 from energy_data.loader.run import Run
-from energy_data.loader.worker import STATUS_BYTES, Go, Message, Setup, Taken, main
+from energy_data.loader.status import read_status
+from energy_data.loader.wire import Go, Message, Taken, receive_files, send_order
+from energy_data.loader.worker import HELD_BACK, Setup, main
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
-_STOP_S = 1.0  # seconds a worker has to end by itself
+_STOP_S = 1.0  # seconds workers have to end by themselves
+_KILL_S = 5.0  # seconds the kernel has to end one that was killed; one stuck in the kernel stays
+_START_S = 120.0  # seconds a new process has to import what it needs, if `timeout_s` is shorter
+_ANSWER_S = 1.0  # seconds a worker has to say at which sample it is
+_SERVER_GONE = 255  # what multiprocessing says of all children of a fork server that is dead
+_MAX_POLL_MS = (1 << 31) - 1
 _START_LOCK = threading.Lock()
 
 
@@ -36,136 +46,294 @@ class WorkerProcess:
 
     def __init__(
         self,
-        run: Run[Any],
+        run: Run[Any] | bytes,
         *,
         start_method: StartMethod,
         prefetch: int,
         arena_bytes: int,
-        inherited: tuple[Connection, ...],
+        siblings: Iterable[WorkerProcess] = (),
         pin: Any = None,
     ) -> None:
+        """Start the process; does not wait for it. `run` is as `portable_run` returned it."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed knows no Process on it
         if start_method == "forkserver":
             context.set_forkserver_preload(["energy_data.loader.worker"])
         self.connection, theirs = context.Pipe()
-        forked = start_method == "fork"
+        others = [sibling.connection for sibling in siblings]
         setup = Setup(
             run,
             theirs,
             prefetch,
             arena_bytes,
             os.getpid(),
-            (*inherited, self.connection) if forked else (),
+            (*others, self.connection) if start_method == "fork" else (),
+            dict(os.environ) if start_method == "forkserver" else None,
         )
         self.process = context.Process(target=main, args=(setup,), daemon=True)
-        with _START_LOCK, _started_in(start_method, setup):
-            self.process.start()
-        theirs.close()
         try:
-            self.arena = ArenaReader(recv_handle(self.connection), pin)
-            self._stacks = recv_handle(self.connection)
-        except (EOFError, OSError) as error:
-            self.process.join(_STOP_S)
-            raise EnergyDataError(
-                f"worker: it ended while starting, exit code {self.process.exitcode}. Its own "
-                f"message is above; common causes are a task encoder that cannot be imported in a "
-                f"new process, and too little memory."
-            ) from error
-        self._status = mmap.mmap(self.arena.fd, STATUS_BYTES)
-        self.untold = 0  # messages taken since we last said so
+            with _START_LOCK, _started_in(start_method, run):
+                self.process.start()
+        finally:
+            theirs.close()
+        self._handle = _open_process(self.process.pid)
+        self._ended = select.poll()
+        self._ended.register(self._watched, select.POLLIN)
+        self._news = select.poll()
+        self._news.register(self._watched, select.POLLIN)
+        self._news.register(self.connection.fileno(), select.POLLIN)
+        self._pin = pin
+        self._arena: ArenaReader | None = None  # until it sends it
+        self._stacks = -1
+        self._generation = 0
+        self._untold = 0  # messages taken since we last said so
+        self.interrupted = False  # in the middle of a message: what comes next makes no sense
 
-    def send(self, go: Go) -> None:
-        """Tell the worker to begin at a place."""
-        self._send(go)
+    @property
+    def arena(self) -> ArenaReader:
+        """The memory of the worker, once it has sent a message."""
+        assert self._arena is not None, "the worker has not sent its memory yet"
+        return self._arena
+
+    def begin(self, place: Go) -> None:
+        """Tell the worker to begin at a place; what it sent until now is void."""
+        self._generation += 1
+        with self._whole():
+            self._tell_taken()
+            send_order(self.connection, place._replace(generation=self._generation))
 
     def receive(self, timeout_s: float | None) -> Message | None:
         """Return the next message, None if there is none in time. WorkerGoneError if it died."""
-        freed = self.arena.freed()
-        if freed or self.untold:
-            self._send(Taken(self.untold, freed))
-            self.untold = 0
-        try:
-            if not self.connection.poll(timeout_s):
-                return None
-            message: Message = self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise WorkerGoneError from error
-        self.untold += 1
-        return message
+        with self._whole():
+            while True:
+                if self._arena is None and not self._met(timeout_s):
+                    return None
+                self._tell_taken()
+                if not self._wait(timeout_s):
+                    return None
+                message: Message = self.connection.recv()
+                self._untold += 1
+                if message.kind == "unfit":
+                    raise _unfit(message)
+                if message.generation == self._generation:
+                    return message
+                if message.parcel is not None:
+                    self.arena.discard(message.parcel)
 
-    def _send(self, command: Go | Taken) -> None:
-        try:
-            self.connection.send(command)
-        except OSError as error:
-            raise WorkerGoneError from error
+    def check_start(self) -> None:
+        """Raise EnergyDataError if the process ended by itself before it was a worker."""
+        code = self.process.exitcode if self.has_ended(_STOP_S) else None
+        if self._arena is None and code is not None and 0 <= code != _SERVER_GONE:
+            raise EnergyDataError(
+                f"worker: it ended while starting, exit code {code}. Its own message is above. If "
+                f'the script has no `if __name__ == "__main__":`, put the code that starts '
+                f"workers under one, or move the classes it uses into a module."
+            )
 
     def fate(self) -> str:
         """Return in words how the process ended."""
+        if not self.has_ended(_STOP_S):
+            return "closed its connection"
         self.process.join(_STOP_S)
         code = self.process.exitcode
         if code is None:
-            return "closed its connection"
+            return "ended"
         if code >= 0:
             return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"was killed by {_signal_name(-code)}{hint}"
+
+    def has_ended(self, timeout_s: float = 0) -> bool:
+        """Return whether the process has ended, or does within the time."""
+        return bool(self._ended.poll(timeout_s * 1000))
 
     def status(self) -> str:
-        """Return what the worker last said it is at; empty if it said nothing."""
-        return bytes(self._status).partition(b"\0")[0].decode(errors="replace")
+        """Return which sample the worker last said it is at; empty if it said nothing."""
+        return read_status(self._arena.first_page)[1] if self._arena else ""
 
     def stack(self) -> str:
         """Return where the worker is now, by asking it with a signal; it need not be responsive."""
+        if self._arena is None:
+            return ""
         os.ftruncate(self._stacks, 0)
         os.lseek(self._stacks, 0, os.SEEK_SET)
-        with contextlib.suppress(OSError):
-            os.kill(self.process.pid or 0, signal.SIGUSR1)
-        time.sleep(0.2)
-        return os.pread(self._stacks, 1 << 16, 0).decode(errors="replace")
+        times, _ = read_status(self._arena.first_page)
+        self._signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _ANSWER_S
+        while read_status(self._arena.first_page)[0] == times and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.last_words()
 
-    def close(self, *, kill: bool = False) -> None:
-        """End the process: it sees the connection close; whoever does not is killed."""
-        self.connection.close()
-        if not kill:
+    def last_words(self) -> str:
+        """Return where a worker was that crashed in C, or that was asked; else empty."""
+        if self._arena is None:
+            return ""
+        text = os.pread(self._stacks, 1 << 14, 0).decode(errors="replace")
+        return text.partition("\nExtension modules:")[0].strip()
+
+    def hang_up(self) -> None:
+        """Close the connection, for all processes that hold a copy: the worker then ends."""
+        if not self.connection.closed:
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(self.connection.fileno())) as end,
+            ):
+                end.shutdown(socket.SHUT_RDWR)
+            self.connection.close()
+
+    def close(self, grace_s: float = 0) -> None:
+        """End the process; it has `grace_s` to do so by itself. Views of batches stay valid."""
+        self.hang_up()
+        if not self.has_ended(grace_s):
+            self._signal(signal.SIGKILL)
+        if self.has_ended(_KILL_S):
             self.process.join(_STOP_S)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        self.process.close()
-        self._status.close()
-        self.arena.close()
-        os.close(self._stacks)
+        with contextlib.suppress(
+            ValueError
+        ):  # it runs on: nothing ends it while it is in the kernel
+            self.process.close()
+        if self._handle is not None:
+            os.close(self._handle)
+        if self._arena is not None:
+            os.close(self._stacks)
+        self._arena = None
+
+    @property
+    def _watched(self) -> int:
+        """What becomes readable when the process ends."""
+        sentinel: int = self.process.sentinel
+        return sentinel if self._handle is None else self._handle
+
+    def _met(self, timeout_s: float | None) -> bool:
+        """Take over the worker's memory, which it sends first; false if it does not in time."""
+        if not self._wait(None if timeout_s is None else max(timeout_s, _START_S)):
+            return False
+        try:
+            memory, self._stacks = receive_files(self.connection, 2)
+        except OSError as error:
+            if isinstance(error, ConnectionError):
+                raise
+            raise EnergyDataError(
+                f"worker: its memory cannot be shared ({error}). Raise the limit of open files: "
+                f"ulimit -n."
+            ) from error
+        self._arena = ArenaReader(memory, self._pin)
+        return True
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Wait for a message. WorkerGoneError if the process has ended and there is none."""
+        milliseconds = None if timeout_s is None else min(timeout_s * 1000, _MAX_POLL_MS)
+        ready = self._news.poll(milliseconds)
+        if ready and self.connection.fileno() not in dict(ready):
+            raise WorkerGoneError
+        return bool(ready)
+
+    def _tell_taken(self) -> None:
+        freed = self._arena.freed() if self._arena else []
+        if freed or self._untold:
+            self.connection.send(Taken(self._untold, freed))
+            self._untold = 0
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Whatever ends this half-way, a signal handler that raises too, ends the conversation."""
+        if self.interrupted:
+            raise WorkerGoneError
+        self.interrupted = True
+        try:
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            self.interrupted = False
+            raise WorkerGoneError from error
+        except (WorkerGoneError, EnergyDataError):
+            self.interrupted = False
+            raise
+        self.interrupted = False
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, number)
+            elif self.process.pid is not None and not self.has_ended():
+                os.kill(self.process.pid, number)
+
+
+def stop(workers: Iterable[WorkerProcess]) -> None:
+    """End some processes, all at once; whoever does not end in time is killed."""
+    workers = list(workers)
+    for worker in workers:
+        worker.hang_up()
+    deadline = time.monotonic() + _STOP_S
+    for worker in workers:
+        worker.close(max(0.0, deadline - time.monotonic()))
+
+
+def portable_run(run: Run[Any], start_method: StartMethod) -> Run[Any] | bytes:
+    """Return a run as a worker process gets it. SpecError if it cannot be sent."""
+    if start_method == "fork":
+        return run
+    try:
+        return pickle.dumps(_without_group(run))
+    except Exception as error:
+        raise SpecError(
+            f"worker: the dataset cannot be sent to a worker process ({error}). {_ADVICE}"
+        ) from error
+
+
+def _without_group(run: Run[Any]) -> Run[Any]:
+    """Return what a worker needs of a run: process groups stay in the trainer."""
+    if run.worker_config.data_parallel_group is None:
+        return run
+    lean = copy(run)  # not `evolve`, which would check, and warn, again
+    object.__setattr__(lean, "worker_config", evolve(run.worker_config, data_parallel_group=None))
+    return lean
+
+
+_ADVICE = (
+    "Define the functions and classes it uses in a module, not inside a function, as a lambda or "
+    'in a notebook; or use start_method="fork", or num_workers=0.'
+)
+
+
+def _unfit(message: Message) -> SpecError:
+    assert message.error is not None
+    text = message.error[1]
+    return SpecError(
+        f"worker: the dataset arrived in the worker process, but cannot be made there. "
+        f"{_ADVICE} In the worker:\n{text}"
+    )
+
+
+def _open_process(process: int) -> int | None:
+    """Return a handle of a process, which never means another one; None if that is impossible."""
+    try:
+        return os.pidfd_open(process)
+    except OSError:  # a kernel without; or it has ended already, and was waited for
+        return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextlib.contextmanager
-def _started_in(start_method: StartMethod, setup: Setup) -> Iterator[None]:
-    """Prepare for the start of a process that gets `setup` by pickling.
+def _started_in(start_method: StartMethod, run: Run[Any] | bytes) -> Iterator[None]:
+    """Prepare for the start of a process.
 
-    The child imports the user's `__main__` only if something in it comes from there: so a script
-    needs no `if __name__ == "__main__":` for the usual case.
+    The child imports the user's `__main__` only if something in the run comes from there: so a
+    script needs no `if __name__ == "__main__":` for the usual case.
     """
-    if start_method == "fork":
-        yield
-        return
-    try:
-        data = pickle.dumps(setup.run)
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise SpecError(
-            f"worker: the dataset cannot be sent to a worker process ({error}). Define the "
-            f"functions and classes it uses in a module, not inside a function, as a lambda or in "
-            f'a notebook; or use start_method="fork", or num_workers=0.'
-        ) from error
     main_module = sys.modules["__main__"]
-    if b"__main__" in data:
-        yield
-        return
-    facts: dict[str, Any] = vars(main_module)
-    hidden: dict[str, Any] = {
-        name: facts.pop(name) for name in ("__spec__", "__file__") if name in facts
-    }
-    facts["__spec__"] = None
+    if isinstance(run, bytes) and b"_main__" not in run:  # `__mp_main__` is one that was started
+        sys.modules["__main__"] = ModuleType("__main__")
+    mask: Iterable[int] = ()
+    if start_method != "forkserver":  # its children have the signals of the server, not ours
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
         yield
     finally:
-        facts.update(hidden)
+        if start_method != "forkserver":
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        sys.modules["__main__"] = main_module

@@ -8,111 +8,105 @@ never matters: a worker that dies is started again from the places that were.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import mmap
+import logging
 import os
 import pickle
+import select
 import signal
+import sys
 import threading
 import time
-import traceback
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
-from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
 from energy_data.loader.run import Run
-from energy_data.nodes.encode import EncodeNode
-from energy_data.sample import describe_source
+from energy_data.loader.status import Status
+from energy_data.loader.wire import Go, Message, Taken, portable, receive_order, send_files
 
-STATUS_BYTES = mmap.PAGESIZE  # what the worker is at, in words, for when it cannot say so itself
-
-
-class Go(NamedTuple):
-    """Begin at a place; messages of earlier generations are void."""
-
-    generation: int
-    batch: int
-    stride: int  # the world size: the rank's micro-batches are batch, batch + stride, ...
-    num_lanes: int
-    places: dict[int, Any]  # lane -> state, of the worker's lanes
-    traced: bool  # say before each sample which it is: one of them kills the process
-
-
-class Taken(NamedTuple):
-    """The trainer took a message, and these slots are free again."""
-
-    messages: int
-    slots: list[int]
-
-
-class Message(NamedTuple):
-    """What a worker has to say about one micro-batch."""
-
-    generation: int
-    kind: Literal["batch", "left out", "end", "error", "full"]
-    batch: int
-    parcel: Parcel | None = None
-    state: Any = None  # of the lane, after this batch
-    error: tuple[bytes | None, str] | None = None  # pickled exception, traceback
-    seconds: float = 0.0  # it took to make
+HELD_BACK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # until a new worker can deal with them
 
 
 class Setup(NamedTuple):
     """What a worker is started with."""
 
-    run: Run[Any]
+    run: Run[Any] | bytes  # bytes: pickled
     connection: Connection
     prefetch: int  # messages ahead of the trainer, at most
     arena_bytes: int
     parent: int  # process id
     inherited: tuple[Connection, ...]  # ends of others that fork gave us too
+    environ: dict[str, str] | None  # of the trainer, where ours is that of the fork server
+
+
+class _AbandonedError(Exception):
+    """The trainer said where to begin while a batch was waiting for room."""
 
 
 def main(setup: Setup) -> None:
     """Run a worker until the trainer closes the connection."""
     for connection in setup.inherited:
         connection.close()
-    _prepare_process(setup.parent)
-    worker = _Worker(setup)
+    _prepare_process(setup)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        worker.run()
+        _Worker(setup).run()
+    # At once: taking down an interpreter that has torch in it takes a second.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class _Worker:
     def __init__(self, setup: Setup) -> None:
-        self.facts, self.connection = setup.run, setup.connection
-        self.prefetch = setup.prefetch
+        self.connection, self.prefetch = setup.connection, setup.prefetch
         self.arena = ArenaWriter(setup.arena_bytes)
-        self.status = _Status(self.arena.fd)
-        send_handle(setup.connection, self.arena.fd, setup.parent)
-        send_handle(setup.connection, self.status.stacks, setup.parent)
-        self.go = Go(-1, 0, 1, 1, {}, traced=False)
+        self.status = Status(self.arena.memory)
+        send_files(setup.connection, [self.arena.fd, self.status.stacks])
+        self.facts = self._unpacked(setup.run)
+        self.go = Go(0, 1, 0, {}, traced=False)
         self.nodes: dict[int, Any] = {}
         self.living: set[int] = set()
         self.ahead = 0  # messages sent and not taken
         self.waiting = True  # for a command, having nothing to do without one
 
+    def _unpacked(self, run: Run[Any] | bytes) -> Run[Any]:
+        if not isinstance(run, bytes):
+            return run
+        try:
+            unpacked: Run[Any] = pickle.loads(run)  # noqa: S301 - pickled by our own trainer
+        except Exception as error:
+            self.connection.send(Message(-1, "unfit", 0, error=portable(error)))
+            raise EOFError from error
+        return unpacked
+
     def run(self) -> None:
         while True:
             while self.waiting or self.ahead >= self.prefetch or self.connection.poll():
                 self.obey(self.connection.recv())
-            self.produce()
+            with contextlib.suppress(_AbandonedError):
+                self.produce()
 
-    def obey(self, command: Go | Taken) -> None:
-        if isinstance(command, Taken):
+    def obey(self, command: Taken | None) -> None:
+        if command is None:
+            self.begin(receive_order(self.connection))
+        else:
             self.ahead -= command.messages
             self.arena.free(command.slots)
-            return
-        if set(command.places) != set(self.nodes) or command.traced != self.go.traced:
-            trace = self.status.say if command.traced else None
-            self.nodes = self.facts.build(command.places, command.num_lanes, trace=trace)
-        for lane, state in command.places.items():
+
+    def begin(self, go: Go) -> None:
+        before, self.go, self.batch = self.go, go, go.batch
+        if (set(go.places), go.num_lanes, go.traced) != (
+            set(before.places),
+            before.num_lanes,
+            before.traced,
+        ):
+            trace = self.status.say if go.traced else None
+            self.nodes = self.facts.build(go.places, go.num_lanes, trace=trace)
+        for lane, state in go.places.items():
             self.nodes[lane].load_state_dict(state)
-        self.go, self.batch = command, command.batch
         self.living, self.waiting = set(self.nodes), not self.nodes
 
     def produce(self) -> None:
@@ -137,57 +131,70 @@ class _Worker:
             self.living.discard(lane)
             return message._replace(kind="end", state=node.state_dict())
         except Exception as error:  # noqa: BLE001 - it is the trainer's to raise, with our traceback
-            return message._replace(kind="error", error=_portable(error))
+            return message._replace(kind="error", error=portable(error))
         state = node.state_dict()
         if not items:
             return message._replace(kind="left out", state=state)
         try:
-            return message._replace(parcel=self.arena.write(items[0]), state=state)
+            return message._replace(parcel=self.parcel(items[0]), state=state)
         except ArenaFullError as error:
-            return message._replace(kind="full", error=_portable(error))
+            return message._replace(kind="full", error=portable(error))
+        except _AbandonedError:
+            raise
         except Exception as error:  # noqa: BLE001 - as above: a batch that cannot be pickled
             error.add_note("while sending a batch to the trainer: it must be picklable")
-            return message._replace(kind="error", error=_portable(error))
+            return message._replace(kind="error", error=portable(error))
+
+    def parcel(self, batch: Any) -> Parcel:
+        """Return the batch in the arena. Waits for room as long as batches are on their way.
+
+        When all are taken, the trainer has said which slots it still looks at: only then the arena
+        is full through batches that the user keeps.
+        """
+        while True:
+            try:
+                return self.arena.write(batch)
+            except ArenaFullError:
+                if not self.ahead:
+                    raise
+            generation = self.go.generation
+            self.obey(self.connection.recv())
+            if self.go.generation != generation:
+                raise _AbandonedError
 
 
-class _Status:
-    """A page of shared memory that says what the worker is at, also after its death."""
-
-    def __init__(self, arena: int) -> None:
-        self.stacks = os.memfd_create("energy_data_stacks", os.MFD_CLOEXEC)
-        self._page = mmap.mmap(arena, STATUS_BYTES)
-        # When asked by signal: first where every thread is (also one stuck in C), then which
-        # sample that is, which takes a Python that still runs.
-        signal.signal(signal.SIGUSR1, self._asked)
-        faulthandler.register(signal.SIGUSR1, file=self.stacks, all_threads=True, chain=True)
-
-    def say(self, what: Any) -> None:
-        """Write down what comes next."""
-        text = what if isinstance(what, str) else describe_source(what)
-        data = text.encode(errors="replace")[: STATUS_BYTES - 1]
-        self._page[: len(data) + 1] = data + b"\0"
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code is EncodeNode.draw.__code__ and "sample" in frame.f_locals:
-                self.say(frame.f_locals["sample"])
-                return
-            frame = frame.f_back
-
-
-def _prepare_process(parent: int) -> None:
-    torch.set_num_threads(1)
+def _prepare_process(setup: Setup) -> None:
     # A trainer that is told to stop must still be able to save: it decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    original = os.getppid()
+    signal.set_wakeup_fd(-1)  # a fork has the trainer's, and would wake its event loop
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    threading.Thread(
+        target=_end_with,
+        args=(setup.parent,),
+        name="energy_data: is the trainer alive",
+        daemon=True,
+    ).start()
+    if setup.environ is not None:
+        os.environ.clear()
+        os.environ.update(setup.environ)
+    torch.set_num_threads(1)
 
-    def watch() -> None:
-        while os.getppid() == original and _is_alive(parent):
-            time.sleep(1)
+
+def _end_with(process: int) -> None:
+    """End this process when that one has ended, whoever else holds a copy of its connection."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
         os._exit(1)
-
-    threading.Thread(target=watch, name="energy_data: is the trainer alive", daemon=True).start()
+    except OSError:  # a kernel without
+        while _is_alive(process):
+            time.sleep(1)
+    else:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+    os._exit(1)
 
 
 def _is_alive(process: int) -> bool:
@@ -198,14 +205,3 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _portable(error: Exception) -> tuple[bytes | None, str]:
-    """Return an error as it can cross: pickled where it can be, and its traceback."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)  # noqa: S301 - some errors pickle, and then cannot be made again
-    except Exception:  # noqa: BLE001 - whatever goes wrong, the text is left
-        return None, text
-    return pickled, text

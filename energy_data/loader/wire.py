@@ -1,0 +1,97 @@
+"""What trainer and worker say to each other, over one connection; all messages are small."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import socket
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, Literal, NamedTuple
+
+from energy_data.loader.arena import Parcel
+
+
+class Go(NamedTuple):
+    """Begin at a place; messages of earlier generations are void."""
+
+    batch: int
+    stride: int  # the world size: the rank's micro-batches are batch, batch + stride, ...
+    num_lanes: int
+    places: dict[int, Any]  # lane -> state, of the worker's lanes
+    traced: bool  # say before each sample which it is: one of them kills the process
+    generation: int = -1  # counts the orders a worker got
+
+
+class Taken(NamedTuple):
+    """The trainer took messages, and these slots are free again."""
+
+    messages: int
+    slots: list[int]
+
+
+class Message(NamedTuple):
+    """What a worker has to say about one micro-batch."""
+
+    generation: int
+    kind: Literal["batch", "left out", "end", "error", "full", "unfit"]
+    batch: int
+    parcel: Parcel | None = None
+    state: Any = None  # of the lane, after this batch
+    error: tuple[bytes | None, str] | None = None  # pickled exception, traceback
+    seconds: float = 0.0  # it took to make
+
+
+def send_order(connection: Connection, go: Go) -> None:
+    """Send where to begin. Never waits for the worker, which may be waiting for us to read."""
+    with os.fdopen(os.memfd_create("energy_data_order", os.MFD_CLOEXEC), "wb") as file:
+        pickle.dump(go, file)
+        file.flush()
+        connection.send(None)
+        send_files(connection, [file.fileno()])
+
+
+def receive_order(connection: Connection) -> Go:
+    """Return what `send_order` sent; its notice has been received."""
+    (descriptor,) = receive_files(connection, 1)
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        go: Go = pickle.load(file)  # noqa: S301 - written by our own trainer
+    return go
+
+
+def send_files(connection: Connection, descriptors: list[int]) -> None:
+    """Hand open files to the process at the other end."""
+    with _socket_of(connection) as end:
+        socket.send_fds(end, [b"f"], descriptors)
+
+
+def receive_files(connection: Connection, count: int) -> list[int]:
+    """Return the open files the other end sent. EOFError if it is gone."""
+    with _socket_of(connection) as end:
+        data, descriptors, _, _ = socket.recv_fds(end, 1, count)
+    if not data:
+        raise EOFError
+    if len(descriptors) < count:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return descriptors
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(connection.fileno()))
+
+
+def portable(error: Exception) -> tuple[bytes | None, str]:
+    """Return an error as it can cross: pickled where it can be, and its traceback."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 - some errors pickle, and then cannot be made again
+    except Exception:  # noqa: BLE001 - whatever goes wrong, the text is left
+        return None, text
+    return pickled, text
