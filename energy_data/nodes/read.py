@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +13,15 @@ from attrs import frozen
 from energy_data.context import Context
 from energy_data.errors import DataError, SampleError, SpecError
 from energy_data.node import Cursor, Node
-from energy_data.references import References, ReferencesNode, ReferencesSpec, leaf_entries
+from energy_data.references import (
+    Integers,
+    References,
+    ReferencesNode,
+    ReferencesSpec,
+    leaf_entries,
+)
 from energy_data.sample import Sample
+from energy_data.source import Source
 from energy_data.spec import Gives, Spec
 
 log = logging.getLogger(__name__)
@@ -59,6 +66,16 @@ class ReadCursor(Cursor):
     failures: int = 0  # bad samples since the last good one
 
 
+ReadTogether = Callable[[Sequence[Source], Integers, Integers], list[Sample | SampleError]]
+"""Takes sources, numbers and indices; returns sample `indices[n]` of `sources[numbers[n]]`."""
+
+
+def _read_together(sources: Sequence[Source]) -> ReadTogether | None:
+    """Return what reads a block of all sources at once, if they are of one kind that can do so."""
+    kinds = {type(source) for source in sources}
+    return getattr(kinds.pop(), "read_together", None) if len(kinds) == 1 else None
+
+
 class ReadNode(Node[Sample, ReadCursor]):
     """Reads a block of references at once, each leaf's together."""
 
@@ -67,6 +84,7 @@ class ReadNode(Node[Sample, ReadCursor]):
         super().__init__(ReadCursor(), {"of": self.references})
         self.spec = spec
         self.sources = [leaf.source for _, leaf in leaf_entries(spec.of.of)]
+        self.read_together = _read_together(self.sources)
 
     def draw(self, count: int) -> list[Sample]:
         block = self.references.draw(count)
@@ -82,14 +100,13 @@ class ReadNode(Node[Sample, ReadCursor]):
         first = int(entry[0])
         if (entry == first).all():
             return self.sources[first].read(block.indices)
+        if self.read_together:
+            return self.read_together(self.sources, entry, block.indices)
         samples: list[Sample | SampleError] = [{}] * len(block)
-        order = np.argsort(entry, kind="stable")
-        bounds = np.flatnonzero(np.diff(entry[order])) + 1
-        for places in np.split(order, bounds):
-            source = self.sources[int(entry[places[0]])]
-            for place, sample in zip(
-                places.tolist(), source.read(block.indices[places]), strict=True
-            ):
+        for number in np.unique(entry).tolist():
+            places = np.flatnonzero(entry == number)
+            found = self.sources[number].read(block.indices[places])
+            for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ REGULAR = (0, ord("0"), ord("7"))
 PAX = ord("x")  # heads records about the file that follows
 _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
 _EXTENDED = frozenset(b"LKxgX")  # they say something about the member that follows
-_PLAIN_KINDS = (b"0", b"\0", b"x")
+_PLAIN_KINDS = b"0\0x"
+_REMEMBERED = 4096  # distinct fields of headers
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
 
@@ -133,22 +135,38 @@ def are_idle(records: bytes) -> bool:
 def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:
     """Return name, size and whether it heads pax records, or None if it needs a closer look."""
     block = data[at : at + BLOCK]
-    size, check = block[124:135], block[148:154]
-    if (
-        block[156:157] not in _PLAIN_KINDS
-        or block[345]
-        or (block[135] | block[154]) & 0xDF
-        or not (size.isdigit() and check.isdigit())
-        or block[:2] == b"__"
-    ):
+    # Adler-32's low half is 1 + the sum of all bytes: the fastest sum there is in Python.
+    if zlib.adler32(block) & 0xFFFF != _plain_sum(block[148:156]) + 1:
         return None
-    sums = zlib.adler32(block[156:], zlib.adler32(block[:148]))  # see _parse
+    size = _plain_size(block[124:136])
+    if size < 0 or block[345] or block[156] not in _PLAIN_KINDS or block[:2] == b"__":
+        return None
     try:
-        if (sums & 0xFFFF) - 1 + _CHECKSUM_BLANK != int(check, 8):
-            return None
-        return block[: block.index(0)].decode(), int(size, 8), block[156] == PAX
-    except ValueError:  # the digits 8 and 9, a name that is no UTF-8 or fills its field
+        return block[: block.index(0)].decode(), size, block[156] == PAX
+    except ValueError:  # a name that is no UTF-8 or fills its field
         return None
+
+
+@lru_cache(_REMEMBERED)
+def _plain_sum(field: bytes) -> int:
+    """Return the sum of all bytes of a header with this checksum field, or -2 if it is not plain.
+
+    Both fields are remembered: a dataset has few sums, and mostly few sizes.
+    """
+    check = _octal(field[:6], field[6:7])
+    return check - _CHECKSUM_BLANK + sum(field) if check >= 0 else -2
+
+
+@lru_cache(_REMEMBERED)
+def _plain_size(field: bytes) -> int:
+    """Return the size in this field, or -1 if it is not plain."""
+    return _octal(field[:11], field[11:])
+
+
+def _octal(digits: bytes, after: bytes) -> int:
+    if after not in (b"\0", b" ") or digits.strip(b"01234567"):  # int() takes signs and underscores
+        return -1
+    return int(digits, 8)
 
 
 def walk(read: Reader, begin: int, end: int) -> Iterator[Member]:
@@ -242,7 +260,6 @@ def _parse(block: bytes, offset: int) -> _Header:
         check, size = _number(field), _number(block[124:136])
     except ValueError:
         check, size = -1, -1
-    # Adler-32's low half is 1 + the sum of all bytes: the fastest sum there is in Python.
     total = (zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + _CHECKSUM_BLANK
     if size < 0 or ((total - check) % _ADLER and not _signed_checksum(block, check)):
         raise Fault(

@@ -10,10 +10,11 @@ Whatever is not plain is read again by `read_alone`, header by header; it alone 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import compress
-from typing import Any, cast
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import compress, pairwise, starmap
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,43 +38,63 @@ _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
 _BLOCK_BITS = 9
 
 
+class Origin(NamedTuple):
+    """What the samples of one dataset have in common."""
+
+    decoders: Decoders
+    subflavors: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Spans:
-    """Where the samples of a block are; rows in order of shard and offset."""
+    """Where the samples of a block are, file by file in order of offset."""
 
-    files: list[File]
-    file_rows: Int64s  # [files] first row of each
-    begins: Int64s  # [rows] offset of the sample's first header
-    ends: Int64s  # [rows] offset behind the sample
-    sources: list[tuple[SampleSource]]  # [rows]
+    files: list[File] = field(default_factory=list)
+    file_rows: list[int] = field(default_factory=list)  # [files] first row of each
+    begins: list[int] = field(default_factory=list)  # [rows] offset of the sample's first header
+    ends: list[int] = field(default_factory=list)  # [rows] offset behind the sample
+    sources: list[tuple[SampleSource]] = field(default_factory=list)  # [rows]
+    origins: list[Origin] = field(default_factory=list)  # [rows]
+
+    def runs(self) -> Iterator[tuple[File, slice]]:
+        """Yield each file with its rows."""
+        bounds = pairwise([*self.file_rows, len(self.begins)])
+        return zip(self.files, starmap(slice, bounds), strict=True)
+
+    def places(self) -> Iterator[Place]:
+        """Yield the place of each row by itself."""
+        for file, rows in self.runs():
+            columns = self.begins[rows], self.ends[rows], self.sources[rows]
+            for begin, end, sources in zip(*columns, strict=True):
+                yield Place(file, begin, end, sources)
 
     def place(self, row: int) -> Place:
         """Return the place of a row by itself."""
-        file = self.files[int(self.file_rows.searchsorted(row, side="right")) - 1]
-        return Place(file, int(self.begins[row]), int(self.ends[row]), self.sources[row])
+        file = self.files[bisect_right(self.file_rows, row) - 1]
+        return Place(file, self.begins[row], self.ends[row], self.sources[row])
 
 
 class SampleReader:
     """Reads one block of samples."""
 
-    def __init__(self, spans: Spans, decoders: Decoders, subflavors: dict[str, Any]) -> None:
-        self._spans, self._decoders, self._subflavors = spans, decoders, subflavors
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        self._ends = np.array(spans.ends)
+        self._file_rows = np.array(spans.file_rows)
         self._samples: list[Sample | SampleError | None] = [None] * len(spans.sources)
         self._passed_over = False
         self._odd: set[int] = set()  # rows for `_read_alone`
 
     def read(self) -> list[Sample | SampleError]:
         """Return the samples in the order of rows."""
-        rows, at, window = np.arange(len(self._samples)), self._spans.begins, _WINDOW
+        rows, at, window = np.arange(len(self._samples)), np.array(self._spans.begins), _WINDOW
         while rows.size:
             rows, at = self._round(rows, at, window)
             window *= 2  # a sample of very many parts still ends soon
         if self._passed_over:
             self._odd.update(row for row, one in enumerate(self._samples) if one is None)
         for row in sorted(self._odd):
-            self._samples[row] = read_alone(
-                self._spans.place(row), self._decoders, self._subflavors
-            )
+            self._samples[row] = read_alone(self._spans.place(row), *self._spans.origins[row])
         return cast("list[Sample | SampleError]", self._samples)
 
     def _round(self, rows: Int64s, at: Int64s, window: int) -> tuple[Int64s, Int64s]:
@@ -81,7 +102,7 @@ class SampleReader:
 
         at: int64 [rows], file offset of each row's next header.
         """
-        ends = self._spans.ends[rows]
+        ends = self._ends[rows]
         stops = np.where(ends - at <= _WHOLE, ends, np.minimum(ends, at + window))
         data, shift = self._load(rows, at, stops)  # shift: place in data - place in file
         table = np.array([rows, at + shift, ends + shift, stops + shift, shift])
@@ -116,14 +137,12 @@ class SampleReader:
         places = lengths.cumsum() - lengths
         data = np.empty(int(lengths.sum()), np.uint8)
         view = data.data
-        run_files = files[firsts]
-        for number in range(int(files[0]), int(files[-1]) + 1):
-            runs = slice(*run_files.searchsorted((number, number + 1)).tolist())
-            ends = places[runs] + lengths[runs]
-            self._spans.files[number].read_runs(
-                view,
-                zip(places[runs].tolist(), ends.tolist(), begins[runs].tolist(), strict=True),
-            )
+        ends = places + lengths
+        runs = list(zip(places.tolist(), ends.tolist(), begins.tolist(), strict=True))
+        bounds = files[firsts].searchsorted(np.arange(len(self._spans.files) + 1)).tolist()
+        for file, (first, end) in zip(self._spans.files, pairwise(bounds), strict=True):
+            if first < end:
+                file.read_runs(view, runs[first:end])
         return data, np.repeat(places - begins, lasts - firsts + 1)
 
     def _pass(self, data: Bytes, table: Int64s) -> Int64s:
@@ -161,10 +180,11 @@ class SampleReader:
 
     def _take(self, data: Buffer, parts: Iterable[_Part]) -> None:
         """Decode parts that are in `data` into their samples."""
-        samples, sources, subflavors = self._samples, self._spans.sources, self._subflavors
-        known, find, odd = self._decoders.known, self._decoders.find, self._odd
+        samples, sources, origins = self._samples, self._spans.sources, self._spans.origins
+        odd = self._odd
         for row, name, begin, end in parts:
             key, _, extension = name.partition(".")
+            decoders, subflavors = origins[row]
             sample: Any = samples[row]
             if sample is None:
                 sample = samples[row] = {
@@ -176,7 +196,7 @@ class SampleReader:
             if strange or sample["__key__"] != key or extension in sample:
                 odd.add(row)
                 continue
-            decode = known.get(extension) or find(extension)
+            decode = decoders.known.get(extension) or decoders.find(extension)
             try:
                 if decode is decode_text:
                     sample[extension] = str(data[begin:end], "utf-8")
@@ -187,12 +207,12 @@ class SampleReader:
 
     def _take_far(self, parts: Iterable[_Part], table: Int64s) -> None:
         """Decode parts that are not in memory: each is read into memory that it keeps."""
-        files, find = self._spans.files, self._decoders.find
+        files, origins = self._spans.files, self._spans.origins
         places = zip(self._files_of(table[_ROW]).tolist(), table[_SHIFT].tolist(), strict=True)
         for (row, name, begin, end), (number, shift) in zip(parts, places, strict=True):
             size = end - begin
             data: Buffer
-            if find(name.partition(".")[2]) is decode_npy:
+            if origins[row].decoders.find(name.partition(".")[2]) is decode_npy:
                 data = memoryview(bytearray(size))
                 files[number].read_into(data, begin - shift)
             else:
@@ -201,4 +221,4 @@ class SampleReader:
 
     def _files_of(self, rows: Int64s) -> Int64s:
         """Return the number of each row's file."""
-        return self._spans.file_rows.searchsorted(rows, side="right") - 1
+        return self._file_rows.searchsorted(rows, side="right") - 1

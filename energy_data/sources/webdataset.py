@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +21,17 @@ from energy_data.errors import SampleError, SpecError, StructureError
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
-from energy_data.sources.tar_alone import Decoders, Place, read_plain
+from energy_data.sources.tar_alone import Decoders, read_plain
 from energy_data.sources.tar_headers import BLOCK
-from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
+from energy_data.sources.tar_index import Shard, drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
-from energy_data.sources.tar_samples import SampleReader, Spans
-from energy_data.storage.files import File
+from energy_data.sources.tar_samples import Origin, SampleReader, Spans
 
 Int64s = npt.NDArray[np.int64]
 
 _FEW = 32  # samples below which numpy does not pay
+_LARGE = 16384  # bytes of a sample above which reading each by itself is faster
 _HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
 
 
@@ -93,12 +93,10 @@ class WebdatasetSource(Source):
         self._excluded = part.excluded
         self._root = part.root
         self._counts = part.counts
-        self._ends = np.cumsum(part.counts, dtype=np.int64)
-        self._end_list = self._ends.tolist()
-        self._begins = self._ends - np.asarray(part.counts, np.int64)
-        self._first, self._length = _range(subset, int(self._ends[-1]), path)
+        self._after = list(accumulate(part.counts))  # sample behind the last one of each shard
+        self._first, self._length = _range(subset, self._after[-1], path)
         self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
-        self._decoders = Decoders(decoding)
+        self._origin = Origin(Decoders(decoding), subflavors)
         self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
 
     def __len__(self) -> int:
@@ -116,77 +114,71 @@ class WebdatasetSource(Source):
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
-        try:
-            if len(wanted) < _FEW:
-                samples = [self._read_one(index) for index in wanted.tolist()]
-            else:
-                samples = self._read_block(wanted)
-        except StructureError as error:
-            error.dataset = self.path
-            raise
-        return [self._admit(sample) for sample in samples] if self._excluded else samples
+        order = wanted.argsort(kind="stable")
+        return _in_order(order, _read([(self, wanted[order].tolist())]))
+
+    @staticmethod
+    def read_together(
+        sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
+    ) -> list[Sample | SampleError]:
+        """Return sample `indices[n]` of `sources[numbers[n]]` for each n, all read as one block."""
+        order = np.lexsort((indices, numbers))
+        numbers, wanted = numbers[order], indices[order].tolist()
+        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+        requests = [
+            (sources[number], wanted[first:end])
+            for number, (first, end) in zip(
+                numbers[bounds[:-1]].tolist(), pairwise(bounds), strict=True
+            )
+        ]
+        return _in_order(order, _read(requests))
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices`. What is wrong with them is left for `read` to say."""
-        wanted = np.sort(np.asarray(indices, np.int64))
-        if not wanted.size:
-            return
+        spans = Spans()
         try:
-            spans = self._spans(wanted)
+            self._locate(np.sort(np.asarray(indices, np.int64)).tolist(), spans)
         except StructureError:
             return
-        for file, (first, end) in zip(
-            spans.files, pairwise([*spans.file_rows.tolist(), len(wanted)]), strict=True
-        ):
-            begins, ends = spans.begins[first:end], spans.ends[first:end]
-            gaps = (begins[1:] > ends[:-1] + _HINT_GAP).nonzero()[0]
-            firsts, lasts = np.append(0, gaps + 1), np.append(gaps, end - first - 1)
-            for begin, stop in zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True):
-                file.will_need(begin, stop - begin)
+        for file, rows in spans.runs():
+            first, last = spans.begins[rows.start], spans.ends[rows.start]
+            for begin, end in zip(spans.begins[rows], spans.ends[rows], strict=True):
+                if begin > last + _HINT_GAP:
+                    file.will_need(first, last - first)
+                    first = begin
+                last = end
+            file.will_need(first, last - first)
 
-    def _read_one(self, index: int) -> Sample | SampleError:
-        if not 0 <= index < self._length:
-            raise IndexError(f"index {index} of {self._length} samples")
-        at = index + self._first
-        shard = bisect_right(self._end_list, at)
-        number = at - (self._end_list[shard - 1] if shard else 0)
-        file, places, _ = open_shard(self._places.get(shard) or self._place(shard))
-        offsets = places.data
-        begin, end, last = offsets[number], offsets[number + 1], offsets[-1]
-        if not begin < end <= last or (begin | end) % BLOCK:
-            raise _impossible(file.path, begin, end, last)
-        source = _SOURCE((self.path, self.shards[shard], number))
-        return read_plain(Place(file, begin, end, (source,)), self._decoders, self.subflavors)
-
-    def _read_block(self, wanted: Int64s) -> list[Sample | SampleError]:
-        order = wanted.argsort(kind="stable")
-        spans = self._spans(wanted[order])
-        found = SampleReader(spans, self._decoders, self.subflavors).read()
-        samples: list[Sample | SampleError] = [None] * len(found)  # type: ignore[list-item]
-        for place, sample in zip(order.tolist(), found, strict=True):
-            samples[place] = sample
-        return samples
-
-    def _spans(self, wanted: Int64s) -> Spans:
-        """Return where samples are; wanted: int64 [n], sorted."""
-        if wanted[0] < 0 or wanted[-1] >= self._length:
-            raise IndexError(f"indices {wanted[0]} to {wanted[-1]} of {self._length} samples")
-        at = wanted + self._first
-        shards = self._ends.searchsorted(at, side="right")
-        numbers = at - self._begins[shards]
-        firsts = np.append(0, (shards[1:] != shards[:-1]).nonzero()[0] + 1)
-        begins, ends = np.empty_like(at), np.empty_like(at)
-        files: list[File] = []
-        sources: list[tuple[SampleSource]] = []
-        for first, end in pairwise([*firsts.tolist(), len(at)]):
-            shard, rows = int(shards[first]), numbers[first:end]
-            file, offsets, _ = open_shard(self._places.get(shard) or self._place(shard))
-            begins[first:end], ends[first:end] = offsets[rows], offsets[rows + 1]
-            _check(begins[first:end], ends[first:end], file.path, int(offsets[-1]))
-            files.append(file)
-            names = zip(repeat(self.path), repeat(self.shards[shard]), rows.tolist())
-            sources += zip(map(_SOURCE, names))
-        return Spans(files, firsts, begins, ends, sources)
+    def _locate(self, wanted: list[int], spans: Spans) -> None:
+        """Add where samples are to `spans`. Plain Python: numpy pays for many in a shard only."""
+        begins, ends, sources = spans.begins, spans.ends, spans.sources
+        known: dict[int, Shard] = {}
+        path, counts, skipped, length = self.path, self._counts, self._first, self._length
+        first, after = 0, 0  # first sample of the shard at hand, and of the next one
+        for index in wanted:
+            if not 0 <= index < length:
+                raise IndexError(f"index {index} of {length} samples")
+            at = index + skipped
+            if not first <= at < after:
+                shard = bisect_right(self._after, at)
+                after = self._after[shard]
+                first = after - counts[shard]
+                if shard not in known:
+                    known[shard] = open_shard(self._places.get(shard) or self._place(shard))
+                file, table, _ = known[shard]
+                offsets, name = table.data, self.shards[shard]
+                floor, last = 0, offsets[-1]
+                spans.files.append(file)
+                spans.file_rows.append(len(begins))
+            number = at - first
+            begin, end = offsets[number], offsets[number + 1]
+            if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
+                raise _impossible(file.path, begin, end, last)
+            floor = end  # where the next sample may begin, unless it is the same again
+            begins.append(begin)
+            ends.append(end)
+            sources.append((_SOURCE((path, name, number)),))
+        spans.origins.extend(repeat(self._origin, len(wanted)))
 
     def _place(self, shard: int) -> tuple[str, str, int]:
         """Return the path of a shard, that of its index, and how many samples it has."""
@@ -198,7 +190,7 @@ class WebdatasetSource(Source):
         return place
 
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
-        if isinstance(sample, SampleError):
+        if not self._excluded or isinstance(sample, SampleError):
             return sample
         source: SampleSource = sample["__sources__"][0]
         if f"{source.shard}/{sample['__key__']}" not in self._excluded:
@@ -210,6 +202,36 @@ class WebdatasetSource(Source):
             key=sample["__key__"],
             index=source.index,
         )
+
+
+def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | SampleError]:
+    """Return the samples of sorted indices, request by request."""
+    spans = Spans()
+    try:
+        for source, wanted in requests:
+            source._locate(wanted, spans)
+        num_bytes = sum(spans.ends) - sum(spans.begins)
+        if len(spans.ends) < _FEW or num_bytes > _LARGE * len(spans.ends):
+            found = [read_plain(place, *spans.origins[n]) for n, place in enumerate(spans.places())]
+        else:
+            found = SampleReader(spans).read()
+    except StructureError as error:
+        if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
+            return [sample for request in requests for sample in _read([request])]
+        error.dataset = requests[0][0].path
+        raise
+    if any(source._excluded for source, _ in requests):
+        owners = (source for source, wanted in requests for _ in wanted)
+        return [owner._admit(sample) for owner, sample in zip(owners, found, strict=True)]
+    return found
+
+
+def _in_order(order: Int64s, found: list[Sample | SampleError]) -> list[Sample | SampleError]:
+    """Return what was found for place `order[n]` of a list at n as that list."""
+    samples: list[Sample | SampleError] = [None] * len(found)  # type: ignore[list-item]
+    for place, sample in zip(order.tolist(), found, strict=True):
+        samples[place] = sample
+    return samples
 
 
 _SOURCE = partial(tuple.__new__, SampleSource)  # half the time of SampleSource(*fields)
@@ -234,15 +256,6 @@ def _range(subset: tuple[int, int | None] | None, total: int, path: str) -> tupl
             f"Give 0 <= start < end <= {total}."
         )
     return start, end - start
-
-
-def _check(begins: Int64s, ends: Int64s, tar: str, last: int) -> None:
-    """Raise StructureError if an index gives places that cannot be."""
-    wrong = (begins < 0) | (begins >= ends) | (ends > last) | ((begins | ends) % BLOCK != 0)
-    wrong[1:] |= (begins[1:] < ends[:-1]) & (begins[1:] != begins[:-1])
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise _impossible(tar, int(begins[row]), int(ends[row]), last)
 
 
 def _impossible(tar: str, begin: int, end: int, last: int) -> StructureError:
