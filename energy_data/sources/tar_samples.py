@@ -13,7 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import compress, pairwise, starmap
+from functools import partial
+from itertools import compress, pairwise, repeat, starmap
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -36,6 +37,8 @@ _GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
 _BLOCK_BITS = 9
+
+_PLACE = partial(tuple.__new__, Place)  # half the time of Place(*fields)
 
 
 class Origin(NamedTuple):
@@ -65,8 +68,7 @@ class Spans:
         """Yield the place of each row by itself."""
         for file, rows in self.runs():
             columns = self.begins[rows], self.ends[rows], self.sources[rows]
-            for begin, end, sources in zip(*columns, strict=True):
-                yield Place(file, begin, end, sources)
+            yield from map(_PLACE, zip(repeat(file), *columns))
 
     def place(self, row: int) -> Place:
         """Return the place of a row by itself."""

@@ -212,7 +212,8 @@ def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | S
             source._locate(wanted, spans)
         num_bytes = sum(spans.ends) - sum(spans.begins)
         if len(spans.ends) < _FEW or num_bytes > _LARGE * len(spans.ends):
-            found = [read_plain(place, *spans.origins[n]) for n, place in enumerate(spans.places())]
+            places = zip(spans.places(), spans.origins, strict=True)
+            found = [read_plain(place, *origin) for place, origin in places]
         else:
             found = SampleReader(spans).read()
     except StructureError as error:
