@@ -60,6 +60,7 @@ def main() -> None:
 
 def leave() -> None:
     """End this process and its workers at once: all is measured, and some loaders wait long."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker is killed
     for pid, _ in list(descendants())[1:]:
         os.kill(pid, signal.SIGKILL)
     os._exit(0)

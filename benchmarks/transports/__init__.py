@@ -1,0 +1,1 @@
+"""One file per loader: `batches(kind, num_workers)` hands over batches without end."""
