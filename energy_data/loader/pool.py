@@ -195,11 +195,10 @@ class Pool(Host):
     def _report_silence(self, number: int, batch: int) -> None:
         """Raise, or restart the worker, with the sample and the place in the code it is at."""
         worker = self._workers[number]
-        stack = worker.stack()
-        sample = worker.status() or "a sample it did not name"
+        sample, stack = worker.ask()
         what = (
             f"gave nothing for {self.options.timeout_s:g} s at micro-batch {batch}, working on "
-            f"{sample}\n{stack}"
+            f"{sample or 'a sample it did not name'}\n{stack}"
         )
         if self.options.on_timeout == "raise":
             self._drop(number)

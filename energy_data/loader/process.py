@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import re
 import select
 import signal
 import socket
@@ -24,7 +25,7 @@ from energy_data.loader.arena import ArenaReader
 from energy_data.loader.run import Run
 from energy_data.loader.status import read_status
 from energy_data.loader.wire import Go, Message, Taken, receive_files, send_order
-from energy_data.loader.worker import HELD_BACK, Setup, main
+from energy_data.loader.worker import HELD_BACK, Setup, end_with, main
 
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
@@ -34,6 +35,8 @@ _START_S = 120.0  # seconds a new process has to import what it needs, if `timeo
 _ANSWER_S = 1.0  # seconds a worker has to say at which sample it is
 _SERVER_GONE = 255  # what multiprocessing says of all children of a fork server that is dead
 _MAX_POLL_MS = (1 << 31) - 1
+# Below it is how processes are started, and in a fork all that the trainer was doing.
+_LAST_FRAME = re.compile(rf'\n  File "{re.escape(main.__code__.co_filename)}", line \d+ in main\n')
 _START_LOCK = threading.Lock()
 
 
@@ -103,21 +106,22 @@ class WorkerProcess:
 
     def receive(self, timeout_s: float | None) -> Message | None:
         """Return the next message, None if there is none in time. WorkerGoneError if it died."""
-        with self._whole():
-            while True:
-                if self._arena is None and not self._met(timeout_s):
-                    return None
+        while True:
+            if self._arena is None and not self._met(timeout_s):
+                return None
+            with self._whole():
                 self._tell_taken()
-                if not self._wait(timeout_s):
-                    return None
+            if not self._wait(timeout_s):
+                return None
+            with self._whole():
                 message: Message = self.connection.recv()
-                self._untold += 1
-                if message.kind == "unfit":
-                    raise _unfit(message)
-                if message.generation == self._generation:
-                    return message
-                if message.parcel is not None:
-                    self.arena.discard(message.parcel)
+            self._untold += 1
+            if message.kind == "unfit":
+                raise _unfit(message)
+            if message.generation == self._generation:
+                return message
+            if message.parcel is not None:
+                self.arena.discard(message.parcel)
 
     def check_start(self) -> None:
         """Raise EnergyDataError if the process ended by itself before it was a worker."""
@@ -147,28 +151,30 @@ class WorkerProcess:
         return bool(self._ended.poll(timeout_s * 1000))
 
     def status(self) -> str:
-        """Return which sample the worker last said it is at; empty if it said nothing."""
-        return read_status(self._arena.first_page)[1] if self._arena else ""
+        """Return which sample the worker said it begins with; empty if it said nothing."""
+        return read_status(self._arena.first_page).said if self._arena else ""
 
-    def stack(self) -> str:
-        """Return where the worker is now, by asking it with a signal; it need not be responsive."""
+    def ask(self) -> tuple[str, str]:
+        """Return which sample the worker is at, and where; it need not be responsive."""
         if self._arena is None:
-            return ""
+            return "", ""
         os.ftruncate(self._stacks, 0)
         os.lseek(self._stacks, 0, os.SEEK_SET)
-        times, _ = read_status(self._arena.first_page)
+        times = read_status(self._arena.first_page).times
         self._signal(signal.SIGUSR1)
         deadline = time.monotonic() + _ANSWER_S
-        while read_status(self._arena.first_page)[0] == times and time.monotonic() < deadline:
+        while (answer := read_status(self._arena.first_page)).times == times:
+            if time.monotonic() > deadline:
+                return answer.said, self.last_words()
             time.sleep(0.01)
-        return self.last_words()
+        return answer.answered or answer.said, self.last_words()
 
     def last_words(self) -> str:
         """Return where a worker was that crashed in C, or that was asked; else empty."""
         if self._arena is None:
             return ""
         text = os.pread(self._stacks, 1 << 14, 0).decode(errors="replace")
-        return text.partition("\nExtension modules:")[0].strip()
+        return _our_part(text)
 
     def hang_up(self) -> None:
         """Close the connection, for all processes that hold a copy: the worker then ends."""
@@ -207,16 +213,9 @@ class WorkerProcess:
         """Take over the worker's memory, which it sends first; false if it does not in time."""
         if not self._wait(None if timeout_s is None else max(timeout_s, _START_S)):
             return False
-        try:
+        with self._whole():
             memory, self._stacks = receive_files(self.connection, 2)
-        except OSError as error:
-            if isinstance(error, ConnectionError):
-                raise
-            raise EnergyDataError(
-                f"worker: its memory cannot be shared ({error}). Raise the limit of open files: "
-                f"ulimit -n."
-            ) from error
-        self._arena = ArenaReader(memory, self._pin)
+            self._arena = ArenaReader(memory, self._pin)
         return True
 
     def _wait(self, timeout_s: float | None) -> bool:
@@ -301,6 +300,13 @@ def _unfit(message: Message) -> SpecError:
         f"worker: the dataset arrived in the worker process, but cannot be made there. "
         f"{_ADVICE} In the worker:\n{text}"
     )
+
+
+def _our_part(stacks: str) -> str:
+    """Return what faulthandler wrote, without the thread and the frames every worker has."""
+    threads = stacks.partition("\nExtension modules:")[0].split("\n\n")
+    shown = [_LAST_FRAME.split(thread)[0] for thread in threads if end_with.__name__ not in thread]
+    return "\n\n".join(shown).strip()
 
 
 def _open_process(process: int) -> int | None:

@@ -8,19 +8,19 @@ import mmap
 import os
 import signal
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from energy_data.nodes.batch import BatchNode
 from energy_data.nodes.encode import EncodeNode
 from energy_data.sample import describe_source
 
-STATUS_BYTES = mmap.PAGESIZE
+_SAID, _ANSWERED, _END = 8, 1536, 3072  # bytes of the page; both in words, ended by a zero
 
 
 class Status:
     """Says what the worker is at, also after its death: in a page of shared memory, and a file.
 
-    The page: how often we were asked (8 bytes), then the sample, in words.
+    The page: how often we were asked (8 bytes), what we said unasked, and what we answered last.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -35,11 +35,17 @@ class Status:
 
     def say(self, what: Any) -> None:
         """Write down what comes next."""
-        text = what if isinstance(what, str) else describe_source(what)
-        data = text.encode(errors="replace")[: STATUS_BYTES - 9]
-        self._page[8 : 9 + len(data)] = data + b"\0"
+        self._write(what if isinstance(what, str) else describe_source(what), _SAID, _ANSWERED)
+
+    def _write(self, text: str, begin: int, end: int) -> None:
+        data = text.encode(errors="replace")[: end - begin - 1] + b"\0"
+        self._page[begin : begin + len(data)] = data
+
+    def _answer(self, text: str) -> None:
+        self._write(text, _ANSWERED, _END)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
+        self._answer("")
         with contextlib.suppress(Exception):  # this interrupts code of the user's
             while frame is not None and not self._found(frame):
                 frame = frame.f_back
@@ -49,9 +55,9 @@ class Status:
     def _found(self, frame: FrameType) -> bool:
         """Say what the function of this frame is at, if it is one that knows."""
         if frame.f_code is EncodeNode.draw.__code__ and "sample" in frame.f_locals:
-            self.say(frame.f_locals["sample"])
+            self._answer(describe_source(frame.f_locals["sample"]))
         elif frame.f_code is BatchNode.draw.__code__ and frame.f_locals.get("samples"):
-            self.say(
+            self._answer(
                 f"in the batch that begins with {describe_source(frame.f_locals['samples'][0])}"
             )
         else:
@@ -59,6 +65,18 @@ class Status:
         return True
 
 
-def read_status(page: bytes) -> tuple[int, str]:
-    """Return how often a worker was asked, and what it says it is at; empty if it never said."""
-    return int.from_bytes(page[:8], "little"), page[8:].partition(b"\0")[0].decode(errors="replace")
+class Said(NamedTuple):
+    """What the page of a worker says."""
+
+    times: int  # it answered
+    said: str  # which sample it began with last, if it says so; else empty
+    answered: str  # which sample it was at when asked last; empty if it could not tell
+
+
+def read_status(page: bytes) -> Said:
+    """Return what the page says."""
+    said, answered = (
+        page[begin:end].partition(b"\0")[0].decode(errors="replace")
+        for begin, end in ((_SAID, _ANSWERED), (_ANSWERED, _END))
+    )
+    return Said(int.from_bytes(page[:8], "little"), said, answered)

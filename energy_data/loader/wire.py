@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import socket
@@ -10,6 +9,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
+from energy_data.errors import EnergyDataError
 from energy_data.loader.arena import Parcel
 
 
@@ -76,7 +76,10 @@ def receive_files(connection: Connection, count: int) -> list[int]:
     if len(descriptors) < count:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise EnergyDataError(
+            "worker: its memory cannot be shared, too many files are open. Raise the limit: "
+            "ulimit -n."
+        )
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     return descriptors

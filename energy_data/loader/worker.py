@@ -170,7 +170,7 @@ def _prepare_process(setup: Setup) -> None:
     signal.set_wakeup_fd(-1)  # a fork has the trainer's, and would wake its event loop
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     threading.Thread(
-        target=_end_with,
+        target=end_with,
         args=(setup.parent,),
         name="energy_data: is the trainer alive",
         daemon=True,
@@ -181,7 +181,7 @@ def _prepare_process(setup: Setup) -> None:
     torch.set_num_threads(1)
 
 
-def _end_with(process: int) -> None:
+def end_with(process: int) -> None:
     """End this process when that one has ended, whoever else holds a copy of its connection."""
     try:
         handle = os.pidfd_open(process)

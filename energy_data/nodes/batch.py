@@ -68,7 +68,7 @@ class BatchNode(Node[Any, BatchCursor]):
 
     def __init__(self, spec: BatchSpec, context: Context) -> None:
         super().__init__(BatchCursor(), {"of": spec.of.build(context.under("of"))})
-        self.spec = spec
+        self.spec, self.trace = spec, context.trace
 
     def draw(self, count: int) -> list[Any]:
         batches: list[Any] = []
@@ -79,6 +79,8 @@ class BatchNode(Node[Any, BatchCursor]):
                 if batches:
                     return batches
                 raise
+            if self.trace is not None and samples:
+                self.trace(f"the batch that begins with {describe_source(samples[0])}")
             try:
                 batches += [self.spec.collate(samples)] if samples else []
             except SkipSample:

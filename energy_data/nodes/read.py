@@ -83,12 +83,14 @@ class ReadNode(Node[Sample, ReadCursor]):
         self.references: ReferencesNode = spec.of.build(context.under("of"))
         super().__init__(ReadCursor(), {"of": self.references})
         self.spec = spec
-        self.sources = [leaf.source for _, leaf in leaf_entries(spec.of.of)]
+        self.leaves = [leaf for _, leaf in leaf_entries(spec.of.of)]
+        self.sources = [leaf.source for leaf in self.leaves]
+        self.trace = context.trace
         self.read_together = _read_together(self.sources)
 
     def draw(self, count: int) -> list[Sample]:
         block = self.references.draw(count)
-        drawn = self._read(block)
+        drawn = self._read(block) if self.trace is None else self._read_singly(block)
         bad = [sample for sample in drawn if type(sample) is not dict]
         if not bad:
             self.cursor.failures = 0
@@ -108,6 +110,16 @@ class ReadNode(Node[Sample, ReadCursor]):
             found = self.sources[number].read(block.indices[places])
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
+        return samples
+
+    def _read_singly(self, block: References) -> list[Sample | SampleError]:
+        """Read one by one, and say which comes next: one of them takes the process down."""
+        assert self.trace is not None
+        samples: list[Sample | SampleError] = []
+        for place, entry in enumerate(block.entries.tolist()):
+            leaf = self.leaves[entry]
+            self.trace(f"leaf {leaf.id}, sample {block.indices[place]}")
+            samples += leaf.source.read(block.indices[place : place + 1])
         return samples
 
     def _without_bad(self, drawn: Sequence[Sample | SampleError]) -> list[Sample]:

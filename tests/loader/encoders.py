@@ -1,0 +1,164 @@
+"""Task encoders that misbehave; in a module, as workers import them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import torch
+from trees import batches, leaf, samples
+
+from energy_data.errors import SampleError
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.testing import NumberSource
+
+POISON = "x/17"
+
+
+def is_poison(sample) -> bool:
+    return sample["__key__"] == POISON
+
+
+def plain(sample):
+    return sample
+
+
+def exits(sample):
+    if is_poison(sample):
+        os._exit(3)
+    return sample
+
+
+def killed(sample):
+    if is_poison(sample):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def segfaults(sample):
+    if is_poison(sample):
+        ctypes.string_at(0)
+    return sample
+
+
+def leaves(sample):
+    if is_poison(sample):
+        raise SystemExit(5)
+    return sample
+
+
+def dawdles(sample):
+    time.sleep(0.001)
+    return sample
+
+
+def sleeps(sample):
+    if is_poison(sample):
+        time.sleep(1000)
+    return sample
+
+
+def sleeps_in_c(sample):
+    if is_poison(sample):
+        ctypes.PyDLL(None).sleep(1000)  # keeps the GIL
+    return sample
+
+
+def raises(sample):
+    if is_poison(sample):
+        value = {"wanted": 1}
+        return value["missing"]
+    return sample
+
+
+class UnpicklableError(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+        self.lock = threading.Lock()
+
+
+class UnmakableError(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def raises_unpicklable(sample):
+    if is_poison(sample):
+        raise UnpicklableError(1, 2)
+    return sample
+
+
+def raises_unmakable(sample):
+    if is_poison(sample):
+        raise UnmakableError(1, 2)
+    return sample
+
+
+def gives_lambda(batch):
+    return lambda: batch
+
+
+def gives_generator(batch):
+    return (sample for sample in batch)
+
+
+def gives_file(batch):
+    return Path(os.devnull).open()
+
+
+class OnlyInWorkers:
+    """Pickles in a worker; raises when it is made again elsewhere."""
+
+    def __init__(self, process: int) -> None:
+        if os.getpid() != process:
+            raise ValueError("cannot be made here")
+        self.process = process
+
+    def __reduce__(self):
+        return OnlyInWorkers, (self.process,)
+
+
+def only_in_workers(batch):
+    return OnlyInWorkers(os.getpid())
+
+
+def warns(sample):
+    logging.getLogger("user").warning("seen %s", sample["__key__"])
+    return sample
+
+
+def threads(batch):
+    return torch.get_num_threads(), torch.cuda.is_initialized()
+
+
+def reads_environment(batch):
+    return os.environ.get("SOME_SETTING")
+
+
+def runs_a_program(sample):
+    subprocess.run(["true"], check=True)
+    return sample
+
+
+class DyingSource(NumberSource):
+    """Its decoder takes the process down."""
+
+    def _sample(self, index: int) -> dict | SampleError:
+        if index == 17:
+            ctypes.string_at(0)
+        return super()._sample(index)
+
+
+def encoding(encode, num_samples: int = 40, batch_size: int = 2):
+    return batches(EncodeSpec(of=samples(leaf("x", num_samples)), encode=encode), batch_size)
+
+
+def collating(collate, batch_size: int = 2):
+    return BatchSpec(of=samples(leaf("x", 40)), batch_size=batch_size, collate=collate)

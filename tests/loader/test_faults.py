@@ -1,0 +1,338 @@
+"""What goes wrong in workers: it is survived, or it is said which sample it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trees import batches, samples
+
+from energy_data.errors import SpecError
+from energy_data.loader.pool import PoolOptions, WorkerError
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.references import Leaf
+from loader import encoders
+from loader.encoders import collating, encoding
+from loader.workers import children, descriptors, is_alive, processes, worker_loader
+
+
+def place_of(loader, wanted=encoders.POISON) -> int:
+    """The number of the batch with the poisonous sample."""
+    for number, batch in enumerate(loader):
+        if wanted in batch:
+            return number
+    raise AssertionError
+
+
+AT = place_of(worker_loader(encoding(encoders.plain), workers=0))
+GOOD = list(islice(worker_loader(encoding(encoders.plain), workers=0), 60))
+
+
+def until_error(loader, error):
+    """The batches before an error, and it."""
+    given = []
+    with pytest.raises(error) as caught:
+        deque(map(given.append, islice(loader, 60)), maxlen=0)
+    return given, caught.value
+
+
+@pytest.mark.parametrize(
+    ("encode", "fate"),
+    [
+        (encoders.exits, "ended with exit code 3"),
+        (encoders.killed, "was killed by SIGKILL (out of memory?)"),
+        (encoders.segfaults, "was killed by SIGSEGV"),
+        (encoders.leaves, "ended with exit code 5"),
+    ],
+)
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_sample_that_kills_its_worker_again_and_again_is_named(encode, fate, method):
+    loader = worker_loader(encoding(encode), start_method=method, max_restarts=2, prefetch=4)
+    given, error = until_error(loader, WorkerError)
+    assert given == GOOD[:AT]
+    assert f"failed 3 times at micro-batch {AT}; the last time it {fate}" in str(error)
+    assert "dataset x, shard memory, key x/17, sample 17" in str(error)
+    loader.close()
+
+
+def test_a_crash_in_c_shows_the_line_of_python():
+    loader = worker_loader(encoding(encoders.segfaults), start_method="fork", max_restarts=1)
+    _, error = until_error(loader, WorkerError)
+    assert "Segmentation fault" in str(error)
+    assert "in segfaults" in str(error)
+    loader.close()
+
+
+def test_a_decoder_that_kills_its_worker_is_named_with_its_sample():
+    spec = batches(samples(LeafSpec(Leaf(id="x", source=encoders.DyingSource(40, "x")))), 2)
+    loader = worker_loader(spec, start_method="fork", max_restarts=1)
+    given, error = until_error(loader, WorkerError)
+    assert given == GOOD[: len(given)]
+    assert "leaf x, sample 17" in str(error)
+    loader.close()
+
+
+def test_after_the_error_the_state_is_that_before_it_and_a_later_state_goes_on():
+    loader = worker_loader(encoding(encoders.exits), start_method="fork", max_restarts=0)
+    until_error(loader, WorkerError)
+    state = loader.state_dict()
+    for _ in range(2):
+        with pytest.raises(WorkerError, match=f"at micro-batch {AT}"):
+            next(iter(loader))
+        assert loader.state_dict() == state
+    good = worker_loader(encoding(encoders.plain), workers=0)
+    list(islice(good, AT))
+    assert good.state_dict()["batch"] == state["batch"]
+    list(islice(good, 1))
+    loader.load_state_dict(good.state_dict())
+    assert list(islice(loader, 5)) == GOOD[AT + 1 : AT + 6]
+    loader.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGRTMIN])
+def test_a_worker_killed_from_outside_is_started_again_and_the_stream_is_the_same(number, caplog):
+    loader = worker_loader(encoding(encoders.plain), start_method="fork")
+    given = []
+    for n, batch in enumerate(islice(loader, 30)):
+        given.append(batch)
+        if n % 5 == 0:
+            os.kill(processes(loader)[n % 2], number)
+    assert given == GOOD[:30]
+    assert "starting it again" in caplog.text
+    loader.close()
+
+
+def test_a_worker_killed_while_it_starts_is_started_again():
+    for method in ("fork", "forkserver"):
+        loader = worker_loader(encoding(encoders.plain), start_method=method)
+        loader._host._ready(0, 0)
+        for process in processes(loader):
+            os.kill(process, signal.SIGKILL)
+        assert list(islice(loader, 10)) == GOOD[:10]
+        loader.close()
+
+
+def test_all_workers_killed_before_a_state_is_loaded_are_started_again():
+    loader = worker_loader(encoding(encoders.plain), workers=3, start_method="fork")
+    state = loader.state_dict()
+    list(islice(loader, 7))
+    for process in processes(loader):
+        os.kill(process, signal.SIGKILL)
+    loader.load_state_dict(state)
+    assert list(islice(loader, 12)) == GOOD[:12]
+    loader.close()
+
+
+@pytest.mark.parametrize("encode", [encoders.sleeps, encoders.sleeps_in_c])
+def test_a_sample_that_sleeps_for_ever_is_an_error_with_sample_and_stack(encode):
+    loader = worker_loader(encoding(encode), start_method="fork", timeout_s=0.5)
+    began = time.monotonic()
+    given, error = until_error(loader, WorkerError)
+    assert time.monotonic() - began < 0.5 + 5
+    assert given == GOOD[:AT]
+    assert f"gave nothing for 0.5 s at micro-batch {AT}" in str(error)
+    assert f"in {encode.__name__}" in str(error)
+    assert "key x/17" in str(error) or encode is encoders.sleeps_in_c
+    assert "timeout_s" in str(error)
+    loader.close()
+
+
+def test_a_silent_worker_may_be_started_again_a_few_times():
+    loader = worker_loader(
+        encoding(encoders.sleeps_in_c),
+        start_method="fork",
+        timeout_s=0.3,
+        on_timeout="restart",
+        max_restarts=1,
+    )
+    given, error = until_error(loader, WorkerError)
+    assert given == GOOD[:AT]
+    assert f"failed 2 times at micro-batch {AT}; the last time it gave nothing" in str(error)
+    assert "key x/17" in str(error)  # it said so beforehand the second time
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_keeps_type_message_traceback_and_sample(workers):
+    loader = worker_loader(encoding(encoders.raises), workers=workers, start_method="fork")
+    given, error = until_error(loader, KeyError)
+    assert given == GOOD[:AT]
+    assert error.args == ("missing",)
+    notes = "\n".join(error.__notes__)
+    assert "while encoding dataset x, shard memory, key x/17, sample 17" in notes
+    if workers:
+        assert "in raises" in notes
+        assert 'return value["missing"]' in notes
+    state = loader.state_dict()
+    with pytest.raises(KeyError, match="missing"):
+        next(iter(loader))
+    assert loader.state_dict() == state
+    loader.close()
+
+
+def test_an_error_in_one_worker_does_not_stop_the_others():
+    loader = worker_loader(encoding(encoders.raises), workers=3, start_method="fork")
+    until_error(loader, KeyError)
+    before = processes(loader)
+    until_error(loader, KeyError)
+    assert processes(loader) == before
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("encode", "name"),
+    [
+        (encoders.raises_unpicklable, "UnpicklableError"),
+        (encoders.raises_unmakable, "UnmakableError"),
+    ],
+)
+def test_an_exception_that_cannot_cross_is_shown_as_text(encode, name):
+    loader = worker_loader(encoding(encode), start_method="fork")
+    given, error = until_error(loader, WorkerError)
+    assert given == GOOD[:AT]
+    assert f"{name}: 1 and 2" in str(error)
+    assert "key x/17" in str(error)
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("collate", "error"),
+    [
+        (encoders.gives_lambda, (AttributeError, pickle.PicklingError)),
+        (encoders.gives_generator, TypeError),
+        (encoders.gives_file, TypeError),
+    ],
+)
+def test_a_batch_that_cannot_be_pickled_is_an_error_that_says_so(collate, error):
+    loader = worker_loader(collating(collate), start_method="fork")
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            next(iter(loader))
+        assert "it must be picklable" in "\n".join(caught.value.__notes__)
+    loader.close()
+
+
+def test_a_batch_that_cannot_be_made_again_is_an_error_and_loses_nothing():
+    loader = worker_loader(collating(encoders.only_in_workers), start_method="fork")
+    for _ in range(2):
+        state = loader.state_dict()
+        with pytest.raises(ValueError, match="cannot be made here") as caught:
+            next(iter(loader))
+        assert "cannot be made again here" in "\n".join(caught.value.__notes__)
+        assert loader.state_dict() == state
+    loader.close()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_lambda_is_an_error_that_says_what_to_do(method):
+    loader = worker_loader(encoding(lambda sample: sample), start_method=method)
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r'a lambda.* start_method="fork"'):
+            next(iter(loader))
+    assert processes(loader) == []
+
+
+def test_with_fork_a_lambda_works():
+    loader = worker_loader(encoding(lambda sample: sample), start_method="fork")
+    assert list(islice(loader, 5)) == GOOD[:5]
+    loader.close()
+
+
+def test_options_are_checked():
+    for wrong in ({"start_method": "threads"}, {"prefetch": 0}, {"on_timeout": "ignore"}):
+        with pytest.raises(SpecError, match=next(iter(wrong))):
+            PoolOptions(**wrong)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_have_one_thread_and_no_cuda(method):
+    loader = worker_loader(collating(encoders.threads), workers=1, start_method=method)
+    assert next(iter(loader)) == (1, False)
+    loader.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_see_the_environment_of_now(method, monkeypatch):
+    for value in ("1", "2"):
+        monkeypatch.setenv("SOME_SETTING", value)
+        loader = worker_loader(collating(encoders.reads_environment), start_method=method)
+        assert next(iter(loader)) == value
+        loader.close()
+
+
+def test_random_numbers_of_the_trainer_are_left_alone():
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    loader = worker_loader(start_method="forkserver")
+    list(islice(loader, 5))
+    loader.close()
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert before == after
+
+
+def test_an_interrupt_between_any_two_steps_loses_no_batch():
+    loader = worker_loader(encoding(encoders.dawdles), start_method="fork", prefetch=1)
+    given, rng = [], random.Random(0)
+    main, interrupts = threading.get_ident(), 0
+    while len(given) < 60:
+        timer = threading.Timer(rng.uniform(0, 0.005), signal.pthread_kill, (main, signal.SIGINT))
+        try:
+            timer.start()
+            batch = loader.next_batch()
+            timer.cancel()
+            timer.join()
+        except KeyboardInterrupt:
+            interrupts += 1
+            timer.join()
+        else:
+            given.append(batch)
+    assert interrupts
+    assert given == GOOD[: len(given)]
+    loader.close()
+
+
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+def soak(kills: int, methods: list[str]) -> None:
+    """Kill workers at random moments; nothing is lost, nothing is left."""
+    rng = random.Random(kills)
+    expected = worker_loader(workers=0)
+    worker_loader(start_method="forkserver")._host._start().close()  # the fork server stays
+    before = descriptors(), shared_memory(), children()
+    while kills:
+        loader = worker_loader(
+            workers=rng.choice([1, 3]), prefetch=4, start_method=rng.choice(methods)
+        )
+        state = expected.state_dict()
+        loader.load_state_dict(state)
+        for batch, other in islice(zip(loader, expected, strict=True), 40):
+            assert batch == other
+            alive = [process for process in processes(loader) if is_alive(process)]
+            if kills and alive and rng.random() < 0.4:
+                time.sleep(rng.random() * 0.01)
+                with suppress(ProcessLookupError):  # it is being killed already
+                    os.kill(rng.choice(alive), signal.SIGKILL)
+                kills -= 1
+        loader.close()
+    assert (descriptors(), shared_memory(), children()) == before
+
+
+def test_ten_random_kills_leave_nothing_behind():
+    soak(10, ["fork", "forkserver"])
+
+
+@pytest.mark.slow
+def test_two_hundred_random_kills_leave_nothing_behind():
+    soak(200, ["fork", "forkserver", "spawn"])
