@@ -31,7 +31,7 @@ from energy_data.sources.tar_samples import Origin, SampleReader, Spans
 Int64s = npt.NDArray[np.int64]
 
 _FEW = 32  # samples below which numpy does not pay
-_LARGE = 16384  # bytes of a sample above which reading each by itself is faster
+_LARGE = 16384, 65536  # mean bytes of samples that are read faster each by itself
 _HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
 
 
@@ -210,8 +210,8 @@ def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | S
     try:
         for source, wanted in requests:
             source._locate(wanted, spans)
-        num_bytes = sum(spans.ends) - sum(spans.begins)
-        if len(spans.ends) < _FEW or num_bytes > _LARGE * len(spans.ends):
+        count, num_bytes = len(spans.ends), sum(spans.ends) - sum(spans.begins)
+        if count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]:
             places = zip(spans.places(), spans.origins, strict=True)
             found = [read_plain(place, *origin) for place, origin in places]
         else:
