@@ -9,6 +9,7 @@ mapping of its own for each slot would cost a file descriptor each.
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import io
 import mmap
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.errors import EnergyDataError
+from energy_data.sample import SampleSource
 
 ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE  # the first page is the worker's, to say what it is at
@@ -61,6 +63,7 @@ class ArenaWriter:
         self.fd = os.memfd_create("energy_data", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self._space)
         self.memory = mmap.mmap(self.fd, self._space)
+        self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
         self._retired: list[int] = []  # not told to the trainer yet
@@ -68,9 +71,13 @@ class ArenaWriter:
 
     def write(self, batch: Any) -> Parcel:
         """Return the batch as a parcel. ArenaFullError if there is no room for it now."""
-        file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-        _Pickler(file, buffers).dump(batch)
-        stream = file.getbuffer()
+        buffers: list[pickle.PickleBuffer] = []
+        self._stream.seek(0)
+        _Pickler(self._stream, buffers).dump(batch)
+        with self._stream.getbuffer() as whole, whole[: self._stream.tell()] as stream:
+            return self._parcel(stream, buffers)
+
+    def _parcel(self, stream: memoryview, buffers: Sequence[pickle.PickleBuffer]) -> Parcel:
         if not buffers and len(stream) <= _INLINE:
             return Parcel(bytes(stream))
         parts = [*(buffer.raw() for buffer in buffers), stream]
@@ -219,6 +226,8 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
         self._buffers = buffers
         super().__init__(file, protocol=5, buffer_callback=self._beside)
+        # A table costs nothing for other types; `reducer_override` is called for every object.
+        self.dispatch_table = _REDUCERS
 
     def _beside(self, buffer: pickle.PickleBuffer) -> bool:
         """Take a buffer out of the pickle; true leaves it in."""
@@ -227,13 +236,21 @@ class _Pickler(pickle.Pickler):
         self._buffers.append(buffer)
         return False
 
-    def reducer_override(self, value: Any) -> Any:
-        """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
-        if type(value) is not torch.Tensor or not _is_plain(value):
-            return NotImplemented
-        flat = value.detach().contiguous().reshape(-1)
-        data = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
-        return tensor_of, (data, value.dtype, tuple(value.shape))
+
+def _reduced(tensor: torch.Tensor) -> Any:
+    """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
+    if not _is_plain(tensor):
+        return tensor.__reduce_ex__(5)
+    flat = tensor.detach().contiguous().reshape(-1)
+    data = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
+    return tensor_of, (data, tensor.dtype, tuple(tensor.shape))
+
+
+def _reduced_source(source: SampleSource) -> Any:
+    return SampleSource, tuple(source)
+
+
+_REDUCERS = {**copyreg.dispatch_table, torch.Tensor: _reduced, SampleSource: _reduced_source}
 
 
 def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
