@@ -18,6 +18,7 @@ import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ class ArenaWriter:
         self._space = _PAGE + 2 * -(-limit // _PAGE) * _PAGE
         self.fd = os.memfd_create("energy_data", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self._space)
-        self.memory = mmap.mmap(self.fd, self._space)
+        self.memory = _mapped(self.fd)
         self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
@@ -160,7 +161,7 @@ class ArenaReader:
     """
 
     def __init__(self, fd: int, pin: Callable[[memoryview], Any] | None = None) -> None:
-        self._memory = mmap.mmap(fd, os.fstat(fd).st_size)
+        self._memory = _mapped(fd)
         os.close(fd)  # the mapping has one of its own
         self._pin = pin
         self._slots: dict[int, memoryview] = {}
@@ -224,17 +225,19 @@ class _Pickler(pickle.Pickler):
     """Pickles arrays and tensors as buffers beside the stream."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        self._buffers = buffers
-        super().__init__(file, protocol=5, buffer_callback=self._beside)
+        # Not a method: a pickler that holds itself would keep the batch until the next collection
+        # of cycles, and Python 3.11 crashes on some cycles with buffers.
+        super().__init__(file, protocol=5, buffer_callback=partial(_beside, buffers))
         # A table costs nothing for other types; `reducer_override` is called for every object.
         self.dispatch_table = _REDUCERS
 
-    def _beside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a buffer out of the pickle; true leaves it in."""
-        if buffer.raw().nbytes < _IN_BAND:
-            return True
-        self._buffers.append(buffer)
-        return False
+
+def _beside(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
+    """Take a buffer out of the pickle; true leaves it in."""
+    if buffer.raw().nbytes < _IN_BAND:
+        return True
+    buffers.append(buffer)
+    return False
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
@@ -242,8 +245,8 @@ def _reduced(tensor: torch.Tensor) -> Any:
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)
     flat = tensor.detach().contiguous().reshape(-1)
-    data = pickle.PickleBuffer(flat.view(torch.uint8).numpy().data)
-    return tensor_of, (data, tensor.dtype, tuple(tensor.shape))
+    array: Any = flat.view(torch.uint8).numpy()  # its stubs call it a buffer from 3.12 on
+    return tensor_of, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
 
 
 def _reduced_source(source: SampleSource) -> Any:
@@ -268,6 +271,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def _mapped(fd: int) -> mmap.mmap:
+    memory = mmap.mmap(fd, os.fstat(fd).st_size)
+    memory.madvise(mmap.MADV_DONTDUMP)  # a core dump would hold all of it, used or not
+    return memory
 
 
 def _mebibytes(size: int) -> str:

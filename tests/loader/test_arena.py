@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
@@ -283,6 +284,18 @@ def test_each_slot_is_pinned_once_and_its_memory_lives_as_long_as_views_of_it():
     del first
     arena.sent(LONG)
     assert len(pinned) == 2
+
+
+def test_a_batch_is_let_go_once_it_is_written():
+    arena, batch = Arena(), [LONG.clone(), GRID.copy()]
+    alive = weakref.ref(batch[0]), weakref.ref(batch[1])
+    gc.disable()
+    try:
+        arena.writer.write(batch)
+        del batch
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_slots_in_use_are_counted():
