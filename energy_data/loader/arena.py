@@ -18,7 +18,6 @@ import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +73,10 @@ class ArenaWriter:
         """Return the batch as a parcel. ArenaFullError if there is no room for it now."""
         buffers: list[pickle.PickleBuffer] = []
         self._stream.seek(0)
-        _Pickler(self._stream, buffers).dump(batch)
+        pickler = pickle.Pickler(self._stream, protocol=5, buffer_callback=_taker(buffers))
+        # A table costs nothing for other types; `reducer_override` is called for every object.
+        pickler.dispatch_table = _REDUCERS
+        pickler.dump(batch)
         with self._stream.getbuffer() as whole, whole[: self._stream.tell()] as stream:
             return self._parcel(stream, buffers)
 
@@ -221,29 +223,27 @@ class ArenaReader:
             self._slots.pop(number, None)
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles arrays and tensors as buffers beside the stream."""
+def _taker(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return what takes large buffers out of a pickle, into `buffers`; true leaves one in.
 
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        # Not a method: a pickler that holds itself would keep the batch until the next collection
-        # of cycles, and Python 3.11 crashes on some cycles with buffers.
-        super().__init__(file, protocol=5, buffer_callback=partial(_beside, buffers))
-        # A table costs nothing for other types; `reducer_override` is called for every object.
-        self.dispatch_table = _REDUCERS
+    It knows nothing of the pickler: a cycle through buffers would be left to the collector, which
+    clears a memoryview that is still exported, and crashes.
+    """
 
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        with buffer.raw() as raw:
+            if raw.nbytes < _IN_BAND:
+                return True
+        buffers.append(buffer)
+        return False
 
-def _beside(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
-    """Take a buffer out of the pickle; true leaves it in."""
-    if buffer.raw().nbytes < _IN_BAND:
-        return True
-    buffers.append(buffer)
-    return False
+    return take
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
     """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
     if not _is_plain(tensor):
-        return tensor.__reduce_ex__(5)
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]  # torch has no types here
     flat = tensor.detach().contiguous().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()  # its stubs call it a buffer from 3.12 on
     return tensor_of, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
@@ -253,7 +253,11 @@ def _reduced_source(source: SampleSource) -> Any:
     return SampleSource, tuple(source)
 
 
-_REDUCERS = {**copyreg.dispatch_table, torch.Tensor: _reduced, SampleSource: _reduced_source}
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    **copyreg.dispatch_table,
+    torch.Tensor: _reduced,
+    SampleSource: _reduced_source,
+}
 
 
 def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
