@@ -73,11 +73,9 @@ class WorkerProcess:
             dict(os.environ) if start_method == "forkserver" else None,
         )
         self.process = context.Process(target=main, args=(setup,), daemon=True)
-        try:
-            with _START_LOCK, _started_in(start_method, run):
-                self.process.start()
-        finally:
-            theirs.close()
+        _start(self.process, setup, start_method)
+        # At exit, multiprocessing would wait for it; so would a fork of this process, in vain.
+        getattr(multiprocessing.process, "_children", set()).discard(self.process)
         self._handle = _open_process(self.process.pid)
         self._ended = select.poll()
         self._ended.register(self._watched, select.POLLIN)
@@ -254,6 +252,19 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self._handle, number)
             elif self.process.pid is not None and not self.has_ended():
                 os.kill(self.process.pid, number)
+
+
+def _start(process: Any, setup: Setup, start_method: StartMethod) -> None:
+    try:
+        with _START_LOCK, _started_in(start_method, setup.run):
+            process.start()
+    except ChildProcessError as error:
+        raise EnergyDataError(
+            "worker: this process was forked from one that has a fork server, and cannot have "
+            'one itself. Use start_method="fork" or "spawn".'
+        ) from error
+    finally:
+        setup.connection.close()
 
 
 def stop(workers: Iterable[WorkerProcess]) -> None:
