@@ -8,6 +8,7 @@
     │   └── StateIncompleteError the state covers a part of the lanes only
     ├── DataError            bytes on disk are not what they should be
     │   ├── SampleError          one sample is bad: skipped, counted and reported by default
+    │   │   └── ExcludedError        its dataset says to leave it out: skipped, counted
     │   └── StructureError       a shard or an index is bad: raised by default
     └── MissingExtraError    an optional dependency is not installed (also an ImportError)
 
@@ -89,6 +90,10 @@ class DataError(EnergyDataError):
 
 class SampleError(DataError):
     """One sample is bad; skipped, counted and reported by default."""
+
+
+class ExcludedError(SampleError):
+    """A sample that the dataset itself says to leave out; not bad, but not to be had."""
 
 
 class StructureError(DataError):

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from energy_data.context import Context
-from energy_data.errors import DataError, SampleError, SpecError
+from energy_data.errors import DataError, ExcludedError, SampleError, SpecError
 from energy_data.node import Cursor, Node
 from energy_data.references import (
     Integers,
@@ -128,6 +128,9 @@ class ReadNode(Node[Sample, ReadCursor]):
             if not isinstance(sample, SampleError):
                 at.failures = 0
                 good.append(sample)
+                continue
+            if isinstance(sample, ExcludedError):
+                at.skipped += 1
                 continue
             if self.spec.on_error == "raise":
                 raise sample

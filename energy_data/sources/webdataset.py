@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
@@ -33,10 +33,6 @@ Int64s = npt.NDArray[np.int64]
 _FEW = 32  # samples below which numpy does not pay
 _LARGE = 16384, 65536  # mean bytes of samples that are read faster each by itself
 _HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
-
-
-class ExcludedError(SampleError):
-    """A sample that `exclude` in split.yaml leaves out; not bad, but not to be had."""
 
 
 def open_dataset(

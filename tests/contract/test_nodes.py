@@ -13,11 +13,13 @@ from trees import KINDS, B, batches, finite, leaf, random_trees, samples
 
 import energy_data.nodes
 from energy_data.context import Context
-from energy_data.errors import DataError, SkipSample, StateMismatchError
+from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
+from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.map import MapSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.references import Leaf, ReferencesSpec
 from energy_data.spec import Spec, kind_of
-from energy_data.testing import assert_resumes_exactly, record, take
+from energy_data.testing import NumberSource, assert_resumes_exactly, record, take
 
 ALL = [
     pytest.param(spec, id=f"{kind}{n}")
@@ -141,3 +143,15 @@ def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
 def test_a_finite_stream_of_bad_samples_ends():
     spec = finite(leaf("x", 5, frozenset(range(5))), 2)
     assert take(spec.build(Context()), 10) == []
+
+
+def test_what_a_dataset_excludes_is_left_out_even_where_bad_samples_are_raised():
+    class Excluding(NumberSource):
+        def _sample(self, index):
+            return ExcludedError("left out") if index % 2 else super()._sample(index)
+
+    excluding = LeafSpec(Leaf(id="x", source=Excluding(400)))
+    read = ReadSpec(of=ReferencesSpec(of=excluding, deal=400), on_error="raise", max_failures=3)
+    node = read.build(Context())
+    assert [sample["number"] for sample in node.take(400)] == list(range(0, 400, 2))
+    assert node.cursor.skipped == 200

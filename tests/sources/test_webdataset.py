@@ -13,10 +13,10 @@ import pytest
 import yaml
 from tars import bare, dataset, expected, one_shard, read_all, sample_files, write_tar
 
-from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
 from energy_data.sample import SampleSource
 from energy_data.sources.prepare import prepare
-from energy_data.sources.webdataset import ExcludedError, open_dataset
+from energy_data.sources.webdataset import open_dataset
 
 SIZES = [40, 600, 5_000, 40_000]  # in one piece, in several, with parts that are read by themselves
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
