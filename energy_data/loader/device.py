@@ -21,7 +21,6 @@ class _Ahead(NamedTuple):
     batch: int
     items: Sequence[Any]
     error: BaseException | None
-    before: State  # the lane's place before it
     event: Any
     tensors: list[torch.Tensor]
 
@@ -49,11 +48,8 @@ class OnDevice(Host):
         self._ahead, self._ended = None, set()
         self._host.rewind(batch)
 
-    def states(self) -> dict[int, State]:  # noqa: D102
-        states = self._host.states()
-        if self._ahead is not None:
-            states[self._ahead.lane] = self._ahead.before
-        return states
+    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
+        return self._host.states(batch)
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         ahead = self._ahead
@@ -76,13 +72,12 @@ class OnDevice(Host):
         self._host.close()
 
     def _fetch(self, lane: int, batch: int) -> _Ahead:
-        before = self._host.state(lane)
         try:
             items = self._host.take(lane, batch)
         except (Exception, StopIteration) as error:  # noqa: BLE001 - raised when its turn comes
-            return _Ahead(lane, batch, (), error, before, None, [])
+            return _Ahead(lane, batch, (), error, None, [])
         if not items:
-            return _Ahead(lane, batch, (), None, before, None, [])
+            return _Ahead(lane, batch, (), None, None, [])
         if self._stream is None:
             self._stream = self._cuda.stream(self._device)
         tensors: list[torch.Tensor] = []
@@ -96,7 +91,7 @@ class OnDevice(Host):
         self._copying.append((event, items))
         while len(self._copying) > 1 and self._copying[0][0].query():
             self._copying.popleft()
-        return _Ahead(lane, batch, [on_device], None, before, event, tensors)
+        return _Ahead(lane, batch, [on_device], None, event, tensors)
 
 
 def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

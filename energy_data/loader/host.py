@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
 
 from energy_data.node import Node, State
 
@@ -23,16 +26,16 @@ class Host(ABC):
     def take(self, lane: int, batch: int) -> Sequence[Any]:
         """Return micro-batch `batch` of the run, the next of `lane`; empty if it is left out.
 
-        Raises StopIteration if the lane has ended, or what the lane raised; then nothing moved.
+        Raises StopIteration if the lane has ended, or what the lane raised; then nothing moved. If
+        it was taken before, an exception has kept it from the trainer, and it is given again.
         """
 
     @abstractmethod
-    def states(self) -> dict[int, State]:
-        """Return the place of each lane."""
+    def states(self, batch: int) -> dict[int, State]:
+        """Return the place of each lane before the rank's micro-batch `batch`.
 
-    def state(self, lane: int) -> State:
-        """Return the place of one lane."""
-        return self.states()[lane]
+        It is the next one; but a signal handler may ask while it is taken, or just was.
+        """
 
     @abstractmethod
     def rewind(self, batch: int) -> None:
@@ -42,24 +45,69 @@ class Host(ABC):
         """Stop; idempotent."""
 
 
+class Step(NamedTuple):
+    """A micro-batch that was taken, or is being taken."""
+
+    batch: int
+    lane: int
+    before: Any  # the place of the lane
+
+
+class Steps:
+    """The last steps, to go back by.
+
+    A signal handler runs between any two instructions. If it asks for the state, or raises, what
+    the trainer has not got is not to count.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque(maxlen=2)  # one, and one that is copied ahead to a device
+
+    def add(self, step: Step) -> None:
+        """Remember a step; before the lane moves."""
+        self._steps.append(step)
+
+    def since(self, batch: int) -> list[Step]:
+        """Return the steps from `batch` on, the last first."""
+        return [step for step in reversed(self._steps) if step.batch >= batch]
+
+    def clear(self) -> None:
+        """Forget all steps: the lanes have gone elsewhere."""
+        self._steps.clear()
+
+
 class InProcess(Host):
     """Runs lanes where they are asked for."""
 
     def __init__(self) -> None:
         self._nodes: Nodes = {}
+        self._steps = Steps()
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+        self._steps.clear()
         self._nodes = nodes
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
-        return self._nodes[lane].take(1)
+        for step in self._steps.since(batch):
+            for (_, node), cursor in zip(self._nodes[step.lane].walk(), step.before, strict=True):
+                node.cursor = copy(cursor)
+        root = self._nodes[lane]
+        self._steps.add(Step(batch, lane, [copy(node.cursor) for _, node in root.walk()]))
+        return root.take(1)
 
-    def states(self) -> dict[int, State]:  # noqa: D102
-        return {lane: node.state_dict() for lane, node in self._nodes.items()}
-
-    def state(self, lane: int) -> State:  # noqa: D102
-        return self._nodes[lane].state_dict()
+    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
+        states = {lane: node.state_dict() for lane, node in self._nodes.items()}
+        for step in self._steps.since(batch):
+            states[step.lane] = {
+                path: asdict(cursor)
+                for (path, _), cursor in zip(
+                    self._nodes[step.lane].walk(), step.before, strict=True
+                )
+                if fields(cursor)
+            }
+        return states
 
     def rewind(self, batch: int) -> None:  # noqa: D102
+        self._steps.clear()
         for node in self._nodes.values():
             node.rewind()

@@ -126,7 +126,7 @@ class Loader(Generic[T_batch]):
 
     def stats(self) -> Stats:
         """Return what this rank has done so far. Reads no data, changes nothing."""
-        places = self._host.states()
+        places = self._host.states(self._next)
         return Stats(
             batches=self._handed_over,
             wait_s=self._wait_s,
@@ -149,7 +149,7 @@ class Loader(Generic[T_batch]):
             begun=place.begun,
             batch=self._next,
             hosted=(config.rank, config.world_size),
-            places=self._host.states(),
+            places=self._host.states(self._next),
         ).to_dict()
 
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
@@ -219,8 +219,8 @@ class Loader(Generic[T_batch]):
         self._uneven = last_whole_round(self.dataset, 0, num_lanes)
 
     def _begin_epoch(self) -> None:
+        self._host.rewind(self.dataset.worker_config.rank)
         self._place, self._ended = Place(epoch=self._place.epoch + 1), set()
-        self._host.rewind(self._next)
         self._uneven = last_whole_round(self.dataset, self._place.epoch, self._num_lanes)
 
     def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:

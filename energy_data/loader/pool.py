@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loader.arena import ArenaFullError, Parcel
-from energy_data.loader.host import Host, Nodes
+from energy_data.loader.host import Host, Nodes, Step, Steps
 from energy_data.loader.process import (
     StartMethod,
     WorkerGoneError,
@@ -63,6 +63,7 @@ class Pool(Host):
         self.run, self.options = run, options
         self._portable: Run[Any] | bytes | None = None
         self._places: dict[int, State] = {}
+        self._steps = Steps()
         self._num_lanes = 1
         self._owner: dict[int, int] = {}  # lane -> worker
         self._workers: dict[int, WorkerProcess] = {}
@@ -75,6 +76,7 @@ class Pool(Host):
         Finalize(self, _stop_all, (self._workers, self._process), exitpriority=100)
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+        self._steps.clear()
         self._places = {lane: node.state_dict() for lane, node in nodes.items()}
         count = max(1, min(self.run.worker_config.num_workers, len(nodes)))
         self._owner = {lane: number % count for number, lane in enumerate(nodes)}
@@ -84,23 +86,25 @@ class Pool(Host):
         if self._process == os.getpid():
             stop(idle)
 
-    def states(self) -> dict[int, State]:  # noqa: D102
-        return dict(self._places)
-
-    def state(self, lane: int) -> State:  # noqa: D102
-        return self._places[lane]
+    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
+        before = {step.lane: step.before for step in self._steps.since(batch)}
+        return {**self._places, **before}
 
     def rewind(self, batch: int) -> None:  # noqa: D102
         nodes = self.run.build(self._places, self._num_lanes)
         for lane, node in nodes.items():
             node.load_state_dict(self._places[lane])
             node.rewind()
+        self._steps.clear()
         self._places = {lane: node.state_dict() for lane, node in nodes.items()}
         self._stale = set(self._owner.values())
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         if self._process != os.getpid():
             self._leave_to_parent()
+        for step in self._steps.since(batch):
+            self._stale.add(self._owner[step.lane])
+            self._places[step.lane] = step.before
         number = self._owner[lane]
         while True:
             worker = self._ready(number, batch)
@@ -181,7 +185,8 @@ class Pool(Host):
         if message.parcel is not None:
             items.append(_read(self._workers[number], message.parcel, number))
         self._failures.pop(number, None)
-        self._places = {**self._places, lane: message.state}
+        self._steps.add(Step(batch, lane, self._places[lane]))
+        self._places[lane] = message.state
         self._stale.discard(number)
         if message.kind == "end":
             raise StopIteration

