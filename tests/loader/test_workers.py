@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import signal
 import threading
+import time
 from itertools import islice, product
 
 import pytest
 from trees import A, B, C, batches, finite, leaf, samples
 
+from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.limit import LimitSpec
 from loader.runs import run, run_in_step
@@ -258,6 +261,20 @@ def test_a_loader_that_was_closed_goes_on():
     loader.close()
     loader.close()
     assert first + list(islice(loader, 5)) == list(EXPECTED.values())[:10]
+    loader.close()
+
+
+def test_a_large_state_is_loaded_while_workers_wait_to_be_read():
+    parts = tuple(Part(samples(leaf(f"x{n}", 50)), 1) for n in range(4000))
+    spec = batches(BlendSpec(parts), 4)
+    loader = worker_loader(spec, start_method="fork", prefetch=100, lanes=4)
+    state = loader.state_dict()
+    assert len(pickle.dumps(loader._host.states(0))) > 1 << 18  # more than a socket holds
+    first = list(islice(loader, 3))
+    time.sleep(0.5)  # workers fill their side
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert list(islice(loader, 3)) == first
     loader.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -166,6 +167,20 @@ def test_a_killed_trainer_leaves_no_process_that_waits_for_ever(started, method)
     below = children(program.pid)
     program.kill()
     until_gone(below)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_trainers_killed_at_random_times_leave_no_process_and_no_shared_memory(started, method):
+    rng = random.Random(method)
+    before = set(Path("/dev/shm").iterdir())
+    for _ in range(20):
+        program = started(PLAIN + "while True: next(stream)\n", method)
+        time.sleep(rng.uniform(0, 4))
+        below = children(program.pid)
+        program.kill()
+        until_gone(below)
+    assert set(Path("/dev/shm").iterdir()) == before
 
 
 TOLD = """
