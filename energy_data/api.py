@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 
 from energy_data.context import WorkerConfig, default_worker_config
-from energy_data.errors import SpecError
 from energy_data.loader.cuda import Cuda
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
@@ -18,16 +17,15 @@ from energy_data.loader.loader import Loader, T_batch
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
-from energy_data.metadataset.compile import Mode, compile_split
+from energy_data.metadataset.compile import compile_split
+from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.load import load
-from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
-from energy_data.nodes.read import OnError, ReadSpec
-from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle, leaf_entries
+from energy_data.nodes.read import OnError
+from energy_data.pipeline import Pipeline
+from energy_data.references import Leaf, OrderSpec, Shuffle, leaf_entries
 from energy_data.sources.webdataset import open_dataset
-from energy_data.spec import Spec
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 
@@ -77,17 +75,16 @@ def get_train_dataset(
     order = _order(path, split_part, "train")
     sequence_length = max_samples_per_sequence or 0
     shuffle = Shuffle(buffer_size=shuffle_buffer_size or 0, sequence_length=sequence_length)
-    spec = _batches(
-        order,
-        shuffle=shuffle,
+    pipeline = Pipeline(
         batch_size=batch_size,
+        task_encoder=task_encoder or DefaultTaskEncoder(),
+        shuffle=shuffle,
         finite=not repeat,
         drop_last=batch_drop_last,
-        task_encoder=task_encoder or DefaultTaskEncoder(),
         on_error=on_error,
     )
     return Dataset(
-        spec=spec,
+        spec=pipeline.over(order),
         worker_config=worker_config or default_worker_config(),
         seed=seed,
         virtual_epoch_length=virtual_epoch_length,
@@ -242,45 +239,15 @@ def _validation(
     on_error: OnError,
     even_batches: EvenBatches | None,
 ) -> Dataset[T_batch]:
-    spec = _batches(
-        order,
-        shuffle=Shuffle(),
+    pipeline = Pipeline(
         batch_size=batch_size,
+        task_encoder=task_encoder or DefaultTaskEncoder(),
         finite=True,
         drop_last=drop_last,
-        task_encoder=task_encoder or DefaultTaskEncoder(),
         on_error=on_error,
     )
+    spec = pipeline.over(order)
     if limit is not None:
         spec = LimitSpec(of=spec, length=limit)
     config = worker_config or default_worker_config()
     return Dataset(spec=spec, worker_config=config, from_start=True, even_batches=even_batches)
-
-
-def _batches(
-    order: OrderSpec,
-    *,
-    shuffle: Shuffle,
-    batch_size: int,
-    finite: bool,
-    drop_last: bool,
-    task_encoder: TaskEncoder[Any, Any, Any, Any],
-    on_error: OnError,
-) -> Spec:
-    """Return the pipeline over an order tree: references, samples, encoded samples, batches."""
-    if batch_size < 1:
-        raise SpecError(f"batch_size: must be >= 1, got {batch_size}.")
-    references = ReferencesSpec(
-        of=order,
-        shuffle=shuffle,
-        deal=batch_size if finite else 0,
-        drop_last=finite and drop_last,
-    )
-    read = ReadSpec(of=references, on_error=on_error)
-    return BatchSpec(
-        of=EncodeSpec(of=read, encode=task_encoder.sample_encoder),
-        batch_size=batch_size,
-        collate=task_encoder.collate,
-        drop_last=drop_last,
-        aligned=finite,
-    )

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from energy_data.errors import DataError, SpecError
+from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.kinds import EpochizeDefinition, RepeatDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import Branch, Twig, expand
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.repeat import RepeatSpec
 from energy_data.references import Leaf, OrderSpec
 from energy_data.source import Source
-
-Mode: TypeAlias = Literal["train", "val"]
 
 
 class OpenSource(Protocol):
@@ -85,21 +78,8 @@ class _Compiler:
         built = [spec for spec in specs if spec is not None]
         if len(built) < len(specs):
             return None
-        definition = tree.definition
-        if isinstance(definition, EpochizeDefinition):
-            return EpochizeSpec(of=built[0], length=definition.epochize.length)
-        if isinstance(definition, RepeatDefinition):
-            return RepeatSpec(of=built[0], times=definition.repeat.times)
-        return self.mixed(tree.kind, built, [child.share or 0 for child in children])
-
-    def mixed(self, kind: str, specs: list[OrderSpec], shares: list[float]) -> OrderSpec:
-        """Return several specs as one."""
-        pairs = zip(specs, shares, strict=True)
-        if kind == "blend" and self.mode == "train":
-            return BlendSpec(tuple(Part(spec, weight) for spec, weight in pairs))
-        if kind == "blend_epochized" and self.mode == "train":
-            return BlendEpochizedSpec(tuple(Repeated(spec, times) for spec, times in pairs))
-        return ConcatSpec(tuple(specs))
+        shares = [child.share or 0 for child in children]
+        return tree.definition.compile(built, shares, self.mode)
 
     def leaf(self, twig: Twig) -> LeafSpec | None:
         try:

@@ -7,26 +7,21 @@ from typing import Any
 
 from attrs import NOTHING, Attribute
 
-from energy_data.metadataset.faults import Faults, did_you_mean, listed
-from energy_data.metadataset.kinds import (
-    KINDS,
+from energy_data.metadataset.definitions import (
     KNOWN_TO_ENERGON,
-    PARTS,
     SPLITS,
-    BlendDefinition,
-    BlendEpochizedDefinition,
     Definition,
-    Epochize,
     FileDefinition,
     Group,
     Node,
     Nodes,
     Part,
-    PathDefinition,
-    Repeat,
     Splits,
     keys_of,
 )
+from energy_data.metadataset.faults import Faults, did_you_mean, listed
+from energy_data.metadataset.kind_path import PathDefinition
+from energy_data.metadataset.kinds import GROUPS, KINDS, PARTS
 from energy_data.metadataset.read import Value
 from energy_data.metadataset.rules import Rule
 
@@ -68,7 +63,7 @@ class _Converter:
             return None
         places = {name: each.place for name, each in value.data.items()}
         definition = kinds[0](place=value.place, where=where, places=places, **found[kinds[0]])
-        self.check(definition)
+        definition.check(self.faults)
         return part(of=definition, **found[part])
 
     def kinds(self, value: Value, where: str, part: type[Part]) -> list[type[Definition]]:
@@ -169,18 +164,6 @@ class _Converter:
                 self.faults.add(value.keys[name], where, f"unknown split '{name}'. {advice}")
         return found
 
-    def check(self, definition: Definition) -> None:
-        """Note what is wrong with a node whose keys are each fine."""
-        if isinstance(definition, BlendDefinition | BlendEpochizedDefinition):
-            name, share = (
-                ("blend", "weight")
-                if isinstance(definition, BlendDefinition)
-                else ("blend_epochized", "repetitions")
-            )
-            if not any(part.share for part in definition.parts):
-                problem = f"no child has {share} > 0, found only 0. Give at least one {share} > 0."
-                self.faults.add(definition.places[name], f"{definition.where}.{name}", problem)
-
 
 def _advice(value: Value) -> str:
     if isinstance(value.data, str):
@@ -209,10 +192,12 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def _places_of_keys() -> dict[str, str]:
     """Return where each key of the grammar belongs."""
     belongs = dict.fromkeys(keys_of(FileDefinition), "the top of a file")
-    for cls, group in ((Epochize, "epochize"), (Repeat, "repeat")):
+    above: dict[str, list[str]] = {}
+    for cls, kind in GROUPS.items():
         for name in keys_of(cls):
-            belongs[name] = f"the mapping below `{group}`"
-    belongs["of"] = "the mapping below `epochize` or `repeat`"
+            above.setdefault(name, []).append(f"`{kind}`")
+    for name, kinds in above.items():
+        belongs[name] = f"the mapping below {listed(kinds)}"
     for part, kind in PARTS.items():
         belongs.update(dict.fromkeys(keys_of(part), f"children of `{kind}`"))
     belongs.update(dict.fromkeys(keys_of(Definition), "nodes, beside their kind"))

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from attrs import frozen
 
-from energy_data.metadataset.compile import Mode, mode_of
+from energy_data.metadataset.compile import mode_of
+from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.faults import Place
-from energy_data.metadataset.kinds import EpochizeDefinition, RepeatDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import Branch, Twig, expand
 from energy_data.references import OrderSpec, leaf_entries
@@ -59,7 +59,7 @@ class _Describer:
         yield Row(
             depth=depth,
             kind=tree.kind,
-            label=_label(tree),
+            label=tree.written if isinstance(tree, Twig) else tree.definition.label,
             share=tree.share,
             fraction=None if fraction is None else float(fraction),
             num_samples=None if leaf_id is None else self.sizes.get(leaf_id),
@@ -68,7 +68,7 @@ class _Describer:
         )
         if isinstance(tree, Twig):
             return
-        endless = (endless and tree.kind == "blend") or tree.kind == "epochize"
+        endless = (endless and tree.definition.weighs) or tree.definition.renews
         parts = self.parts(tree, endless=endless)
         for child, part in zip(tree.children, parts, strict=True):
             of_all = None if part is None or fraction is None else fraction * part
@@ -78,7 +78,7 @@ class _Describer:
         """Return which part of a node's draws each child has."""
         if len(tree.children) == 1:
             return [Fraction(1)]
-        by_weight = endless and tree.kind == "blend"
+        by_weight = endless and tree.definition.weighs
         sizes = [
             Fraction(child.share or 0) if by_weight else self.drawn(tree, child)
             for child in tree.children
@@ -90,34 +90,12 @@ class _Describer:
 
     def drawn(self, tree: Branch, child: Branch | Twig) -> Fraction | None:
         """Return how many draws of a child are in one pass of its parent."""
-        if child.share == 0:
-            return Fraction(0)
-        size = self.size(child)
-        if tree.kind == "blend_epochized" and self.mode == "train" and size is not None:
-            return size * Fraction(str(child.share))
-        return size
+        size = None if child.share == 0 else self.size(child)
+        return tree.definition.drawn(child.share, size, self.mode)
 
     def size(self, tree: Branch | Twig) -> Fraction | None:
         """Return the number of draws in one pass of a node."""
         if isinstance(tree, Twig):
             known = self.sizes.get(tree.id)
             return None if known is None else Fraction(known)
-        if isinstance(tree.definition, EpochizeDefinition):
-            return Fraction(tree.definition.epochize.length)
-        drawn = [self.drawn(tree, child) for child in tree.children]
-        sizes = [size for size in drawn if size is not None]
-        if len(sizes) < len(drawn):
-            return None
-        definition = tree.definition
-        times = definition.repeat.times if isinstance(definition, RepeatDefinition) else 1
-        return sum(sizes, Fraction(0)) * times
-
-
-def _label(tree: Branch | Twig) -> str:
-    if isinstance(tree, Twig):
-        return tree.written
-    if isinstance(tree.definition, EpochizeDefinition):
-        return f"epochize, length {tree.definition.epochize.length}"
-    if isinstance(tree.definition, RepeatDefinition):
-        return f"repeat, {tree.definition.repeat.times} times"
-    return tree.kind
+        return tree.definition.size([self.drawn(tree, child) for child in tree.children])

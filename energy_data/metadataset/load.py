@@ -12,8 +12,9 @@ from attrs import field, frozen
 
 from energy_data.errors import SpecError
 from energy_data.metadataset.convert import convert_file
+from energy_data.metadataset.definitions import SPLITS, Definition
 from energy_data.metadataset.faults import Faults, Place, did_you_mean, listed
-from energy_data.metadataset.kinds import SPLITS, Definition, PathDefinition
+from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.read import MAX_BYTES, Value, read_data, read_text
 from energy_data.metadataset.rules import TEXT_PATTERN
 

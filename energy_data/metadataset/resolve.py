@@ -8,14 +8,9 @@ from typing import Any, ClassVar
 
 from attrs import define, evolve, field, frozen
 
+from energy_data.metadataset.definitions import Definition
 from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.kinds import (
-    KINDS,
-    Definition,
-    EpochizeDefinition,
-    PathDefinition,
-    RepeatDefinition,
-)
+from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.load import File, Metadataset, joined
 from energy_data.metadataset.subset import WHOLE, Subset, percent
 
@@ -31,8 +26,7 @@ class Branch:
     @property
     def kind(self) -> str:
         """The key that says what kind it is of."""
-        definition = type(self.definition)
-        return next(name for name, cls in KINDS.items() if definition is cls)
+        return self.definition.kind
 
 
 @define(kw_only=True, eq=False)
@@ -116,9 +110,7 @@ class _Scope:
         if isinstance(definition, PathDefinition):
             return inner.expand_path(definition, share)
         branch = Branch(definition=definition, share=share)
-        counted = not isinstance(definition, EpochizeDefinition | RepeatDefinition)
-        for number, part in enumerate(definition.parts):
-            name = str(number) if counted else "of"
+        for name, part in zip(definition.names, definition.parts, strict=True):
             below = evolve(inner, names=(*self.names, name))
             branch.children.append(below.expand(part.of, part.share))
         return branch
@@ -188,14 +180,10 @@ def _plain(tree: Branch | Twig) -> dict[str, Any]:
     if isinstance(tree, Twig):
         return _plain_leaf(tree)
     children = []
-    for child in tree.children:
-        share = {"blend": "weight", "blend_epochized": "repetitions"}.get(tree.kind)
-        children.append({**({share: child.share} if share else {}), **_plain(child)})
-    if isinstance(tree.definition, EpochizeDefinition):
-        return {"epochize": {"length": tree.definition.epochize.length, "of": children[0]}}
-    if isinstance(tree.definition, RepeatDefinition):
-        return {"repeat": {"times": tree.definition.repeat.times, "of": children[0]}}
-    return {tree.kind: children}
+    for child, part in zip(tree.children, tree.definition.parts, strict=True):
+        share = {part.share_key: child.share} if part.share_key else {}
+        children.append({**share, **_plain(child)})
+    return tree.definition.plain(children)
 
 
 def _plain_leaf(leaf: Twig) -> dict[str, Any]:

@@ -3,7 +3,8 @@ from textwrap import dedent
 import pytest
 
 from energy_data.errors import SpecError
-from energy_data.metadataset.kinds import KINDS, KNOWN_TO_ENERGON
+from energy_data.metadataset.definitions import KNOWN_TO_ENERGON
+from energy_data.metadataset.kinds import KINDS
 from energy_data.metadataset.load import load_metadataset, parse_metadataset
 
 

@@ -7,15 +7,8 @@ import pytest
 
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.kinds import (
-    KINDS,
-    KNOWN_TO_ENERGON,
-    PARTS,
-    Epochize,
-    FileDefinition,
-    Repeat,
-    keys_of,
-)
+from energy_data.metadataset.definitions import KNOWN_TO_ENERGON, FileDefinition, keys_of
+from energy_data.metadataset.kinds import GROUPS, KINDS, PARTS
 from energy_data.metadataset.load import load
 from energy_data.references import leaf_entries
 
@@ -64,7 +57,7 @@ def test_the_ids_are_as_the_page_says(datasets):
     assert [leaf.id for _, leaf in leaf_entries(spec)] == ["coco", "coco", "coco@2"]
 
 
-@pytest.mark.parametrize("cls", [FileDefinition, *KINDS.values(), *PARTS, Epochize, Repeat])
+@pytest.mark.parametrize("cls", [FileDefinition, *KINDS.values(), *PARTS, *GROUPS])
 def test_the_tables_have_every_key_with_its_meaning(cls):
     for name, attribute in keys_of(cls).items():
         rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]

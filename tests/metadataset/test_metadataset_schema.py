@@ -4,8 +4,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from energy_data.errors import SpecError
+from energy_data.metadataset.definitions import FileDefinition, keys_of
 from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.kinds import KINDS, PARTS, FileDefinition, keys_of
+from energy_data.metadataset.kinds import KINDS, PARTS
 from energy_data.metadataset.load import parse_metadataset
 from energy_data.metadataset.read import read_text
 from energy_data.metadataset.schema import metadataset_schema
