@@ -66,7 +66,7 @@ class DataError(EnergyDataError):
         dataset: str | None = None,
         shard: str | None = None,
         key: str | None = None,
-        index: int | None = None,
+        index: int | str | None = None,
         offset: int | None = None,
     ) -> None:
         self.problem, self.dataset, self.shard = problem, dataset, shard

@@ -13,11 +13,22 @@ Sample = dict[str, Any]
 
 
 class SampleSource(NamedTuple):
-    """Where a sample was read: enough to find it again by hand."""
+    """Where a sample, or a file that was added to it, was read: enough to find it by hand."""
 
     dataset: str  # path of the dataset as opened
     shard: str  # path of the shard, relative to the dataset
-    index: int  # type: ignore[assignment]  # within the shard, from 0; hides tuple.index
+    index: int | str  # type: ignore[assignment]  # of a sample: within the shard, from 0; of a file: its key
+
+
+def add_source(sample: Any, source: SampleSource) -> None:
+    """Note in a sample, a dict or an object with `__sources__`, where more of it came from.
+
+    Anything else is left as it is: it has no place for a note.
+    """
+    if isinstance(sample, dict):
+        sample["__sources__"] = (*(sample.get("__sources__") or ()), source)
+    elif hasattr(sample, "__sources__"):
+        sample.__sources__ = (*(sample.__sources__ or ()), source)
 
 
 def describe_source(sample: Any) -> str:

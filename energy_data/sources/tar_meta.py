@@ -54,7 +54,7 @@ def read_split_part(path: Path, name: str) -> SplitPart:
 
     Raises SpecError if there is no such part or nothing in it, StructureError if a file is damaged.
     """
-    counts = _read_counts(path)
+    counts = read_counts(path)
     where = path / FOLDER / SPLIT
     said = _read_first(path, SPLIT, SPLIT_JSON)
     parts = said.get("split_parts")
@@ -157,7 +157,8 @@ def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> l
     return shards
 
 
-def _read_counts(path: Path) -> dict[str, int]:
+def read_counts(path: Path) -> dict[str, int]:
+    """Return the number of samples of each shard of a prepared dataset, in order."""
     where = path / FOLDER / INFO
     counts = _read_first(path, INFO, INFO_YAML).get("shard_counts")
     if not isinstance(counts, dict):
