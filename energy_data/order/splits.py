@@ -67,6 +67,22 @@ class Splits:
         odd = 2 * permute(np.int64(lane), lanes, self._keys) + 1
         return exact_quotient(odd, slots[..., self._slot], 2 * lanes, 0)
 
+    def moved(self, slots: Numbers, remainders: Numbers, ahead: Numbers, point: int) -> Numbers:
+        """The remainders once the splits begin with slots that are ahead of their share, [..., S].
+
+        A left side that is ahead of its part of what both sides are gets its next draw later, or
+        else earlier, by no more than one draw.
+
+        Args:
+            slots: Weights of the slots, [2 S + 1].
+            remainders: Remainders of slots that are even, [S].
+            ahead: By how many draws slots are ahead, times 2**point, [2 S + 1].
+            point: Bits behind the point of `ahead`.
+        """
+        total, left = slots[self._slot], slots[:-1:2]
+        moved = remainders + ((left * ahead[self._slot] - total * ahead[:-1:2]) >> point)
+        return np.clip(moved, 0, np.maximum(total - 1, 0))
+
     def advance(self, slots: Numbers, remainders: Numbers, count: int) -> tuple[Numbers, Numbers]:
         """The draws of each slot among the next `count`, [2 S + 1], and the remainders then.
 

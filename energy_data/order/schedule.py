@@ -1,0 +1,320 @@
+"""Weights that change over a run: curves over its steps, samples or tokens.
+
+The x-axis of every curve is the number of samples that the run has drawn, micro-batch by
+micro-batch: micro-batch g of `samples_per_microbatch` B has samples g B to (g + 1) B - 1, and is of
+lane g mod lanes. So every draw of a lane has a place on the axis that ranks and workers do not
+matter to, and a knot at a step falls between two micro-batches.
+
+Curves of the children of one blend are cut at all of their knots into *stretches*. Where all are
+constant, a stretch has the exact integers that a blend of these constant weights has. Where some
+change, it is cut into equal pieces of constant weights, each the mean share of its piece (Gauss'
+rule of two points), so that counts follow the integral of the curves. Only sums, products and
+quotients of doubles are used, and sums over children in integers: it is the same on any machine.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import factorial, isfinite, isqrt, pi
+from typing import Any, Literal
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from energy_data.order.choice import integer_weights
+
+Doubles = NDArray[np.float64]
+
+CurveKind = Literal["step", "linear", "cosine"]
+Unit = Literal["steps", "samples", "tokens"]
+Weight = float | Fraction
+
+MOST_PIECES = 512  # a power of two
+_FINE = 1 << 36  # weights are integers of this scale before they are summed up
+_SCALE = 1 << 32
+_LOOKS = 64  # at how many places it is looked how fast shares change
+_GAUSS = (0.21132486540518712, 0.7886751345948128)  # 1/2 -+ 1 / sqrt(12)
+_SINE = [(-1) ** n / factorial(2 * n + 1) for n in range(11)]
+
+
+@frozen
+class Schedule:
+    """A weight that changes: its value at each knot, and how it gets from one to the next.
+
+    Between knots it stays ("step") or goes to the next value in a straight line or half a cosine
+    wave. Before the first knot and after the last it has their values.
+    """
+
+    kind: CurveKind
+    points: tuple[tuple[int, Weight], ...]  # place, weight; places rise
+    unit: Unit = "steps"
+    per: Fraction = Fraction(1)  # what the weights are divided by
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind not in ("step", "linear", "cosine"):
+            raise ValueError(f"a schedule is 'step', 'linear' or 'cosine', got {self.kind!r}")
+        if self.unit not in ("steps", "samples", "tokens"):
+            raise ValueError(f"a schedule is in steps, samples or tokens, got {self.unit!r}")
+        if not self.points or self.points[0][0] < 0:
+            raise ValueError(f"a schedule needs points from 0 on, got {self.points}")
+        for (place, _), (following, _) in pairwise(self.points):
+            if place >= following:
+                raise ValueError(f"points of a schedule must rise, got {place}, {following}")
+        for place, weight in self.points:
+            if not isfinite(weight) or weight < 0:
+                raise ValueError(f"weight must be finite and >= 0, got {weight} at {place}")
+
+    def describe(self) -> list[Any]:
+        """The schedule as plain JSON data."""
+        points = [[place, plain_weight(weight)] for place, weight in self.points]
+        return [self.kind, self.unit, points, *([] if self.per == 1 else [str(self.per)])]
+
+    @classmethod
+    def from_description(cls, said: Sequence[Any]) -> Schedule:
+        """The schedule that was described."""
+        kind, unit, points, *per = said
+        knots = tuple((int(place), weight_of(weight)) for place, weight in points)
+        return cls(kind, knots, unit, Fraction(per[0]) if per else Fraction(1))
+
+
+def plain_weight(weight: Weight) -> float | str:
+    """A weight as plain JSON data."""
+    return str(weight) if isinstance(weight, Fraction) else weight
+
+
+def weight_of(said: float | str) -> Weight:
+    """The weight that `plain_weight` wrote."""
+    return Fraction(said) if isinstance(said, str) else said
+
+
+def _tokens(said: float | str | Fraction | None) -> Fraction | None:
+    return None if said is None else Fraction(str(said))
+
+
+@frozen(kw_only=True)
+class Clock:
+    """How steps and tokens of a run are counted in samples drawn.
+
+    Samples count when they are drawn: those that a filter or an error leaves out have counted, and
+    a pack counts as all that went into it. Where a micro-batch takes more or fewer draws than its
+    size, give their mean as `samples_per_microbatch`.
+    """
+
+    samples_per_microbatch: int = 1
+    microbatches_per_step: int | None = None  # of all ranks; None: schedules in steps are refused
+    first_microbatch: int = 0  # the micro-batch of the run that is the first here
+    # None: schedules in tokens are refused
+    tokens_per_sample: Fraction | None = field(default=None, converter=_tokens)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("samples_per_microbatch", "microbatches_per_step", "tokens_per_sample"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if self.first_microbatch < 0:
+            raise ValueError(f"first_microbatch must be >= 0, got {self.first_microbatch}")
+
+    def describe(self) -> list[Any]:
+        """The clock as plain JSON data."""
+        tokens = self.tokens_per_sample
+        return [
+            self.samples_per_microbatch,
+            self.microbatches_per_step,
+            self.first_microbatch,
+            None if tokens is None else str(tokens),
+        ]
+
+    @classmethod
+    def from_description(cls, said: Sequence[Any]) -> Clock:
+        """The clock that was described."""
+        return cls(
+            samples_per_microbatch=said[0],
+            microbatches_per_step=said[1],
+            first_microbatch=said[2],
+            tokens_per_sample=said[3],
+        )
+
+    def knows(self, unit: Unit) -> bool:
+        """Whether places in this unit can be told."""
+        if unit == "steps":
+            return self.microbatches_per_step is not None
+        return unit == "samples" or self.tokens_per_sample is not None
+
+    def samples(self, place: int, unit: Unit) -> Fraction:
+        """How many samples the run has drawn at a place."""
+        if unit == "samples":
+            return Fraction(place)
+        if unit == "steps":
+            assert self.microbatches_per_step is not None
+            return Fraction(place) * self.microbatches_per_step * self.samples_per_microbatch
+        assert self.tokens_per_sample is not None
+        return place / self.tokens_per_sample
+
+    def draws(self, samples: Fraction, lane: int, lanes: int) -> int:
+        """How many of the first `samples` samples of the run are draws of this lane."""
+        size = self.samples_per_microbatch
+        batch = int(samples // size)
+        lane = (lane - self.first_microbatch) % lanes
+        whole = -((lane - batch) // lanes) * size
+        return whole + (-int(-(samples % size) // 1) if batch % lanes == lane else 0)
+
+
+@frozen(eq=False)
+class Stretch:
+    """A part of the axis, cut into pieces of constant weights."""
+
+    start: Fraction  # in samples of the run
+    end: Fraction | None  # None: it is the last
+    weights: NDArray[np.int64]  # of each child in each piece, [pieces, children]
+
+    def begin(self, piece: int) -> Fraction:
+        """Where a piece begins."""
+        if self.end is None:
+            return self.start
+        return self.start + (self.end - self.start) * piece / len(self.weights)
+
+
+def check_weights(weights: Sequence[Weight | Schedule]) -> None:
+    """Raise ValueError if these weights of one blend do not go together.
+
+    Schedules of one blend are in one unit, and some weight is > 0 everywhere.
+    """
+    units = sorted({weight.unit for weight in weights if isinstance(weight, Schedule)})
+    if len(units) > 1:
+        raise ValueError(f"schedules of one blend must be in one unit, got {' and '.join(units)}")
+    curves = [_Curve.of(weight, lambda place, _: Fraction(place)) for weight in weights]
+    for place in _knots(curves):
+        if not any(curve.is_positive(place) for curve in curves):
+            at = f" at {units[0].removesuffix('s')} {place}" if units else ""
+            raise ValueError(f"some weight must be > 0, got {len(curves)} that are all 0{at}")
+
+
+def stretches(weights: Sequence[Weight | Schedule], clock: Clock, lanes: int) -> list[Stretch]:
+    """The stretches of one blend whose weights go together, from 0 on; the last has no end.
+
+    A changing stretch has a power of two of pieces, up to `MOST_PIECES`, at least the root of N s:
+    N draws of a lane, in which a share changes by s at the pace at which it changes most. So
+    what a lane draws before any place differs from the integral of the curve, because of the
+    pieces, by less than an eighth of a draw, or N s / 2**21 for N s > 2**18.
+
+    Some ms per hundred children and changing stretch.
+    """
+    curves = [_Curve.of(weight, clock.samples) for weight in weights]
+    found: list[Stretch] = []
+    for start, end in pairwise([*_knots(curves), None]):
+        assert start is not None
+        if end is None or all(curve.is_constant(start) for curve in curves):
+            exact = integer_weights([curve.value(start) for curve in curves])
+            stretch = Stretch(start, end, np.array([exact], np.int64))
+        else:
+            stretch = Stretch(start, end, _pieces(curves, start, end, lanes))
+        if (
+            found
+            and len(stretch.weights) == 1
+            and np.array_equal(found[-1].weights, stretch.weights)
+        ):
+            stretch = Stretch(found.pop().start, end, stretch.weights)
+        found.append(stretch)
+    return found
+
+
+def _knots(curves: Sequence[_Curve]) -> list[Fraction]:
+    return sorted({Fraction(0)}.union(*(curve.places for curve in curves)))
+
+
+@frozen(eq=False)
+class _Curve:
+    """A weight along some axis."""
+
+    kind: CurveKind
+    places: tuple[Fraction, ...]
+    values: tuple[Fraction, ...]
+
+    @classmethod
+    def of(cls, weight: Weight | Schedule, axis: Callable[[int, Unit], Fraction]) -> _Curve:
+        if not isinstance(weight, Schedule):
+            return cls("step", (Fraction(0),), (_exact(weight),))
+        places = tuple(axis(place, weight.unit) for place, _ in weight.points)
+        values = tuple(_exact(value) / weight.per for _, value in weight.points)
+        return cls(weight.kind, places, values)
+
+    def is_positive(self, knot: Fraction) -> bool:
+        """Whether it is > 0 at a knot of any curve."""
+        before = self._before(knot)
+        if self.is_constant(knot) or self.places[before] == knot:
+            return self.values[before] > 0
+        return any(self.values[before : before + 2])
+
+    def is_constant(self, start: Fraction) -> bool:
+        """Whether it is constant from a knot of any curve to the next one."""
+        before = self._before(start)
+        if self.kind == "step" or start < self.places[0] or before + 1 == len(self.places):
+            return True
+        return self.values[before] == self.values[before + 1]
+
+    def value(self, start: Fraction) -> Fraction:
+        """The weight at such a knot, if it is constant from there on."""
+        return self.values[self._before(start)]
+
+    def at(self, start: Fraction, end: Fraction, parts: Doubles) -> Doubles:
+        """The weights at these parts (0 to 1) of the way between two neighbouring knots."""
+        if self.is_constant(start):
+            return np.full(len(parts), float(self.value(start)))
+        before = self._before(start)
+        first, length = self.places[before], self.places[before + 1] - self.places[before]
+        low, high = float((start - first) / length), float((end - first) / length)
+        way = low + (high - low) * parts
+        if self.kind == "cosine":
+            way = _half_wave(way)
+        one, other = float(self.values[before]), float(self.values[before + 1])
+        return one + (other - one) * way
+
+    def _before(self, place: Fraction) -> int:
+        """The last knot at or before a place, or the first."""
+        return max(bisect_right(self.places, place) - 1, 0)
+
+
+def _exact(weight: Weight) -> Fraction:
+    if isinstance(weight, int | Fraction):
+        return Fraction(weight)
+    simple = Fraction(weight).limit_denominator(1_000_000)
+    return simple if float(simple) == weight else Fraction(str(weight))
+
+
+def _pieces(
+    curves: Sequence[_Curve], start: Fraction, end: Fraction, lanes: int
+) -> NDArray[np.int64]:
+    """The mean shares of each piece as integers, [pieces, children]."""
+    coarse = _shares(curves, start, end, (np.arange(_LOOKS) + 0.5) / _LOOKS)
+    pace = np.abs(np.diff(coarse, axis=0)).max(initial=0) * _LOOKS
+    changed = int(int((end - start) / lanes) * pace)
+    pieces = min(MOST_PIECES, 1 << isqrt(changed).bit_length())
+    shares = np.zeros((pieces, len(curves)))
+    for node in _GAUSS:
+        shares += _shares(curves, start, end, (np.arange(pieces) + node) / pieces)
+    integers: NDArray[np.int64] = np.rint(shares * (_SCALE // 2)).astype(np.int64)
+    integers += (integers == 0) & (shares > 0)
+    return integers
+
+
+def _shares(curves: Sequence[_Curve], start: Fraction, end: Fraction, parts: Doubles) -> Doubles:
+    """The shares at these parts of the way between two neighbouring knots, [parts, children]."""
+    weights = np.stack([curve.at(start, end, parts) for curve in curves], axis=1)
+    fine = np.rint(weights * (_FINE / weights.max())).astype(np.int64)
+    fine += (fine == 0) & (weights > 0)
+    shares: Doubles = fine / fine.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _half_wave(way: Doubles) -> Doubles:
+    """(1 - cos(pi x)) / 2 for x in [0, 1], that is, the square of sin(pi x / 2)."""
+    angle = way * (pi / 2)
+    square, sine = angle * angle, np.zeros(len(angle))
+    for coefficient in reversed(_SINE):
+        sine = sine * square + coefficient
+    sine = sine * angle
+    return sine * sine
