@@ -52,7 +52,7 @@ class SqliteIndex:
         self.path = path
         self._local = threading.local()
 
-    def rows(self, query: str, *values: str) -> Iterator[tuple[Any, ...]]:
+    def rows(self, query: str, *values: str | int) -> Iterator[tuple[Any, ...]]:
         """Yield what a query finds. StructureError if the index is damaged."""
         try:
             yield from self._connection().execute(query, values)

@@ -85,6 +85,7 @@ class WebdatasetSource(Source):
         part = (
             read_split_part(Path(path), split_part) if self.prepared else _plain(path, split_part)
         )
+        self.part = part
         self.shards = part.shards
         self._excluded = part.excluded
         self._root = part.root

@@ -15,8 +15,10 @@ import stat
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from energy_data.errors import StructureError
 
@@ -222,12 +224,22 @@ def write_whole(path: str, data: bytes, mode: int) -> None:
 
     mode: permissions to read and write; those to execute are left out. Makes the folder.
     """
+    with whole_file(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_file(path: str, mode: int) -> Iterator[BinaryIO]:
+    """Give a file to write to, which is in its place when the block is left without an error.
+
+    As `write_whole`, for what is written piece by piece.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
         Path(name).chmod(mode & 0o666 | 0o600)
         Path(name).replace(target)
     except BaseException:
