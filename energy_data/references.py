@@ -324,7 +324,7 @@ class Plan:
         at = start - self._start
         if not (at >= 0 and at + count <= len(self._block) and offsets == self._offsets):
             self._resolve(start, max(count, min(self._ahead, most)), offsets)
-            self._ahead = min(2 * self._ahead, MOST_PLANNED)
+            self._ahead = min(4 * self._ahead, MOST_PLANNED)
             at = 0
         return self._block[at : at + count]
 

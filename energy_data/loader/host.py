@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from energy_data.node import Node, State
@@ -89,21 +87,25 @@ class InProcess(Host):
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         for step in self._steps.since(batch):
-            for (_, node), cursor in zip(self._nodes[step.lane].walk(), step.before, strict=True):
-                node.cursor = copy(cursor)
+            self._nodes[step.lane].go_back(step.before)
         root = self._nodes[lane]
-        self._steps.add(Step(batch, lane, [copy(node.cursor) for _, node in root.walk()]))
-        return root.take(1)
+        before = root.cursors()
+        self._steps.add(Step(batch, lane, before))
+        try:
+            return root.draw(1)
+        except BaseException:
+            root.go_back(before)
+            raise
 
     def states(self, batch: int) -> dict[int, State]:  # noqa: D102
         states = {lane: node.state_dict() for lane, node in self._nodes.items()}
         for step in self._steps.since(batch):
             states[step.lane] = {
-                path: asdict(cursor)
+                path: place
                 for (path, _), cursor in zip(
                     self._nodes[step.lane].walk(), step.before, strict=True
                 )
-                if fields(cursor)
+                if (place := dict(vars(cursor)))
             }
         return states
 

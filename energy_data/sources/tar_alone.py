@@ -37,7 +37,7 @@ class Decoders:
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self.known: dict[str, Callable[[Buffer], Any]] = {}
+        self.known: dict[str, Callable[[Buffer], Any]] = {}  # of extensions that can be
 
     def find(self, extension: str) -> Callable[[Buffer], Any]:
         """Return the decoder of an extension; raise MissingExtraError if it needs an extra."""
@@ -46,6 +46,10 @@ class Decoders:
                 self.known.clear()
             self.known[extension] = self._decoding.decoder(extension)
         return self.known[extension]
+
+    def find_sane(self, extension: str) -> Callable[[Buffer], Any] | None:
+        """Return the decoder, as `find`; None if that is no extension of a plain name."""
+        return self.find(extension) if extension and "/" not in extension else None
 
 
 def read_plain(
@@ -56,7 +60,7 @@ def read_plain(
     size = last - first
     data = file.read(first, size if size <= _WHOLE else 0)
     sample: Sample = {"__key__": None, "__subflavors__": subflavors, "__sources__": sources}
-    known, find = decoders.known, decoders.find
+    known, find = decoders.known, decoders.find_sane
     at, sample_key = 0, None
     while at < size:
         header = plain_header(data, at)
@@ -70,17 +74,8 @@ def read_plain(
         key, _, extension = name.partition(".")
         if sample_key is None:
             sample_key = sample["__key__"] = key
-        if (
-            is_pax
-            or key != sample_key
-            or not extension
-            or extension in sample
-            or "/" in extension
-            or not key
-        ):
-            break
         decode = known.get(extension) or find(extension)
-        if at > size:
+        if is_pax or at > size or key != sample_key or not (key and decode) or extension in sample:
             break
         try:
             sample[extension] = decode(data[begin:end])

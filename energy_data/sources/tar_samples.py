@@ -183,29 +183,32 @@ class SampleReader:
     def _take(self, data: Buffer, parts: Iterable[_Part]) -> None:
         """Decode parts that are in `data` into their samples."""
         samples, sources, origins = self._samples, self._spans.sources, self._spans.origins
-        odd = self._odd
         for row, name, begin, end in parts:
             key, _, extension = name.partition(".")
             decoders, subflavors = origins[row]
+            decode = decoders.known.get(extension) or decoders.find_sane(extension)
             sample: Any = samples[row]
+            again = sample is not None and (extension in sample or sample["__key__"] != key)
+            if again or not (key and decode):
+                self._odd.add(row)
+                continue
+            try:
+                if decode is decode_text:
+                    value = str(data[begin:end], "utf-8")
+                else:
+                    value = decode(data[begin:end])
+            except Exception:  # noqa: BLE001 - read again alone, which says what is wrong
+                self._odd.add(row)
+                continue
             if sample is None:
-                sample = samples[row] = {
+                samples[row] = {
                     "__key__": key,
                     "__subflavors__": subflavors,
                     "__sources__": sources[row],
+                    extension: value,
                 }
-            strange = "/" in extension or not (key and extension)
-            if strange or sample["__key__"] != key or extension in sample:
-                odd.add(row)
-                continue
-            decode = decoders.known.get(extension) or decoders.find(extension)
-            try:
-                if decode is decode_text:
-                    sample[extension] = str(data[begin:end], "utf-8")
-                else:
-                    sample[extension] = decode(data[begin:end])
-            except Exception:  # noqa: BLE001 - read again alone, which says what is wrong
-                odd.add(row)
+            else:
+                sample[extension] = value
 
     def _take_far(self, parts: Iterable[_Part], table: Int64s) -> None:
         """Decode parts that are not in memory: each is read into memory that it keeps."""
@@ -214,7 +217,7 @@ class SampleReader:
         for (row, name, begin, end), (number, shift) in zip(parts, places, strict=True):
             size = end - begin
             data: Buffer
-            if origins[row].decoders.find(name.partition(".")[2]) is decode_npy:
+            if origins[row].decoders.find_sane(name.partition(".")[2]) is decode_npy:
                 data = memoryview(bytearray(size))
                 files[number].read_into(data, begin - shift)
             else:

@@ -226,10 +226,9 @@ def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | S
 
 def _in_order(order: Int64s, found: list[Sample | SampleError]) -> list[Sample | SampleError]:
     """Return what was found for place `order[n]` of a list at n as that list."""
-    samples: list[Sample | SampleError] = [None] * len(found)  # type: ignore[list-item]
-    for place, sample in zip(order.tolist(), found, strict=True):
-        samples[place] = sample
-    return samples
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return list(map(found.__getitem__, places.tolist()))
 
 
 _SOURCE = partial(tuple.__new__, SampleSource)  # half the time of SampleSource(*fields)
