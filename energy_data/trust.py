@@ -18,7 +18,7 @@ from energy_data.errors import SpecError
 
 VARIABLE = "ENERGY_DATA_ALLOW_MODULES"
 OURS = ("megatron.energon", "energy_data")
-"""Modules whose names are looked up in a table of ours; they are never imported by a file's word."""
+"""Modules whose names are looked up in a table of ours, and never imported by a file's word."""
 
 
 @frozen
