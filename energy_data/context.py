@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from torch import distributed
 
 from energy_data.errors import SpecError
+from energy_data.meter import Meter
 
 LANES_PER_RANK = 16
 
@@ -27,6 +28,7 @@ class Context:
     path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
     trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # see `Host`
     crossed_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees of the run
+    meter: Meter = field(factory=Meter, eq=False, repr=False)  # of the process
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
 
     def under(self, name: str) -> Context:

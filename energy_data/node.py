@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from energy_data.errors import DataError, StateMismatchError
 
@@ -39,6 +39,8 @@ class Cursor:
 
 class Node(ABC, Iterator[T_co], Generic[T_co, C]):
     """Gives items in blocks, keeps its place in `cursor`, and owns its named children."""
+
+    leaves_out: ClassVar[str] = ""  # what is left out and counted in the cursor, in words
 
     def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
         self.children = dict(children or {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,10 @@ class Source(ABC):
     in any order, by one thread at a time. It pickles small (paths and options, no handles, no
     caches), and `fingerprint` changes whenever the samples behind the indices may have changed.
     """
+
+    # For statistics: what this object has read so far; None if counting it would cost something.
+    bytes_read: int | None = None
+    tokens_read: int | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -35,6 +41,25 @@ class Source(ABC):
         indices: int64 [n], each in [0, len), any order, repeats allowed. Raises `StructureError`
         for a bad shard or index. One call reads a whole block: neighbours are read together.
         """
+
+    @classmethod
+    def read_together(
+        cls,
+        sources: Sequence[Self],
+        numbers: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+    ) -> list[Sample | SampleError]:
+        """Return sample `indices[n]` of `sources[numbers[n]]` for each n, as `read` would.
+
+        This reads one source after another. Override it if one block of several costs less.
+        """
+        samples: list[Sample | SampleError] = [{}] * len(indices)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            found = sources[number].read(indices[places])
+            for place, sample in zip(places.tolist(), found, strict=True):
+                samples[place] = sample
+        return samples
 
     def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - a source need not care
         """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""

@@ -169,7 +169,7 @@ class ArenaReader:
         self._slots: dict[int, memoryview] = {}
         self._kinds: dict[int, Any] = {}  # size -> a ctypes array of so many bytes
         self._freed: deque[int] = deque()  # filled by finalizers, which may run anywhere
-        self.in_use = 0  # slots with views that are alive, as far as `freed` was asked
+        self._in_use = 0  # slots with views that are alive, as far as `freed` was asked
 
     @property
     def first_page(self) -> bytes:
@@ -192,7 +192,7 @@ class ArenaReader:
         # Views of views keep this object alive; numpy and torch would drop an array in between.
         anchor = self._kinds[size].from_buffer(memory)
         weakref.finalize(anchor, self._freed.append, number).atexit = False
-        self.in_use += 1
+        self._in_use += 1
         view = memoryview(anchor).cast("B")
         *buffers, (begin, end) = parcel.spans
         views = [view[first:stop] for first, stop in buffers]
@@ -202,8 +202,13 @@ class ArenaReader:
         """Free the slot of a parcel that nobody will read."""
         self._forget(parcel.retired)
         if parcel.pickled is None:
-            self.in_use += 1
+            self._in_use += 1
             self._freed.append(parcel.slot.number)
+
+    @property
+    def in_use(self) -> int:
+        """The number of slots with views that are alive."""
+        return self._in_use - len(self._freed)
 
     @property
     def has_freed(self) -> bool:
@@ -215,7 +220,7 @@ class ArenaReader:
         slots = []
         while self._freed:
             slots.append(self._freed.popleft())
-        self.in_use -= len(slots)
+        self._in_use -= len(slots)
         return slots
 
     def _forget(self, retired: Sequence[int]) -> None:

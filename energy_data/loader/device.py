@@ -11,6 +11,7 @@ import torch
 from energy_data.loader.cuda import Cuda
 from energy_data.loader.ends import with_values
 from energy_data.loader.host import Host, Nodes
+from energy_data.meter import Meter
 from energy_data.node import State
 
 
@@ -39,6 +40,14 @@ class OnDevice(Host):
         self._ahead: _Ahead | None = None
         self._stream: Any = None
         self._copying: deque[tuple[Any, Any]] = deque()  # event, host batch kept until then
+
+    @property
+    def meter(self) -> Meter:  # noqa: D102
+        return self._host.meter
+
+    @property
+    def slots_in_use(self) -> int:  # noqa: D102
+        return self._host.slots_in_use
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
         self._ahead, self._ended, self._num_lanes = None, set(), num_lanes

@@ -32,6 +32,19 @@ def last_whole_round(run: Run[Any], epoch: int, num_lanes: int) -> tuple[int, in
     return total, total // ranks * ranks
 
 
+def batches_of_rank(run: Run[Any], epoch: int, num_lanes: int) -> int | None:
+    """Return how many batches an iteration gives this rank at most; None if it has no end."""
+    if run.virtual_epoch_length:
+        return run.virtual_epoch_length
+    total = run.num_batches(epoch, num_lanes)
+    if total is None:
+        return None
+    rank, ranks = run.worker_config.rank, run.worker_config.world_size
+    if total % ranks and run.even_batches is not None:
+        return total // ranks + (run.even_batches != "drop")
+    return len(range(rank, total, ranks))
+
+
 def stand_in(run: Run[Any], epoch: int, num_lanes: int) -> Any:
     """Return the batch for a rank that has none in the last round of a pass."""
     (node,) = run.build([0], num_lanes).values()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from energy_data.meter import Meter
 from energy_data.node import Node, State
 
 Nodes = Mapping[int, Node[Any, Any]]
@@ -15,6 +17,16 @@ Nodes = Mapping[int, Node[Any, Any]]
 
 class Host(ABC):
     """Runs the lanes of one rank, and knows their places after the last item handed over."""
+
+    @property
+    @abstractmethod
+    def meter(self) -> Meter:
+        """What time was spent on, and how much was read."""
+
+    @property
+    def slots_in_use(self) -> int:
+        """The number of batches that are alive in memory shared with worker processes."""
+        return 0
 
     @abstractmethod
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:
@@ -80,6 +92,11 @@ class InProcess(Host):
     def __init__(self) -> None:
         self._nodes: Nodes = {}
         self._steps = Steps()
+        self._meter = Meter()
+
+    @property
+    def meter(self) -> Meter:  # noqa: D102
+        return self._meter
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
         self._steps.clear()
@@ -91,11 +108,14 @@ class InProcess(Host):
         root = self._nodes[lane]
         before = root.cursors()
         self._steps.add(Step(batch, lane, before))
+        began, charged_s = time.perf_counter(), self._meter.charged_s
         try:
             return root.draw(1)
         except BaseException:
             root.go_back(before)
             raise
+        finally:
+            self._meter.charge_rest(began, charged_s)
 
     def states(self, batch: int) -> dict[int, State]:  # noqa: D102
         states = {lane: node.state_dict() for lane, node in self._nodes.items()}

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
+from rich.console import Console
 from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.loader.ends import last_whole_round, stand_in
+from energy_data.loader.ends import batches_of_rank, last_whole_round, stand_in
 from energy_data.loader.host import Host, InProcess
 from energy_data.loader.ledger import Ledgers, go_on
+from energy_data.loader.progress import with_progress
 from energy_data.loader.run import Run
+from energy_data.loader.starvation import Recent
 from energy_data.loader.state import RunState, merge
-from energy_data.loader.stats import Counting, Stats, left_out
+from energy_data.loader.stats import Counting, Stats, by_activity, left_out
 from energy_data.loader.tree import TreeRecord, differences
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class Loader(Generic[T_batch]):
         self.last_is_padding = False  # whether the batch handed over last stands in for none
         self._wait_s, self._handed_over = 0.0, 0
         self._counting = Counting(dataset)
+        self._recent = Recent(self._host.meter)
         self._build(self._num_lanes)
 
     def __iter__(self) -> LoaderIterator[T_batch]:
@@ -93,6 +97,7 @@ class Loader(Generic[T_batch]):
         if lane in self._ended:
             return ()
         began = time.perf_counter()
+        self._recent.asked(began, self._wait_s)
         try:
             items = self._host.take(lane, batch)
         except StopIteration:
@@ -130,9 +135,29 @@ class Loader(Generic[T_batch]):
         return Stats(
             batches=self._handed_over,
             wait_s=self._wait_s,
+            starvation=self.starvation(),
+            slots_in_use=self._host.slots_in_use,
+            seconds=by_activity(self._host.meter.seconds),
             left_out=left_out(places),
-            leaves=self._counting.leaves(places, self._num_lanes),
+            skipped=self._counting.skipped(places, self._num_lanes),
+            leaves=self._counting.leaves(places, self._num_lanes, self._host.meter.read),
         )
+
+    def starvation(self) -> str:
+        """Return what has held up the trainer in the last seconds, in words. Costs nothing."""
+        return self._recent.in_words(time.perf_counter(), self._wait_s)
+
+    def with_progress(
+        self, *, total: int | None = None, console: Console | None = None
+    ) -> Iterator[T_batch]:
+        """Iterate as `for batch in loader`, and show on the terminal how far it is.
+
+        total: batches of this rank in the iteration, where the loader cannot know (endless).
+        console: a rich console; by default standard error. Where it is no terminal, the same is
+        logged (INFO) once a minute instead.
+        """
+        expected = total or batches_of_rank(self.dataset, self._place.epoch, self._num_lanes)
+        return with_progress(iter(self), self.starvation, expected, console)
 
     def close(self) -> None:
         """Stop worker processes; the loader starts them again when it is used again."""
@@ -215,7 +240,8 @@ class Loader(Generic[T_batch]):
         config = self.dataset.worker_config
         hosted = range(config.rank, num_lanes, config.world_size)
         self._place, self._ended, self._num_lanes = Place(), set(), num_lanes
-        self._host.adopt(self.dataset.build(hosted, num_lanes), num_lanes, self._next)
+        nodes = self.dataset.build(hosted, num_lanes, meter=self._host.meter)
+        self._host.adopt(nodes, num_lanes, self._next)
         self._uneven = last_whole_round(self.dataset, 0, num_lanes)
 
     def _begin_epoch(self) -> None:
@@ -265,7 +291,7 @@ class Loader(Generic[T_batch]):
         """Go to a place of this run; nothing moves if it does not fit."""
         config = self.dataset.worker_config
         hosted = range(config.rank, saved.lanes, config.world_size)
-        nodes = self.dataset.build(hosted, saved.lanes)
+        nodes = self.dataset.build(hosted, saved.lanes, meter=self._host.meter)
         if not changed:
             for lane, node in nodes.items():
                 node.load_state_dict(saved.places[lane])

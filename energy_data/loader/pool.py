@@ -24,6 +24,7 @@ from energy_data.loader.process import (
 )
 from energy_data.loader.run import Run
 from energy_data.loader.wire import Go, Message
+from energy_data.meter import Meter
 from energy_data.node import State
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,18 @@ class Pool(Host):
         # Worker -> micro-batch, times it died there.
         self._failures: dict[int, tuple[int, int]] = {}
         self._process = os.getpid()
+        self._meter = Meter()
         # Not `weakref.finalize`: at exit, multiprocessing waits for its children, and these end
         # when we say so. Its own finalizers run before it waits.
         Finalize(self, _stop_all, (self._workers, self._process), exitpriority=100)
+
+    @property
+    def meter(self) -> Meter:  # noqa: D102
+        return self._meter
+
+    @property
+    def slots_in_use(self) -> int:  # noqa: D102
+        return sum(worker.slots_in_use for worker in self._workers.values())
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
         self._steps.clear()
@@ -118,7 +128,10 @@ class Pool(Host):
                 raise
             if message is None:
                 self._report_silence(number, batch)
-            elif message.kind == "full" and self._found_room(number):
+                continue
+            if message.spent is not None:
+                self._meter.add(message.spent)
+            if message.kind == "full" and self._found_room(number):
                 self._stale.add(number)
             elif message.kind != "end" or message.batch == batch:
                 return self._handed_over(number, lane, batch, message)

@@ -95,6 +95,11 @@ class WorkerProcess:
         assert self._arena is not None, "the worker has not sent its memory yet"
         return self._arena
 
+    @property
+    def slots_in_use(self) -> int:
+        """The number of batches in the memory of the worker that somebody looks at."""
+        return self._arena.in_use if self._arena else 0
+
     def begin(self, place: Go) -> None:
         """Tell the worker to begin at a place; what it sent until now is void."""
         self._generation += 1

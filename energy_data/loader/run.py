@@ -12,6 +12,7 @@ from attrs import field, frozen
 from energy_data.context import Context, WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.loader.tree import order_trees
+from energy_data.meter import Meter
 from energy_data.node import Node
 from energy_data.references import leaf_entries
 from energy_data.spec import Spec
@@ -62,13 +63,20 @@ class Run(Generic[T_co]):
         num_lanes: int,
         *,
         trace: Callable[[Any], None] | None = None,
+        meter: Meter | None = None,
     ) -> dict[int, Node[T_co, Any]]:
         """Return the root nodes of some lanes, for one process. Opens nothing.
 
         trace: called with each sample before it is encoded; costs some time per sample.
+        meter: told what time is spent on.
         """
-        crossed = crossed_leaves(self.spec)
-        root = Context(seed=self.seed, lanes=num_lanes, trace=trace, crossed_leaves=crossed)
+        root = Context(
+            seed=self.seed,
+            lanes=num_lanes,
+            trace=trace,
+            crossed_leaves=crossed_leaves(self.spec),
+            meter=meter or Meter(),
+        )
         return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
 
 

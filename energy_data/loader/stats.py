@@ -10,6 +10,7 @@ from attrs import frozen
 
 from energy_data.loader.host import Nodes
 from energy_data.loader.run import Run
+from energy_data.meter import Activity, Amount
 from energy_data.node import State
 from energy_data.references import ReferencesNode
 
@@ -18,20 +19,30 @@ _LEFT_OUT = ("skipped", "rejected")  # fields of cursors that count what was lef
 
 @frozen
 class LeafStats:
-    """How much of one leaf was drawn."""
+    """How much of one leaf was drawn since the run began, and read since this process began."""
 
     drawn: int  # samples, those left out afterwards among them
     epochs: float  # drawn / samples in the leaf
+    bytes: int | None  # read, for batches not handed over yet too; None: its source does not count
+    tokens: int | None  # as bytes
 
 
 @frozen(kw_only=True)
 class Stats:
-    """What this rank has done since the run began; the first two since this process began."""
+    """What this rank has done: since this process began, and, where it says so, since the run did.
+
+    What workers spend and read they report a few times a second, so those numbers lag a little.
+    Two loaders over one dataset in one process (0 workers) share what its sources have read.
+    """
 
     batches: int  # handed over
     wait_s: float  # seconds the trainer waited for them
-    left_out: dict[str, int]  # path of the node -> items it left out
-    leaves: dict[str, LeafStats]  # leaf id -> drawn by this rank's lanes
+    starvation: str  # what has held up the trainer in the last seconds, in words
+    slots_in_use: int  # batches that are alive in memory shared with worker processes
+    seconds: dict[str, float]  # what making batches was spent on, over all worker processes
+    left_out: dict[str, int]  # path of the node -> items it left out since the run began
+    skipped: dict[str, int]  # the same by reason, in words; only what occurred
+    leaves: dict[str, LeafStats]  # leaf id -> of this rank's lanes
 
     @property
     def wait_ms_per_batch(self) -> float:
@@ -40,31 +51,59 @@ class Stats:
 
 
 class Counting:
-    """Counts what a run has drawn, from the states of its lanes."""
+    """Counts what a run has drawn and left out, from the states of its lanes."""
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run
         self._nodes: Nodes = {}
 
-    def leaves(self, places: Mapping[int, State], num_lanes: int) -> dict[str, LeafStats]:
-        """Return how much was drawn of each leaf. Reads no data."""
-        if set(self._nodes) != set(places):
-            self._nodes = self._run.build(places, num_lanes)
+    def leaves(
+        self, places: Mapping[int, State], num_lanes: int, read: Mapping[str, Amount]
+    ) -> dict[str, LeafStats]:
+        """Return how much was drawn of each leaf. Reads no data.
+
+        read: leaf id -> how much was read of it.
+        """
         drawn: Counter[str] = Counter()
         sizes: dict[str, int] = {}
-        for lane, node in self._nodes.items():
+        for lane, node in self._built(places, num_lanes).items():
             node.load_state_dict(places[lane])
             for _, inner in node.walk():
                 if isinstance(inner, ReferencesNode):
                     sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
                     drawn.update(_drawn(inner))
-        return {name: LeafStats(drawn[name], drawn[name] / size) for name, size in sizes.items()}
+        return {
+            name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
+            for name, size in sizes.items()
+        }
+
+    def skipped(self, places: Mapping[int, State], num_lanes: int) -> dict[str, int]:
+        """Return how many items were left out for which reason."""
+        counts: Counter[str] = Counter()
+        by_path = left_out(places)
+        for node in list(self._built(places, num_lanes).values())[:1]:
+            for path, inner in node.walk():
+                counts[inner.leaves_out or path] += by_path.get(path, 0)
+        return dict(+counts)
+
+    def _built(self, places: Mapping[int, State], num_lanes: int) -> Nodes:
+        if set(self._nodes) != set(places):
+            self._nodes = self._run.build(places, num_lanes)
+        return self._nodes
 
 
 def _drawn(node: ReferencesNode) -> dict[str, int]:
     """Return how often a lane has drawn each leaf."""
     ids = [leaf.id for leaf in node.leaves]
     return dict(zip(ids, node.ledger().tolist(), strict=True))
+
+
+def by_activity(seconds: Mapping[Activity, float]) -> dict[str, float]:
+    """Return seconds by what they were spent on, in words."""
+    return {
+        what if isinstance(what, str) else f"{what[0]} leaf {what[1]}": spent
+        for what, spent in seconds.items()
+    }
 
 
 def left_out(places: Mapping[int, State]) -> dict[str, int]:

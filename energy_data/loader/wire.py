@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from energy_data.errors import EnergyDataError
 from energy_data.loader.arena import Parcel
+from energy_data.meter import Spent
 
 
 class Go(NamedTuple):
@@ -40,7 +41,7 @@ class Message(NamedTuple):
     parcel: Parcel | None = None
     state: Any = None  # of the lane, after this batch
     error: tuple[bytes | None, str] | None = None  # pickled exception, traceback
-    seconds: float = 0.0  # it took to make
+    spent: Spent | None = None  # on what, since the last message that says so
 
 
 def send_order(connection: Connection, go: Go) -> None:

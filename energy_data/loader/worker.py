@@ -26,8 +26,11 @@ from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
 from energy_data.loader.run import Run
 from energy_data.loader.status import Status
 from energy_data.loader.wire import Go, Message, Taken, portable, receive_order, send_files
+from energy_data.meter import HELD, SENDING, Meter, Spent
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+_REPORT_S = 0.2  # between two reports of what time is spent on
 
 HELD_BACK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # until a new worker can deal with them
 
@@ -72,6 +75,7 @@ class _Worker:
         self.go = Go(0, 1, 0, {}, traced=False)
         self.nodes: dict[int, Any] = {}
         self.living: set[int] = set()
+        self.meter, self.reported = Meter(), 0.0
         self.ahead = 0  # messages sent and not taken
         self.waiting = True  # for a command, having nothing to do without one
 
@@ -107,7 +111,7 @@ class _Worker:
             before.traced,
         ):
             trace = self.status.say if go.traced else None
-            self.nodes = self.facts.build(go.places, go.num_lanes, trace=trace)
+            self.nodes = self.facts.build(go.places, go.num_lanes, trace=trace, meter=self.meter)
         for lane, state in go.places.items():
             self.nodes[lane].load_state_dict(state)
         self.living, self.waiting = set(self.nodes), not self.nodes
@@ -118,12 +122,21 @@ class _Worker:
         while lane not in self.living:
             self.batch += self.go.stride
             lane = self.batch % self.go.num_lanes
-        began = time.perf_counter()
+        began, charged_s = time.perf_counter(), self.meter.charged_s
         message = self.made(lane)
-        self.connection.send(message._replace(seconds=time.perf_counter() - began))
+        self.meter.charge_rest(began, charged_s)
+        self.connection.send(message._replace(spent=self.spent(message)))
         self.ahead += 1
         self.waiting = not self.living or message.kind in ("error", "full")
         self.batch += self.go.stride
+
+    def spent(self, message: Message) -> Spent | None:
+        """Return what we spent, from time to time."""
+        now = time.perf_counter()
+        if message.kind == "batch" and now < self.reported + _REPORT_S:
+            return None
+        self.reported = now
+        return self.meter.taken()
 
     def made(self, lane: int) -> Message:
         message = Message(self.go.generation, "batch", self.batch)
@@ -155,13 +168,18 @@ class _Worker:
         is full through batches that the user keeps.
         """
         while True:
+            began = time.perf_counter()
             try:
-                return self.arena.write(batch)
+                parcel = self.arena.write(batch)
             except ArenaFullError:
                 if not self.ahead:
                     raise
+            else:
+                self.meter.charge(SENDING, time.perf_counter() - began)
+                return parcel
             generation = self.go.generation
             self.obey(self.connection.recv())
+            self.meter.charge(HELD, time.perf_counter() - began)
             if self.go.generation != generation:
                 raise _AbandonedError
 

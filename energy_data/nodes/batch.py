@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.meter import COLLATING
 from energy_data.node import Cursor, Node
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
@@ -66,9 +68,11 @@ class BatchCursor(Cursor):
 class BatchNode(Node[Any, BatchCursor]):
     """Collates blocks of samples."""
 
+    leaves_out = "SkipSample while making batches"
+
     def __init__(self, spec: BatchSpec, context: Context) -> None:
         super().__init__(BatchCursor(), {"of": spec.of.build(context.under("of"))})
-        self.spec, self.trace = spec, context.trace
+        self.spec, self.trace, self.meter = spec, context.trace, context.meter
 
     def draw(self, count: int) -> list[Any]:
         batches: list[Any] = []
@@ -81,6 +85,7 @@ class BatchNode(Node[Any, BatchCursor]):
                 raise
             if self.trace is not None and samples:
                 self.trace(f"the batch that begins with {describe_source(samples[0])}")
+            began = time.perf_counter()
             try:
                 batches += [self.spec.collate(samples)] if samples else []
             except SkipSample:
@@ -91,6 +96,7 @@ class BatchNode(Node[Any, BatchCursor]):
                     f"while making the batch that begins with {describe_source(samples[0])}"
                 )
                 raise
+            self.meter.charge(COLLATING, time.perf_counter() - began)
             if not samples and self.spec.aligned:
                 return batches  # a batch left out keeps its place: the caller counts micro-batches
         return batches

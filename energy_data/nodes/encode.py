@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SkipSample
+from energy_data.meter import ENCODING
 from energy_data.node import Cursor, Node
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
@@ -49,14 +51,17 @@ class EncodeCursor(Cursor):
 class EncodeNode(Node[Any, EncodeCursor]):
     """Encodes block by block."""
 
+    leaves_out = "SkipSample while encoding samples"
+
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         super().__init__(EncodeCursor(), {"of": spec.of.build(context.under("of"))})
-        self.encode, self.trace = spec.encode, context.trace
+        self.encode, self.trace, self.meter = spec.encode, context.trace, context.meter
 
     def draw(self, count: int) -> list[Any]:
         samples = self.children["of"].draw(count)
         if self.encode is None:
             return list(samples)
+        began = time.perf_counter()
         encoded = []
         for sample in samples:
             if self.trace is not None:
@@ -68,4 +73,5 @@ class EncodeNode(Node[Any, EncodeCursor]):
             except Exception as error:
                 error.add_note(f"while encoding {describe_source(sample)}")
                 raise
+        self.meter.charge(ENCODING, time.perf_counter() - began)
         return encoded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.context import Context
+from energy_data.meter import FILTERING
 from energy_data.node import Cursor, Node
 from energy_data.spec import Gives, Spec
 
@@ -43,12 +45,16 @@ class FilterCursor(Cursor):
 class FilterNode(Node[Any, FilterCursor]):
     """A test over a stream."""
 
+    leaves_out = "rejected by a filter"
+
     def __init__(self, spec: FilterSpec, context: Context) -> None:
         super().__init__(FilterCursor(), {"of": spec.of.build(context.under("of"))})
-        self.predicate = spec.predicate
+        self.predicate, self.meter = spec.predicate, context.meter
 
     def draw(self, count: int) -> list[Any]:
         drawn = self.children["of"].draw(count)
+        began = time.perf_counter()
         items = [item for item in drawn if self.predicate(item)]
+        self.meter.charge(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(items)
         return items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SkipSample
+from energy_data.meter import MAPPING
 from energy_data.node import Cursor, Node
 from energy_data.spec import Gives, Spec
 
@@ -44,15 +46,20 @@ class MapCursor(Cursor):
 class MapNode(Node[Any, MapCursor]):
     """A function over a stream."""
 
+    leaves_out = "SkipSample in map functions"
+
     def __init__(self, spec: MapSpec, context: Context) -> None:
         super().__init__(MapCursor(), {"of": spec.of.build(context.under("of"))})
-        self.function = spec.function
+        self.function, self.meter = spec.function, context.meter
 
     def draw(self, count: int) -> list[Any]:
         items = []
-        for item in self.children["of"].draw(count):
+        drawn = self.children["of"].draw(count)
+        began = time.perf_counter()
+        for item in drawn:
             try:
                 items.append(self.function(item))
             except SkipSample:
                 self.cursor.skipped += 1
+        self.meter.charge(MAPPING, time.perf_counter() - began)
         return items

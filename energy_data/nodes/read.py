@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError
+from energy_data.meter import READING
 from energy_data.node import Cursor, Node
 from energy_data.references import (
     Integers,
@@ -66,18 +68,10 @@ class ReadCursor(Cursor):
     failures: int = 0  # bad samples since the last good one
 
 
-ReadTogether = Callable[[Sequence[Source], Integers, Integers], list[Sample | SampleError]]
-"""Takes sources, numbers and indices; returns sample `indices[n]` of `sources[numbers[n]]`."""
-
-
-def _read_together(sources: Sequence[Source]) -> ReadTogether | None:
-    """Return what reads a block of all sources at once, if they are of one kind that can do so."""
-    kinds = {type(source) for source in sources}
-    return getattr(kinds.pop(), "read_together", None) if len(kinds) == 1 else None
-
-
 class ReadNode(Node[Sample, ReadCursor]):
     """Reads a block of references at once, each leaf's together."""
+
+    leaves_out = "bad samples, and those a dataset excludes"
 
     def __init__(self, spec: ReadSpec, context: Context) -> None:
         self.references: ReferencesNode = spec.of.build(context.under("of"))
@@ -85,8 +79,10 @@ class ReadNode(Node[Sample, ReadCursor]):
         self.spec = spec
         self.leaves = [leaf for _, leaf in leaf_entries(spec.of.of)]
         self.sources = [leaf.source for leaf in self.leaves]
-        self.trace = context.trace
-        self.read_together = _read_together(self.sources)
+        kinds = {type(source) for source in self.sources}
+        self.kind: type[Source] = kinds.pop() if len(kinds) == 1 else Source
+        self.trace, self.meter = context.trace, context.meter
+        self.meter.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
     def draw(self, count: int) -> list[Sample]:
         block = self.references.draw(count)
@@ -101,13 +97,26 @@ class ReadNode(Node[Sample, ReadCursor]):
         entry = block.entries
         first = int(entry[0])
         if (entry == first).all():
-            return self.sources[first].read(block.indices)
-        if self.read_together:
-            return self.read_together(self.sources, entry, block.indices)
+            return self._read_leaf(first, block.indices)
+        if self.meter.is_probe():
+            return self._read_leaf_by_leaf(block)
+        began = time.perf_counter()
+        samples = self.kind.read_together(self.sources, entry, block.indices)
+        self.meter.charge(READING, time.perf_counter() - began)
+        return samples
+
+    def _read_leaf(self, number: int, indices: Integers) -> list[Sample | SampleError]:
+        began = time.perf_counter()
+        samples = self.sources[number].read(indices)
+        self.meter.charge((READING, self.leaves[number].id), time.perf_counter() - began)
+        return samples
+
+    def _read_leaf_by_leaf(self, block: References) -> list[Sample | SampleError]:
+        """Read the same as together, to see which leaf takes how long."""
         samples: list[Sample | SampleError] = [{}] * len(block)
-        for number in np.unique(entry).tolist():
-            places = np.flatnonzero(entry == number)
-            found = self.sources[number].read(block.indices[places])
+        for number in np.unique(block.entries).tolist():
+            places = np.flatnonzero(block.entries == number)
+            found = self._read_leaf(number, block.indices[places])
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples

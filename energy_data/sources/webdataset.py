@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,7 @@ class WebdatasetSource(Source):
         self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
         self._origin = Origin(Decoders(decoding), subflavors)
         self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
+        self.bytes_read: int = 0  # headers and padding of the tar among them
 
     def __len__(self) -> int:
         return self._length
@@ -114,9 +115,9 @@ class WebdatasetSource(Source):
         order = wanted.argsort(kind="stable")
         return _in_order(order, _read([(self, wanted[order].tolist())]))
 
-    @staticmethod
+    @classmethod
     def read_together(
-        sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
+        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
     ) -> list[Sample | SampleError]:
         """Return sample `indices[n]` of `sources[numbers[n]]` for each n, all read as one block."""
         order = np.lexsort((indices, numbers))
@@ -146,11 +147,15 @@ class WebdatasetSource(Source):
                 last = end
             file.will_need(first, last - first)
 
-    def _locate(self, wanted: list[int], spans: Spans) -> None:
-        """Add where samples are to `spans`. Plain Python: numpy pays for many in a shard only."""
+    def _locate(self, wanted: list[int], spans: Spans) -> int:
+        """Add where samples are to `spans`; return their bytes.
+
+        Plain Python: numpy pays for many in a shard only.
+        """
         begins, ends, sources = spans.begins, spans.ends, spans.sources
         known: dict[int, Shard] = {}
         path, counts, skipped, length = self.path, self._counts, self._first, self._length
+        num_bytes = 0
         first, after = 0, 0  # first sample of the shard at hand, and of the next one
         for index in wanted:
             if not 0 <= index < length:
@@ -172,10 +177,12 @@ class WebdatasetSource(Source):
             if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
                 raise _impossible(file.path, begin, end, last)
             floor = end  # where the next sample may begin, unless it is the same again
+            num_bytes += end - begin
             begins.append(begin)
             ends.append(end)
             sources.append((_SOURCE((path, name, number)),))
         spans.origins.extend(repeat(self._origin, len(wanted)))
+        return num_bytes
 
     def _place(self, shard: int) -> tuple[str, str, int]:
         """Return the path of a shard, that of its index, and how many samples it has."""
@@ -203,11 +210,13 @@ class WebdatasetSource(Source):
 
 def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | SampleError]:
     """Return the samples of sorted indices, request by request."""
-    spans = Spans()
+    spans, num_bytes = Spans(), 0
     try:
         for source, wanted in requests:
-            source._locate(wanted, spans)
-        count, num_bytes = len(spans.ends), sum(spans.ends) - sum(spans.begins)
+            located = source._locate(wanted, spans)
+            source.bytes_read += located
+            num_bytes += located
+        count = len(spans.ends)
         if count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]:
             places = zip(spans.places(), spans.origins, strict=True)
             found = [read_plain(place, *origin) for place, origin in places]

@@ -162,3 +162,25 @@ def encoding(encode, num_samples: int = 40, batch_size: int = 2):
 
 def collating(collate, batch_size: int = 2):
     return BatchSpec(of=samples(leaf("x", 40)), batch_size=batch_size, collate=collate)
+
+
+def slow_to_encode(sample):
+    time.sleep(0.002)
+    return sample
+
+
+def slow_to_collate(samples):
+    time.sleep(0.01)
+    return [sample["__key__"] for sample in samples]
+
+
+class SlowSource(NumberSource):
+    """Takes time to read, and counts bytes and tokens."""
+
+    bytes_read = tokens_read = 0
+
+    def read(self, indices):
+        time.sleep(0.004)
+        self.bytes_read += 10 * len(indices)
+        self.tokens_read += 3 * len(indices)
+        return super().read(indices)

@@ -47,6 +47,10 @@ def test_what_is_left_out_is_counted_where_it_was():
     left_out = stats.left_out["root/of"] + stats.left_out["root/of/of"]
     assert left_out > 0
     assert sum(drawn(stats).values()) == sum(map(len, given)) + left_out
+    assert stats.skipped == {
+        "rejected by a filter": stats.left_out["root/of"],
+        "bad samples, and those a dataset excludes": stats.left_out["root/of/of"],
+    }
 
 
 def test_statistics_change_nothing():
