@@ -29,7 +29,13 @@ class Context:
     trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # see `Host`
     crossed_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees of the run
     meter: Meter = field(factory=Meter, eq=False, repr=False)  # of the process
+    own_leaf_seed: int | None = None  # of the orders of leaves, if it is not `seed`
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
+
+    @property
+    def leaf_seed(self) -> int:
+        """The seed of the orders of leaves."""
+        return self.seed if self.own_leaf_seed is None else self.own_leaf_seed
 
     def under(self, name: str) -> Context:
         """Return the context of the child called `name`."""

@@ -56,6 +56,14 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         an error comes up half-way.
         """
 
+    @property
+    def held(self) -> Sequence[tuple[int, int, int]]:
+        """References (entry, epoch, number) that were drawn and are not given on yet, in order.
+
+        Of this node alone, not of those under it. A stage that is left hands them back.
+        """
+        return ()
+
     def rewind(self) -> None:
         """Go back to the first item, as the next epoch."""
         for child in self.children.values():

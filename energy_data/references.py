@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen
 
+from energy_data.before import NOTHING_BEFORE, Before
 from energy_data.context import Context
 from energy_data.errors import SpecError
 from energy_data.node import Cursor, Node
@@ -159,7 +160,7 @@ def _numbered(spec: OrderSpec) -> tuple[list[Leaf], list[Leaf], dict[tuple[str, 
 def leaf_key(context: Context, leaf_id: str) -> int:
     """Return the key of a leaf's order: its id alone, unless several pipelines draw from it."""
     path = context.path if leaf_id in context.crossed_leaves else ()
-    return key(context.seed, "leaf", leaf_id, *path)
+    return key(context.leaf_seed, "leaf", leaf_id, *path)
 
 
 def leaf_entries(spec: OrderSpec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
@@ -240,6 +241,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         super().__init__(DrawsCursor())
         self.spec, self.context = spec, context
         self._plan: Plan | None = None
+        self._before = NOTHING_BEFORE
 
     @property
     def plan(self) -> Plan:
@@ -252,14 +254,26 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
     def leaves(self) -> list[Leaf]:
         return self.plan.table.leaves
 
+    def goes_on(self, before: Before) -> None:
+        """Let the leaves go on where other order trees of this lane have left them.
+
+        It is not part of the place: who says so says it again after a restore.
+        """
+        self._before = before
+
     def draw(self, count: int) -> References:
-        at = self.cursor
-        block = self.plan.block(at.draws, count, at.offsets)
+        at, before = self.cursor, self._before
+        block = self.plan.block(at.draws, count, before.offsets(at.offsets))
+        if before.returned:
+            leaf = self.plan.table.leaf_of_entry[block.entries]
+            rank = self.plan.ledger(at.draws, ())[leaf] + _rank_within(leaf)
+            block = References(block.entries, block.epochs.copy(), block.indices.copy())
+            before.put_in(block.epochs, block.indices, leaf, rank)
         at.draws += len(block)
         return block
 
     def ledger(self) -> Integers:
-        """Return how often this lane has drawn each leaf, int64 [leaves]."""
+        """Return how often this tree has drawn each leaf in this lane, int64 [leaves]."""
         return self.plan.ledger(self.cursor.draws, self.cursor.offsets)
 
 

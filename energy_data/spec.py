@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from energy_data.context import Context
 from energy_data.node import Node
@@ -18,6 +18,9 @@ Gives = Literal["references", "samples", "batches"]
 
 class Spec(ABC):
     """A frozen description of one node and what is under it; small, and picklable."""
+
+    one_after_another: ClassVar[bool] = False  # children share their leaves, each in its time
+    keeps_count: ClassVar[bool] = False  # item n is made of item n of its one child
 
     @property
     def children(self) -> Mapping[str, Spec]:
@@ -39,6 +42,9 @@ class Spec(ABC):
         None: it does not end, or nobody knows.
         """
         return None
+
+    def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds do not care
+        """Raise SpecError if so many ranks cannot run this node; children are asked themselves."""
 
     def describe(self) -> list[Any]:
         """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
+from attrs import evolve
 from hypothesis import strategies as st
 
 from energy_data.errors import SkipSample
@@ -19,8 +21,10 @@ from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.staged import StagedSpec
 from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle
 from energy_data.spec import Spec
+from energy_data.stage import Stage
 from energy_data.testing import NumberSource
 
 
@@ -65,6 +69,17 @@ def finite(order: OrderSpec, batch_size: int = 3, *, drop_last: bool = False) ->
     return BatchSpec(of=read, batch_size=batch_size, collate=numbers, aligned=True)
 
 
+def staged(*bodies: Spec, steps: Sequence[int] = (), every: int = 1, **facts) -> StagedSpec:
+    """Stages named s0, s1, ... of so many micro-batches each (5 if not said), the last endless."""
+    stages, begin = [], 0
+    for number, body in enumerate(bodies):
+        length = (steps[number] if number < len(steps) else 5) * every
+        end = None if number == len(bodies) - 1 else begin + length
+        stages.append(Stage(name=f"s{number}", of=body, begin=begin, end=end))
+        begin += length
+    return StagedSpec(stages=tuple(stages), **facts)
+
+
 A, B, C = leaf("a", 10), leaf("b", 4), leaf("c", 1)
 STREAM_A, STREAM_B = samples(A, 2), samples(B, 2)
 BAD = leaf("bad", 9, frozenset({0, 4}))
@@ -95,6 +110,18 @@ KINDS: dict[str, list[Spec]] = {
         batches(STREAM_A, 4, drop_last=True),
         finite(ConcatSpec((A, B)), 4),
         batches(FilterSpec(of=samples(BAD), predicate=not_third)),
+    ],
+    "staged": [
+        staged(batches(samples(A)), batches(samples(B), 2), batches(samples(A), 4)),
+        LimitSpec(
+            of=staged(
+                batches(samples(BlendSpec((Part(A), Part(B))))),
+                batches(FilterSpec(of=samples(BAD), predicate=not_third)),
+                batches(samples(ConcatSpec((B, A))), 1),
+                steps=(3, 4),
+            ),
+            length=17,
+        ),
     ],
 }
 
@@ -165,11 +192,25 @@ def dealt(batch_size: int, depth: int = 2) -> st.SearchStrategy[Spec]:
     )
 
 
-def random_trees() -> st.SearchStrategy[Spec]:
+@st.composite
+def stages(draw: st.DrawFn) -> Spec:
+    """Random stages over leaves that are in several of them; the last may begin them anew."""
+    body = st.builds(batches, orders(1).map(samples), st.integers(1, 5))
+    bodies = draw(st.lists(body, min_size=1, max_size=4))
+    lengths = draw(st.lists(st.integers(1, 3), min_size=4, max_size=4))
+    spec = staged(*bodies, steps=lengths, every=24)  # which all numbers of ranks here can share
+    if draw(st.booleans()):
+        return spec
+    return evolve(spec, stages=(*spec.stages[:-1], evolve(spec.stages[-1], on_enter="restart")))
+
+
+@st.composite
+def random_trees(draw: st.DrawFn) -> Spec:
     """Random trees of batches, endless and finite."""
     filled = st.builds(batches, endless(), st.integers(1, 5))
-    return st.one_of(
+    trees: st.SearchStrategy[Spec] = st.one_of(
         filled,
+        stages(),
         st.integers(1, 5).flatmap(dealt),
         st.builds(LimitSpec, of=filled, length=st.integers(0, 40)),
         st.builds(RepeatSpec, of=st.integers(1, 5).flatmap(dealt), times=st.integers(1, 3)),
@@ -177,3 +218,4 @@ def random_trees() -> st.SearchStrategy[Spec]:
         .map(tuple)
         .map(BlendSpec),
     )
+    return draw(trees)

@@ -11,11 +11,10 @@ from attrs import field, frozen
 
 from energy_data.context import Context, WorkerConfig
 from energy_data.errors import SpecError
-from energy_data.loader.tree import order_trees
 from energy_data.meter import Meter
 from energy_data.node import Node
-from energy_data.references import leaf_entries
-from energy_data.spec import Spec
+from energy_data.references import ReferencesSpec, leaf_entries
+from energy_data.spec import Spec, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +43,9 @@ class Run(Generic[T_co]):
             )
         if self.spec.gives == "references":
             raise SpecError("dataset: its tree gives references. Put a ReadSpec over it.")
+        _check_counts(self.spec)
+        for _, inner in self.spec.walk():
+            inner.check_ranks(self.worker_config.world_size)
         if crossed := crossed_leaves(self.spec):
             log.warning(
                 "several pipelines draw from %s, each in an order of its own: a sample comes up "
@@ -81,9 +83,32 @@ class Run(Generic[T_co]):
 
 
 def crossed_leaves(spec: Spec) -> frozenset[str]:
-    """Return the ids of leaves that more than one order tree under `spec` draws from."""
-    trees = order_trees(spec).values()
-    reached = Counter(
-        leaf_id for tree in trees for leaf_id in {leaf.id for _, leaf in leaf_entries(tree.of)}
-    )
-    return frozenset(leaf_id for leaf_id, times in reached.items() if times > 1)
+    """Return the ids of leaves that more than one order tree under `spec` draws from.
+
+    Trees that draw one after another, as stages do, are one.
+    """
+    return frozenset(leaf_id for leaf_id, times in _reached(spec).items() if times > 1)
+
+
+def _reached(spec: Spec) -> Counter[str]:
+    """Return how many order trees that run at the same time draw from each leaf."""
+    if isinstance(spec, ReferencesSpec):
+        return Counter({leaf.id for _, leaf in leaf_entries(spec.of)})
+    reached: Counter[str] = Counter()
+    for child in spec.children.values():
+        if spec.one_after_another:
+            reached |= _reached(child)
+        else:
+            reached += _reached(child)
+    return reached
+
+
+def _check_counts(spec: Spec, above: Spec | None = None) -> None:
+    """Raise SpecError if something mixes or repeats what counts the micro-batches of the run."""
+    if spec.one_after_another and above is not None:
+        raise SpecError(
+            f"{kind_of(spec)}: it counts the micro-batches of the run, and a {kind_of(above)} "
+            f"stands over it. Put the {kind_of(above)} into its stages."
+        )
+    for child in spec.children.values():
+        _check_counts(child, above if above or spec.keeps_count else spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -21,6 +21,8 @@ class FilterSpec(Spec):
 
     The predicate must depend on the item alone: the order of the stream depends on what it says.
     """
+
+    keeps_count: ClassVar[bool] = True
 
     of: Spec
     predicate: Callable[[Any], bool]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -17,6 +17,8 @@ from energy_data.spec import Gives, Spec
 @frozen(kw_only=True)
 class LimitSpec(Spec):
     """End after the first `length` items of a stream, over all lanes; each epoch begins anew."""
+
+    keeps_count: ClassVar[bool] = True
 
     of: Spec
     length: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -19,6 +19,8 @@ from energy_data.spec import Gives, Spec
 @frozen(kw_only=True)
 class MapSpec(Spec):
     """Give `function(item)`; an item for which it raises `SkipSample` is left out and counted."""
+
+    keeps_count: ClassVar[bool] = True
 
     of: Spec
     function: Callable[[Any], Any]

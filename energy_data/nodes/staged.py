@@ -1,0 +1,269 @@
+"""Staged: one pipeline after another, switched exactly at micro-batches of the run."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from attrs import frozen
+
+from energy_data.before import Before
+from energy_data.context import Context
+from energy_data.errors import DataError, SpecError
+from energy_data.node import Cursor, Node
+from energy_data.references import (
+    ReferencesNode,
+    leaf_entries,
+)
+from energy_data.spec import Gives, Spec
+from energy_data.stage import (
+    Buffers,
+    Resume,
+    Stage,
+    marked,
+    stage_context,
+    wrong_bodies,
+    wrong_bounds,
+)
+
+
+@frozen(kw_only=True)
+class StagedSpec(Spec):
+    """Give the batches of one stage after the other; no batch, and no step, is of two stages.
+
+    Micro-batch g of the run is of the stage with `begin <= g < end`. A lane knows g of its next
+    batch from the number it has given, so all ranks switch at the same one, without a word.
+
+    A leaf in several stages goes on where it was (`on_enter="continue"`), whatever stood between.
+    What a stage had drawn and not yet given, as packing does, goes back to its leaves, which give
+    it first when they are drawn from again (`buffers="handoff"`), or is lost (`"drop"`).
+    `"restart"`: the leaves of the stage begin anew, in an order of the stage's own.
+
+    Seeds come from the names of stages, so a stage that is added or taken out changes no other;
+    the stage named `default` draws as a run without stages does.
+
+    `resume`: which changes of the stages a saved state bears; see docs/stages.md.
+    """
+
+    one_after_another: ClassVar[bool] = True
+
+    stages: tuple[Stage, ...]
+    buffers: Buffers = "handoff"
+    resume: Resume = "strict"
+    on_exhausted: Literal["repeat", "error"] = "repeat"  # of a stage whose pipeline ends
+
+    def __attrs_post_init__(self) -> None:
+        faults = [*wrong_bounds(self.stages), *wrong_bodies(self.stages)]
+        for name, known in (
+            ("buffers", ("handoff", "drop")),
+            ("resume", ("strict", "ablation", "ignore")),
+            ("on_exhausted", ("repeat", "error")),
+        ):
+            if (found := getattr(self, name)) not in known:
+                faults.append(f"staged: {name} must be one of {', '.join(known)}, got {found!r}.")
+        if faults:
+            raise SpecError(faults)
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {stage.name: stage.of for stage in self.stages}
+
+    @property
+    def gives(self) -> Gives:
+        return "batches"
+
+    def stage_of(self, batch: int) -> int:
+        """Return the number of the stage of a micro-batch of the run; one past the last: ended."""
+        if (end := self.stages[-1].end) is not None and batch >= end:
+            return len(self.stages)
+        return bisect_right(self.stages, batch, key=lambda stage: stage.begin) - 1
+
+    def describe(self) -> list[Any]:
+        stages = [
+            [
+                stage.name,
+                stage.begin,
+                stage.end,
+                stage.on_enter,
+                stage.seed,
+                stage.microbatches_per_step,
+                dict(sorted(stage.params.items())),
+            ]
+            for stage in self.stages
+        ]
+        bodies = {stage.name: stage.of.describe() for stage in self.stages}
+        return ["staged", stages, self.buffers, self.on_exhausted, bodies]
+
+    def check_ranks(self, world_size: int) -> None:
+        for stage in self.stages:
+            if stage.begin % world_size or (stage.end or 0) % world_size:
+                raise SpecError(
+                    f"staged: stage {stage.name!r} is micro-batches {stage.begin} to {stage.end}, "
+                    f"which {world_size} ranks cannot share evenly: they would not switch in the "
+                    f"same step. Make microbatches_per_step a multiple of {world_size}."
+                )
+
+    def build(self, context: Context) -> StagedNode:
+        return StagedNode(self, context)
+
+
+@dataclass
+class StagedCursor(Cursor):
+    taken: int = 0  # micro-batches of this lane
+    carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
+
+
+class StagedNode(Node[Any, StagedCursor]):
+    """The stages in one lane.
+
+    What earlier stages have drawn follows from their cursors, which stay in the state; so a state
+    has one number per stage and lane, not one per leaf. A stage opens nothing before it is
+    entered, and holds nothing after it was left.
+    """
+
+    def __init__(self, spec: StagedSpec, context: Context) -> None:
+        self.spec, self.context = spec, context
+        super().__init__(StagedCursor(), {stage.name: self._built(stage) for stage in spec.stages})
+        self._entered: tuple[int, list[Any]] | None = None  # stage, and what led to it
+
+    def _built(self, stage: Stage) -> Node[Any, Any]:
+        return stage.of.build(stage_context(self.context, stage))
+
+    @property
+    def batch(self) -> int:
+        """The number in the run of this lane's next micro-batch."""
+        return self.cursor.taken * self.context.lanes + self.context.lane
+
+    def rewind(self) -> None:
+        """Do nothing: stages never begin again by themselves. Ended, they stay so."""
+
+    def draw(self, count: int) -> list[Any]:
+        number = self.spec.stage_of(self.batch)
+        if number == len(self.spec.stages):
+            raise StopIteration
+        stage = self.spec.stages[number]
+        self._enter(number)
+        items = self._drawn(stage, self.children[stage.name])
+        self.cursor.taken += 1
+        return [marked(item, number, stage.name) for item in items]
+
+    def _drawn(self, stage: Stage, child: Node[Any, Any]) -> Sequence[Any]:
+        try:
+            return child.draw(1)
+        except StopIteration:
+            if self.spec.on_exhausted == "error":
+                raise _ended(stage, self.batch) from None
+        child.rewind()
+        try:
+            return child.draw(1)
+        except StopIteration:
+            raise _ended(stage, self.batch) from None
+
+    def _enter(self, number: int) -> None:
+        """Let the leaves of a stage go on where the stages before have left them."""
+        led: list[Any] = [self.cursor.carried, *_cursors(self._left(number))]
+        if (
+            self._entered is not None
+            and self._entered[0] == number
+            and _same(self._entered[1], led)
+        ):
+            return
+        stage = self.spec.stages[number]
+        if stage.on_enter == "continue":
+            drawn, returned = self.history(number)
+            for node in _order_trees(self.children[stage.name]):
+                node.goes_on(
+                    Before(
+                        drawn=tuple(drawn.get(leaf.id, 0) for leaf in node.leaves),
+                        returned={
+                            place: tuple(returned[leaf.id])
+                            for place, leaf in enumerate(node.leaves)
+                            if returned.get(leaf.id)
+                        },
+                    )
+                )
+        self._forget(number)
+        self._entered = number, [self.cursor.carried, *_cursors(self._left(number))]
+
+    def _left(self, number: int) -> list[Node[Any, Any]]:
+        return [self.children[stage.name] for stage in self.spec.stages[:number]]
+
+    def _forget(self, number: int) -> None:
+        """Let go of what other stages have computed or opened; their cursors stay."""
+        for at, stage in enumerate(self.spec.stages):
+            if at != number:
+                fresh = self._built(stage)
+                pairs = zip(fresh.walk(), self.children[stage.name].walk(), strict=True)
+                for (_, new), (_, old) in pairs:
+                    new.cursor = old.cursor
+                self.children[stage.name] = fresh
+
+    def history(self, number: int) -> tuple[dict[str, int], dict[str, list[tuple[int, int]]]]:
+        """Return what the stages before `number` have done to the leaves of the run, by leaf id.
+
+        First how often this lane has drawn each; then the samples (epoch, number) that were drawn
+        and never given, in their order. Stages that restart their leaves have no part in it.
+        """
+        drawn: dict[str, int] = defaultdict(int, self._carried())
+        returned: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for stage, child in zip(self.spec.stages[:number], self._left(number), strict=True):
+            if stage.on_enter == "restart":
+                continue
+            for tree in _order_trees(child):
+                if not tree.cursor.draws:
+                    continue
+                for leaf, count in zip(tree.leaves, tree.ledger().tolist(), strict=True):
+                    again = min(count, len(returned[leaf.id]))
+                    del returned[leaf.id][:again]
+                    drawn[leaf.id] += count - again
+            if self.spec.buffers == "handoff":
+                for leaf_id, *sample in held(child):
+                    returned[leaf_id].append((sample[0], sample[1]))
+        return drawn, returned
+
+    def _carried(self) -> dict[str, int]:
+        if not self.cursor.carried:
+            return {}
+        return dict(zip(leaf_ids(self.spec), self.cursor.carried, strict=True))
+
+
+def leaf_ids(spec: StagedSpec) -> list[str]:
+    """Return the ids of all leaves that go on from stage to stage, sorted."""
+    ids = [stage.leaf_ids for stage in spec.stages if stage.on_enter == "continue"]
+    return sorted(set().union(*ids))
+
+
+def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yield what nodes under `node` have drawn and not given on: leaf id, epoch, sample number."""
+    for inner in _walk(node):
+        if inner.held:
+            (tree,) = _order_trees(inner)
+            entries = [leaf for _, leaf in leaf_entries(tree.spec.of)]
+            for entry, epoch, number in inner.held:
+                yield entries[entry].id, epoch, number
+
+
+def _walk(node: Node[Any, Any]) -> Iterator[Node[Any, Any]]:
+    return (inner for _, inner in node.walk())
+
+
+def _order_trees(node: Node[Any, Any]) -> list[ReferencesNode]:
+    return [inner for inner in _walk(node) if isinstance(inner, ReferencesNode)]
+
+
+def _cursors(nodes: Iterable[Node[Any, Any]]) -> list[Cursor]:
+    return [inner.cursor for node in nodes for inner in _walk(node)]
+
+
+def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    return all(one is other or one == other for one, other in zip(ours, theirs, strict=True))
+
+
+def _ended(stage: Stage, batch: int) -> DataError:
+    return DataError(
+        f"staged: stage {stage.name!r} has no more batches at micro-batch {batch} of the run, it "
+        f"should last until {stage.end}. Let its pipeline go on, or end the stage there."
+    )

@@ -1,0 +1,160 @@
+"""A stage of a run: a pipeline, and the micro-batches that are its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace as replaced
+from typing import Any, Literal
+
+import attrs
+from attrs import evolve, field, frozen
+
+from energy_data.context import Context
+from energy_data.order.keys import key
+from energy_data.references import Leaf, ReferencesSpec, Shuffle, distinct_leaves, leaf_entries
+from energy_data.spec import Spec
+
+OnEnter = Literal["continue", "restart"]
+Buffers = Literal["handoff", "drop"]
+Resume = Literal["strict", "ablation", "ignore"]
+
+DEFAULT = "default"
+"""The name of a stage that draws as a run without stages does."""
+
+STAGE_KEY = "__stage__"
+
+
+@frozen(kw_only=True)
+class Stage:
+    """One stage: a pipeline of batches, and the micro-batches of the run that it gives."""
+
+    name: str
+    of: Spec
+    begin: int  # the first micro-batch
+    end: int | None = None  # the first that is no longer of this stage; None: it goes on for ever
+    on_enter: OnEnter = "continue"
+    seed: int | None = None  # in place of the name
+    params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
+    microbatches_per_step: int = 1  # of all ranks
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of micro-batches; None: without end."""
+        return None if self.end is None else self.end - self.begin
+
+    @property
+    def order_trees(self) -> Iterator[ReferencesSpec]:
+        """The order trees of the stage."""
+        return (spec for _, spec in self.of.walk() if isinstance(spec, ReferencesSpec))
+
+    @property
+    def leaf_ids(self) -> set[str]:
+        """The ids of the leaves of the stage."""
+        return {leaf.id for tree in self.order_trees for _, leaf in leaf_entries(tree.of)}
+
+
+def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield what is wrong with the names and the bounds of some stages."""
+    if not stages:
+        yield "staged: it has no stages. List at least one."
+    names = [stage.name for stage in stages]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"staged: two stages are named {name!r}. Give one of them another name."
+    for stage in stages:
+        if not stage.name.strip():
+            yield "staged: a stage has no name. Give it one: seeds and states are kept by it."
+        if stage.end is not None and stage.end <= stage.begin:
+            yield (
+                f"staged: stage {stage.name!r} would never run, it begins at micro-batch "
+                f"{stage.begin} and ends at {stage.end}. Take it out, or make it longer."
+            )
+    begin: int | None = 0
+    for stage in stages:
+        if begin is None or stage.begin != begin:
+            yield (
+                f"staged: stage {stage.name!r} begins at micro-batch {stage.begin}, where the one "
+                f"before ends at {begin}. Stages follow each other without gap or overlap."
+            )
+        begin = stage.end
+
+
+def wrong_bodies(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield what is wrong with the pipelines of some stages."""
+    shuffles: dict[str, tuple[str, Shuffle]] = {}
+    for stage in stages:
+        if stage.of.gives != "batches":
+            yield (
+                f"staged: stage {stage.name!r} gives {stage.of.gives}, not batches: a stage is a "
+                f"whole pipeline, so that no batch is of two stages. Put a BatchSpec over it."
+            )
+        if stage.on_enter not in ("continue", "restart"):
+            yield (
+                f"staged: on_enter of stage {stage.name!r} must be 'continue' or 'restart', got "
+                f"{stage.on_enter!r}."
+            )
+        trees = list(stage.order_trees)
+        if any(tree.deal for tree in trees):
+            yield f"staged: stage {stage.name!r} is one pass only: stages go on without end."
+        if stage.on_enter == "restart":
+            continue
+        times = Counter(id_ for tree in trees for id_ in {leaf.id for leaf in _leaves(tree)})
+        for leaf_id in sorted(id_ for id_, count in times.items() if count > 1):
+            yield (
+                f"staged: leaf {leaf_id!r} is drawn from by several pipelines of stage "
+                f"{stage.name!r}, each in an order of its own: it could not go on from there. "
+                f"Blend below reading, or write `on_enter: restart`."
+            )
+        for tree in trees:
+            for leaf in _leaves(tree):
+                first, known = shuffles.setdefault(leaf.id, (stage.name, tree.shuffle))
+                if _order(known) != _order(tree.shuffle):
+                    yield (
+                        f"staged: leaf {leaf.id!r} is shuffled differently in the stages {first!r} "
+                        f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it could "
+                        f"not go on where it was. Make them equal, or write `on_enter: restart`."
+                    )
+
+
+def _leaves(tree: ReferencesSpec) -> list[Leaf]:
+    return distinct_leaves([leaf for _, leaf in leaf_entries(tree.of)])
+
+
+def _order(shuffle: Shuffle) -> tuple[int, int]:
+    """Return what decides the order of a leaf."""
+    return shuffle.sequence_length, shuffle.window
+
+
+def _shown(shuffle: Shuffle) -> str:
+    return (
+        f"shuffle_buffer_size {shuffle.buffer_size}, max_samples_per_sequence "
+        f"{shuffle.sequence_length}"
+    )
+
+
+def marked(item: Any, number: int, name: str) -> Any:
+    """Return a batch that says its stage, `(number, name)`, under `__stage__`.
+
+    A dict gets the key, a dataclass or attrs class with such a field gets it set (as a copy);
+    batches of other types stay as they are.
+    """
+    if isinstance(item, dict):
+        return {**item, STAGE_KEY: (number, name)}
+    if STAGE_KEY in getattr(type(item), "__dataclass_fields__", {}):
+        return replaced(item, **{STAGE_KEY: (number, name)})
+    if attrs.has(type(item)) and STAGE_KEY in attrs.fields_dict(type(item)):
+        changed = copy(item)
+        object.__setattr__(changed, STAGE_KEY, (number, name))
+        return changed
+    return item
+
+
+def stage_context(context: Context, stage: Stage) -> Context:
+    """Return the context of a stage's pipeline: its seeds come from its name."""
+    below = context.under(stage.name)
+    plain = stage.name == DEFAULT and stage.seed is None
+    own = stage.name if stage.seed is None else stage.seed
+    seed = context.seed if plain else key(context.seed, "stage", own)
+    of_leaves = context.leaf_seed if stage.on_enter == "continue" else seed
+    return evolve(below, seed=seed, own_leaf_seed=of_leaves)
