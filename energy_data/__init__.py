@@ -21,6 +21,7 @@ from energy_data.context import WorkerConfig, default_worker_config
 from energy_data.errors import (
     DataError,
     EnergyDataError,
+    FatalSampleError,
     MissingExtraError,
     SampleError,
     SkipSample,
@@ -33,6 +34,7 @@ from energy_data.errors import (
 )
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.loader import Loader, LoaderIterator, merge_states
+from energy_data.randomness import sample_rng
 from energy_data.sample import Sample, SampleSource
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
@@ -41,6 +43,7 @@ __all__ = [
     "Dataset",
     "DefaultTaskEncoder",
     "EnergyDataError",
+    "FatalSampleError",
     "Loader",
     "LoaderIterator",
     "MissingExtraError",
@@ -63,4 +66,5 @@ __all__ = [
     "get_val_dataset",
     "get_val_datasets",
     "merge_states",
+    "sample_rng",
 ]

@@ -30,6 +30,7 @@ class Context:
     crossed_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees of the run
     meter: Meter = field(factory=Meter, eq=False, repr=False)  # of the process
     own_leaf_seed: int | None = None  # of the orders of leaves, if it is not `seed`
+    cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
 
     @property

@@ -9,7 +9,8 @@
     ├── DataError            bytes on disk are not what they should be
     │   ├── SampleError          one sample is bad: skipped, counted and reported by default
     │   │   └── ExcludedError        its dataset says to leave it out: skipped, counted
-    │   └── StructureError       a shard or an index is bad: raised by default
+    │   ├── StructureError       a shard or an index is bad: raised by default
+    │   └── FatalSampleError     functions of the user failed too often, or with the whole system
     └── MissingExtraError    an optional dependency is not installed (also an ImportError)
 
     SkipSample               raised by user code to leave a sample out; not an error
@@ -98,6 +99,10 @@ class ExcludedError(SampleError):
 
 class StructureError(DataError):
     """A shard or an index is bad; raised by default, since every sample in it is in doubt."""
+
+
+class FatalSampleError(DataError):
+    """A function of the user failed too often in a row, or in a way that is no sample's fault."""
 
 
 class MissingExtraError(EnergyDataError, ImportError):

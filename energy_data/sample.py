@@ -31,12 +31,23 @@ def add_source(sample: Any, source: SampleSource) -> None:
         sample.__sources__ = (*(sample.__sources__ or ()), source)
 
 
+def get_source_info(sample: Any) -> list[SampleSource] | None:
+    """Return where a sample, or all samples of a list, came from; None if nothing says so."""
+    if isinstance(sample, list):
+        return [source for one in sample for source in get_source_info(one) or ()] or None
+    return list(_field(sample, "__sources__") or ()) or None
+
+
 def describe_source(sample: Any) -> str:
     """Return in words where a sample came from, for messages."""
-    if isinstance(sample, dict) and sample.get("__sources__"):
-        source = sample["__sources__"][0]
+    if sources := _field(sample, "__sources__"):
+        source = sources[0]
         return (
-            f"dataset {source.dataset}, shard {source.shard}, key {sample.get('__key__')}, "
+            f"dataset {source.dataset}, shard {source.shard}, key {_field(sample, '__key__')}, "
             f"sample {source.index}"
         )
     return f"a {type(sample).__name__} that does not say where it came from"
+
+
+def _field(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)

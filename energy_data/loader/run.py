@@ -33,6 +33,7 @@ class Run(Generic[T_co]):
     from_start: bool = False  # every iteration begins anew (validation)
     virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
     even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
+    cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
 
     def __attrs_post_init__(self) -> None:
         if self.virtual_epoch_length < 0:
@@ -78,6 +79,7 @@ class Run(Generic[T_co]):
             trace=trace,
             crossed_leaves=crossed_leaves(self.spec),
             meter=meter or Meter(),
+            cache=self.cache,
         )
         return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
 

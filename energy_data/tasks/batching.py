@@ -1,0 +1,117 @@
+"""Ways to make one value of many: stacked, padded, concatenated, or a list; recursively by type.
+
+`batch_*` and `generic_batch` put single samples together along a new first axis, `concat_pad` and
+`generic_concat` join batches along the axis they have. The names are Energon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from energy_data.tasks.fields import as_type, fields_of, has_fields
+
+Batcher = Callable[[list[Any]], Any]
+
+
+def batch_stack(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape as one tensor [n, ...]."""
+    return torch.stack(batch, dim=0)
+
+
+def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of n shapes with equally many axes as one tensor [n, ...], padded with zeros.
+
+    Each axis is as long as the longest there; the padding is at the end. dtype and device are those
+    of the first tensor. ValueError if the numbers of axes differ.
+    """
+    _same_axes(batch)
+    padded = batch[0].new_zeros((len(batch), *_largest(batch, first=0)))
+    for row, tensor in zip(padded, batch, strict=True):
+        row[tuple(slice(0, size) for size in tensor.shape)] = tensor
+    return padded
+
+
+def batch_list(batch: list[Any]) -> list[Any]:
+    """Return the values as they are: a list."""
+    return batch
+
+
+def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return batches of tensors joined along their first axis, the other axes padded with zeros.
+
+    ValueError if the numbers of axes differ.
+    """
+    _same_axes(batch)
+    joined = batch[0].new_zeros((sum(map(len, batch)), *_largest(batch, first=1)))
+    begin = 0
+    for tensor in batch:
+        place = tuple(slice(0, size) for size in tensor.shape[1:])
+        joined[(slice(begin, begin + len(tensor)), *place)] = tensor
+        begin += len(tensor)
+    return joined
+
+
+def generic_batch(batch: list[Any]) -> Any:
+    """Return samples as one, by the type of the first.
+
+    Tensors: `batch_pad_stack`. Dicts, dataclasses, named tuples: field by field, as the same type
+    (a type with `from_samples` says itself how). Everything else: the list.
+    """
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return batch_pad_stack(batch)
+    if hasattr(type(first), "from_samples"):
+        return type(first).from_samples(batch)
+    return _by_field(batch, generic_batch)
+
+
+def generic_concat(batch: list[Any]) -> Any:
+    """Return batches as one, by the type of the first.
+
+    Tensors: `concat_pad`. Dicts, dataclasses, named tuples: field by field, as the same type.
+    Everything else: the list of what there is, one entry per batch.
+    """
+    if isinstance(batch[0], torch.Tensor):
+        return concat_pad(batch)
+    return _by_field(batch, generic_concat)
+
+
+def homogeneous_concat_mix(samples: list[Any]) -> Any:
+    """Return batches of one type as one, by `generic_concat`. TypeError if types differ."""
+    if len(kinds := {type(sample) for sample in samples}) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"batches of different types cannot be joined, found {names}. Write a `batch_mix_fn` "
+            f"that makes one type of them."
+        )
+    return generic_concat(samples)
+
+
+def batch_fields(
+    samples: Sequence[Any], batchers: Mapping[str, Batcher], default: Batcher = generic_batch
+) -> dict[str, Any]:
+    """Return the fields of the samples, each batched by its own batcher, or by `default`."""
+    rows = [fields_of(sample) for sample in samples]
+    return {name: batchers.get(name, default)([row[name] for row in rows]) for name in rows[0]}
+
+
+def _by_field(batch: list[Any], join: Batcher) -> Any:
+    first = batch[0]
+    if not has_fields(first):
+        return batch
+    return as_type(batch_fields(batch, {}, join), type(first))
+
+
+def _same_axes(batch: list[torch.Tensor]) -> None:
+    if len({tensor.ndim for tensor in batch}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch[:8])
+        raise ValueError(
+            f"tensors with different numbers of axes cannot be padded to one shape, found {shapes}."
+        )
+
+
+def _largest(batch: list[torch.Tensor], first: int) -> list[int]:
+    return [max(tensor.shape[axis] for tensor in batch) for axis in range(first, batch[0].ndim)]

@@ -1,0 +1,52 @@
+"""Cookers: which samples they are for, and what they are given."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from energy_data.errors import SpecError
+from energy_data.tasks.cooking import Cooker, cooker, matching_cooker
+
+
+@cooker
+def plain(sample):
+    return sample
+
+
+@cooker(need_primary=True, need_cache=True)
+def needy(sample, *, primary, cache):
+    return sample
+
+
+def unmarked(sample):
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("cook", "primary", "cache"),
+    [(plain, False, False), (needy, True, True), (unmarked, False, False)],
+)
+def test_a_cooker_says_what_it_needs(cook, primary, cache):
+    made = pickle.loads(pickle.dumps(Cooker(cook)))
+    assert (made.need_primary, made.need_cache) == (primary, cache)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [(None, True), ({}, True), ({"a": 1}, True), ({"a": 2}, False), ({"c": 1}, False)],
+)
+def test_a_cooker_is_for_samples_with_its_subflavors(wanted, matches):
+    assert Cooker(plain, has_subflavors=wanted).is_match({"a": 1, "b": 2}) is matches
+
+
+def test_the_first_cooker_that_matches_is_used():
+    first, second = Cooker(plain, {"a": 1}), Cooker(needy)
+    assert matching_cooker([first, second], {"a": 1}, "x") is first
+    assert matching_cooker([first, second], {"a": 2}, "x") is second
+
+
+def test_samples_without_a_cooker_are_refused():
+    with pytest.raises(SpecError, match=r"cats: no cooker is for its subflavors \{'a': 2\}"):
+        matching_cooker([Cooker(plain, {"a": 1})], {"a": 2}, "cats")
