@@ -10,7 +10,6 @@ mapping of its own for each slot would cost a file descriptor each.
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import io
 import mmap
 import os
@@ -23,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.errors import EnergyDataError
+from energy_data.loader.draft import Draft, Slot, aligned, anchored
 from energy_data.sample import SampleSource
 
-ALIGNMENT = 64
 _PAGE = mmap.PAGESIZE  # the first page is the worker's, to say what it is at
 _IN_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle than beside it
 _INLINE = 8192  # bytes; smaller batches are cheaper in the message than in a slot
@@ -33,14 +32,6 @@ _INLINE = 8192  # bytes; smaller batches are cheaper in the message than in a sl
 
 class ArenaFullError(EnergyDataError):
     """Every slot is held by views of batches that are still alive, and the arena may not grow."""
-
-
-class Slot(NamedTuple):
-    """A part of the memory that holds one batch at a time."""
-
-    number: int
-    offset: int
-    size: int
 
 
 class Parcel(NamedTuple):
@@ -66,11 +57,30 @@ class ArenaWriter:
         self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
+        self._drafted: set[int] = set()  # slots that something in this process may still look at
+        self._let_go: deque[int] = deque()  # of those; filled by finalizers, which may run anywhere
+        self._sent: set[int] = set()  # slots that the trainer has
         self._retired: list[int] = []  # not told to the trainer yet
         self._made = 0
+        self._usual = 0  # bytes of the last batch
 
-    def write(self, batch: Any) -> Parcel:
-        """Return the batch as a parcel. ArenaFullError if there is no room for it now."""
+    def draft(self) -> Draft | None:
+        """Return a slot to make a batch in, of the size of the last one; None if there is none."""
+        if not self._usual:
+            return None
+        try:
+            slot = self._take(self._usual)
+        except ArenaFullError:
+            return None
+        self._drafted.add(slot.number)
+        memory = memoryview(self.memory)[slot.offset : slot.offset + slot.size]
+        return Draft(slot, memory, self._let_go.append)
+
+    def write(self, batch: Any, draft: Draft | None = None) -> Parcel:
+        """Return the batch as a parcel. ArenaFullError if there is no room for it now.
+
+        draft: where the batch was made, perhaps; what is there stays there.
+        """
         buffers: list[pickle.PickleBuffer] = []
         self._stream.seek(0)
         pickler = pickle.Pickler(self._stream, protocol=5, buffer_callback=_taker(buffers))
@@ -78,27 +88,45 @@ class ArenaWriter:
         pickler.dispatch_table = _REDUCERS
         pickler.dump(batch)
         with self._stream.getbuffer() as whole, whole[: self._stream.tell()] as stream:
-            return self._parcel(stream, buffers)
+            return self._parcel(stream, buffers, draft)
 
-    def _parcel(self, stream: memoryview, buffers: Sequence[pickle.PickleBuffer]) -> Parcel:
+    def _parcel(
+        self, stream: memoryview, buffers: Sequence[pickle.PickleBuffer], draft: Draft | None
+    ) -> Parcel:
         if not buffers and len(stream) <= _INLINE:
             return Parcel(bytes(stream))
         parts = [*(buffer.raw() for buffer in buffers), stream]
-        spans, end = [], 0
-        for part in parts:
-            begin = -(-end // ALIGNMENT) * ALIGNMENT
-            end = begin + part.nbytes
-            spans.append((begin, end))
-        slot = self._take(end)
+        places = [draft.place_of(part) if draft else None for part in parts]
+        spans = _layout(parts, places, draft.end if draft else 0)
+        self._usual = end = max(stop for _, stop in spans)
+        if draft and end <= draft.slot.size:
+            slot = draft.slot
+        else:
+            places = [None] * len(parts)
+            spans = _layout(parts, places, 0)
+            slot = self._take(spans[-1][1])
         with memoryview(self.memory) as view:
-            for (begin, stop), part in zip(spans, parts, strict=True):
-                view[slot.offset + begin : slot.offset + stop] = part
+            for (begin, stop), part, place in zip(spans, parts, places, strict=True):
+                if place is None:
+                    view[slot.offset + begin : slot.offset + stop] = part
+        self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return Parcel(None, slot, tuple(spans), retired)
 
+    def read(self, parcel: Parcel) -> Any:
+        """Return a copy of the batch of a parcel that is not to be sent; its slot is given back."""
+        _, offset, _ = parcel.slot
+        *buffers, pickled = [
+            bytearray(self.memory[offset + begin : offset + end]) for begin, end in parcel.spans
+        ]
+        self.free([parcel.slot.number])
+        self._retired = [*parcel.retired, *self._retired]
+        return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - written by us
+
     def free(self, slots: Sequence[int]) -> None:
         """Say that nobody looks at these slots any more."""
-        self._free.update(slot for slot in slots if slot in self._slots)
+        self._sent.difference_update(slots)
+        self._free.update(n for n in slots if n in self._slots and n not in self._drafted)
 
     def close(self) -> None:
         """Give the memory back, as far as the trainer has no views of it."""
@@ -107,6 +135,10 @@ class ArenaWriter:
 
     def _take(self, size: int) -> Slot:
         """Return a slot of at least `size` bytes: a free one, else a new one."""
+        while self._let_go:
+            self._drafted.discard(number := self._let_go.popleft())
+            if number not in self._sent:
+                self._free.add(number)
         fitting = [self._slots[n] for n in self._free if self._slots[n].size >= size]
         if fitting:
             slot = min(fitting, key=lambda slot: slot.size)
@@ -167,7 +199,6 @@ class ArenaReader:
         os.close(fd)  # the mapping has one of its own
         self._pin = pin
         self._slots: dict[int, memoryview] = {}
-        self._kinds: dict[int, Any] = {}  # size -> a ctypes array of so many bytes
         self._freed: deque[int] = deque()  # filled by finalizers, which may run anywhere
         self._in_use = 0  # slots with views that are alive, as far as `freed` was asked
 
@@ -187,10 +218,7 @@ class ArenaReader:
             memory = self._slots[number] = memoryview(self._memory)[offset : offset + size]
             if self._pin is not None:
                 self._pin(memory)
-        if size not in self._kinds:
-            self._kinds[size] = ctypes.c_char * size
-        # Views of views keep this object alive; numpy and torch would drop an array in between.
-        anchor = self._kinds[size].from_buffer(memory)
+        anchor = anchored(memory)
         weakref.finalize(anchor, self._freed.append, number).atexit = False
         self._in_use += 1
         view = memoryview(anchor).cast("B")
@@ -226,6 +254,19 @@ class ArenaReader:
     def _forget(self, retired: Sequence[int]) -> None:
         for number in retired:
             self._slots.pop(number, None)
+
+
+def _layout(
+    parts: Sequence[memoryview], places: Sequence[int | None], end: int
+) -> list[tuple[int, int]]:
+    """Return begin and end of each part in a slot: where it is, or behind `end`."""
+    spans = []
+    for part, place in zip(parts, places, strict=True):
+        begin = aligned(end) if place is None else place
+        spans.append((begin, begin + part.nbytes))
+        if place is None:
+            end = begin + part.nbytes
+    return spans
 
 
 def _taker(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:

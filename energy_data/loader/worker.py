@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
+from energy_data.loader.draft import Draft
 from energy_data.loader.run import Run
 from energy_data.loader.status import Status
 from energy_data.loader.wire import Go, Message, Taken, portable, receive_order, send_files
 from energy_data.meter import HELD, SENDING, Meter, Spent
+from energy_data.tasks.memory import making_in
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -78,6 +80,7 @@ class _Worker:
         self.meter, self.reported = Meter(), 0.0
         self.ahead = 0  # messages sent and not taken
         self.waiting = True  # for a command, having nothing to do without one
+        self.drafts = True  # batches are made where they will travel
 
     def _unpacked(self, run: Run[Any] | bytes) -> Run[Any]:
         if not isinstance(run, bytes):
@@ -141,8 +144,10 @@ class _Worker:
     def made(self, lane: int) -> Message:
         message = Message(self.go.generation, "batch", self.batch)
         node = self.nodes[lane]
+        draft = self.arena.draft() if self.drafts else None
         try:
-            items = node.take(1)
+            with making_in(draft):
+                items = list(node.take(1))
         except StopIteration:
             self.living.discard(lane)
             return message._replace(kind="end", state=node.state_dict())
@@ -152,7 +157,7 @@ class _Worker:
         if not items:
             return message._replace(kind="left out", state=state)
         try:
-            return message._replace(parcel=self.parcel(items[0]), state=state)
+            return message._replace(parcel=self.parcel(items, draft), state=state)
         except ArenaFullError as error:
             return message._replace(kind="full", error=portable(error))
         except _AbandonedError:
@@ -161,7 +166,28 @@ class _Worker:
             error.add_note("while sending a batch to the trainer: it must be picklable")
             return message._replace(kind="error", error=portable(error))
 
-    def parcel(self, batch: Any) -> Parcel:
+    def parcel(self, items: list[Any], draft: Draft | None) -> Parcel:
+        """Return the one batch of `items` in the arena, and leave nothing of it in them."""
+        if draft and not draft.end:  # nothing was made in it
+            draft.close()
+            draft = None
+        try:
+            parcel = self.written(items[0], draft)
+        except ArenaFullError:
+            if draft is None:
+                raise
+            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy: the draft was in the way
+            draft.close()
+            draft = None
+            parcel = self.written(items[0], None)
+        items.clear()
+        if draft is None or draft.close() or parcel.slot != draft.slot:
+            return parcel
+        # The task encoder keeps something of its batches, which is not to change under its hands.
+        self.drafts = False
+        return self.written(self.arena.read(parcel), None)
+
+    def written(self, batch: Any, draft: Draft | None) -> Parcel:
         """Return the batch in the arena. Waits for room as long as batches are on their way.
 
         When all are taken, the trainer has said which slots it still looks at: only then the arena
@@ -170,7 +196,7 @@ class _Worker:
         while True:
             began = time.perf_counter()
             try:
-                parcel = self.arena.write(batch)
+                parcel = self.arena.write(batch, draft)
             except ArenaFullError:
                 if not self.ahead:
                     raise

@@ -7,7 +7,10 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+
+from energy_data.tasks.memory import empty
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -37,13 +40,36 @@ def stack_or_list(values: list[Any]) -> torch.Tensor | list[Any]:
     first = values[0]
     if isinstance(first, torch.Tensor):
         if _same_form(values):
-            return torch.stack(values)
+            return _stacked(values)
     elif isinstance(first, np.ndarray):
         if _same_form(values) and first.dtype.kind in "biufc":
-            return torch.from_numpy(np.stack(values))
+            return _stacked_arrays(values)
     elif type(first) in (int, float, bool) and all(type(value) is type(first) for value in values):
         return _numbers(values)
     return values
+
+
+def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
+    first = values[0]
+    if (
+        type(first) is not torch.Tensor  # kinds of it know best
+        or first.layout is not torch.strided
+        or first.device.type != "cpu"
+        or first.is_quantized
+        or any([value.requires_grad for value in values])  # noqa: C419 - as in `_same_form`
+    ):
+        return torch.stack(values)
+    return torch.stack(values, out=empty((len(values), *first.shape), first.dtype))
+
+
+def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
+    first = values[0]
+    dtype = getattr(torch, first.dtype.name, None) if first.dtype.isnative else None
+    if dtype is None:
+        return torch.from_numpy(np.stack(values))
+    batch = empty((len(values), *first.shape), dtype)
+    np.stack(values, out=batch.numpy())
+    return batch
 
 
 def _field(name: str, values: list[Any]) -> Any:

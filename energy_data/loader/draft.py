@@ -1,0 +1,74 @@
+"""A slot of the arena that a batch is being made in, so that it need not be copied there."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+ALIGNMENT = 64  # bytes, of what is in a slot
+
+
+class Slot(NamedTuple):
+    """A part of the memory that holds one batch at a time."""
+
+    number: int
+    offset: int
+    size: int
+
+
+class Draft:
+    """Gives memory of one slot, piece by piece; a `energy_data.tasks.memory.Place`.
+
+    memory: of the slot, writable. returned: called with the slot's number, by whatever thread, when
+    nothing of it is in use in this process any more.
+    """
+
+    def __init__(self, slot: Slot, memory: memoryview, returned: Callable[[int], None]) -> None:
+        self.slot = slot
+        self.end = 0  # of what was taken
+        anchor = anchored(memory)
+        weakref.finalize(anchor, returned, slot.number).atexit = False
+        self._begin = ctypes.addressof(anchor)
+        self._view: memoryview | None = memoryview(anchor).cast("B")
+        self._anchor: Callable[[], object] = weakref.ref(anchor)
+
+    def take(self, num_bytes: int) -> memoryview | None:
+        """Return so many bytes that nobody else has; None if they are not there."""
+        begin = aligned(self.end)
+        if self._view is None or begin + num_bytes > self.slot.size:
+            return None
+        self.end = begin + num_bytes
+        return self._view[begin : self.end]
+
+    def place_of(self, data: memoryview) -> int | None:
+        """Return where in the slot these bytes are, None if they are elsewhere."""
+        if data.readonly:
+            return None
+        place = ctypes.addressof(ctypes.c_char.from_buffer(data)) - self._begin
+        return place if 0 <= place < self.end else None
+
+    def close(self) -> bool:
+        """Give no more memory; return whether all that was given is out of use here."""
+        self._view = None
+        return self._anchor() is None
+
+
+def anchored(memory: memoryview) -> Any:
+    """Return an object over `memory` that lives as long as any view of it, and any view of those.
+
+    Numpy and torch would drop an array in between, but keep this one.
+    """
+    return _bytes_kind(len(memory)).from_buffer(memory)
+
+
+@lru_cache(256)
+def _bytes_kind(size: int) -> Any:
+    return ctypes.c_char * size
+
+
+def aligned(end: int) -> int:
+    """Return where the next thing may begin."""
+    return -(-end // ALIGNMENT) * ALIGNMENT

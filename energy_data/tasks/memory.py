@@ -1,0 +1,51 @@
+"""Memory for the tensors of a batch: ordinary, or, in a worker, where the batch will travel.
+
+A tensor that is made in its place need not be copied there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Protocol
+
+import torch
+
+_FEWEST = 4096  # bytes; smaller tensors are copied
+
+
+class Place(Protocol):
+    """Memory that the tensors of one batch may be made in."""
+
+    def take(self, num_bytes: int) -> memoryview | None:
+        """Return so many bytes that nobody else has; None if they are not there."""
+        ...
+
+
+class _Here(threading.local):  # code of the user's may make batches in threads of its own
+    place: Place | None = None
+
+
+_HERE = _Here()
+
+
+@contextlib.contextmanager
+def making_in(place: Place | None) -> Iterator[None]:
+    """Make tensors in a place, in this thread; None: in ordinary memory."""
+    _HERE.place = place
+    try:
+        yield
+    finally:
+        _HERE.place = None
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a contiguous tensor on the CPU with any contents; its memory cannot be resized."""
+    num_bytes = prod(shape) * dtype.itemsize
+    if _HERE.place is not None and num_bytes >= _FEWEST:
+        memory = _HERE.place.take(num_bytes)
+        if memory is not None:
+            return torch.frombuffer(memory, dtype=dtype).reshape(*shape)
+    return torch.empty(*shape, dtype=dtype)

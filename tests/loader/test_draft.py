@@ -1,0 +1,132 @@
+"""Drafts: batches are made where they travel, and nobody can tell but by the time it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from trees import leaf, samples
+
+from energy_data.loader.arena import ArenaFullError, ArenaReader, ArenaWriter
+from energy_data.nodes.batch import BatchSpec
+from energy_data.tasks.collate import collate
+from energy_data.tasks.memory import empty, making_in
+from loader.workers import worker_loader
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def arena():
+    writer = ArenaWriter(64 * MIB)
+    writer.write({"first": torch.zeros(MIB)})  # from it the size of drafts is known
+    return writer
+
+
+def images(value: int, count: int = 4) -> list[dict]:
+    return [{"image": torch.full((256, 256), value + n, dtype=torch.uint8)} for n in range(count)]
+
+
+def read(writer: ArenaWriter, parcel):
+    return ArenaReader(os.dup(writer.fd)).read(parcel)
+
+
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray], ids=["tensors", "arrays"])
+def test_a_collated_batch_stays_where_it_was_made(arena, kind):
+    draft = arena.draft()
+    values = [np.full((256, 256), n, np.float32) for n in range(3)]
+    with making_in(draft):
+        batch = collate([{"image": kind(value), "text": "t"} for value in values])
+    parcel = arena.write(batch, draft)
+    assert draft.end == batch["image"].nbytes
+    assert parcel.slot == draft.slot
+    assert parcel.spans[0] == (0, draft.end)
+    found = read(arena, parcel)
+    assert torch.equal(found["image"], torch.from_numpy(np.stack(values)))
+    assert found["text"] == ["t"] * 3
+
+
+def test_what_was_not_made_there_is_copied_beside_it(arena):
+    draft = arena.draft()
+    other = torch.arange(5000)
+    with making_in(draft):
+        batch = {**collate(images(1)), "other": other, "part": None}
+        batch["part"] = batch["image"][1:3]
+    found = read(arena, arena.write(batch, draft))
+    assert torch.equal(found["other"], other)
+    assert torch.equal(found["image"], batch["image"])
+    assert torch.equal(found["part"], batch["image"][1:3])
+
+
+def test_a_batch_that_outgrows_its_draft_moves_whole(arena):
+    draft = arena.draft()
+    with making_in(draft):
+        batch = [collate(images(n, 64)) for n in range(8)]
+    parcel = arena.write(batch, draft)
+    assert parcel.slot != draft.slot
+    for found, made in zip(read(arena, parcel), batch, strict=True):
+        assert torch.equal(found["image"], made["image"])
+
+
+def test_a_slot_is_free_again_when_neither_side_looks_at_it(arena):
+    draft = arena.draft()
+    with making_in(draft):
+        batch = collate(images(1))
+    number = arena.write(batch, draft).slot.number
+    assert not draft.close(), "the batch is alive"
+    arena.free([number])
+    assert arena.draft().slot.number != number
+    del batch
+    assert draft.close()
+    drafts = [arena.draft() for _ in range(2)]
+    assert number in {draft.slot.number for draft in drafts}
+
+
+def test_a_draft_never_makes_the_arena_grow_beyond_its_limit():
+    writer = ArenaWriter(MIB)
+    writer.write(torch.zeros(MIB // 8))  # half of it, and the trainer holds it
+    assert writer.draft() is None
+    with pytest.raises(ArenaFullError):
+        writer.write(torch.zeros(MIB // 4))
+
+
+def test_other_threads_make_their_tensors_elsewhere(arena):
+    draft, made = arena.draft(), []
+    with making_in(draft):
+        thread = threading.Thread(target=lambda: made.append(empty((4096,), torch.uint8)))
+        thread.start()
+        thread.join()
+    assert made
+    assert draft.end == 0
+
+
+class Keeping:
+    """Makes batches, keeps the last ones, and looks whether others change them."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, samples: list[dict]) -> dict:
+        batch = collate(images(samples[0]["number"] % 7))
+        for one, copy in self.kept[-3:]:
+            if not torch.equal(one, copy):
+                raise ValueError("a batch was changed by somebody else")
+            one += 1
+            copy += 1
+        self.kept.append((batch["image"], batch["image"].clone()))
+        return batch
+
+
+def test_an_encoder_that_keeps_its_batches_shares_no_memory_with_the_trainer():
+    spec = BatchSpec(of=samples(leaf("a", 100)), batch_size=1, collate=Keeping())
+    loader = worker_loader(spec, workers=1, lanes=1)
+    with contextlib.closing(loader):
+        for number, batch in enumerate(islice(loader, 30)):
+            expected = collate(images(batch["image"][0, 0, 0].item()))["image"]
+            assert torch.equal(batch["image"], expected), number
+            batch["image"] += 100
