@@ -29,7 +29,7 @@ class Before:
 
     def offsets(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """Return what draws of each leaf are numbered from, with a tree's own offsets."""
-        return tuple(map(add, self.starts, own)) if own else self.starts
+        return tuple(map(add, self.starts, own)) if own and self.starts else own or self.starts
 
     def put_in(self, epochs: Integers, indices: Integers, leaf: Integers, rank: Integers) -> None:
         """Put what comes back in place of the first draws of its leaves; int64 [n] all.
