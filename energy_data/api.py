@@ -17,7 +17,7 @@ from energy_data.loader.loader import Loader, T_batch
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
-from energy_data.metadataset.compile import compile_split
+from energy_data.metadataset.compile import compile_split, compile_stream
 from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.load import load
 from energy_data.nodes.leaf import LeafSpec
@@ -44,6 +44,7 @@ def get_train_dataset(
     virtual_epoch_length: int = 0,
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
+    microbatches_per_step: int | None = None,
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
@@ -68,11 +69,12 @@ def get_train_dataset(
             the training loop need it: "drop" leaves out a last round that not all ranks have,
             "short" gives ranks without a batch an empty one, "pad" the first batch of the pass
             again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
+        microbatches_per_step: Micro-batches of all ranks in an optimizer step, for what is counted
+            in steps: on each rank, those whose gradients it accumulates, times the ranks.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
-    order = _order(path, split_part, "train")
     sequence_length = max_samples_per_sequence or 0
     shuffle = Shuffle(buffer_size=shuffle_buffer_size or 0, sequence_length=sequence_length)
     pipeline = Pipeline(
@@ -82,9 +84,13 @@ def get_train_dataset(
         finite=not repeat,
         drop_last=batch_drop_last,
         on_error=on_error,
+        microbatches_per_step=microbatches_per_step,
+    )
+    spec = compile_stream(
+        load(path), split_part, open_source=open_dataset, pipeline=pipeline, mode="train"
     )
     return Dataset(
-        spec=pipeline.over(order),
+        spec=spec,
         worker_config=worker_config or default_worker_config(),
         seed=seed,
         virtual_epoch_length=virtual_epoch_length,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
@@ -28,10 +29,50 @@ class Pipeline:
     finite: bool = False  # one pass, dealt to the lanes, with one short batch at most
     drop_last: bool = False  # leave out the short batch at the end of a pass
     on_error: OnError = "skip"
+    microbatches_per_step: int | None = None  # of all ranks
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What a stage may change, with the values it has here."""
+        return {
+            **self.task_encoder.params,
+            "batch_size": self.batch_size,
+            "shuffle_buffer_size": self.shuffle.buffer_size,
+            "max_samples_per_sequence": self.shuffle.sequence_length,
+            "microbatches_per_step": self.microbatches_per_step,
+        }
+
+    def with_params(self, params: Mapping[str, Any]) -> Pipeline:
+        """Return the pipeline with some of its `params` changed.
+
+        Raises SpecError for a value that cannot be. All names must be among `params`.
+        """
+        shuffle = evolve(
+            self.shuffle,
+            buffer_size=_count(params, "shuffle_buffer_size", self.shuffle.buffer_size),
+            sequence_length=_count(
+                params, "max_samples_per_sequence", self.shuffle.sequence_length
+            ),
+        )
+        own: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "microbatches_per_step": self.microbatches_per_step,
+        }
+        own = {name: params.get(name, value) for name, value in own.items()}
+        for name, value in own.items():
+            if name in params and (type(value) is not int or value < 1):
+                raise SpecError(f"{name}: must be a whole number >= 1, got {value!r}.")
+        theirs = {name: params[name] for name in params if name in self.task_encoder.params}
+        try:
+            encoder = self.task_encoder.with_params(**theirs) if theirs else self.task_encoder
+        except (TypeError, ValueError) as error:
+            said = ", ".join(f"{name}={value!r}" for name, value in theirs.items())
+            raise SpecError(f"the task encoder does not take {said}: {error}.") from error
+        return evolve(self, shuffle=shuffle, task_encoder=encoder, **own)
 
     def over(self, order: OrderSpec) -> Spec:
         """Return the tree that gives batches: references, samples, encoded samples, batches."""
@@ -49,3 +90,13 @@ class Pipeline:
             drop_last=self.drop_last,
             aligned=self.finite,
         )
+
+
+def _count(params: Mapping[str, Any], name: str, default: int) -> int:
+    """Return a number of samples, where none means none."""
+    value = params.get(name, default)
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise SpecError(f"{name}: must be a whole number >= 0, got {value!r}.")
+    return int(value)

@@ -37,7 +37,7 @@ class Stage:
     on_enter: OnEnter = "continue"
     seed: int | None = None  # in place of the name
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
-    microbatches_per_step: int = 1  # of all ranks
+    microbatches_per_step: int | None = None  # of all ranks; None: not said
 
     @property
     def num_batches(self) -> int | None:

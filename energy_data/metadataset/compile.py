@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from energy_data.errors import DataError, SpecError
-from energy_data.metadataset.definitions import Mode
+from energy_data.metadataset.compile_staged import staged_order, staged_stream
+from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_staged import StagedDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import Branch, Twig, expand
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec
 from energy_data.source import Source
+from energy_data.spec import Spec
 
 
 class OpenSource(Protocol):
@@ -57,9 +61,45 @@ def compile_split(
     return spec
 
 
+def compile_stream(
+    metadataset: Metadataset,
+    split: str,
+    *,
+    open_source: OpenSource,
+    pipeline: Pipeline,
+    mode: Mode | None = None,
+) -> Spec:
+    """Return the tree of batches of one split: a pipeline over its order tree, or its stages.
+
+    Otherwise as `compile_split`.
+    """
+    tree = expand(metadataset, split)
+    compiler = _Compiler(open_source, mode_of(split, mode))
+    spec = compiler.stream(tree, pipeline)
+    compiler.faults.raise_any()
+    assert spec is not None
+    return spec
+
+
 def mode_of(split: str, mode: Mode | None) -> Mode:
     """Return the mode that is meant."""
     return mode or ("train" if split == "train" else "val")
+
+
+class AboveBatching(NamedTuple):
+    """How a kind is compiled that stands above batching: what it gives, and what validation reads.
+
+    Both return None if faults are noted.
+    """
+
+    stream: Callable[[_Compiler, Branch, Pipeline], Spec | None]
+    order: Callable[[_Compiler, Branch], OrderSpec | None]
+
+
+ABOVE_BATCHING: Mapping[type[Definition], AboveBatching] = {
+    StagedDefinition: AboveBatching(staged_stream, staged_order),
+}
+"""The kinds that stand above batching; all others are compiled by `Definition.compile`."""
 
 
 class _Compiler:
@@ -70,9 +110,20 @@ class _Compiler:
         self.faults = Faults()
         self.sources: dict[tuple[object, ...], Source] = {}
 
+    def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:
+        """Return the tree of batches of a node."""
+        above = ABOVE_BATCHING.get(type(tree.definition)) if self.mode == "train" else None
+        if above is not None and isinstance(tree, Branch):
+            return above.stream(self, tree, pipeline)
+        order = self.spec(tree)
+        return None if order is None else pipeline.over(order)
+
     def spec(self, tree: Branch | Twig) -> OrderSpec | None:
+        """Return the order tree of a node."""
         if isinstance(tree, Twig):
             return self.leaf(tree)
+        if (above := ABOVE_BATCHING.get(type(tree.definition))) is not None:
+            return above.order(self, tree)
         children = [child for child in tree.children if self.mode == "train" or child.share != 0]
         specs = [self.spec(child) for child in children]
         built = [spec for spec in specs if spec is not None]

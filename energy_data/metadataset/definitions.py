@@ -94,6 +94,7 @@ class Definition:
 
     kind: ClassVar[str]  # the key that makes a node of this kind
     weighs: ClassVar[bool] = False  # whether shares, not sizes, say how often children are drawn
+    apart: ClassVar[bool] = False  # whether each child is drawn from in a time of its own
     renews: ClassVar[bool] = False  # whether its children go on without end wherever it stands
 
     place: Place
@@ -192,6 +193,10 @@ class Part:
     share_key: ClassVar[str | None] = None  # the key of the number its parent gives it
 
     of: Definition
+
+    def plain(self) -> dict[str, Any]:
+        """Return the keys of this part as they are written in YAML."""
+        return {self.share_key: self.share} if self.share_key else {}
 
     @property
     def share(self) -> float | None:

@@ -68,7 +68,8 @@ class _Describer:
         )
         if isinstance(tree, Twig):
             return
-        endless = (endless and tree.definition.weighs) or tree.definition.renews
+        kind = tree.definition
+        endless = (endless and (kind.weighs or kind.apart)) or kind.renews
         parts = self.parts(tree, endless=endless)
         for child, part in zip(tree.children, parts, strict=True):
             of_all = None if part is None or fraction is None else fraction * part
@@ -76,8 +77,8 @@ class _Describer:
 
     def parts(self, tree: Branch, *, endless: bool) -> list[Fraction | None]:
         """Return which part of a node's draws each child has."""
-        if len(tree.children) == 1:
-            return [Fraction(1)]
+        if len(tree.children) == 1 or tree.definition.apart:
+            return [Fraction(1)] * len(tree.children)
         by_weight = endless and tree.definition.weighs
         sizes = [
             Fraction(child.share or 0) if by_weight else self.drawn(tree, child)

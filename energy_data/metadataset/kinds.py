@@ -12,6 +12,7 @@ from energy_data.metadataset.kind_concat import ConcatDefinition
 from energy_data.metadataset.kind_epochize import EpochizeDefinition
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.kind_repeat import RepeatDefinition
+from energy_data.metadataset.kind_staged import StagedDefinition
 
 KINDS: Mapping[str, type[Definition]] = {
     definition.kind: definition
@@ -22,6 +23,7 @@ KINDS: Mapping[str, type[Definition]] = {
         ConcatDefinition,
         EpochizeDefinition,
         RepeatDefinition,
+        StagedDefinition,
     )
 }
 """The key that makes a node of a kind -> what such a node is."""

@@ -181,8 +181,7 @@ def _plain(tree: Branch | Twig) -> dict[str, Any]:
         return _plain_leaf(tree)
     children = []
     for child, part in zip(tree.children, tree.definition.parts, strict=True):
-        share = {part.share_key: child.share} if part.share_key else {}
-        children.append({**share, **_plain(child)})
+        children.append({**part.plain(), **_plain(child)})
     return tree.definition.plain(children)
 
 

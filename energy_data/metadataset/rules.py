@@ -16,6 +16,11 @@ from energy_data.metadataset.subset import Subset
 MAX_COUNT = 2**62
 
 TEXT_PATTERN = re.compile(r"^[^\u0000-\u001f\u007f\ud800-\udfff]+$")
+NAME_PATTERN = re.compile(
+    r"^[^\s\u0000-\u001f\u007f\ud800-\udfff./]([^\u0000-\u001f\u007f\ud800-\udfff./]*[^\s\u0000-\u001f\u007f\ud800-\udfff./])?$"
+)
+_AMOUNT = re.compile(r"^([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMBT])$")
+_SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
 
 
@@ -69,6 +74,12 @@ def _text(value: Value) -> str:
     return value.data
 
 
+def _name(value: Value) -> str:
+    if not isinstance(value.data, str) or not NAME_PATTERN.fullmatch(value.data):
+        raise ValueError
+    return value.data
+
+
 def _flag(value: Value) -> bool:
     if not isinstance(value.data, bool):
         raise ValueError  # noqa: TRY004 - the caller tells the fault
@@ -82,11 +93,36 @@ def _mapping(value: Value) -> dict[str, Any]:
     return plain
 
 
+def _amount(value: Value) -> Fraction:
+    found = value.data
+    if isinstance(found, str) and (match := _AMOUNT.fullmatch(found)):
+        number, suffix = match.groups()
+        return Fraction(number) * _SUFFIXES[suffix]
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_COUNT:
+        raise ValueError
+    return Fraction(str(found))
+
+
+AMOUNT = Rule(
+    "a number from 0, or one with K, M, B or T, such as 20B",
+    {
+        "anyOf": [
+            {"type": "number", "minimum": 0, "maximum": MAX_COUNT},
+            {"type": "string", "pattern": _AMOUNT.pattern},
+        ]
+    },
+    _amount,
+)
 COUNT = Rule("a whole number >= 1", {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, _count)
 TEXT = Rule(
     "text, not empty, without control characters",
     {"type": "string", "pattern": TEXT_PATTERN.pattern},
     _text,
+)
+NAME = Rule(
+    "a name without '/', '.' or blanks at its ends",
+    {"type": "string", "pattern": NAME_PATTERN.pattern},
+    _name,
 )
 FLAG = Rule("true or false", {"type": "boolean"}, _flag)
 MAPPING = Rule("a mapping of names to plain data", {"type": "object"}, _mapping)

@@ -57,10 +57,12 @@ def _node(part: type[Part]) -> Schema:
             same = name in shared or name in KINDS
             properties.setdefault(name, schema if same else {"description": schema["description"]})
     differing = [name for name in properties if name not in {*shared, *KINDS, *keys_of(part)}]
+    required = _keys(part).get("required", [])
     return {
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
+        **({"required": required} if required else {}),
         "oneOf": [
             {
                 "required": [kind],

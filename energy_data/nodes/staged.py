@@ -99,11 +99,14 @@ class StagedSpec(Spec):
 
     def check_ranks(self, world_size: int) -> None:
         for stage in self.stages:
-            if stage.begin % world_size or (stage.end or 0) % world_size:
+            per_step = stage.microbatches_per_step or 0
+            if stage.begin % world_size or (stage.end or 0) % world_size or per_step % world_size:
                 raise SpecError(
-                    f"staged: stage {stage.name!r} is micro-batches {stage.begin} to {stage.end}, "
-                    f"which {world_size} ranks cannot share evenly: they would not switch in the "
-                    f"same step. Make microbatches_per_step a multiple of {world_size}."
+                    f"staged: stage {stage.name!r} is micro-batches {stage.begin} to {stage.end}"
+                    f"{f', {per_step} a step' if per_step else ''}, which {world_size} ranks "
+                    f"cannot share evenly: they would not switch in the same step. Make "
+                    f"microbatches_per_step, which counts those of all ranks, a multiple of "
+                    f"{world_size}."
                 )
 
     def build(self, context: Context) -> StagedNode:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, Self, TypeVar
+
+import attrs
 
 from energy_data.tasks.collate import collate
 
@@ -37,6 +40,32 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
     def collate(self, samples: list[T_encoded]) -> T_batch:
         """Return `encode_batch(batch(samples))`."""
         return self.encode_batch(self.batch(samples))
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that a stage of a run may change, with their values.
+
+        By default the fields of a dataclass or attrs class, and none for others.
+        """
+        if is_dataclass(self):
+            return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        cls: type[Any] = type(self)
+        if attrs.has(cls):
+            own = [one for one in attrs.fields(cls) if one.init and one.alias == one.name]
+            return {one.name: getattr(self, one.name) for one in own}
+        return {}
+
+    def with_params(self, **params: Any) -> Self:
+        """Return a task encoder like this one with other `params`.
+
+        Override both for a class whose constructor does more than keep its arguments.
+        """
+        if is_dataclass(self):
+            return replace(self, **params)
+        if attrs.has(type(self)):
+            changed: Self = attrs.evolve(self, **params)  # type: ignore[misc]  # just asked for
+            return changed
+        raise TypeError(f"{type(self).__name__} has no params, got {', '.join(params)}")
 
     @property
     def sample_encoder(self) -> Callable[[Any], Any] | None:

@@ -67,7 +67,7 @@ PATH = "Write it like `path: ./coco`."
         (
             "{id: x}",
             "2:10: splits.train: names no kind, found {id: x}. Add one of path, blend, "
-            "blend_epochized, concat, epochize or repeat.",
+            "blend_epochized, concat, epochize, repeat or staged.",
         ),
         (
             "./coco",

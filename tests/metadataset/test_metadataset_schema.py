@@ -6,6 +6,7 @@ from jsonschema import Draft202012Validator
 from energy_data.errors import SpecError
 from energy_data.metadataset.definitions import FileDefinition, keys_of
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_staged import StagePart
 from energy_data.metadataset.kinds import KINDS, PARTS
 from energy_data.metadataset.load import parse_metadataset
 from energy_data.metadataset.read import read_text
@@ -24,6 +25,9 @@ GOOD = [
     "{blend_epochized: [{path: x, repetitions: 0.5}, {concat: [{path: y}]}]}",
     "{concat: [{path: x}, {epochize: {length: 5, of: {path: y}}}]}",
     "{repeat: {times: 3, of: {blend: [{path: x, weight: 3}]}}}",
+    "{staged: {stages: [{name: a, path: x}]}}",
+    "{staged: {unit: tokens, stages: [{name: a, for: 1.5B, path: x}, {name: b, path: x}]}}",
+    "{staged: {default: {path: y}, stages: [{name: a b, start: 5, seed: 3, path: x}]}}",
 ]
 
 BAD = [
@@ -69,6 +73,18 @@ BAD = [
     "{epochize: {of: {path: x}}}",
     "{repeat: {times: 1.5, of: {path: x}}}",
     "{repeat: {times: 2, of: {path: x, weight: 1}}}",
+    "{staged: {stages: []}}",
+    "{staged: {stages: [{path: x}]}}",
+    "{staged: {stages: [{name: a}]}}",
+    "{staged: {stages: [{name: ' a', path: x}]}}",
+    "{staged: {stages: [{name: a/b, path: x}]}}",
+    "{staged: {stages: [{name: a, path: x, for: 5X}]}}",
+    "{staged: {stages: [{name: a, path: x, end: -5}]}}",
+    "{staged: {stages: [{name: a, path: x, on_enter: anew}]}}",
+    "{staged: {unit: hours, stages: [{name: a, path: x}]}}",
+    "{staged: {unit: steps}}",
+    "{staged: {resume: no, stages: [{name: a, path: x}]}}",
+    "{concat: [{name: a, path: x}]}",
 ]
 
 TOPS = [
@@ -130,11 +146,13 @@ def test_every_key_has_a_description_and_an_example_that_loads(cls, name, metada
         text = f"{example}\n{rest}"
     else:
         node = f"{{{example}}}" if name in KINDS else f"{{{example}, path: x}}"
-        text = (
-            f"splits: {{train: {{{PARTS[cls]}: [{node}]}}}}"
-            if cls in PARTS
-            else (f"splits: {{train: {node}}}")
-        )
+        if cls is StagePart:
+            named = node if name == "name" else f"{{name: second, {node[1:]}"
+            first = "{name: first, end: 1000, path: y}"
+            node = f"{{staged: {{stages: [{first}, {named}]}}}}"
+        elif cls in PARTS:
+            node = f"{{{PARTS[cls]}: [{node}]}}"
+        text = f"splits: {{train: {node}}}"
     assert verdicts(text) == (True, True)
 
 

@@ -1,0 +1,318 @@
+"""Compiling `staged`: from bounds in steps, samples, tokens or epochs to micro-batches of the run.
+
+A `staged` inside a stage becomes stages of the outer one, so that a run has one list of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from math import ceil
+from typing import Any, Protocol
+
+from attrs import evolve, frozen
+
+from energy_data.errors import SpecError
+from energy_data.metadataset.definitions import Definition, Mode
+from energy_data.metadataset.faults import Faults, did_you_mean, listed
+from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
+from energy_data.metadataset.resolve import Branch, Twig
+from energy_data.metadataset.spans import Span
+from energy_data.nodes.staged import StagedSpec
+from energy_data.pipeline import Pipeline
+from energy_data.references import OrderSpec
+from energy_data.spec import Spec
+from energy_data.stage import Stage, wrong_bodies
+
+FOR_STEPS = ("microbatches_per_step", "global_batch_size")
+
+
+class Compiler(Protocol):
+    """What compiles the nodes below; `compile._Compiler` is one."""
+
+    mode: Mode
+    faults: Faults
+
+    def spec(self, tree: Branch | Twig) -> OrderSpec | None:
+        """Return the order tree of a node; None: faults are noted."""
+
+
+@frozen(kw_only=True)
+class _Around:
+    """What a `staged` inherits from the stage it stands in; at the top, from the call."""
+
+    pipeline: Pipeline
+    begin: int = 0
+    end: int | None = None  # of the stage around, in micro-batches
+    prefix: str = ""
+    on_enter: str | None = None
+
+
+@frozen(kw_only=True)
+class _Body:
+    """A stage whose node was compiled: all that its length may depend on is known."""
+
+    span: Span
+    definition: Definition  # as written where the stage is
+    part: StagePart | None  # None: what fills the gap at the front
+    tree: Branch | Twig
+    order: OrderSpec | None  # None: it is a `staged`
+    pipeline: Pipeline
+
+    @property
+    def per_step(self) -> int:
+        return self.pipeline.microbatches_per_step or 1
+
+
+def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec | None:
+    """Return the stages of a run; None: faults are noted."""
+    assert isinstance(tree.definition, StagedDefinition)
+    before = len(compiler.faults)
+    if pipeline.finite:
+        problem = "stages need a stream without end. Leave `repeat=False` out."
+        compiler.faults.add(tree.definition.place, tree.definition.where, problem)
+    if tree.definition.staged.at is not None:
+        problem = "`at` picks a stage for validation; training runs all of them. Take it out."
+        place = tree.definition.places["staged"]
+        compiler.faults.add(place, f"{tree.definition.where}.staged.at", problem)
+    stages = tuple(_Stages(compiler).of(tree, _Around(pipeline=pipeline)))
+    if len(compiler.faults) == before:
+        staged = tree.definition.staged
+        for problem in wrong_bodies(stages):
+            compiler.faults.add(tree.definition.place, tree.definition.where, problem)
+        if len(compiler.faults) == before:
+            return StagedSpec(stages=stages, buffers=staged.buffers, resume=staged.resume)
+    return None
+
+
+def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:
+    """Return the order of the one stage that validation reads; None: faults are noted."""
+    definition = tree.definition
+    assert isinstance(definition, StagedDefinition)
+    place, where = definition.place, definition.where
+    if compiler.mode == "train":
+        problem = "stages are whole pipelines, so `staged` stands above all that mixes or repeats."
+        compiler.faults.add(place, where, f"{problem} Put the mixture into the stages.")
+        return None
+    name = definition.staged.at
+    if name is None:
+        problem = f"validation has no stages, found {listed(definition.names)}."
+        compiler.faults.add(place, where, f"{problem} Add `at:` with the one to read.")
+        return None
+    if name not in definition.names:
+        near = did_you_mean(name, definition.names)
+        advice = f"Did you mean {near!r}?" if near else f"There are {listed(definition.names)}."
+        place, where = definition.places["staged"], f"{where}.staged.at"
+        compiler.faults.add(place, where, f"there is no stage {name!r}. {advice}")
+        return None
+    return compiler.spec(tree.children[definition.names.index(name)])
+
+
+class _Stages:
+    def __init__(self, compiler: Compiler) -> None:
+        self.compiler, self.faults = compiler, compiler.faults
+
+    def of(self, tree: Branch, around: _Around) -> Iterator[Stage]:
+        """Yield the stages below a `staged`; faults are noted, and then some may be missing."""
+        definition = tree.definition
+        assert isinstance(definition, StagedDefinition)
+        staged = definition.staged
+        bodies = [self.body(tree, span, around) for span in definition.spans]
+        known = [body for body in bodies if body is not None]
+        if len(known) < len(bodies):
+            return
+        absolute = staged.clock_origin == "absolute"
+        begin = 0 if absolute else around.begin
+        counted = Fraction(0)  # in `unit`, up to `begin`
+        for body in known:
+            length = self.length(body, staged, counted)
+            if length is None:
+                return
+            end = None if body.span.end is None else begin + length
+            if end is not None:
+                counted += length * self.worth(body, staged)
+            if end is not None and end <= begin:
+                problem = "it is shorter than what was rounded up before it, and would never run."
+                self.note(body, f"{problem} Make it longer.")
+            yield from self.cut(body, begin, end, around, definition)
+            begin = begin if end is None else end
+            if end is None:
+                return
+        if around.prefix and (around.end is None or begin < around.end):
+            self.note(
+                known[-1],
+                f"it ends at micro-batch {begin} of the run, but the stage around, "
+                f"{around.prefix.rstrip('.')!r}, lasts until {around.end or 'the end'}. Leave its "
+                "end out.",
+            )
+
+    def body(self, tree: Branch, span: Span, around: _Around) -> _Body | None:
+        """Return what a stage is made of; None: faults are noted."""
+        definition, child = tree.definition, tree.children[span.child]
+        assert isinstance(definition, StagedDefinition)
+        part = definition.parts[span.child]
+        own = part if isinstance(part, StagePart) else None
+        pipeline = self.pipeline(definition.staged, own, around.pipeline)
+        inner = isinstance(child.definition, StagedDefinition)
+        order = None if inner else self.compiler.spec(child)
+        if pipeline is None or (order is None and not inner):
+            return None
+        return _Body(
+            span=span,
+            definition=part.of,
+            part=own,
+            tree=child,
+            order=order,
+            pipeline=pipeline,
+        )
+
+    def pipeline(
+        self, staged: Staged, part: StagePart | None, pipeline: Pipeline
+    ) -> Pipeline | None:
+        """Return the pipeline with what differs in a stage; None: faults are noted."""
+        params = {} if part is None else part.params
+        every: dict[str, Any] = {name: getattr(staged, name) for name in FOR_STEPS}
+        steps = {name: params[name] for name in FOR_STEPS if name in params} or {
+            name: value for name, value in every.items() if value is not None
+        }
+        own = {name: value for name, value in params.items() if name not in FOR_STEPS}
+        known = [*pipeline.params, "global_batch_size"]
+        before = len(self.faults)
+        for name in own.keys() - pipeline.params.keys():
+            near = did_you_mean(name, known)
+            advice = f"Did you mean {near!r}?" if near else f"There are {listed(known)}."
+            self.wrong(part, f"unknown parameter {name!r}. {advice}")
+        if len(self.faults) > before:
+            return None
+        try:
+            return _with_steps(pipeline.with_params(own), steps)
+        except SpecError as error:
+            for fault in error.faults:
+                self.wrong(part, fault)
+            return None
+
+    def wrong(self, part: StagePart | None, problem: str) -> None:
+        """Note what is wrong with the parameters of a stage."""
+        assert part is not None, problem
+        place = part.of.places.get("params", part.of.place)
+        self.faults.add(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
+
+    def note(self, body: _Body, problem: str) -> None:
+        definition = body.definition
+        place = definition.place
+        for name in ("for", "end"):
+            place = definition.places.get(name, place)
+        self.faults.add(place, definition.where, f"stage {body.span.name!r}: {problem}")
+
+    def length(self, body: _Body, staged: Staged, counted: Fraction) -> int | None:
+        """Return the micro-batches of a stage, whole steps. None: faults are noted.
+
+        counted: what the stages before have, which is more than asked where they were rounded up.
+        """
+        unit, span = staged.unit, body.span
+        if span.end is None:
+            return 0
+        if unit == "steps" and body.pipeline.microbatches_per_step is None:
+            self.note(
+                body,
+                "how many micro-batches a step has is not known, so its bounds in steps say "
+                "nothing. Give `microbatches_per_step`: those of all ranks in an optimizer step.",
+            )
+            return None
+        worth = self.worth(body, staged)
+        if not worth:
+            self.note(body, self.unknown(body, unit))
+            return None
+        asked = span.end - (span.start if unit in ("steps", "epochs") else counted)
+        return max(ceil(asked / worth / body.per_step), 0) * body.per_step
+
+    def worth(self, body: _Body, staged: Staged) -> Fraction:
+        """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
+        unit, pipeline = staged.unit, body.pipeline
+        if unit == "microbatches":
+            return Fraction(1)
+        if unit == "steps":
+            return Fraction(1, body.per_step)
+        samples = Fraction(pipeline.batch_size)
+        if unit == "samples":
+            return samples
+        if unit == "tokens":
+            return samples * int(pipeline.params.get("seq_len") or 0)
+        return samples / body.order.size if body.order is not None else Fraction(0)
+
+    def unknown(self, body: _Body, unit: str) -> str:
+        if unit == "tokens":
+            return (
+                "how many tokens a sample has is not known. Give the task encoder a parameter "
+                "`seq_len`, or count in samples."
+            )
+        return f"how long one of its {unit} is cannot be told. Count in steps or samples."
+
+    def cut(
+        self,
+        body: _Body,
+        begin: int,
+        end: int | None,
+        around: _Around,
+        definition: StagedDefinition,
+    ) -> Iterator[Stage]:
+        """Yield what of a stage lies within the stage around."""
+        limit = around.end
+        if limit is not None:
+            end = limit if end is None else min(end, limit)
+        begin = max(begin, around.begin)
+        if end is not None and end <= begin:
+            problem = f"it would never run within stage {around.prefix.rstrip('.')!r}. Take it out."
+            self.note(body, problem)
+            return
+        part = body.part
+        on_enter = (part and part.on_enter) or around.on_enter or definition.staged.on_enter
+        name = around.prefix + body.span.name
+        if body.order is None:
+            assert isinstance(body.tree, Branch)
+            yield from self.of(
+                body.tree,
+                _Around(
+                    pipeline=body.pipeline,
+                    begin=begin,
+                    end=end,
+                    prefix=f"{name}.",
+                    on_enter=(part and part.on_enter) or around.on_enter,
+                ),
+            )
+            return
+        yield Stage(
+            name=name,
+            of=body.pipeline.over(body.order),
+            begin=begin,
+            end=end,
+            on_enter="restart" if on_enter == "restart" else "continue",
+            seed=None if part is None else part.seed,
+            params={
+                name: value for name, value in body.pipeline.params.items() if _is_plain(value)
+            },
+            microbatches_per_step=body.pipeline.microbatches_per_step,
+        )
+
+
+def _with_steps(pipeline: Pipeline, steps: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline with what a step is. SpecError if it cannot be."""
+    if not steps:
+        return pipeline
+    if len(steps) > 1:
+        raise SpecError("both `microbatches_per_step` and `global_batch_size` are given. Keep one.")
+    ((name, value),) = steps.items()
+    if type(value) is not int or value < 1:
+        raise SpecError(f"{name}: must be a whole number >= 1, got {value!r}.")
+    if name == "global_batch_size":
+        if value % pipeline.batch_size:
+            raise SpecError(
+                f"global_batch_size: must be a multiple of the batch size {pipeline.batch_size}, "
+                f"got {value}."
+            )
+        value //= pipeline.batch_size
+    return evolve(pipeline, microbatches_per_step=value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
