@@ -5,8 +5,9 @@
     cls cls2 index inx id         int
     npy                           writable array; npz: dict of arrays; objects are refused
     pth pt                        torch.load(weights_only=True), on the CPU
-    jpg jpeg png webp bmp gif     uint8 tensor [3, H, W], RGB, through Pillow (extra `images`);
-      tif tiff ppm pgm pbm pnm      masks and depth maps want an override of their own
+    jpg jpeg png webp bmp gif     uint8 tensor [3, H, W], RGB, through Pillow (extra `images`),
+      tif tiff ppm pgm pbm pnm ...  or in another mode of `images`; masks and depth maps want an
+                                    override of their own
     anything else                 bytes, pickle among them: nothing here runs what data says
 
 The last component decides (`seg.png` is a png), in any case; a `.gz` behind it is unpacked first.
@@ -28,7 +29,7 @@ import numpy.typing as npt
 import torch
 from numpy.lib import format as npy_format
 
-from energy_data.errors import MissingExtraError
+from energy_data.sources.images import EXTENSIONS, ImageMode, image_decoder
 
 Buffer = bytes | memoryview
 Decoder = Callable[[bytes], Any]
@@ -45,6 +46,7 @@ class Decoding:
 
     mode: Literal["auto", "bytes"] = "auto"  # "bytes": nothing is decoded
     overrides: Mapping[str, Decoder | Literal["bytes"]] = field(default_factory=dict)
+    images: ImageMode = "torchrgb8"
 
     def decoder(self, extension: str) -> Callable[[Buffer], Any]:
         """Return what decodes parts with this full extension; look it up once per extension.
@@ -60,8 +62,8 @@ class Decoding:
             return bytes
         if last == "gz":
             return _Unpacking(self.decoder(extension[:-3])) if "." in extension else _unpack
-        if last in _IMAGES:
-            return _image_decoder()
+        if last in EXTENSIONS:
+            return image_decoder(self.images)
         return _DECODERS.get(last, bytes)
 
 
@@ -180,30 +182,6 @@ def _overriding(override: Decoder | Literal["bytes"]) -> Callable[[Buffer], Any]
     if override == "bytes":
         return bytes
     return lambda data: override(bytes(data))
-
-
-_IMAGES = frozenset(
-    ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
-)
-# Never all that Pillow knows: reading an EPS starts Ghostscript.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
-
-def _image_decoder() -> Callable[[Buffer], torch.Tensor]:
-    try:
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional, and needed for images only
-    except ImportError as error:
-        raise MissingExtraError("decoding images", "images") from error
-
-    def decode(data: Buffer) -> torch.Tensor:
-        try:
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                pixels = np.array(image.convert("RGB"))
-        except UnidentifiedImageError as error:  # whose message is about an object of ours
-            raise ValueError(f"it is none of {', '.join(_FORMATS)}") from error
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-
-    return decode
 
 
 _DECODERS: dict[str, Callable[[Buffer], Any]] = {

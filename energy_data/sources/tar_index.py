@@ -35,11 +35,16 @@ def index_beside(tar: str) -> str:
     return tar.removesuffix(".tar") + ".tar" + SUFFIX
 
 
-def index_in_cache(tar: str) -> str:
-    """Return the path of the index in the user's cache folder, for tars in read-only folders."""
+def index_in_cache(path: str) -> str:
+    """Return the path of the index of a tar or JSONL file in the user's cache folder.
+
+    For those in read-only folders.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    name = hashlib.blake2b(os.path.realpath(tar).encode("utf-8", "surrogateescape"), digest_size=16)
-    return str(Path(cache) / "energy_data" / "index" / f"{name.hexdigest()}.tar{SUFFIX}")
+    name = hashlib.blake2b(
+        os.path.realpath(path).encode("utf-8", "surrogateescape"), digest_size=16
+    )
+    return str(Path(cache) / "energy_data" / "index" / f"{name.hexdigest()}{SUFFIX}")
 
 
 class Shard(NamedTuple):

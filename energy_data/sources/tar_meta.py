@@ -49,14 +49,16 @@ def is_prepared(path: Path) -> bool:
     return (path / FOLDER / INFO).is_file() or (path / FOLDER / INFO_YAML).is_file()
 
 
-def read_split_part(path: Path, name: str) -> SplitPart:
+def read_split_part(path: Path, name: str, config: str | None = None) -> SplitPart:
     """Return the part called `name` of a prepared dataset; reads three small files.
+
+    config: name of the file in `.nv-meta` that says what parts there are; None: split.yaml.
 
     Raises SpecError if there is no such part or nothing in it, StructureError if a file is damaged.
     """
     counts = read_counts(path)
-    where = path / FOLDER / SPLIT
-    said = _read_first(path, SPLIT, SPLIT_JSON)
+    where = path / FOLDER / (config or SPLIT)
+    said = _read_split(path, config)
     parts = said.get("split_parts")
     excludes = said.get("exclude", [])
     if not isinstance(parts, dict) or not isinstance(excludes, list):
@@ -83,11 +85,6 @@ def read_split_part(path: Path, name: str) -> SplitPart:
         frozenset(name for name in excluded if name not in counts and "/" in name),
         _read_uuid(path),
     )
-
-
-def read_dataset_config(path: Path) -> dict[str, Any]:
-    """Return `dataset.yaml`, or {} if there is none: then samples are dicts without a type."""
-    return read_mapping(path / FOLDER / DATASET) or {}
 
 
 def read_mapping(path: Path) -> dict[str, Any] | None:
@@ -164,14 +161,24 @@ def read_counts(path: Path) -> dict[str, int]:
     if not isinstance(counts, dict):
         raise _damaged(where, "it has no mapping `shard_counts`")
     for shard, count in counts.items():
-        if type(count) is not int or not 0 <= count < 1 << 48 or not _is_inside(shard):
+        if type(count) is not int or not 0 <= count < 1 << 48 or not is_inside(shard):
             raise _damaged(where, f"{shard!r}: {count!r} is no shard with a number of samples")
     return counts
 
 
-def _is_inside(shard: object) -> bool:
+def is_inside(shard: object) -> bool:
     """Return whether it names a file in the dataset: nothing above it, nothing absolute."""
     return isinstance(shard, str) and ".." not in shard.split("/") and shard[:1] not in ("/", "")
+
+
+def _read_split(path: Path, config: str | None) -> dict[str, Any]:
+    if config is None or config == SPLIT:
+        return _read_first(path, SPLIT, SPLIT_JSON)
+    where = path / FOLDER / config
+    said = read_mapping(where) if is_inside(config) else None
+    if said is None:
+        raise SpecError(f"{where}: there is no such file. Look at `split_config`.")
+    return said
 
 
 def _read_first(path: Path, name: str, other: str) -> dict[str, Any]:

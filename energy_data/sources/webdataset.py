@@ -21,6 +21,7 @@ from energy_data.errors import ExcludedError, SampleError, SpecError, StructureE
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
+from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders, read_plain
 from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import Shard, drop_changed_shard, index_beside, open_shard
@@ -43,6 +44,7 @@ def open_dataset(
     subflavors: Mapping[str, Any] | None = None,
     decode: Literal["auto", "bytes"] = "auto",
     decoders: Mapping[str, Decoder | Literal["bytes"]] | None = None,
+    split_config: str | None = None,
 ) -> WebdatasetSource:
     """Return the samples of one part of a dataset; reads its small files only.
 
@@ -55,6 +57,8 @@ def open_dataset(
         decode: "auto" decodes by extension; "bytes" decodes nothing.
         decoders: Extension (`png`, or more exactly `seg.png`) -> function of the part's bytes, or
             "bytes"; goes before `decode`.
+        split_config: Name of the file in `.nv-meta` that says what parts there are; None:
+            split.yaml.
 
     Raises SpecError for what does not exist, StructureError for damaged files.
     """
@@ -64,6 +68,7 @@ def open_dataset(
         subset=subset,
         subflavors=dict(subflavors or {}),
         decoding=Decoding(decode, dict(decoders or {})),
+        split_config=split_config,
     )
 
 
@@ -78,20 +83,22 @@ class WebdatasetSource(Source):
         subset: tuple[int, int | None] | None,
         subflavors: dict[str, Any],
         decoding: Decoding,
+        split_config: str | None = None,
     ) -> None:
         self.path, self.split_part, self.subset = path, split_part, subset
-        self.subflavors, self.decoding = subflavors, decoding
+        self.subflavors, self.decoding, self.split_config = subflavors, decoding, split_config
         self.prepared = is_prepared(Path(path))
-        part = (
-            read_split_part(Path(path), split_part) if self.prepared else _plain(path, split_part)
-        )
+        if self.prepared:
+            part = read_split_part(Path(path), split_part, split_config)
+        else:
+            part = _plain(path, split_part)
         self.part = part
         self.shards = part.shards
         self._excluded = part.excluded
         self._root = part.root
         self._counts = part.counts
         self._after = list(accumulate(part.counts))  # sample behind the last one of each shard
-        self._first, self._length = _range(subset, self._after[-1], path)
+        self._first, self._length = subset_range(subset, self._after[-1], path)
         self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
         self._origin = Origin(Decoders(decoding), subflavors)
         self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
@@ -107,7 +114,7 @@ class WebdatasetSource(Source):
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         facts = (self.path, self.split_part, self.subset, self.subflavors, self.decoding)
-        return _reopen, (*facts, self._fingerprint)
+        return _reopen, (*facts, self.split_config, self._fingerprint)
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -252,18 +259,6 @@ def _plain(path: str, split_part: str) -> SplitPart:
     return find_plain(path)
 
 
-def _range(subset: tuple[int, int | None] | None, total: int, path: str) -> tuple[int, int]:
-    """Return the first sample of a subset, and how many there are."""
-    start, end = subset or (0, None)
-    end = total if end is None else end
-    if not 0 <= start < end <= total:
-        raise SpecError(
-            f"{path}: subset [{start}, {end}) is empty or reaches beyond its {total} samples. "
-            f"Give 0 <= start < end <= {total}."
-        )
-    return start, end - start
-
-
 def _impossible(tar: str, begin: int, end: int, last: int) -> StructureError:
     return StructureError(
         f"its index has a sample from byte {begin} to {end} of {last}, which cannot be. "
@@ -287,11 +282,17 @@ def _reopen(
     subset: tuple[int, int | None] | None,
     subflavors: dict[str, Any],
     decoding: Decoding,
+    split_config: str | None,
     fingerprint: str,
 ) -> WebdatasetSource:
     """Return a pickled source, if the dataset is still the one it was."""
     source = WebdatasetSource(
-        path, split_part=split_part, subset=subset, subflavors=subflavors, decoding=decoding
+        path,
+        split_part=split_part,
+        subset=subset,
+        subflavors=subflavors,
+        decoding=decoding,
+        split_config=split_config,
     )
     if source.fingerprint != fingerprint:
         raise StructureError(

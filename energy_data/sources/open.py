@@ -1,0 +1,44 @@
+"""Datasets of any kind, by their path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from energy_data.source import Source
+from energy_data.sources.jsonl import is_jsonl, open_jsonl
+from energy_data.sources.webdataset import open_dataset
+
+
+def open_source(
+    path: str | Path,
+    *,
+    split_part: str = "train",
+    subset: tuple[int, int | None] | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+) -> Source:
+    """Return the samples of one part of a dataset, as dicts of parts by extension.
+
+    Args:
+        path: What `open_dataset` takes, or a JSONL file, which is whole in every part.
+        split_part: The part to read.
+        subset: Samples [start, end) of the part; end None means to its end.
+        subflavors: The `__subflavors__` of every sample.
+        dataset_config: Name of the file that gives samples a type, which dicts have none of: it is
+            for `energy_data.sources.typed.open_typed`.
+        split_config: Name of the file in `.nv-meta` that says what parts there are.
+
+    Raises SpecError for what does not exist, StructureError for damaged files.
+    """
+    if is_jsonl(path):
+        return open_jsonl(path, subset=subset, subflavors=subflavors)
+    return open_dataset(
+        path,
+        split_part=split_part,
+        subset=subset,
+        subflavors=subflavors,
+        split_config=split_config,
+    )
