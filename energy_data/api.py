@@ -25,7 +25,7 @@ from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec, Shuffle, leaf_entries
-from energy_data.sources.webdataset import open_dataset
+from energy_data.sources.open import open_source
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 
@@ -50,7 +50,7 @@ def get_train_dataset(
 
     Args:
         path: A metadataset (.yaml, or the same as a dict), a prepared dataset folder, a folder of
-            tars, a tar, or a brace pattern of tars.
+            tars, a tar, a brace pattern of tars, or a JSONL file.
         batch_size: Samples per micro-batch.
         shuffle_buffer_size: Neighbouring draws of a leaf that are mixed; None or 0: none.
         max_samples_per_sequence: Neighbouring samples that are read together; the sequences of an
@@ -87,7 +87,7 @@ def get_train_dataset(
         microbatches_per_step=microbatches_per_step,
     )
     spec = compile_stream(
-        load(path), split_part, open_source=open_dataset, pipeline=pipeline, mode="train"
+        load(path), split_part, open_source=open_source, pipeline=pipeline, mode="train"
     )
     return Dataset(
         spec=spec,
@@ -231,7 +231,7 @@ get_savable_loader = get_loader
 
 
 def _order(path: str | Path | Mapping[str, Any], split_part: str, mode: Mode) -> OrderSpec:
-    return compile_split(load(path), split_part, open_source=open_dataset, mode=mode)
+    return compile_split(load(path), split_part, open_source=open_source, mode=mode)
 
 
 def _validation(

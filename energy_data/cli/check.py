@@ -9,7 +9,7 @@ from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import load
 from energy_data.metadataset.resolve import expand, twigs
 from energy_data.references import OrderSpec, distinct_leaves, leaf_entries
-from energy_data.sources.webdataset import open_dataset
+from energy_data.sources.open import open_source
 
 
 @click.command("check")
@@ -48,7 +48,7 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
         try:
             if with_data:
                 facts.append(
-                    _facts(name, compile_split(metadataset, name, open_source=open_dataset))
+                    _facts(name, compile_split(metadataset, name, open_source=open_source))
                 )
             else:
                 leaves = {twig.id for twig in twigs(expand(metadataset, name))}

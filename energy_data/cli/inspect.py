@@ -16,7 +16,7 @@ from energy_data.metadataset.compile import compile_split, mode_of
 from energy_data.metadataset.describe import Row, describe_tree
 from energy_data.metadataset.load import load
 from energy_data.references import OrderSpec, ReferencesSpec, distinct_leaves, leaf_entries
-from energy_data.sources.webdataset import open_dataset
+from energy_data.sources.open import open_source
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 
@@ -68,7 +68,7 @@ def command(
     if (batches is None) != (batch_size is None):
         raise click.UsageError("--batches and --batch-size go together: give both, or neither.")
     metadataset = load(meta)
-    spec = compile_split(metadataset, split, open_source=open_dataset)
+    spec = compile_split(metadataset, split, open_source=open_source)
     rows = list(describe_tree(metadataset, split, spec))
     run = Run(batches=batches or 0, batch_size=batch_size or 0, lanes=lanes, seed=seed)
     drawn = draws(spec, run, endless=mode_of(split, None) == "train") if batches else {}

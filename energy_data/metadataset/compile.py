@@ -21,7 +21,7 @@ from energy_data.spec import Spec
 
 
 class OpenSource(Protocol):
-    """Opens one dataset; `energy_data.sources.webdataset.open_dataset` is one."""
+    """Opens one dataset; `energy_data.sources.open.open_source` is one."""
 
     def __call__(
         self,

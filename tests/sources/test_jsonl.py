@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.errors import DataError, SampleError, SpecError, StructureError
 from energy_data.sources import jsonl_index
 from energy_data.sources.jsonl import open_jsonl
@@ -184,3 +185,10 @@ def test_a_damaged_index_is_an_error_and_never_a_crash(tmp_path_factory, data):
     except (DataError, IndexError, SpecError):
         return
     assert len(found) == 20
+
+
+def test_a_jsonl_file_trains_like_any_dataset(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 12)
+    config = WorkerConfig(lanes=2)
+    dataset = get_train_dataset(path, batch_size=4, repeat=False, worker_config=config)
+    assert sorted(n["n"] for batch in get_loader(dataset) for n in batch["json"]) == list(range(12))
