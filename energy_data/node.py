@@ -8,7 +8,7 @@ at its cursor to know whether they still hold, so that nothing has to be told af
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,6 +21,13 @@ MAX_EMPTY_DRAWS = 100_000  # then nothing ever comes through, and waiting on wou
 
 State = dict[str, dict[str, Any]]
 """Path of a node in its tree -> the fields of its cursor. Plain JSON data."""
+
+Mark = tuple[int, ...]
+"""What an item is made again from: the reference of its sample, after what nodes add to it."""
+
+Change = Callable[["Node[Any, Any]", Mark], Mark | None]
+"""Takes the root of an order tree and one of its references, (entry, epoch, number); returns the
+same after an edit of the tree, None if its leaf is gone."""
 
 
 @dataclass
@@ -63,6 +70,25 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         Of this node alone, not of those under it. A stage that is left hands them back.
         """
         return ()
+
+    def draw_marked(self, count: int) -> Sequence[tuple[Mark, T_co]]:
+        """Return what `draw` returns, each item with its mark.
+
+        A node that keeps items back (to pack or to group them) keeps their marks in its cursor.
+        Only where the spec says nothing in `cannot_make_again`.
+        """
+        raise TypeError(f"{type(self).__name__} gives items without marks")
+
+    def again(self, marks: Sequence[Mark]) -> Sequence[T_co]:
+        """Return the items of some marks, made again, wherever the node is; it does not move.
+
+        Raises DataError if one cannot be made any more.
+        """
+        raise TypeError(f"{type(self).__name__} cannot make items again, asked for {len(marks)}")
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        """Return the marks with `change` made to the references in them; None where it says so."""
+        raise TypeError(f"{type(self).__name__} has no marks, got {len(marks)} and {change}")
 
     def rewind(self) -> None:
         """Go back to the first item, as the next epoch."""
@@ -122,6 +148,11 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
 def _frozen(cursor: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with lists, which is what JSON makes of tuples, as tuples again."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in cursor.items()
-    }
+    return {name: as_tuples(value) for name, value in cursor.items()}
+
+
+def as_tuples(value: Any) -> Any:
+    """Return a value with its lists, however deep, as tuples."""
+    if isinstance(value, list | tuple):
+        return tuple(map(as_tuples, value))
+    return value

@@ -10,10 +10,18 @@ from attrs import evolve, field, frozen
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.group import GroupSpec
+from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import OnError, ReadSpec
+from energy_data.pending import gives_parts
 from energy_data.references import OrderSpec, ReferencesSpec, Shuffle
 from energy_data.spec import Spec
 from energy_data.tasks.encoder import TaskEncoder
+
+# Where what a lane makes of a reference cannot be counted, a finite pass is dealt in such groups:
+# small, so that lanes get equally many, and neighbours, so that they are read together.
+UNCOUNTED_DEAL = 8
 
 
 @frozen(kw_only=True)
@@ -30,10 +38,17 @@ class Pipeline:
     drop_last: bool = False  # leave out the short batch at the end of a pass
     on_error: OnError = "skip"
     microbatches_per_step: int | None = None  # of all ranks
+    packing_buffer_size: int | None = None  # encoded samples of a lane that packs are chosen from
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+        if self.packing_buffer_size is not None and not self._packs:
+            raise SpecError(
+                f"packing_buffer_size: {type(self.task_encoder).__name__} does not say how samples "
+                f"are packed. Give it a `packing`, or `select_samples_to_pack` and "
+                f"`pack_selected_samples`; or leave packing_buffer_size out."
+            )
 
     @property
     def params(self) -> dict[str, Any]:
@@ -44,6 +59,7 @@ class Pipeline:
             "shuffle_buffer_size": self.shuffle.buffer_size,
             "max_samples_per_sequence": self.shuffle.sequence_length,
             "microbatches_per_step": self.microbatches_per_step,
+            "packing_buffer_size": self.packing_buffer_size,
         }
 
     def with_params(self, params: Mapping[str, Any]) -> Pipeline:
@@ -61,6 +77,7 @@ class Pipeline:
         own: dict[str, Any] = {
             "batch_size": self.batch_size,
             "microbatches_per_step": self.microbatches_per_step,
+            "packing_buffer_size": self.packing_buffer_size,
         }
         own = {name: params.get(name, value) for name, value in own.items()}
         for name, value in own.items():
@@ -75,20 +92,69 @@ class Pipeline:
         return evolve(self, shuffle=shuffle, task_encoder=encoder, **own)
 
     def over(self, order: OrderSpec) -> Spec:
-        """Return the tree that gives batches: references, samples, encoded samples, batches."""
+        """Return the tree that gives batches: references, samples, encoded samples, batches.
+
+        Finite, and with one sample for each reference, batch g has references [g * batch_size,
+        (g + 1) * batch_size). Else (packs, groups, generators) lanes fill batches by themselves,
+        and each may have short ones at its end.
+        """
+        counted = not (self._packs or self._encoder.grouper or self._gives_parts)
         references = ReferencesSpec(
             of=order,
             shuffle=self.shuffle,
-            deal=self.batch_size if self.finite else 0,
-            drop_last=self.finite and self.drop_last,
+            deal=(self.batch_size if counted else UNCOUNTED_DEAL) if self.finite else 0,
+            drop_last=self.finite and self.drop_last and counted,
         )
-        read = ReadSpec(of=references, on_error=self.on_error)
+        samples = self._encoded(ReadSpec(of=references, on_error=self.on_error))
+        if self._encoder.grouper:
+            return GroupSpec(
+                of=samples,
+                batch_size=self.batch_size,
+                criterion=self._encoder.grouper,
+                collate=self._encoder.collate,
+                drop_last=self.drop_last,
+            )
         return BatchSpec(
-            of=EncodeSpec(of=read, encode=self.task_encoder.sample_encoder),
+            of=samples,
             batch_size=self.batch_size,
-            collate=self.task_encoder.collate,
+            collate=self._encoder.collate,
             drop_last=self.drop_last,
-            aligned=self.finite,
+            aligned=self.finite and counted,
+        )
+
+    def _encoded(self, read: Spec) -> Spec:
+        """Return encoded samples, packed if they are to be."""
+        encoder = self._encoder
+        encoded = EncodeSpec(of=read, encode=encoder.sample_encoder)
+        if encoder.selector and self.packing_buffer_size is not None:
+            return PackSelectedSpec(
+                of=encoded,
+                select=encoder.selector,
+                pack=encoder.pack_selected_samples,
+                encode=encoder.selected_encoder,
+                buffer_size=self.packing_buffer_size,
+            )
+        if encoder.selected_encoder:
+            encoded = EncodeSpec(of=encoded, encode=encoder.selected_encoder)
+        if encoder.packing is None:
+            return encoded
+        if self.packing_buffer_size is None:
+            return PackSpec(of=encoded, packing=encoder.packing)
+        return PackSpec(of=encoded, packing=encoder.packing, buffer_size=self.packing_buffer_size)
+
+    @property
+    def _encoder(self) -> TaskEncoder[Any, Any, Any, Any]:
+        return self.task_encoder
+
+    @property
+    def _packs(self) -> bool:
+        selects = self._encoder.selector is not None and self.packing_buffer_size is not None
+        return selects or self._encoder.packing is not None
+
+    @property
+    def _gives_parts(self) -> bool:
+        return gives_parts(self._encoder.sample_encoder) or gives_parts(
+            self._encoder.selected_encoder
         )
 
 

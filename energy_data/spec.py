@@ -46,6 +46,13 @@ class Spec(ABC):
     def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds do not care
         """Raise SpecError if so many ranks cannot run this node; children are asked themselves."""
 
+    def cannot_make_again(self) -> str | None:
+        """Return the kind of the node that keeps items from being made again; None: they can be.
+
+        Nodes that hold samples back ask it of what is under them: a state has marks, not samples.
+        """
+        return kind_of(self)
+
     def describe(self) -> list[Any]:
         """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.
 

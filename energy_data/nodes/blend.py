@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import field, frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.exhausting import ExhaustingChoice
 from energy_data.order.keys import key
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
+from energy_data.pending import again_by_child, moved_by_child
 from energy_data.references import LeafTable, OrderSpec, order_children
 from energy_data.spec import Gives, Spec
+
+T = TypeVar("T")
 
 PLANNED_ITEMS = 256  # choices computed ahead
 
@@ -88,6 +91,9 @@ class BlendSpec(OrderSpec):
             return ChoiceOrder(children, WeightedChoice(weights, **draw))
         return ExhaustingOrder(children, lambda counts: ExhaustingChoice(weights, counts, **draw))
 
+    def cannot_make_again(self) -> str | None:
+        return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+
     def build(self, context: Context) -> Node[Any, Any]:
         if self.gives == "references":
             return super().build(context)
@@ -116,16 +122,32 @@ class BlendNode(Node[Any, BlendCursor]):
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 
     def draw(self, count: int) -> list[Any]:
-        at, items = self.cursor, list[Any]()
+        return [item for _, item in self._mixed(count, lambda child: child.draw(1))]
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        mixed = self._mixed(count, lambda child: child.draw_marked(1))
+        return [((int(name), *mark), item) for name, (mark, item) in mixed]
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        return again_by_child(self.children, marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return moved_by_child(self.children, marks, change)
+
+    def _mixed(
+        self, count: int, draw: Callable[[Node[Any, Any]], Sequence[T]]
+    ) -> list[tuple[str, T]]:
+        """Return the next items with the names of the children that gave them."""
+        at, items = self.cursor, list[tuple[str, T]]()
         while len(items) < count and len(at.ended) < len(self.children):
             name = self._choose(at.ended, at.draws)
             try:
-                drawn = self.children[name].draw(1)
+                drawn = draw(self.children[name])
             except StopIteration:
                 at.ended, at.draws = (*at.ended, name), 0
             else:
                 at.draws += 1
-                items.extend(drawn)
+                items.extend((name, item) for item in drawn)
         if not items:
             raise StopIteration
         return items

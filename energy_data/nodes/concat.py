@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.tree import ConcatOrder
+from energy_data.pending import again_by_child, moved_by_child
 from energy_data.references import LeafTable, OrderSpec, order_children
 from energy_data.spec import Gives, Spec
+
+T = TypeVar("T")
 
 
 @frozen
@@ -59,6 +62,9 @@ class ConcatSpec(OrderSpec):
             ]
         )
 
+    def cannot_make_again(self) -> str | None:
+        return next(filter(None, (part.cannot_make_again() for part in self.parts)), None)
+
     def build(self, context: Context) -> Node[Any, Any]:
         if self.gives == "references":
             return super().build(context)
@@ -78,10 +84,23 @@ class ConcatNode(Node[Any, ConcatCursor]):
         super().__init__(ConcatCursor(), children)
 
     def draw(self, count: int) -> list[Any]:
+        return self._in_turn(lambda child: child.draw(count))
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        drawn = self._in_turn(lambda child: child.draw_marked(count))
+        return [((self.cursor.child, *mark), item) for mark, item in drawn]
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        return again_by_child(self.children, marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return moved_by_child(self.children, marks, change)
+
+    def _in_turn(self, draw: Callable[[Node[Any, Any]], Sequence[T]]) -> list[T]:
         nodes = list(self.children.values())
         while self.cursor.child < len(nodes):
             try:
-                return list(nodes[self.cursor.child].draw(count))
+                return list(draw(nodes[self.cursor.child]))
             except StopIteration:
                 self.cursor.child += 1
         raise StopIteration

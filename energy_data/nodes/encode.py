@@ -1,18 +1,21 @@
-"""Encode: the task's own view of each sample."""
+"""Encode: the task's own view of each sample; one for each, or several."""
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from energy_data.context import Context
-from energy_data.errors import SkipSample
+from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.meter import ENCODING
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.pending import AtHand, PendingCursor, PendingNode, check_makes_again, gives_parts
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
@@ -21,12 +24,26 @@ from energy_data.spec import Gives, Spec
 class EncodeSpec(Spec):
     """Give `encode(sample)`; a sample for which it raises `SkipSample` is left out and counted.
 
-    Any other error is raised with a note that says which sample it was. `encode=None` passes
-    samples on: the node stays, so that states fit whatever a task encoder overrides.
+    If `encode` is a generator (`yields="several"`), each sample it yields is given, in order; one
+    that is saved in the middle of a sample's parts is encoded again, and goes on after the part
+    given last. Any other error is raised with a note that says which sample it was. `encode` must
+    depend on the sample alone. `encode=None` passes samples on: the node stays, so that states fit
+    whatever a task encoder overrides.
     """
 
     of: Spec
     encode: Callable[[Any], Any] | None = None
+    yields: Literal["one", "several"] = field()
+
+    @yields.default
+    def _yields(self) -> Literal["one", "several"]:
+        return "several" if gives_parts(self.encode) else "one"
+
+    def __attrs_post_init__(self) -> None:
+        if self.yields not in ("one", "several"):
+            raise SpecError(f"encode: yields must be 'one' or 'several', got {self.yields!r}.")
+        if self.yields == "several":
+            check_makes_again(self, self.of)
 
     @property
     def children(self) -> Mapping[str, Spec]:
@@ -36,10 +53,20 @@ class EncodeSpec(Spec):
     def gives(self) -> Gives:
         return "samples"
 
-    def num_items(self, context: Context, epoch: int) -> int | None:
-        return self.of.num_items(context.under("of"), epoch)
+    def describe(self) -> list[Any]:
+        several = ["several"] if self.yields == "several" else []
+        return ["encode", *several, {"of": self.of.describe()}]
 
-    def build(self, context: Context) -> EncodeNode:
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        several = self.yields == "several"
+        return None if several else self.of.num_items(context.under("of"), epoch)
+
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        if self.yields == "several":
+            return EncodePartsNode(self, context)
         return EncodeNode(self, context)
 
 
@@ -64,10 +91,8 @@ class EncodeNode(Node[Any, EncodeCursor]):
         began = time.perf_counter()
         encoded = []
         for sample in samples:
-            if self.trace is not None:
-                self.trace(sample)
             try:
-                encoded.append(self.encode(sample))
+                encoded.append(self._encoded(sample))
             except SkipSample:
                 self.cursor.skipped += 1
             except Exception as error:
@@ -75,3 +100,156 @@ class EncodeNode(Node[Any, EncodeCursor]):
                 raise
         self.meter.charge(ENCODING, time.perf_counter() - began)
         return encoded
+
+    def draw_marked(self, count: int) -> Sequence[tuple[Mark, Any]]:
+        drawn = self.children["of"].draw_marked(count)
+        if self.encode is None:
+            return drawn
+        began = time.perf_counter()
+        encoded = []
+        for mark, sample in drawn:
+            try:
+                encoded.append((mark, self._encoded(sample)))
+            except SkipSample:
+                self.cursor.skipped += 1
+        self.meter.charge(ENCODING, time.perf_counter() - began)
+        return encoded
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        samples = self.children["of"].again(marks)
+        if self.encode is None:
+            return list(samples)
+        encoded = []
+        for sample in samples:
+            try:
+                encoded.append(self._encoded(sample))
+            except SkipSample as error:
+                raise _changed_its_mind(sample) from error
+        return encoded
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return self.children["of"].moved(marks, change)
+
+    def _encoded(self, sample: Any) -> Any:
+        assert self.encode is not None
+        if self.trace is not None:
+            self.trace(sample)
+        try:
+            encoded = self.encode(sample)
+        except SkipSample:
+            raise
+        except Exception as error:
+            error.add_note(f"while encoding {describe_source(sample)}")
+            raise
+        if inspect.isgenerator(encoded):
+            raise SpecError(
+                "encode: it gave a generator, so it gives several samples for one, which cannot be "
+                'seen from outside. Say EncodeSpec(yields="several"), or write it with `yield`.'
+            )
+        return encoded
+
+
+@dataclass
+class PartsCursor(PendingCursor):
+    skipped: int = 0  # samples of which no part was given
+    part: int = 0  # parts given of the first pending sample
+
+
+class EncodePartsNode(PendingNode[PartsCursor]):
+    """Encodes one sample to several. The mark of part n is (n, mark of the sample)."""
+
+    leaves_out = "SkipSample while encoding samples"
+
+    def __init__(self, spec: EncodeSpec, context: Context) -> None:
+        assert spec.encode is not None
+        super().__init__(PartsCursor(), spec.of.build(context.under("of")))
+        self.encode, self.trace, self.meter = spec.encode, context.trace, context.meter
+        self.at_hand: AtHand[Any] = AtHand(self.child.again)
+        # The parts of one sample, under way: a cache that is good at one place only.
+        self._under_way: tuple[Mark, int, Iterator[Any]] | None = None
+
+    def draw(self, count: int) -> list[Any]:
+        return [part for _, part in self.draw_marked(count)]
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        at, parts = self.cursor, list[tuple[Mark, Any]]()
+        if not at.pending:
+            self._read(count)
+        while at.pending and len(parts) < count:
+            self._give(parts, count - len(parts))
+        return parts
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        samples = list(dict.fromkeys(mark[1:] for mark in marks))
+        last = {mark: max(m[0] for m in marks if m[1:] == mark) for mark in samples}
+        parts: dict[Mark, Any] = {}
+        for mark, sample in zip(samples, self.child.again(samples), strict=True):
+            for n, part in enumerate(islice(self._parts(sample), last[mark] + 1)):
+                parts[n, *mark] = part
+            if (last[mark], *mark) not in parts:
+                raise _changed_its_mind(sample)
+        return [parts[mark] for mark in marks]
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        moved = self.child.moved([mark[1:] for mark in marks], change)
+        return [
+            None if below is None else (mark[0], *below)
+            for mark, below in zip(marks, moved, strict=True)
+        ]
+
+    @property
+    def held(self) -> Sequence[tuple[int, int, int]]:
+        """References of what is pending; without a sample that was given in part."""
+        return self._references(self.cursor.pending[self.cursor.part > 0 :])
+
+    def move(self, change: Change) -> None:
+        if self.cursor.pending and self.child.moved(self.cursor.pending[:1], change)[0] is None:
+            self.cursor.part = 0
+        super().move(change)
+
+    def _read(self, count: int) -> None:
+        drawn = self.child.draw_marked(count)
+        self.cursor.pending, self.cursor.part = tuple(mark for mark, _ in drawn), 0
+        self.at_hand.keep(self.cursor.pending, [sample for _, sample in drawn])
+
+    def _give(self, parts: list[tuple[Mark, Any]], count: int) -> None:
+        """Give up to `count` parts of the first pending sample; at its end, go to the next."""
+        at = self.cursor
+        samples = self.at_hand.items(at.pending)
+        mark = at.pending[0]
+        under_way, self._under_way = self._under_way, None
+        if under_way is None or under_way[:2] != (mark, at.part):
+            iterator = self._parts(samples[0])
+            if len(list(islice(iterator, at.part))) < at.part:
+                raise _changed_its_mind(samples[0])
+        else:
+            iterator = under_way[2]
+        began = time.perf_counter()
+        given = list(islice(iterator, count))
+        self.meter.charge(ENCODING, time.perf_counter() - began)
+        parts += [((at.part + n, *mark), part) for n, part in enumerate(given)]
+        at.part += len(given)
+        if len(given) == count:
+            self._under_way = mark, at.part, iterator
+            return
+        at.skipped += at.part == 0
+        at.pending, at.part = at.pending[1:], 0
+        self.at_hand.keep(at.pending, samples[1:])
+
+    def _parts(self, sample: Any) -> Iterator[Any]:
+        if self.trace is not None:
+            self.trace(sample)
+        try:
+            yield from self.encode(sample)
+        except SkipSample:  # what it gave before stays given
+            return
+        except Exception as error:
+            error.add_note(f"while encoding {describe_source(sample)}")
+            raise
+
+
+def _changed_its_mind(sample: Any) -> DataError:
+    return DataError(
+        f"{describe_source(sample)}: it was encoded before, and now it is left out, or has fewer "
+        f"parts. Encoding must depend on the sample alone: no global random numbers, no counters."
+    )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.keys import key
 from energy_data.order.permutation import permute
 from energy_data.order.tree import VirtualEpochOrder
 from energy_data.references import LeafTable, OrderSpec
 from energy_data.spec import Gives, Spec
+
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -55,6 +57,9 @@ class EpochizeSpec(OrderSpec):
         position = _position(context)
         return VirtualEpochOrder(child, length=self.length, position=position, lanes=context.lanes)
 
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
+
     def build(self, context: Context) -> Node[Any, Any]:
         if self.gives == "references":
             return super().build(context)
@@ -75,12 +80,24 @@ class EpochizeNode(Node[Any, EpochizeCursor]):
         self.length, self.lanes, self.lane = spec.length, context.lanes, context.lane
 
     def draw(self, count: int) -> list[Any]:
+        return self._of_epoch(self.children["of"].draw, count)
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        return self._of_epoch(self.children["of"].draw_marked, count)
+
+    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
+        return self.children["of"].again(marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return self.children["of"].moved(marks, change)
+
+    def _of_epoch(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
         at = self.cursor
         # Item i of the run is in lane i mod lanes, as micro-batches are dealt.
         end = ((at.epoch + 1) * self.length + self.lanes - 1 - self.lane) // self.lanes
         if at.taken >= end:
             raise StopIteration
-        items = list(self.children["of"].draw(min(count, end - at.taken)))
+        items = list(draw(min(count, end - at.taken)))
         at.taken += len(items)
         return items
 

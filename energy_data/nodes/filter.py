@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.meter import FILTERING
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.spec import Gives, Spec
 
 
@@ -34,6 +34,9 @@ class FilterSpec(Spec):
     @property
     def gives(self) -> Gives:
         return self.of.gives
+
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
 
     def build(self, context: Context) -> FilterNode:
         return FilterNode(self, context)
@@ -60,3 +63,17 @@ class FilterNode(Node[Any, FilterCursor]):
         self.meter.charge(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(items)
         return items
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        drawn = self.children["of"].draw_marked(count)
+        began = time.perf_counter()
+        items = [(mark, item) for mark, item in drawn if self.predicate(item)]
+        self.meter.charge(FILTERING, time.perf_counter() - began)
+        self.cursor.rejected += len(drawn) - len(items)
+        return items
+
+    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
+        return self.children["of"].again(marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return self.children["of"].moved(marks, change)

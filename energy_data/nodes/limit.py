@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.spec import Gives, Spec
+
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -44,6 +46,9 @@ class LimitSpec(Spec):
         inner = self.of.num_items(context.under("of"), epoch)
         return self.length if inner is None else min(inner, self.length)
 
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
+
     def build(self, context: Context) -> LimitNode:
         return LimitNode(self, context)
 
@@ -61,9 +66,21 @@ class LimitNode(Node[Any, LimitCursor]):
         self.length = (spec.length + context.lanes - 1 - context.lane) // context.lanes
 
     def draw(self, count: int) -> list[Any]:
+        return self._first(self.children["of"].draw, count)
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        return self._first(self.children["of"].draw_marked, count)
+
+    def _first(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
         left = self.length - self.cursor.taken
         if left <= 0:
             raise StopIteration
-        items = list(self.children["of"].draw(min(count, left)))
+        items = list(draw(min(count, left)))
         self.cursor.taken += len(items)
         return items
+
+    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
+        return self.children["of"].again(marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return self.children["of"].moved(marks, change)

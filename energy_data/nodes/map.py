@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attrs import frozen
 
 from energy_data.context import Context
-from energy_data.errors import SkipSample
+from energy_data.errors import DataError, SkipSample
 from energy_data.meter import MAPPING
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.spec import Gives, Spec
 
 
@@ -35,6 +35,9 @@ class MapSpec(Spec):
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         return self.of.num_items(context.under("of"), epoch)
+
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
 
     def build(self, context: Context) -> MapNode:
         return MapNode(self, context)
@@ -65,3 +68,26 @@ class MapNode(Node[Any, MapCursor]):
                 self.cursor.skipped += 1
         self.meter.charge(MAPPING, time.perf_counter() - began)
         return items
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        items, drawn = [], self.children["of"].draw_marked(count)
+        began = time.perf_counter()
+        for mark, item in drawn:
+            try:
+                items.append((mark, self.function(item)))
+            except SkipSample:
+                self.cursor.skipped += 1
+        self.meter.charge(MAPPING, time.perf_counter() - began)
+        return items
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        try:
+            return [self.function(item) for item in self.children["of"].again(marks)]
+        except SkipSample as error:
+            raise DataError(
+                "map: an item that was given before is now left out. The function must depend on "
+                "the item alone: no global random numbers, no counters."
+            ) from error
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return self.children["of"].moved(marks, change)

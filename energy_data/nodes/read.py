@@ -12,9 +12,9 @@ import numpy as np
 from attrs import frozen
 
 from energy_data.context import Context
-from energy_data.errors import DataError, ExcludedError, SampleError, SpecError
+from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.meter import READING
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.references import (
     Integers,
     References,
@@ -58,6 +58,9 @@ class ReadSpec(Spec):
     def num_items(self, context: Context, epoch: int) -> int | None:
         return self.of.num_items(context.under("of"), epoch)
 
+    def cannot_make_again(self) -> None:
+        return None
+
     def build(self, context: Context) -> ReadNode:
         return ReadNode(self, context)
 
@@ -85,13 +88,50 @@ class ReadNode(Node[Sample, ReadCursor]):
         self.meter.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
     def draw(self, count: int) -> list[Sample]:
-        block = self.references.draw(count)
-        drawn = self._read(block) if self.trace is None else self._read_singly(block)
+        drawn = self._drawn(self.references.draw(count))
         bad = [sample for sample in drawn if type(sample) is not dict]
         if not bad:
             self.cursor.failures = 0
             return drawn  # type: ignore[return-value]  # all are samples: none is bad
         return self._without_bad(drawn)
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Sample]]:
+        block = self.references.draw(count)
+        drawn = self._drawn(block)
+        self._without_bad(drawn)
+        marks = zip(
+            block.entries.tolist(), block.epochs.tolist(), block.indices.tolist(), strict=True
+        )
+        return [
+            (mark, sample)
+            for mark, sample in zip(marks, drawn, strict=True)
+            if not isinstance(sample, SampleError)
+        ]
+
+    def again(self, marks: Sequence[Mark]) -> list[Sample]:
+        """Read the samples of some marks, (entry, epoch, index)."""
+        if not marks:
+            return []
+        columns = np.array(marks, np.int64).reshape(len(marks), 3).T
+        if not 0 <= columns[0].min() <= columns[0].max() < len(self.leaves):
+            raise StateError(
+                "state: it has references to leaves that are not there. It is damaged."
+            )
+        samples = []
+        for sample in self._drawn(References(*columns)):
+            if isinstance(sample, SampleError):
+                raise DataError(
+                    f"{sample} It was good when it was read before the save, and is still to be "
+                    f"given. Repair the dataset, or restore an earlier checkpoint."
+                ) from sample
+            samples.append(sample)
+        return samples
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return [change(self.references, mark) for mark in marks]
+
+    def _drawn(self, block: References) -> list[Sample | SampleError]:
+        return self._read(block) if self.trace is None else self._read_singly(block)
 
     def _read(self, block: References) -> list[Sample | SampleError]:
         entry = block.entries

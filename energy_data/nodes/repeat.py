@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
-from energy_data.node import Cursor, Node
+from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.tree import RepeatOrder
 from energy_data.references import LeafTable, OrderSpec
 from energy_data.spec import Gives, Spec
+
+T = TypeVar("T")
 
 
 @frozen(kw_only=True)
@@ -57,6 +59,9 @@ class RepeatSpec(OrderSpec):
         child = self.of.order(context.under("of"), leaves, endless=False)
         return RepeatOrder(child, times=self.times or 1)
 
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
+
     def build(self, context: Context) -> Node[Any, Any]:
         if self.gives == "references":
             return super().build(context)
@@ -77,10 +82,22 @@ class RepeatNode(Node[Any, RepeatCursor]):
         self.times = spec.times
 
     def draw(self, count: int) -> list[Any]:
+        return self._repeated(self.children["of"].draw, count)
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        return self._repeated(self.children["of"].draw_marked, count)
+
+    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
+        return self.children["of"].again(marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return self.children["of"].moved(marks, change)
+
+    def _repeated(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
         at, child = self.cursor, self.children["of"]
         while True:
             try:
-                items = list(child.draw(count))
+                items = list(draw(count))
             except StopIteration:
                 if not at.given or (self.times is not None and at.done + 1 >= self.times):
                     raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
+from energy_data.packing import Packing
 from energy_data.tasks.collate import collate
 
 T_sample = TypeVar("T_sample")
@@ -21,12 +22,50 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
 
     sample -> `encode_sample` -> encoded sample -> `batch` -> raw batch -> `encode_batch` -> batch.
     Each step may raise `SkipSample` to leave its sample or batch out. The steps must depend on
-    their arguments alone: then the stream is the same on any number of ranks and workers.
+    their arguments alone: then the stream is the same on any number of ranks and workers. An
+    `encode_sample` that is a generator gives several samples for one.
+
+    Encoded samples are packed between the first two steps if there is a `packing`; or, with
+    `packing_buffer_size`, as `select_samples_to_pack` and `pack_selected_samples` say. Then
+    `preencode_sample` may stand in place of `encode_sample`, and `postencode_sample` makes the rest
+    of what was selected: so what waits in the buffer stays small.
     """
+
+    @property
+    def packing(self) -> Packing | None:
+        """How to pack encoded samples by size; by default None: they are not packed so."""
+        return None
 
     def encode_sample(self, sample: T_sample) -> T_encoded:
         """Return the encoded form of one sample; by default the sample itself."""
         return sample  # type: ignore[return-value]  # the default is for T_encoded = T_sample
+
+    def preencode_sample(self, sample: T_sample) -> Any:
+        """Return what is packed, or given to `postencode_sample`; by default `encode_sample`."""
+        return self.encode_sample(sample)
+
+    def postencode_sample(self, sample: Any) -> T_encoded:
+        """Return the encoded form of a sample that was selected; by default the sample itself."""
+        encoded: T_encoded = sample
+        return encoded
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        """Return the samples of a full buffer in lists that are packed together.
+
+        Return the samples themselves, not copies; those that are in no list are left out.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how samples are packed")
+
+    def pack_selected_samples(self, samples: list[T_encoded]) -> T_encoded:
+        """Return the samples of one list as one sample."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how samples are packed")
+
+    def batch_group_criterion(self, sample: T_encoded) -> tuple[Hashable, int | None]:
+        """Return the group of a sample, and the batch size of its group or None for the usual.
+
+        A batch then has samples of one group. If it is not overridden, all samples are one group.
+        """
+        return None, None
 
     def batch(self, samples: list[T_encoded]) -> T_raw_batch:
         """Return the samples as one batch; by default a dict of stacked tensors or lists."""
@@ -69,9 +108,30 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
 
     @property
     def sample_encoder(self) -> Callable[[Any], Any] | None:
-        """`encode_sample` if it is overridden, else None, so that the default costs nothing."""
-        overridden = type(self).encode_sample is not TaskEncoder.encode_sample
-        return self.encode_sample if overridden else None
+        """What makes of a sample what is packed, or batched; None costs nothing."""
+        return self._overridden("preencode_sample") or self._overridden("encode_sample")
+
+    @property
+    def selected_encoder(self) -> Callable[[Any], Any] | None:
+        """What is made of a selected sample before it is packed; None costs nothing."""
+        return self._overridden("postencode_sample")
+
+    @property
+    def selector(self) -> Callable[[Any], Any] | None:
+        """What says which samples are packed together; None: nothing does."""
+        return self._overridden("select_samples_to_pack")
+
+    @property
+    def grouper(self) -> Callable[[Any], Any] | None:
+        """What says which samples are batched together; None: nothing does."""
+        return self._overridden("batch_group_criterion")
+
+    def _overridden(self, name: str) -> Callable[[Any], Any] | None:
+        """Return a method if this class has its own, else None: defaults are not called."""
+        if getattr(type(self), name) is getattr(TaskEncoder, name):
+            return None
+        method: Callable[[Any], Any] = getattr(self, name)
+        return method
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded, T_raw_batch, T_batch]):

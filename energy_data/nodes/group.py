@@ -1,0 +1,189 @@
+"""Group: batches of samples that belong together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.meter import COLLATING
+from energy_data.node import Mark
+from energy_data.pending import PendingCursor, PendingNode, check_makes_again, read_marked
+from energy_data.sample import describe_source
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class GroupSpec(Spec):
+    """Give `collate(samples)` of `batch_size` samples with equal keys, once there are so many.
+
+    criterion: returns (key, batch size) of a sample: anything hashable, and None for the usual
+        size. It must depend on the sample alone. The size that counts is that of the sample that
+        came last. `SkipSample` leaves the sample out.
+
+    Samples whose group is not full yet are in the state as references, of each lane for itself. At
+    the end of a finite stream the groups are given as they are, the oldest first (`drop_last`:
+    left out). More than `max_pending` waiting samples are an error: then the keys are too many.
+    """
+
+    of: Spec
+    batch_size: int
+    criterion: Callable[[Any], tuple[Hashable, int | None]]
+    collate: Callable[[list[Any]], Any]
+    drop_last: bool = False
+    max_pending: int = 10_000
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+        check_makes_again(self, self.of)
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "batches"
+
+    def describe(self) -> list[Any]:
+        return ["group", self.batch_size, self.drop_last, {"of": self.of.describe()}]
+
+    def build(self, context: Context) -> GroupNode:
+        return GroupNode(self, context)
+
+
+@dataclass
+class GroupCursor(PendingCursor):
+    skipped: int = 0  # samples left out by the criterion
+    skipped_batches: int = 0  # batches left out by `collate`
+
+
+class Waiting(NamedTuple):
+    """A sample that waits for others of its group."""
+
+    number: int  # in the order of arrival
+    sample: Any
+
+
+class Groups:
+    """The samples that wait, by group. A cache of what the marks in the cursor say."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, Mark] = {}  # of all that is pending, by number
+        self.unseen: list[Waiting] = []  # the latest of them, last first: not in a group yet
+        self.by_key: dict[Hashable, list[Waiting]] = {}  # the rest; the oldest group first
+        self._next = 0
+
+    def add(self, marks: Sequence[Mark], samples: Sequence[Any]) -> None:
+        waiting = [Waiting(self._next + n, sample) for n, sample in enumerate(samples)]
+        self.marks |= {one.number: mark for one, mark in zip(waiting, marks, strict=True)}
+        self.unseen = [*reversed(waiting), *self.unseen]
+        self._next += len(samples)
+
+    def let_go(self, waiting: Sequence[Waiting]) -> list[Any]:
+        for one in waiting:
+            del self.marks[one.number]
+        return [one.sample for one in waiting]
+
+
+class GroupNode(PendingNode[GroupCursor]):
+    """Groups of one lane."""
+
+    leaves_out = "SkipSample in batch_group_criterion"
+
+    def __init__(self, spec: GroupSpec, context: Context) -> None:
+        super().__init__(GroupCursor(), spec.of.build(context.under("of")))
+        self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        self.groups: Groups | None = Groups()
+        self.grouped: tuple[Mark, ...] = ()
+
+    def draw(self, count: int) -> list[Any]:
+        groups = self._groups()
+        self.groups = None  # until the cursor has its marks again
+        batches: list[Any] = []
+        ended = False
+        while len(batches) < count and not ended:
+            samples = self._next_group(groups)
+            ended = not samples
+            batches += self._collated(samples) if samples else []
+        self.cursor.pending = self.grouped = tuple(groups.marks.values())
+        self.groups = groups
+        if ended and not batches:
+            raise StopIteration
+        return batches
+
+    def _groups(self) -> Groups:
+        """Return what waits, as the cursor has it."""
+        pending = self.cursor.pending
+        if self.groups is None or (self.grouped is not pending and self.grouped != pending):
+            self.groups = Groups()
+            self.groups.add(pending, self.child.again(pending) if pending else ())
+        return self.groups
+
+    def _next_group(self, groups: Groups) -> list[Any]:
+        """Return the samples of the next full group; at the end of the stream the oldest, or []."""
+        while True:
+            while groups.unseen:
+                one = groups.unseen.pop()
+                try:
+                    key, size = self._key(one.sample)
+                except SkipSample:
+                    groups.let_go([one])
+                    self.cursor.skipped += 1
+                    continue
+                group = groups.by_key.setdefault(key, [])
+                group.append(one)
+                if len(group) >= size:
+                    return groups.let_go(groups.by_key.pop(key))
+            self._check(groups)
+            try:
+                drawn = read_marked(self.child, self.spec.batch_size)
+            except StopIteration:
+                if not groups.by_key or self.spec.drop_last:
+                    return []
+                return groups.let_go(groups.by_key.pop(next(iter(groups.by_key))))
+            groups.add([mark for mark, _ in drawn], [sample for _, sample in drawn])
+
+    def _key(self, sample: Any) -> tuple[Hashable, int]:
+        try:
+            found = self.spec.criterion(sample)
+        except SkipSample:
+            raise
+        except Exception as error:
+            error.add_note(f"while grouping {describe_source(sample)}")
+            raise
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], int | None):
+            return found[0], found[1] or self.spec.batch_size
+        raise DataError(
+            f"batch_group_criterion: it must return a key and a batch size, or None for the usual "
+            f"size, got {found!r} for {describe_source(sample)}. Return (key, None)."
+        )
+
+    def _check(self, groups: Groups) -> None:
+        if len(groups.marks) > self.spec.max_pending:
+            raise DataError(
+                f"group: {len(groups.marks)} samples wait in {len(groups.by_key)} groups, and none "
+                f"is full. Make the keys of `batch_group_criterion` coarser, or raise max_pending."
+            )
+
+    def _collated(self, samples: list[Any]) -> list[Any]:
+        first = f"the batch that begins with {describe_source(samples[0])}"
+        if self.trace is not None:
+            self.trace(first)
+        began = time.perf_counter()
+        try:
+            return [self.spec.collate(samples)]
+        except SkipSample:
+            self.cursor.skipped_batches += 1
+            return []
+        except Exception as error:
+            error.add_note(f"while making {first}")
+            raise
+        finally:
+            self.meter.charge(COLLATING, time.perf_counter() - began)

@@ -1,0 +1,217 @@
+"""Pack: several documents as one sample of limited size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.documents import Buffer, Document, documents_of
+from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.meter import PACKING
+from energy_data.node import Change, Mark
+from energy_data.packing import Packing
+from energy_data.pending import (
+    PendingCursor,
+    PendingNode,
+    check_makes_again,
+    joined,
+    joined_and_moved,
+    read_marked,
+    taken_apart,
+)
+from energy_data.sample import describe_source
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class PackSpec(Spec):
+    """Give packs of the documents below, as `packing` says, chosen among `buffer_size` of them.
+
+    The buffer belongs to a lane. What is in it is in the state as references, and is read and
+    encoded again after a restore. At the end of a finite stream each lane packs what it has left.
+    A pack that is a dict also gets `__docs__`, the number of its documents, and for each limit its
+    sum: `__tokens__`. Costs some microseconds per document beside reading and encoding.
+    """
+
+    of: Spec
+    packing: Packing
+    buffer_size: int = 256
+
+    def __attrs_post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise SpecError(f"pack: buffer_size must be >= 1, got {self.buffer_size}.")
+        check_makes_again(self, self.of)
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "samples"
+
+    def describe(self) -> list[Any]:
+        return ["pack", self.buffer_size, self.packing.describe(), {"of": self.of.describe()}]
+
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
+
+    def build(self, context: Context) -> PackNode:
+        return PackNode(self, context)
+
+
+@dataclass
+class PackCursor(PendingCursor):
+    packs: int = 0  # given in this pass
+    docs: int = 0  # given in this pass, in these packs
+    skipped: int = 0  # documents left out: above a limit, or their pack was left out
+    truncated: int = 0  # documents cut off
+    cut: int = 0  # what was lost of the first limit by `skipped` and `truncated`
+
+
+class PackNode(PendingNode[PackCursor]):
+    """Packs of one lane."""
+
+    leaves_out = "too long for a pack"
+
+    def __init__(self, spec: PackSpec, context: Context) -> None:
+        super().__init__(PackCursor(), spec.of.build(context.under("of")))
+        self.packing, self.buffer_size = spec.packing, spec.buffer_size
+        self.lane, self.lanes = context.lane, context.lanes
+        self.trace, self.meter = context.trace, context.meter
+        self.num_prefixed = 2 if spec.packing.over_long == "split" else 0  # start and stop
+        # A cache: the buffer, and the marks it has. With other marks it is made anew.
+        self.buffer = Buffer(spec.packing)
+        self.buffered: tuple[Mark, ...] | None = ()
+
+    def draw(self, count: int) -> list[Any]:
+        return [pack for _, pack in self.draw_marked(count)]
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        buffer = self._buffer()
+        self.buffered = None  # until the cursor has the marks of the buffer again
+        packs = list[tuple[Mark, Any]]()
+        self._fill(buffer)
+        ended = not buffer
+        while buffer and len(packs) < count:
+            documents = self._choose(buffer)
+            try:
+                packs.append((joined([one.mark for one in documents]), self._packed(documents)))
+            except SkipSample:
+                self.cursor.skipped += len(documents)
+                self.cursor.cut += sum(one.sizes[0] for one in documents)
+            else:
+                self.cursor.packs += 1
+                self.cursor.docs += sum(one.docs for one in documents)
+            self._fill(buffer)
+        self.cursor.pending = self.buffered = tuple(buffer.marks.values())
+        if ended:
+            raise StopIteration
+        return packs
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        apart = [list(taken_apart(mark)) for mark in marks]
+        found = self._documents_again([one for pack in apart for one in pack])
+        return [self._packed([found[mark] for mark in pack]) for pack in apart]
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return joined_and_moved(marks, lambda apart: self.pending_moved(apart, change))
+
+    def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        n = self.num_prefixed
+        moved = self.child.moved([mark[n:] for mark in marks], change)
+        return [
+            None if now is None else (*mark[:n], *now)
+            for mark, now in zip(marks, moved, strict=True)
+        ]
+
+    def _buffer(self) -> Buffer:
+        """Return the buffer, with what the cursor says is pending."""
+        pending = self.cursor.pending
+        if self.buffered is not pending and self.buffered != pending:
+            known = {one.mark: one for one in self.buffer.waiting.values()}
+            missing = [mark for mark in pending if mark not in known]
+            known |= self._documents_again(missing)
+            self.buffer = Buffer(self.packing, [known[mark] for mark in pending])
+        return self.buffer
+
+    def _documents_again(self, marks: Sequence[Mark]) -> dict[Mark, Document]:
+        samples = list(dict.fromkeys(mark[self.num_prefixed :] for mark in marks))
+        items = self.child.again(samples) if samples else ()
+        made = {
+            document.mark: document
+            for mark, item in zip(samples, items, strict=True)
+            for document in documents_of(self.packing, mark, item)[0]
+        }
+        for mark in marks:
+            if mark not in made:
+                item = items[samples.index(mark[self.num_prefixed :])]
+                raise DataError(
+                    f"{describe_source(item)}: it has another length than before the save. "
+                    f"Encoding must depend on the sample alone: no global random numbers."
+                )
+        return made
+
+    def _fill(self, buffer: Buffer) -> None:
+        """Read ahead, in blocks: a buffer that lacks little is left as it is."""
+        if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
+            return
+        while len(buffer) < self.buffer_size:
+            try:
+                drawn = read_marked(self.child, self.buffer_size - len(buffer))
+            except StopIteration:
+                return
+            for mark, item in drawn:
+                documents, lost = documents_of(self.packing, mark, item)
+                for document in documents:
+                    buffer.add(document)
+                self.cursor.cut += lost
+                self.cursor.skipped += not documents
+                self.cursor.truncated += bool(documents and lost)
+
+    def _choose(self, buffer: Buffer) -> list[Document]:
+        quota, at = self.packing.quota, self.cursor
+        if quota is None:
+            return buffer.take()
+        if quota.items is None:
+            begun = quota.round_of(at.docs, self.lane, self.lanes)
+            return buffer.take(quota.before(begun + 1, self.lane, self.lanes) - at.docs)
+        begun, done = divmod(at.packs, quota.items)
+        left = quota.before(begun + 1, self.lane, self.lanes) - at.docs
+        wanted = -(-left // (quota.items - done))
+        at_hand = min(wanted, len(buffer))
+        documents = buffer.take_exactly(wanted)
+        if len(documents) < at_hand and done + 1 == quota.items:
+            raise DataError(
+                f"pack: {left} documents are left of the quota of {quota.docs} per {quota.items} "
+                f"packs in each of {self.lanes} lanes, and only {len(documents)} of those that "
+                f"wait fit into the last. The documents are too long for it: raise the limit or "
+                f"`items`, lower `docs`, or leave `items` out."
+            )
+        return documents
+
+    def _packed(self, documents: Sequence[Document]) -> Any:
+        items = [document.item for document in documents]
+        first = describe_source(items[0]) if items else "nothing"
+        if self.trace is not None:
+            self.trace(f"the pack that begins with {first}")
+        began = time.perf_counter()
+        try:
+            pack = self.packing.pack(items)
+        except SkipSample:
+            raise
+        except Exception as error:
+            error.add_note(f"while making the pack that begins with {first}")
+            raise
+        finally:
+            self.meter.charge(PACKING, time.perf_counter() - began)
+        if isinstance(pack, dict):
+            pack["__docs__"] = sum(document.docs for document in documents)
+            for at, name in enumerate(self.packing.limits):
+                pack[f"__{name}__"] = sum(document.sizes[at] for document in documents)
+        return pack

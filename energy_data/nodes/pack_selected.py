@@ -1,0 +1,193 @@
+"""Pack selected: a task's own choice of which samples go together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.meter import PACKING
+from energy_data.node import Change, Mark
+from energy_data.pending import (
+    AtHand,
+    PendingCursor,
+    PendingNode,
+    check_makes_again,
+    gives_parts,
+    joined,
+    joined_and_moved,
+    read_marked,
+    taken_apart,
+)
+from energy_data.sample import describe_source
+from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class PackSelectedSpec(Spec):
+    """Give `pack(group)` of each group that `select` makes of `buffer_size` samples at a time.
+
+    select: gets the samples of a full buffer, or what is left at the end of a finite stream;
+        returns lists of them. Samples in no list are left out and counted.
+    encode: what is made of each selected sample before it is packed; `SkipSample` leaves it out.
+    pack: makes one sample of a group; `SkipSample` leaves the group out.
+
+    The functions must depend on their arguments alone. The buffer belongs to a lane; what is in it
+    is in the state as references, and is read and encoded again after a restore.
+    """
+
+    of: Spec
+    select: Callable[[list[Any]], Sequence[Sequence[Any]]]
+    pack: Callable[[list[Any]], Any]
+    encode: Callable[[Any], Any] | None = None
+    buffer_size: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise SpecError(f"packing_buffer_size: must be >= 1, got {self.buffer_size}.")
+        if gives_parts(self.encode):
+            raise SpecError(
+                "postencode_sample: it is a generator, but each selected sample has one place in "
+                "its pack. Let `encode_sample` or `preencode_sample` give several samples for one."
+            )
+        check_makes_again(self, self.of)
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "samples"
+
+    def describe(self) -> list[Any]:
+        return ["pack_selected", self.buffer_size, {"of": self.of.describe()}]
+
+    def cannot_make_again(self) -> str | None:
+        return self.of.cannot_make_again()
+
+    def build(self, context: Context) -> PackSelectedNode:
+        return PackSelectedNode(self, context)
+
+
+@dataclass
+class PackSelectedCursor(PendingCursor):
+    groups: tuple[int, ...] = ()  # numbers of samples of the groups that `pending` begins with
+    skipped: int = 0  # samples left out: not selected, by `encode`, or with their group
+
+
+class PackSelectedNode(PendingNode[PackSelectedCursor]):
+    """Groups of one lane."""
+
+    leaves_out = "not selected to be packed"
+
+    def __init__(self, spec: PackSelectedSpec, context: Context) -> None:
+        super().__init__(PackSelectedCursor(), spec.of.build(context.under("of")))
+        self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        self.at_hand: AtHand[Any] = AtHand(self.child.again)
+
+    def draw(self, count: int) -> list[Any]:
+        return [pack for _, pack in self.draw_marked(count)]
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        at, packs = self.cursor, list[tuple[Mark, Any]]()
+        if not at.groups:
+            self._select(self._full_buffer())
+        while at.groups and len(packs) < count:
+            size = at.groups[0]
+            samples = self.at_hand.items(at.pending)
+            marks, group = at.pending[:size], samples[:size]
+            at.groups, at.pending = at.groups[1:], at.pending[size:]
+            self.at_hand.keep(at.pending, samples[size:])
+            encoded = self._encoded(group)
+            at.skipped += size - len(encoded)
+            try:
+                if encoded:
+                    packs.append((joined(marks), self._packed(encoded)))
+            except SkipSample:
+                at.skipped += len(encoded)
+        return packs
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        groups = [list(taken_apart(mark)) for mark in marks]
+        samples = iter(self.child.again([mark for group in groups for mark in group]))
+        return [self._packed(self._encoded([next(samples) for _ in group])) for group in groups]
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return joined_and_moved(marks, lambda apart: self.child.moved(apart, change))
+
+    def move(self, change: Change) -> None:
+        at, moved = self.cursor, iter(self.child.moved(self.cursor.pending, change))
+        groups = [list(islice(moved, size)) for size in at.groups]
+        kept = [[mark for mark in group if mark is not None] for group in groups]
+        at.groups = tuple(len(group) for group in kept if group)
+        pending = tuple(chain.from_iterable(kept))
+        at.pending, at.lost = pending, at.lost + len(at.pending) - len(pending)
+
+    def _full_buffer(self) -> list[tuple[Mark, Any]]:
+        """Read the next samples to select from. StopIteration if there is none."""
+        buffer = list(read_marked(self.child, self.spec.buffer_size))
+        while len(buffer) < self.spec.buffer_size:
+            try:
+                buffer += read_marked(self.child, self.spec.buffer_size - len(buffer))
+            except StopIteration:
+                break
+        return buffer
+
+    def _select(self, buffer: Sequence[tuple[Mark, Any]]) -> None:
+        place = {id(sample): number for number, (_, sample) in enumerate(buffer)}
+        began = time.perf_counter()
+        selected = self.spec.select([sample for _, sample in buffer])
+        self.meter.charge(PACKING, time.perf_counter() - began)
+        groups = [group for group in map(list, selected) if group]
+        samples = list(chain.from_iterable(groups))
+        foreign = [sample for sample in samples if id(sample) not in place]
+        if foreign:
+            raise DataError(
+                f"select_samples_to_pack: it returned {len(foreign)} samples that it was not "
+                f"given, the first a {type(foreign[0]).__name__}. Return the samples themselves, "
+                f"and change them in `pack_selected_samples`: a state has references to them."
+            )
+        numbers = [place[id(sample)] for sample in samples]
+        at = self.cursor
+        at.skipped += len(buffer) - len(set(numbers))
+        at.groups = tuple(len(group) for group in groups)
+        at.pending = tuple(buffer[number][0] for number in numbers)
+        self.at_hand.keep(at.pending, samples)
+
+    def _packed(self, samples: list[Any]) -> Any:
+        first = describe_source(samples[0])
+        if self.trace is not None:
+            self.trace(f"the pack that begins with {first}")
+        began = time.perf_counter()
+        try:
+            return self.spec.pack(samples)
+        except SkipSample:
+            raise
+        except Exception as error:
+            error.add_note(f"while making the pack that begins with {first}")
+            raise
+        finally:
+            self.meter.charge(PACKING, time.perf_counter() - began)
+
+    def _encoded(self, group: Sequence[Any]) -> list[Any]:
+        if self.spec.encode is None:
+            return list(group)
+        samples = []
+        for sample in group:
+            if self.trace is not None:
+                self.trace(sample)
+            try:
+                samples.append(self.spec.encode(sample))
+            except SkipSample:
+                continue
+            except Exception as error:
+                error.add_note(f"while encoding {describe_source(sample)}")
+                raise
+        return samples

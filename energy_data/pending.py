@@ -1,0 +1,167 @@
+"""Items that a node has read and not given yet: marks in its cursor, samples at hand.
+
+A node that packs, groups or takes samples apart reads ahead of what it gives. Its cursor has the
+*marks* of what is pending, in the order in which it was read; the samples are a cache, and are made
+again from the marks where they are not at hand: after a restore, and after an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from energy_data.errors import DataError, SpecError
+from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.spec import Spec, kind_of
+
+T = TypeVar("T")
+P = TypeVar("P", bound="PendingCursor")
+
+MAX_EMPTY_BLOCKS = 10_000  # in a row without an item: a filter that lets nothing pass
+
+
+@dataclass
+class PendingCursor(Cursor):
+    """The cursor of a node that keeps items back."""
+
+    pending: tuple[Mark, ...] = ()  # read and not given, in the order of reading
+    lost: int = 0  # items that were pending when their leaf was taken out of the metadataset
+
+
+class AtHand(Generic[T]):
+    """The pending items themselves. A cache: it looks at the marks to know what still holds."""
+
+    def __init__(self, again: Callable[[Sequence[Mark]], Sequence[T]]) -> None:
+        self._again = again
+        self._marks: tuple[Mark, ...] = ()
+        self._items: list[T] = []
+
+    def items(self, marks: tuple[Mark, ...]) -> list[T]:
+        """Return the items of `marks`; those that are not at hand are made again, in one block."""
+        if not self.has(marks):
+            known = dict(zip(self._marks, self._items, strict=True))
+            missing = [mark for mark in dict.fromkeys(marks) if mark not in known]
+            if missing:
+                known.update(zip(missing, self._again(missing), strict=True))
+            self.keep(marks, [known[mark] for mark in marks])
+        return self._items
+
+    def has(self, marks: tuple[Mark, ...]) -> bool:
+        """Return whether exactly these are at hand."""
+        return marks is self._marks or marks == self._marks
+
+    def keep(self, marks: tuple[Mark, ...], items: list[T]) -> None:
+        """Hold these items, and no others."""
+        self._marks, self._items = marks, items
+
+
+class PendingNode(Node[Any, P]):
+    """A node that keeps items of its one child back."""
+
+    def __init__(self, start: P, child: Node[Any, Any]) -> None:
+        super().__init__(start, {"of": child})
+        self.child = child
+
+    def move(self, change: Change) -> None:
+        """Adapt the cursor to an edit of the tree: keep what is pending of leaves that stayed."""
+        at = self.cursor
+        kept = [mark for mark in self.pending_moved(at.pending, change) if mark is not None]
+        at.pending, at.lost = tuple(kept), at.lost + len(at.pending) - len(kept)
+
+    @property
+    def held(self) -> Sequence[tuple[int, int, int]]:
+        """References of what is pending."""
+        return self._references(self.cursor.pending)
+
+    def _references(self, marks: Sequence[Mark]) -> list[tuple[int, int, int]]:
+        found: dict[tuple[int, int, int], None] = {}
+
+        def noted(_: Node[Any, Any], reference: Mark) -> Mark:
+            entry, epoch, number = reference
+            found[entry, epoch, number] = None
+            return reference
+
+        self.pending_moved(marks, noted)
+        return list(found)
+
+    def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        """Return marks of the cursor as they are after an edit; None where the leaf is gone."""
+        return self.child.moved(marks, change)
+
+
+def read_marked(child: Node[T, Any], count: int) -> Sequence[tuple[Mark, T]]:
+    """Return the next items with their marks, one at least. StopIteration at the end."""
+    for _ in range(MAX_EMPTY_BLOCKS):
+        if drawn := child.draw_marked(count):
+            return drawn
+    raise DataError(
+        f"no sample came through in {MAX_EMPTY_BLOCKS} blocks in a row. Look at what leaves "
+        f"samples out: a filter, SkipSample, or bad data."
+    )
+
+
+def check_makes_again(spec: Spec, of: Spec) -> None:
+    """Raise SpecError if what is under `spec` cannot make samples again."""
+    if culprit := of.cannot_make_again():
+        raise SpecError(
+            f"{kind_of(spec)}: a state has references to what is pending, never samples, but "
+            f"{culprit!r} below it cannot make its items again from them. Put it above "
+            f"{kind_of(spec)!r}, or leave it out."
+        )
+
+
+def gives_parts(encode: Callable[[Any], Any] | None) -> bool:
+    """Return whether a function is a generator: it gives several samples for one."""
+    while isinstance(encode, partial):
+        encode = encode.func
+    return encode is not None and inspect.isgeneratorfunction(inspect.unwrap(encode))
+
+
+def again_by_child(children: Mapping[str, Node[T, Any]], marks: Sequence[Mark]) -> list[T]:
+    """Return the items of marks that begin with the number of the child that gave them."""
+    found: dict[int, T] = {}
+    for number in dict.fromkeys(mark[0] for mark in marks):
+        places = [place for place, mark in enumerate(marks) if mark[0] == number]
+        items = children[str(number)].again([marks[place][1:] for place in places])
+        found.update(zip(places, items, strict=True))
+    return [found[place] for place in range(len(marks))]
+
+
+def moved_by_child(
+    children: Mapping[str, Node[Any, Any]], marks: Sequence[Mark], change: Change
+) -> list[Mark | None]:
+    """Return marks that begin with the number of a child after an edit; None for what is gone."""
+    moved: list[Mark | None] = []
+    for number, *below in marks:
+        child = children.get(str(number))
+        mark = child.moved([tuple(below)], change)[0] if child else None
+        moved.append(None if mark is None else (number, *mark))
+    return moved
+
+
+def joined(marks: Sequence[Mark]) -> Mark:
+    """Return several marks as one: of an item that is made of several."""
+    return tuple(number for mark in marks for number in (len(mark), *mark))
+
+
+def taken_apart(mark: Mark) -> Iterator[Mark]:
+    """Yield the marks that were joined."""
+    at = 0
+    while at < len(mark):
+        yield mark[at + 1 : at + 1 + mark[at]]
+        at += 1 + mark[at]
+
+
+def joined_and_moved(
+    marks: Sequence[Mark], moved: Callable[[Sequence[Mark]], Sequence[Mark | None]]
+) -> list[Mark | None]:
+    """Return joined marks after an edit; None for an item that lost one of those it is made of."""
+    found: list[Mark | None] = []
+    for mark in marks:
+        now = moved(list(taken_apart(mark)))
+        whole = [one for one in now if one is not None]
+        found.append(joined(whole) if len(whole) == len(now) else None)
+    return found
