@@ -16,12 +16,16 @@ from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
+from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.nodes.staged import StagedSpec
+from energy_data.packing import Packing, Quota
 from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle
 from energy_data.spec import Spec
 from energy_data.stage import Stage
@@ -57,6 +61,61 @@ def not_fifth(item: object) -> object:
 
 def not_third(item: object) -> bool:
     return not isinstance(item, dict) or item["number"] % 3 != 2
+
+
+def parts(sample: dict):
+    """None to three samples for one."""
+    for part in range((sample["number"] + 1) % 4):
+        yield {
+            **sample,
+            "__key__": f"{sample['__key__']}.{part}",
+            "number": sample["number"] + part,
+        }
+
+
+def lengths(sample: dict) -> dict:
+    number = sample["number"]
+    return {"tokens": number * number % 11 + 1, "images": number % 3}
+
+
+def joined(samples: list) -> dict:
+    """One sample of several, as packs are."""
+    numbers = [sample["number"] for sample in samples]
+    return {"__key__": tuple(sample["__key__"] for sample in samples), "number": sum(numbers)}
+
+
+def cut(sample: dict, start: int, stop: int) -> dict:
+    tokens = min(stop, lengths(sample)["tokens"]) - start
+    number = next(n for n in range(22) if lengths({"number": n})["tokens"] == tokens)
+    return {"__key__": f"{sample['__key__']}[{start}:{stop}]", "number": number}
+
+
+def packing(**facts) -> Packing:
+    facts = {"limits": {"tokens": 12}, **facts}
+    return Packing(lengths=lengths, pack=joined, cut=cut, **facts)
+
+
+def packs(of: Spec, buffer_size: int = 6, **facts) -> PackSpec:
+    return PackSpec(of=of, packing=packing(**facts), buffer_size=buffer_size)
+
+
+def pairs(samples: list) -> list:
+    """Samples two by two, the odd ones first; one of a full buffer is left out."""
+    ordered = sorted(samples, key=lambda sample: sample["number"] % 2 == 0)[:5]
+    return [ordered[n : n + 2] for n in range(0, len(ordered), 2)]
+
+
+def selected(of: Spec, buffer_size: int = 6, **facts) -> PackSelectedSpec:
+    return PackSelectedSpec(of=of, select=pairs, pack=joined, buffer_size=buffer_size, **facts)
+
+
+def parity(sample: dict) -> tuple:
+    """Groups of even and odd numbers; those of odd ones are larger by one."""
+    return sample["number"] % 2, None if sample["number"] % 2 == 0 else 3
+
+
+def groups(of: Spec, batch_size: int = 2, **facts) -> GroupSpec:
+    return GroupSpec(of=of, batch_size=batch_size, criterion=parity, collate=numbers, **facts)
 
 
 def batches(of: Spec, batch_size: int = 3, *, drop_last: bool = False) -> BatchSpec:
@@ -103,7 +162,42 @@ KINDS: dict[str, list[Spec]] = {
     "read": [samples(BAD), samples(ConcatSpec((BAD, B)), 4)],
     "map": [MapSpec(of=samples(A), function=renamed), MapSpec(of=samples(A), function=not_fifth)],
     "filter": [FilterSpec(of=samples(A), predicate=not_third)],
-    "encode": [EncodeSpec(of=samples(A)), EncodeSpec(of=samples(A), encode=not_fifth)],
+    "encode": [
+        EncodeSpec(of=samples(A)),
+        EncodeSpec(of=samples(A), encode=not_fifth),
+        EncodeSpec(of=samples(A), encode=parts),
+        EncodeSpec(of=STREAM_A, encode=parts),
+        EncodeSpec(of=FilterSpec(of=STREAM_A, predicate=not_third), encode=parts),
+    ],
+    "pack": [
+        packs(samples(A)),
+        packs(STREAM_A, 4),
+        packs(samples(BAD), algorithm="first_fit"),
+        packs(EncodeSpec(of=samples(A), encode=not_fifth), limits={"tokens": 12, "images": 3}),
+        packs(samples(A), limits={"tokens": 5}, over_long="split", algorithm="first_fit"),
+        packs(STREAM_A, limits={"tokens": 5}, over_long="split", fragments="each"),
+        packs(samples(A), limits={"tokens": 5}, over_long="truncate"),
+        packs(samples(A), limits={"tokens": 5}, over_long="skip", quota=Quota(docs=4)),
+        packs(samples(A), limits={"tokens": 26}, quota=Quota(docs=5, items=3)),
+        packs(EncodeSpec(of=STREAM_A, encode=parts)),
+        packs(BlendSpec((Part(samples(A), 2), Part(EncodeSpec(of=samples(B), encode=parts))))),
+        packs(ConcatSpec((STREAM_A, MapSpec(of=STREAM_B, function=renamed)))),
+        packs(RepeatSpec(of=LimitSpec(of=EpochizeSpec(of=samples(A), length=30), length=7))),
+    ],
+    "pack_selected": [
+        selected(samples(A)),
+        selected(STREAM_A),
+        selected(EncodeSpec(of=samples(A), encode=parts), encode=not_fifth),
+    ],
+    "group": [
+        groups(samples(A)),
+        groups(STREAM_A),
+        groups(STREAM_A, drop_last=True),
+        groups(FilterSpec(of=samples(BAD), predicate=not_third)),
+        groups(packs(samples(A), limits={"tokens": 5}, over_long="split")),
+        groups(packs(STREAM_A)),
+        groups(selected(EncodeSpec(of=STREAM_A, encode=parts), encode=not_fifth)),
+    ],
     "batch": [
         batches(samples(A)),
         batches(STREAM_A, 4),
@@ -172,6 +266,31 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
         st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3)
         .map(tuple)
         .map(BlendSpec),
+        st.builds(EncodeSpec, of=mixed, encode=st.just(parts)),
+        packed(st.one_of(mixed, st.builds(EncodeSpec, of=mixed, encode=st.just(parts)))),
+    )
+
+
+def packed(of: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
+    """Random packs over random trees of samples."""
+    split = {"limits": {"tokens": 5}, "over_long": "split"}
+    facts = st.sampled_from(
+        [
+            {},
+            {"limits": {"tokens": 20, "images": 4}},
+            {"algorithm": "first_fit"},
+            split,
+            {**split, "fragments": "each", "algorithm": "first_fit"},
+            {"limits": {"tokens": 7}, "over_long": "truncate"},
+            {"quota": Quota(docs=5)},
+            {"limits": {"tokens": 40}, "quota": Quota(docs=7, items=2)},
+        ]
+    )
+    sizes = st.integers(1, 9)
+    skipping = st.sampled_from([None, not_fifth])
+    return st.one_of(
+        st.builds(lambda of, size, facts: packs(of, size, **facts), of, sizes, facts),
+        st.builds(lambda of, size, encode: selected(of, size, encode=encode), of, sizes, skipping),
     )
 
 
@@ -208,9 +327,15 @@ def stages(draw: st.DrawFn) -> Spec:
 def random_trees(draw: st.DrawFn) -> Spec:
     """Random trees of batches, endless and finite."""
     filled = st.builds(batches, endless(), st.integers(1, 5))
+    finite_samples = st.builds(
+        ReadSpec, of=st.builds(ReferencesSpec, of=orders(), shuffle=shuffles(), deal=st.just(2))
+    )
     trees: st.SearchStrategy[Spec] = st.one_of(
         filled,
         stages(),
+        st.builds(groups, endless(), st.integers(1, 4)),
+        st.builds(batches, packed(finite_samples), st.integers(1, 3)),
+        st.builds(groups, packed(finite_samples), st.integers(1, 3), drop_last=st.booleans()),
         st.integers(1, 5).flatmap(dealt),
         st.builds(LimitSpec, of=filled, length=st.integers(0, 40)),
         st.builds(RepeatSpec, of=st.integers(1, 5).flatmap(dealt), times=st.integers(1, 3)),

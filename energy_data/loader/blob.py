@@ -5,13 +5,16 @@ from __future__ import annotations
 import bz2
 import json
 from base64 import b85decode, b85encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import StateError
+
+MAX_MARKS = 1 << 24  # pending in all lanes together; more are a damaged number
+Integers = npt.NDArray[np.int64]
 
 MAX_BYTES = 1 << 28  # a state is small: more than this, decompressed, is a bomb
 
@@ -57,6 +60,68 @@ def unpack_table(packed: dict[str, Any]) -> list[tuple[int, ...]]:
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state: a packed table is damaged ({error}).") from error
     return [tuple(row) for row in table.tolist()]
+
+
+Marks = tuple[tuple[int, ...], ...]
+
+
+def pack_marks(rows: Sequence[Marks]) -> dict[str, Any]:
+    """Return what is pending in each lane, small: some 6 bytes for a reference to a large dataset.
+
+    Number k of all marks is a column, as differences to the least, byte by byte: in what is pending
+    together leaves, epochs and the upper bytes of numbers hardly differ.
+    """
+    marks = [mark for row in rows for mark in row]
+    widths = np.array([len(mark) for mark in marks], np.int64)
+    table = np.zeros((len(marks), int(widths.max())), np.int64)
+    for width in np.unique(widths).tolist():
+        alike = np.flatnonzero(widths == width)
+        table[alike, :width] = [marks[place] for place in alike.tolist()]
+    counts = np.array([len(row) for row in rows], np.int64)
+    return {
+        "counts": _pack_column(counts),
+        "widths": _pack_column(widths),
+        "marks": [_pack_column(column) for column in table.T],
+    }
+
+
+def unpack_marks(packed: Mapping[str, Any]) -> list[Marks]:
+    """Return what `pack_marks` packed. StateError if it is something else."""
+    try:
+        counts, widths = _unpack_column(packed["counts"]), _unpack_column(packed["widths"])
+        table = np.stack([_unpack_column(column) for column in packed["marks"]], axis=1)
+        if len(table) != len(widths) or counts.sum() != len(widths) or counts.min() < 0:
+            raise ValueError(f"{len(table)} marks, {len(widths)} widths, counts {counts.tolist()}")
+        if not 0 <= widths.min() <= widths.max() == table.shape[1]:
+            raise ValueError(f"marks of {widths.min()} to {widths.max()} of {table.shape[1]}")
+        marks = [
+            tuple(mark[:width]) for mark, width in zip(table.tolist(), widths.tolist(), strict=True)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"state: packed references are damaged ({error}).") from error
+    ends = np.cumsum(counts).tolist()
+    return [
+        tuple(marks[end - count : end]) for end, count in zip(ends, counts.tolist(), strict=True)
+    ]
+
+
+def _pack_column(column: Integers) -> list[Any]:
+    least = int(column.min())
+    delta = column.astype(np.uint64) - np.uint64(least)
+    size = next(size for size in (1, 2, 4, 8) if int(delta.max()) >> (8 * size) == 0)
+    data = delta.astype(f"<u{size}").view(np.uint8).reshape(-1, size).T.tobytes()
+    return [least, size, len(column), _pack(data) if int(delta.max()) else ""]
+
+
+def _unpack_column(packed: Sequence[Any]) -> Integers:
+    least, size, length, text = packed
+    if not text:
+        if not 0 <= length <= MAX_MARKS:
+            raise ValueError(f"{length} equal values")
+        return np.full(length, least, np.int64)
+    data = np.frombuffer(_unpack(text), np.uint8).reshape(size, length).T
+    delta = np.ascontiguousarray(data).view(f"<u{size}")[:, 0]
+    return (delta.astype(np.uint64) + np.uint64(least)).astype(np.int64)
 
 
 def _pack(data: bytes) -> str:

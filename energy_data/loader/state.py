@@ -26,11 +26,12 @@ from energy_data.errors import (
     StateMismatchError,
     StateMissingError,
 )
-from energy_data.loader.blob import pack_table, unpack_table
+from energy_data.loader.blob import pack_marks, pack_table, unpack_marks, unpack_table
 from energy_data.node import State
 
 FORMAT = "energy_data"
-VERSION = 1
+VERSION = 2
+READS = (1, 2)  # 1 had no references to what is pending; else it is the same
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
 
 
@@ -95,10 +96,10 @@ def _check_form(state: Any) -> None:
             f"state: it is not a state of energy_data, got a {type(state).__name__}. Pass what "
             f"`state_dict()` or `save_state_rank()` returned."
         )
-    if state.get("version") != VERSION:
+    if state.get("version") not in READS:
         raise StateMismatchError(
             f"state: it has format version {state.get('version')}, this energy_data reads "
-            f"{VERSION}. Load it with the version that saved it."
+            f"{READS[0]} to {READS[-1]}. Load it with the version that saved it."
         )
 
 
@@ -162,7 +163,10 @@ def _columns(places: Sequence[State]) -> dict[str, dict[str, Any]]:
 
 def _column(values: list[Any]) -> Any:
     if any(values) and all(_are_integers(value) for value in values):
-        return pack_table(values)
+        if len(set(map(len, values))) == 1:
+            return pack_table(values)
+    elif any(values) and all(_are_marks(value) for value in values):
+        return pack_marks(values)
     if all(value == values[0] for value in values):
         return {"all": _plain(values[0])}
     return [_plain(value) for value in values]
@@ -170,6 +174,10 @@ def _column(values: list[Any]) -> Any:
 
 def _are_integers(value: Any) -> bool:
     return isinstance(value, tuple) and bool(value) and all(type(v) is int for v in value)
+
+
+def _are_marks(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(mark, tuple) for mark in value)
 
 
 def _plain(value: Any) -> Any:
@@ -187,5 +195,7 @@ def _rows(columns: Mapping[str, Mapping[str, Any]], lanes: int) -> list[State]:
 
 def _values(column: Any, lanes: int) -> Sequence[Any]:
     if isinstance(column, Mapping):
-        return [column["all"]] * lanes if "all" in column else unpack_table(dict(column))
+        if "all" in column:
+            return [column["all"]] * lanes
+        return unpack_marks(column) if "marks" in column else unpack_table(dict(column))
     return list(column)

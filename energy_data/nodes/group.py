@@ -105,7 +105,7 @@ class GroupNode(PendingNode[GroupCursor]):
 
     def draw(self, count: int) -> list[Any]:
         groups = self._groups()
-        self.groups = None  # until the cursor has its marks again
+        self.groups = None  # until the cursor has the marks of what waits again
         batches: list[Any] = []
         ended = False
         while len(batches) < count and not ended:
@@ -122,8 +122,9 @@ class GroupNode(PendingNode[GroupCursor]):
         """Return what waits, as the cursor has it."""
         pending = self.cursor.pending
         if self.groups is None or (self.grouped is not pending and self.grouped != pending):
-            self.groups = Groups()
-            self.groups.add(pending, self.child.again(pending) if pending else ())
+            groups = Groups()
+            groups.add(pending, self.child.again(pending) if pending else ())
+            return groups
         return self.groups
 
     def _next_group(self, groups: Groups) -> list[Any]:
