@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from energy_data.context import WorkerConfig, default_worker_config
+from energy_data.context import Context, WorkerConfig, default_worker_config
+from energy_data.errors import SpecError
 from energy_data.loader.cuda import Cuda
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
@@ -26,6 +27,7 @@ from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec, Shuffle, leaf_entries
 from energy_data.sources.open import open_source
+from energy_data.spec import Spec
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 
@@ -45,6 +47,7 @@ def get_train_dataset(
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
     microbatches_per_step: int | None = None,
+    packing_buffer_size: int | None = None,
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
@@ -71,6 +74,8 @@ def get_train_dataset(
             again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
         microbatches_per_step: Micro-batches of all ranks in an optimizer step, for what is counted
             in steps: on each rank, those whose gradients it accumulates, times the ranks.
+        packing_buffer_size: Encoded samples, per lane, that the task encoder chooses from what to
+            pack together; then `batch_size` counts packs. None: as its `packing` says.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -84,11 +89,13 @@ def get_train_dataset(
         finite=not repeat,
         drop_last=batch_drop_last,
         on_error=on_error,
+        packing_buffer_size=packing_buffer_size,
         microbatches_per_step=microbatches_per_step,
     )
     spec = compile_stream(
         load(path), split_part, open_source=open_source, pipeline=pipeline, mode="train"
     )
+    _check_even(spec, even_batches if pipeline.finite else None)
     return Dataset(
         spec=spec,
         worker_config=worker_config or default_worker_config(),
@@ -109,11 +116,14 @@ def get_val_dataset(
     limit: int | None = None,
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
+    packing_buffer_size: int | None = None,
 ) -> Dataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
 
     Blends are concatenated. Micro-batch g is samples [g * batch_size, (g + 1) * batch_size), so
-    there is one short batch at most; a bad sample makes its batch shorter and moves no other.
+    there is one short batch at most; a bad sample makes its batch shorter and moves no other. Where
+    samples are packed, grouped or taken apart, that is not known beforehand: then neighbours are
+    dealt to the lanes, and each makes its own batches of them, with a short one at its end.
 
     Args:
         path: As for `get_train_dataset`.
@@ -128,6 +138,8 @@ def get_val_dataset(
             the training loop need it: "drop" leaves out a last round that not all ranks have,
             "short" gives ranks without a batch an empty one, "pad" the first batch of the pass
             again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
+        packing_buffer_size: Encoded samples, per lane, that the task encoder chooses from what to
+            pack together; then `batch_size` counts packs. None: as its `packing` says.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -142,6 +154,7 @@ def get_val_dataset(
         limit=limit,
         on_error=on_error,
         even_batches=even_batches,
+        packing_buffer_size=packing_buffer_size,
     )
 
 
@@ -156,6 +169,7 @@ def get_val_datasets(
     limit: int | None = None,
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
+    packing_buffer_size: int | None = None,
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
     order = _order(path, split_part, "val")
@@ -170,6 +184,7 @@ def get_val_datasets(
                 limit=limit,
                 on_error=on_error,
                 even_batches=even_batches,
+                packing_buffer_size=packing_buffer_size,
             ),
             leaf,
         )
@@ -244,6 +259,7 @@ def _validation(
     limit: int | None,
     on_error: OnError,
     even_batches: EvenBatches | None,
+    packing_buffer_size: int | None,
 ) -> Dataset[T_batch]:
     pipeline = Pipeline(
         batch_size=batch_size,
@@ -251,9 +267,20 @@ def _validation(
         finite=True,
         drop_last=drop_last,
         on_error=on_error,
+        packing_buffer_size=packing_buffer_size,
     )
     spec = pipeline.over(order)
     if limit is not None:
         spec = LimitSpec(of=spec, length=limit)
+    _check_even(spec, even_batches)
     config = worker_config or default_worker_config()
     return Dataset(spec=spec, worker_config=config, from_start=True, even_batches=even_batches)
+
+
+def _check_even(spec: Spec, even_batches: EvenBatches | None) -> None:
+    if even_batches is not None and spec.num_items(Context(), 0) is None:
+        raise SpecError(
+            "even_batches: nobody knows how many batches a pass has where samples are packed, "
+            "grouped or taken apart. Leave it out; and give `limit`, or `virtual_epoch_length`, "
+            "where ranks must end together."
+        )

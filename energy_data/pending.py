@@ -31,7 +31,7 @@ class PendingCursor(Cursor):
     lost: int = 0  # items that were pending when their leaf was taken out of the metadataset
 
 
-class AtHand(Generic[T]):
+class Stock(Generic[T]):
     """The pending items themselves. A cache: it looks at the marks to know what still holds."""
 
     def __init__(self, again: Callable[[Sequence[Mark]], Sequence[T]]) -> None:

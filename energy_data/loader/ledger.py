@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from attrs import evolve
@@ -10,9 +11,10 @@ from attrs import evolve
 from energy_data.context import Context
 from energy_data.errors import StateMismatchError
 from energy_data.loader.state import RunState
-from energy_data.loader.tree import TreeRecord
-from energy_data.node import Node
-from energy_data.references import ReferencesNode
+from energy_data.loader.tree import TreeRecord, same_above_order
+from energy_data.node import Mark, Node
+from energy_data.pending import PendingNode
+from energy_data.references import ReferencesNode, ReferencesSpec, leaf_entries
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +34,13 @@ class Ledgers:
                 "state: a finite stream cannot go on after its tree was edited. Finish it first, "
                 "or restore with on_mismatch='restart'."
             )
-        self._trees = trees
+        self.trees = trees
 
     def of_lane(self, lane: int) -> dict[str, Ledger]:
         """Return the ledgers of a lane by the path of the order tree. Reads no data."""
         context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
         ledgers = {}
-        for path, tree in self._trees.items():
+        for path, tree in self.trees.items():
             node = tree.build(evolve(context, path=tuple(path.split("/")[1:])))
             node.load_state_dict({"root": self.state.places[lane][path]})
             ids = [leaf.id for leaf in node.leaves]
@@ -54,6 +56,7 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
     kept = {
         leaf_id for leaf_id, leaf in ours.leaves.items() if saved.record.leaves.get(leaf_id) == leaf
     }
+    pending = Pending(saved, ours, kept)
     for lane, node in nodes.items():
         ledgers = saved.of_lane(lane)
         for path, inner in node.walk():
@@ -62,6 +65,13 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
                 inner.cursor.offsets = tuple(
                     known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves
                 )
+        pending.move(node, lane)
+    if pending.lost:
+        log.warning(
+            "restored after an edit: %d samples were read and not given yet, of leaves or nodes "
+            "that are gone now; they are lost",
+            pending.lost,
+        )
     fresh = sorted(ours.leaves.keys() - kept)
     log.warning(
         "restored after an edit: %d leaves go on where they were, %d start at their beginning%s",
@@ -69,6 +79,48 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
         len(fresh),
         f" ({', '.join(fresh[:8])}{', ...' if len(fresh) > 8 else ''})" if fresh else "",
     )
+
+
+class Pending:
+    """What was pending in nodes that pack, group or take samples apart, for the edited tree."""
+
+    def __init__(self, saved: Ledgers, ours: TreeRecord, kept: set[str]) -> None:
+        self.saved, self.ours, self.kept = saved, ours, kept
+        self.lost = 0
+        self._entries = {path: _entries(tree) for path, tree in saved.trees.items()}
+
+    def move(self, root: Node[Any, Any], lane: int) -> None:
+        """Let the nodes of a lane go on with what is pending of leaves that are kept."""
+        nodes = dict(root.walk())
+        paths = {id(node): path for path, node in nodes.items()}
+
+        def change(order: Node[Any, Any], reference: Mark) -> Mark | None:
+            assert isinstance(order, ReferencesNode)
+            was, now = self._entries[paths[id(order)]], _entries(order.spec)
+            leaf_id = was[reference[0]]
+            if leaf_id not in self.kept or leaf_id not in now:
+                return None
+            places = [place for place, name in enumerate(now) if name == leaf_id]
+            which = was[: reference[0]].count(leaf_id)
+            return (places[min(which, len(places) - 1)], *reference[1:])
+
+        for path, cursor in self.saved.state.places[lane].items():
+            if not cursor.get("pending"):
+                continue
+            node = nodes.get(path)
+            if isinstance(node, PendingNode) and same_above_order(
+                self.saved.record, self.ours, path
+            ):
+                node.cursor = replace(node.cursor, **cursor)
+                node.move(change)
+                self.lost += node.cursor.lost - cursor["lost"]
+            else:
+                self.lost += len(cursor["pending"])
+
+
+def _entries(tree: ReferencesSpec) -> list[str]:
+    """Return the id of the leaf of each entry of an order tree."""
+    return [leaf.id for _, leaf in leaf_entries(tree.of)]
 
 
 def _of_tree(ledgers: dict[str, Ledger], path: str) -> Ledger:

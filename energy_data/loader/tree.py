@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,25 @@ def order_trees(spec: Spec) -> dict[str, ReferencesSpec]:
         for path, inner in spec.walk()
         if isinstance(inner, ReferencesSpec)
     }
+
+
+def same_above_order(saved: TreeRecord, ours: TreeRecord, path: str) -> bool:
+    """Return whether the nodes at `path` and under it are the same, but for their order trees."""
+    names = path.split("/")[1:]
+    return bool(_pipeline(saved.description, names) == _pipeline(ours.description, names))
+
+
+def _pipeline(said: list[Any], names: Sequence[str]) -> Any:
+    """Return a described node below `said`, without what stands below reading; None: no node."""
+    for name in names:
+        below = _children(said)
+        if said[0] == "references" or name not in below:
+            return None
+        said = below[name]
+    if said[0] == "references":
+        return "references"
+    below = {name: _pipeline(child, ()) for name, child in _children(said).items()}
+    return [said[:-1], below]
 
 
 def differences(saved: TreeRecord, ours: TreeRecord) -> list[str]:

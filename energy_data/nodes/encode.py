@@ -15,7 +15,7 @@ from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.meter import ENCODING
 from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.pending import AtHand, PendingCursor, PendingNode, check_makes_again, gives_parts
+from energy_data.pending import PendingCursor, PendingNode, Stock, check_makes_again, gives_parts
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
@@ -95,9 +95,6 @@ class EncodeNode(Node[Any, EncodeCursor]):
                 encoded.append(self._encoded(sample))
             except SkipSample:
                 self.cursor.skipped += 1
-            except Exception as error:
-                error.add_note(f"while encoding {describe_source(sample)}")
-                raise
         self.meter.charge(ENCODING, time.perf_counter() - began)
         return encoded
 
@@ -164,7 +161,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         assert spec.encode is not None
         super().__init__(PartsCursor(), spec.of.build(context.under("of")))
         self.encode, self.trace, self.meter = spec.encode, context.trace, context.meter
-        self.at_hand: AtHand[Any] = AtHand(self.child.again)
+        self.stock: Stock[Any] = Stock(self.child.again)
         # The parts of one sample, under way: a cache that is good at one place only.
         self._under_way: tuple[Mark, int, Iterator[Any]] | None = None
 
@@ -210,12 +207,12 @@ class EncodePartsNode(PendingNode[PartsCursor]):
     def _read(self, count: int) -> None:
         drawn = self.child.draw_marked(count)
         self.cursor.pending, self.cursor.part = tuple(mark for mark, _ in drawn), 0
-        self.at_hand.keep(self.cursor.pending, [sample for _, sample in drawn])
+        self.stock.keep(self.cursor.pending, [sample for _, sample in drawn])
 
     def _give(self, parts: list[tuple[Mark, Any]], count: int) -> None:
         """Give up to `count` parts of the first pending sample; at its end, go to the next."""
         at = self.cursor
-        samples = self.at_hand.items(at.pending)
+        samples = self.stock.items(at.pending)
         mark = at.pending[0]
         under_way, self._under_way = self._under_way, None
         if under_way is None or under_way[:2] != (mark, at.part):
@@ -234,7 +231,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
             return
         at.skipped += at.part == 0
         at.pending, at.part = at.pending[1:], 0
-        self.at_hand.keep(at.pending, samples[1:])
+        self.stock.keep(at.pending, samples[1:])
 
     def _parts(self, sample: Any) -> Iterator[Any]:
         if self.trace is not None:

@@ -15,9 +15,9 @@ from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.meter import PACKING
 from energy_data.node import Change, Mark
 from energy_data.pending import (
-    AtHand,
     PendingCursor,
     PendingNode,
+    Stock,
     check_makes_again,
     gives_parts,
     joined,
@@ -90,7 +90,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
     def __init__(self, spec: PackSelectedSpec, context: Context) -> None:
         super().__init__(PackSelectedCursor(), spec.of.build(context.under("of")))
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
-        self.at_hand: AtHand[Any] = AtHand(self.child.again)
+        self.stock: Stock[Any] = Stock(self.child.again)
 
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]
@@ -101,10 +101,10 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             self._select(self._full_buffer())
         while at.groups and len(packs) < count:
             size = at.groups[0]
-            samples = self.at_hand.items(at.pending)
+            samples = self.stock.items(at.pending)
             marks, group = at.pending[:size], samples[:size]
             at.groups, at.pending = at.groups[1:], at.pending[size:]
-            self.at_hand.keep(at.pending, samples[size:])
+            self.stock.keep(at.pending, samples[size:])
             encoded = self._encoded(group)
             at.skipped += size - len(encoded)
             try:
@@ -159,7 +159,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         at.skipped += len(buffer) - len(set(numbers))
         at.groups = tuple(len(group) for group in groups)
         at.pending = tuple(buffer[number][0] for number in numbers)
-        self.at_hand.keep(at.pending, samples)
+        self.stock.keep(at.pending, samples)
 
     def _packed(self, samples: list[Any]) -> Any:
         first = describe_source(samples[0])
