@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
+from energy_data.loader.columns import with_columns
 from energy_data.loader.draft import Draft
 from energy_data.loader.run import Run
 from energy_data.loader.status import Status
@@ -196,7 +197,7 @@ class _Worker:
         while True:
             began = time.perf_counter()
             try:
-                parcel = self.arena.write(batch, draft)
+                parcel = self.arena.write(with_columns(batch), draft)
             except ArenaFullError:
                 if not self.ahead:
                     raise
