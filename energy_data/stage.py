@@ -150,11 +150,11 @@ def marked(item: Any, number: int, name: str) -> Any:
     return item
 
 
-def stage_context(context: Context, stage: Stage) -> Context:
-    """Return the context of a stage's pipeline: its seeds come from its name."""
-    below = context.under(stage.name)
-    plain = stage.name == DEFAULT and stage.seed is None
-    own = stage.name if stage.seed is None else stage.seed
-    seed = context.seed if plain else key(context.seed, "stage", own)
-    of_leaves = context.leaf_seed if stage.on_enter == "continue" else seed
-    return evolve(below, seed=seed, own_leaf_seed=of_leaves)
+def stage_context(
+    context: Context, name: str, *, restarts: bool = False, seed: int | None = None
+) -> Context:
+    """Return the context of a stage's pipeline: its seeds come from its name, or its seed."""
+    plain = name == DEFAULT and seed is None
+    own = context.seed if plain else key(context.seed, "stage", name if seed is None else seed)
+    of_leaves = own if restarts else context.leaf_seed
+    return evolve(context.under(name), seed=own, own_leaf_seed=of_leaves)

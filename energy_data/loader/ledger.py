@@ -10,6 +10,7 @@ from attrs import evolve
 
 from energy_data.context import Context
 from energy_data.errors import StateMismatchError
+from energy_data.loader.stages import Plan
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, same_above_order
 from energy_data.node import Mark, Node
@@ -35,17 +36,43 @@ class Ledgers:
                 "or restore with on_mismatch='restart'."
             )
         self.trees = trees
+        self._plan = Plan.of(self.record)
 
     def of_lane(self, lane: int) -> dict[str, Ledger]:
         """Return the ledgers of a lane by the path of the order tree. Reads no data."""
-        context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
         ledgers = {}
         for path, tree in self.trees.items():
-            node = tree.build(evolve(context, path=tuple(path.split("/")[1:])))
+            node = tree.build(self._context(path, lane))
             node.load_state_dict({"root": self.state.places[lane][path]})
             ids = [leaf.id for leaf in node.leaves]
             ledgers[path] = dict(zip(ids, node.ledger().tolist(), strict=True))
         return ledgers
+
+    def of_stages(self, lane: int) -> Ledger | None:
+        """Return the ledger of a lane over all stages that go on with their leaves.
+
+        None: the run had no stages.
+        """
+        if self._plan is None:
+            return None
+        carried = self.state.places[lane][self._plan.path].get("carried", ())
+        total = dict(zip(self._plan.leaf_ids, carried, strict=False))
+        ledgers = self.of_lane(lane)
+        for row in self._plan.rows:
+            for path, ledger in ledgers.items():
+                if row.on_enter == "continue" and path.startswith(f"{self._plan.path}/{row.name}/"):
+                    for leaf_id, drawn in ledger.items():
+                        total[leaf_id] = total.get(leaf_id, 0) + drawn
+        return total
+
+    def _context(self, path: str, lane: int) -> Context:
+        """Return the context that an order tree was built in."""
+        context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
+        if self._plan is not None:
+            for row in self._plan.rows:
+                if path.startswith(f"{self._plan.path}/{row.name}/"):
+                    context = row.context(context)
+        return evolve(context, path=tuple(path.split("/")[1:]))
 
 
 def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) -> None:
@@ -61,7 +88,7 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
         ledgers = saved.of_lane(lane)
         for path, inner in node.walk():
             if isinstance(inner, ReferencesNode):
-                known = _of_tree(ledgers, path)
+                known = saved.of_stages(lane) or _of_tree(ledgers, path)
                 inner.cursor.offsets = tuple(
                     known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves
                 )

@@ -16,6 +16,7 @@ from energy_data.loader.ends import batches_of_rank, last_whole_round, stand_in
 from energy_data.loader.host import Host, InProcess
 from energy_data.loader.ledger import Ledgers, go_on
 from energy_data.loader.progress import with_progress
+from energy_data.loader.resume import fitted
 from energy_data.loader.run import Run
 from energy_data.loader.starvation import Recent
 from energy_data.loader.state import RunState, merge
@@ -295,6 +296,10 @@ class Loader(Generic[T_batch]):
         if not changed:
             for lane, node in nodes.items():
                 node.load_state_dict(saved.places[lane])
+        elif fitted(
+            saved, self._record, self.dataset.spec, nodes, keep=on_mismatch == "keep_matching"
+        ):
+            pass  # the stages have told what has become of them
         elif on_mismatch == "keep_matching":
             go_on(nodes, self._record, Ledgers(saved))
         else:

@@ -133,7 +133,9 @@ class StagedNode(Node[Any, StagedCursor]):
         self._entered: tuple[int, list[Any]] | None = None  # stage, and what led to it
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
-        return stage.of.build(stage_context(self.context, stage))
+        restarts = stage.on_enter == "restart"
+        context = stage_context(self.context, stage.name, restarts=restarts, seed=stage.seed)
+        return stage.of.build(context)
 
     @property
     def batch(self) -> int:
@@ -226,6 +228,11 @@ class StagedNode(Node[Any, StagedCursor]):
                 for leaf_id, *sample in held(child):
                     returned[leaf_id].append((sample[0], sample[1]))
         return drawn, returned
+
+    def carry(self, drawn: Mapping[str, int]) -> None:
+        """Say how often leaves were drawn in stages that are no longer among these."""
+        carried = tuple(drawn.get(leaf_id, 0) for leaf_id in leaf_ids(self.spec))
+        self.cursor.carried = carried if any(carried) else ()
 
     def _carried(self) -> dict[str, int]:
         if not self.cursor.carried:

@@ -1,0 +1,195 @@
+"""Going on after the stages of a run were edited: what may change, and where each lane is then.
+
+`strict`    what was played, and the stage that is played, are as they were; what lies ahead is free
+`ablation`  as strict, and a stage may begin exactly where the state was saved
+`ignore`    any change that does not lead back to a stage that is over; leaves go on by their ids
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from attrs import evolve
+
+from energy_data.errors import StateMismatchError
+from energy_data.loader.host import Nodes
+from energy_data.loader.ledger import Ledgers
+from energy_data.loader.stages import Plan, Row
+from energy_data.loader.state import RunState
+from energy_data.loader.tree import TreeRecord, differences
+from energy_data.node import State
+from energy_data.nodes.staged import StagedNode, StagedSpec
+from energy_data.references import ReferencesNode
+from energy_data.spec import Spec
+from energy_data.stage import DEFAULT
+
+log = logging.getLogger(__name__)
+
+Rule = Literal["strict", "ablation", "ignore"]
+
+
+def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:
+    """Go on with a tree whose stages were edited; nothing moves if that cannot be.
+
+    keep: any rule but that of the stages is off. Returns False if our tree has no stages. Raises
+    StateMismatchError with everything that does not fit.
+    """
+    now = Plan.of(ours)
+    if now is None:
+        return False
+    record = TreeRecord.unpack(saved.tree)
+    before = Plan.of(record)
+    if before is None and now.path == "root":
+        saved = _staged(saved)
+        before = Plan.plain(record, now)
+    if before is None:
+        return False
+    (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
+    rule: Rule = "ignore" if keep else staged.resume
+    if wrong := misfits(before, now, saved.batch, rule):
+        raise StateMismatchError(_told(wrong, saved.batch, rule))
+    if not misfits(before, now, saved.batch, "ablation"):
+        _continue(saved, before, now, nodes)
+    else:
+        _carry(saved, before, now, nodes)
+    for difference in differences(record, ours):
+        log.info("restored after an edit that lies ahead, or is ignored: %s", difference)
+    return True
+
+
+def misfits(before: Plan, now: Plan, clock: int, rule: Rule) -> list[str]:
+    """Return in sentences what keeps a state at micro-batch `clock` from going on."""
+    wrong = []
+    if before.around != now.around:
+        wrong.append("something else than the stages was edited: what stands over them, `buffers`")
+    if rule == "ignore":
+        current, over = now.at(clock), {row.name for row in before.rows if row.is_over(clock)}
+        if current is not None and current.name in over:
+            wrong.append(
+                f"stage {current.name!r} is over, and would be played at micro-batch {clock} again"
+            )
+        return wrong
+    for number, row in enumerate(before.rows):
+        if row.begin < clock:
+            wrong += _of_stage(number, row, before, now, clock, rule)
+    return wrong
+
+
+def _of_stage(
+    number: int, row: Row, before: Plan, now: Plan, clock: int, rule: Rule
+) -> Iterator[str]:
+    """Yield what is wrong with a stage that was played, or is."""
+    name, kind = row.name, "over" if row.is_over(clock) else "being played"
+    ours = now.rows[number] if number < len(now.rows) else None
+    if ours is None or ours.name != name:
+        known = [other.name for other in now.rows]
+        moved = f"it is now number {known.index(name)}" if name in known else "it is gone"
+        yield f"stage {name!r} is {kind} as number {number}, and {moved}"
+        return
+    if ours.begin != row.begin:
+        yield f"stage {name!r} is {kind}; it began at {row.begin}, and now at {ours.begin}"
+    yield from _of_end(row, ours, clock, rule)
+    for key in ("on_enter", "seed", "microbatches_per_step"):
+        was, is_ = getattr(row, key), getattr(ours, key)
+        if was != is_ and not (key == "microbatches_per_step" and was is None):
+            yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
+    for key in sorted(row.params.keys() & ours.params.keys()):
+        was, is_ = row.params[key], ours.params[key]
+        if was != is_ and key != "microbatches_per_step":
+            yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
+    for difference in differences(before.alone(row), now.alone(ours)):
+        yield f"stage {name!r} is {kind}; {difference}"
+
+
+def _of_end(row: Row, ours: Row, clock: int, rule: Rule) -> Iterator[str]:
+    if row.end == ours.end:
+        return
+    if row.is_over(clock):
+        yield f"stage {row.name!r} is over; it ended at {row.end}, and now at {ours.end}"
+    elif ours.end is not None and ours.end < clock:
+        yield f"stage {row.name!r} would have ended at {ours.end}, which is past: the run is beyond"
+    elif ours.end == clock and rule == "strict":
+        yield (
+            f"stage {row.name!r} is being played and ends here now. If another stage shall begin "
+            f"from this state, write `resume: ablation`"
+        )
+
+
+def _told(wrong: list[str], clock: int, rule: Rule) -> str:
+    advice = {
+        "strict": "Undo these changes. `resume: ablation` lets a new stage begin at a saved state, "
+        "`resume: ignore` goes on with the leaves that are known.",
+        "ablation": "Undo these changes, or write `resume: ignore` to go on with the leaves that "
+        "are known.",
+        "ignore": "A run never goes back: let what is played go on, or start anew.",
+    }
+    lines = "\n".join(f"  - {problem}" for problem in wrong)
+    return (
+        f"state: the stages were edited since it was saved, at micro-batch {clock} of the run "
+        f"(resume: {rule}):\n{lines}\n{advice[rule]}"
+    )
+
+
+def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
+    """Go on with all that was played as it was; what lies ahead is new."""
+    played = tuple(f"{now.path}/{row.name}" for row in before.rows if row.begin < saved.batch)
+    for lane, node in nodes.items():
+        state = node.state_dict()
+        for path, cursor in saved.places[lane].items():
+            ahead = path.startswith(f"{now.path}/") and not path.startswith(
+                tuple(f"{stage}/" for stage in played) + played
+            )
+            if path in state and not ahead:
+                state[path] = dict(cursor)
+        node.load_state_dict(state)
+        staged = _staged_of(node)
+        known = dict(zip(before.leaf_ids, staged.cursor.carried, strict=False))
+        staged.carry(known)
+
+
+def _carry(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
+    """Let leaves go on by their ids; nothing else of what was played is kept."""
+    ledgers = Ledgers(saved)
+    kept = {
+        leaf_id
+        for leaf_id, (_, fingerprint) in now.leaves.items()
+        if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
+    }
+    current = now.at(saved.batch)
+    for lane, node in nodes.items():
+        staged = _staged_of(node)
+        drawn = ledgers.of_stages(lane)
+        assert drawn is not None
+        staged.cursor.taken = saved.places[lane][before.path]["taken"]
+        staged.carry({leaf_id: count for leaf_id, count in drawn.items() if leaf_id in kept})
+        if current is None or current.on_enter != "restart":
+            continue
+        of_trees = ledgers.of_lane(lane)
+        for path, inner in node.walk():
+            if path.startswith(f"{now.path}/{current.name}/") and isinstance(inner, ReferencesNode):
+                own = of_trees.get(path, {})
+                inner.cursor.offsets = tuple(
+                    own.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves
+                )
+    log.warning(
+        "restored although stages were edited: %d leaves go on where they were, the others begin; "
+        "samples drawn and not given yet are left out",
+        len(kept),
+    )
+
+
+def _staged(saved: RunState) -> RunState:
+    """Return a state of a tree without stages as that of one with the one stage `default`."""
+    places: dict[int, State] = {}
+    for lane, state in saved.places.items():
+        moved = {f"root/{DEFAULT}{path.removeprefix('root')}": at for path, at in state.items()}
+        taken = len(range(lane, saved.batch, saved.lanes))
+        places[lane] = {"root": {"taken": taken, "carried": ()}, **moved}
+    return evolve(saved, places=places)
+
+
+def _staged_of(node: Any) -> StagedNode:
+    (staged,) = (inner for _, inner in node.walk() if isinstance(inner, StagedNode))
+    return staged

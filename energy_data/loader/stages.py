@@ -1,0 +1,119 @@
+"""The stages of a run as its state remembers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.loader.tree import TreeRecord
+from energy_data.stage import DEFAULT, stage_context
+
+
+@frozen(kw_only=True)
+class Row:
+    """A stage as a state remembers it."""
+
+    name: str
+    begin: int
+    end: int | None
+    on_enter: str
+    seed: int | None
+    microbatches_per_step: int | None
+    params: Mapping[str, Any]
+    body: list[Any]  # its description
+
+    def context(self, around: Context) -> Context:
+        """Return the context that the stage was built in."""
+        return stage_context(around, self.name, restarts=self.on_enter == "restart", seed=self.seed)
+
+    def is_over(self, clock: int) -> bool:
+        """Return whether the stage has ended at micro-batch `clock`."""
+        return self.end is not None and self.end <= clock
+
+
+@frozen
+class Plan:
+    """The stages of a tree as its description has them."""
+
+    path: str
+    rows: list[Row]
+    around: list[Any]  # the description of the tree without the stages
+    leaves: Mapping[str, tuple[int | None, str]]
+
+    @classmethod
+    def of(cls, record: TreeRecord) -> Plan | None:
+        """Return the stages of a tree; None if it has none."""
+        for path, said in _walk(record.description, "root"):
+            if said[0] == "staged":
+                _, stages, *rest, bodies = said
+                fields = ("name", "begin", "end", "on_enter", "seed", "microbatches_per_step")
+                rows = [
+                    Row(
+                        **dict(zip(fields, stage, strict=False)),
+                        params=stage[6],
+                        body=bodies[stage[0]],
+                    )
+                    for stage in stages
+                ]
+                around = _without(record.description)
+                return cls(path, rows, [around, *rest], record.leaves)
+        return None
+
+    @classmethod
+    def plain(cls, record: TreeRecord, like: Plan) -> Plan:
+        """Return a tree without stages as the stages of `like` that it would be: one, for ever."""
+        row = Row(
+            name=DEFAULT,
+            begin=0,
+            end=None,
+            on_enter="continue",
+            seed=None,
+            microbatches_per_step=None,
+            params={},
+            body=record.description,
+        )
+        return cls("root", [row], like.around, record.leaves)
+
+    @property
+    def leaf_ids(self) -> list[str]:
+        """The leaves that go on from stage to stage, sorted: as a cursor has them."""
+        going_on = [row.body for row in self.rows if row.on_enter == "continue"]
+        return sorted({leaf_id for body in going_on for leaf_id in _leaf_ids(body)})
+
+    def alone(self, row: Row) -> TreeRecord:
+        """Return the record of one stage; leaves are told by their fingerprints."""
+        leaves: dict[str, tuple[int | None, str]] = {
+            leaf_id: (None, self.leaves[leaf_id][1]) for leaf_id in _leaf_ids(row.body)
+        }
+        return TreeRecord(row.body, leaves)
+
+    def at(self, clock: int) -> Row | None:
+        """Return the stage of micro-batch `clock`; None after the end."""
+        return next((row for row in self.rows if not row.is_over(clock)), None)
+
+
+def _leaf_ids(said: list[Any]) -> set[str]:
+    return {inner[1] for _, inner in _walk(said, "") if inner[0] == "leaf"}
+
+
+def _walk(said: list[Any], path: str) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the described nodes of a tree with their paths."""
+    yield path, said
+    if said[0] == "leaf":
+        return
+    below = said[-1]
+    children = below if isinstance(below, dict) else dict(enumerate(below))
+    for name, child in children.items():
+        yield from _walk(child, f"{path}/{name}")
+
+
+def _without(said: list[Any]) -> list[Any]:
+    """Return a description down to its stages."""
+    if said[0] == "staged":
+        return ["staged"]
+    if not isinstance(said[-1], dict):
+        return said
+    return [*said[:-1], {name: _without(child) for name, child in said[-1].items()}]
