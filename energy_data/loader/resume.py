@@ -36,6 +36,7 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
     keep: any rule but that of the stages is off. Returns False if our tree has no stages. Raises
     StateMismatchError with everything that does not fit.
     """
+    ours = TreeRecord.unpack(ours.pack())  # as a state has it
     now = Plan.of(ours)
     if now is None:
         return False

@@ -1,0 +1,198 @@
+"""Which edits of its stages a saved run bears, by each rule."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from attrs import evolve
+from loader.runs import in_order, loader_of
+from trees import batches, leaf, samples
+
+from energy_data.errors import StateMismatchError
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.staged import StagedSpec
+from energy_data.stage import Stage
+
+X, Y, Z = leaf("x", 100), leaf("y", 60), leaf("z", 80)
+BODY = {"x": batches(samples(X)), "y": batches(samples(Y), 2), "z": batches(samples(Z))}
+MIXED = batches(samples(BlendSpec((Part(X), Part(Z)))))
+
+
+def plan(*stages, resume="strict"):
+    """Stages as (name, end) or (name, end, body)."""
+    begin, built = 0, []
+    for name, end, *body in stages:
+        of = body[0] if body else BODY[name[0]]
+        built.append(Stage(name=name, of=of, begin=begin, end=end))
+        begin = end
+    return StagedSpec(stages=tuple(built), resume=resume)
+
+
+BEFORE = plan(("x", 10), ("y", 20), ("z", None))
+
+
+def state_at(batch, spec=BEFORE):
+    loader = loader_of(spec, lanes=4)
+    in_order([loader], batch)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def goes_on(state, spec, count=15, **facts):
+    loader = loader_of(spec, lanes=4)
+    loader.load_state_dict(state, **facts)
+    return in_order([loader], count)
+
+
+EDITS_AHEAD = {
+    "the end of the stage being played moves away": plan(("x", 10), ("y", 28), ("z", None)),
+    "it moves nearer": plan(("x", 10), ("y", 16), ("z", None)),
+    "a later stage is renamed": plan(("x", 10), ("y", 20), ("zebra", None, BODY["z"])),
+    "a later stage has another mixture": plan(("x", 10), ("y", 20), ("z", None, MIXED)),
+    "a stage is put in between": plan(("x", 10), ("y", 20), ("x2", 23), ("z", None)),
+    "later stages are taken out": plan(("x", 10), ("y", None)),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS_AHEAD)
+def test_strict_takes_what_lies_ahead_as_if_it_had_always_been_so(edit):
+    spec = EDITS_AHEAD[edit]
+    expected = in_order([loader_of(spec, lanes=4)], 30)
+    assert goes_on(state_at(15), spec) == expected[15:]
+
+
+EDITS_BEHIND = {
+    "stage 'x' is over as number 0, and it is gone": plan(("x1", 10), ("y", 20), ("z", None)),
+    "stage 'x' is over as number 0, and it is now number 1": plan(("y", 10), ("x", 20), ("z", 30)),
+    "stage 'x' is over; it ended at 10, and now at 12": plan(("x", 12), ("y", 20), ("z", None)),
+    "stage 'x' is over; leaf 'z' is new": plan(("x", 10, MIXED), ("y", 20), ("z", None)),
+    "stage 'y' is being played; leaf 'y' is gone": plan(("x", 10), ("y", 20, MIXED), ("z", None)),
+    "stage 'y' would have ended at 12, which is past": plan(("x", 10), ("y", 12), ("z", None)),
+    "stage 'y' is being played and ends here now": plan(("x", 10), ("y", 15), ("z", None)),
+    "stage 'y' is being played as number 1, and it is gone": plan(
+        ("x", 10), ("y1", 20), ("z", None)
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", EDITS_BEHIND)
+def test_strict_refuses_what_was_played_to_be_edited_and_nothing_moves(problem):
+    loader = loader_of(EDITS_BEHIND[problem], lanes=4)
+    in_order([loader], 3)
+    before = loader.state_dict()
+    with pytest.raises(StateMismatchError) as caught:
+        loader.load_state_dict(state_at(15))
+    assert problem in str(caught.value)
+    assert "at micro-batch 15 of the run (resume: strict)" in str(caught.value)
+    assert loader.state_dict() == before
+
+
+def test_parameters_and_seeds_of_what_was_played_must_stay():
+    stages = tuple(
+        evolve(stage, params={"seq_len": 4}, microbatches_per_step=1) for stage in BEFORE.stages
+    )
+    spec = evolve(BEFORE, stages=stages)
+    longer = evolve(stages[1], params={"seq_len": 8, "new": 1}, seed=5)
+    changed = evolve(spec, stages=(stages[0], longer, stages[2]))
+    with pytest.raises(StateMismatchError) as caught:
+        goes_on(state_at(15, spec), changed)
+    assert "stage 'y' is being played; its seq_len was 4, is 8" in str(caught.value)
+    assert "stage 'y' is being played; its seed was None, is 5" in str(caught.value)
+    assert "new" not in str(caught.value).replace("new stage", "")
+
+
+def test_an_ablation_that_begins_at_the_saved_state_equals_the_continuous_run():
+    continuous = plan(("x", 5), ("z", None))
+    expected = in_order([loader_of(continuous, lanes=4)], 25)
+    state = state_at(5, plan(("x", None)))
+    with pytest.raises(StateMismatchError, match="resume: ablation"):
+        goes_on(state, continuous)
+    assert goes_on(state, evolve(continuous, resume="ablation"), 20) == expected[5:]
+
+
+@pytest.mark.parametrize(("at", "said"), [(4, "is past"), (6, None)])
+def test_an_ablation_begins_neither_before_the_saved_state_nor_must_it_at_once(at, said):
+    spec = plan(("x", at), ("z", None), resume="ablation")
+    state = state_at(5, plan(("x", None)))
+    if said is None:
+        assert goes_on(state, spec) == in_order([loader_of(spec, lanes=4)], 20)[5:]
+    else:
+        with pytest.raises(StateMismatchError, match=said):
+            goes_on(state, spec)
+
+
+def test_a_state_saved_exactly_at_a_boundary_is_of_the_next_stage_which_is_still_free():
+    state = state_at(10)
+    spec = plan(("x", 10), ("w", 20, MIXED), ("z", None))
+    assert goes_on(state, spec) == in_order([loader_of(spec, lanes=4)], 25)[10:]
+    assert goes_on(state, BEFORE) == in_order([loader_of(BEFORE, lanes=4)], 25)[10:]
+
+
+def test_a_state_from_before_the_first_batch_bears_any_plan():
+    spec = plan(("z", 3), ("x", None))
+    assert goes_on(state_at(0), spec) == in_order([loader_of(spec, lanes=4)], 15)
+
+
+def test_ignore_lets_leaves_go_on_by_their_ids_and_says_so(caplog):
+    spec = plan(("x", 10, MIXED), ("q", None, MIXED), resume="ignore")
+    with caplog.at_level(logging.INFO):
+        given = goes_on(state_at(15), spec, 20)
+    of_x = [key for batch in given for key in batch if key.startswith("x")]
+    before = [key for batch in in_order([loader_of(BEFORE, lanes=4)], 10) for key in batch]
+    assert not set(of_x) & set(before)
+    assert "2 leaves go on where they were" in caplog.text
+    assert "leaf 'y' is gone" in caplog.text
+
+
+@pytest.mark.parametrize("rule", ["strict", "ablation", "ignore"])
+def test_no_rule_lets_a_run_go_back_to_a_stage_that_is_over(rule):
+    spec = plan(("x", 20), ("y", None), resume=rule)
+    with pytest.raises(StateMismatchError, match="stage 'x' is over"):
+        goes_on(state_at(15), spec)
+
+
+def test_keep_matching_goes_on_whatever_the_rule_of_the_stages():
+    spec = plan(("x", 10, MIXED), ("q", None, MIXED))
+    assert goes_on(state_at(15), evolve(spec, resume="ignore")) == goes_on(
+        state_at(15), spec, on_mismatch="keep_matching"
+    )
+
+
+def test_a_leaf_dropped_from_the_stages_goes_on_from_there_in_a_plain_tree():
+    before = [key for batch in in_order([loader_of(BEFORE, lanes=4)], 30) for key in batch]
+    given = goes_on(state_at(30), MIXED, 10, on_mismatch="keep_matching")
+    assert not {key for batch in given for key in batch} & set(before)
+
+
+def test_carried_counts_survive_the_next_save_and_the_next_edit():
+    first = goes_on_loader(
+        state_at(15), plan(("x", 10, MIXED), ("q", None, MIXED), resume="ignore")
+    )
+    seen = [key for batch in in_order([first], 8) for key in batch]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert goes_on(state, edited, 9) == in_order([first], 9)
+    ahead = plan(("x", 10, MIXED), ("q", 30, MIXED), ("z", None, MIXED))
+    then = [key for batch in goes_on(state, ahead, 12) for key in batch]
+    assert not set(then) & set(seen)
+
+
+def test_a_run_without_stages_goes_on_as_the_stage_default():
+    body = batches(samples(BlendSpec((Part(X, 2), Part(Y)))))
+    continuous = plan(("default", 7, body), ("z", None))
+    expected = in_order([loader_of(continuous, lanes=4)], 22)
+    state = state_at(7, body)
+    assert goes_on(state, evolve(continuous, resume="ablation")) == expected[7:]
+    with pytest.raises(StateMismatchError, match="resume: ablation"):
+        goes_on(state, continuous)
+    later = plan(("default", 9, body), ("z", None))
+    assert goes_on(state, later) == in_order([loader_of(later, lanes=4)], 22)[7:]
+
+
+def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
+    state = state_at(15)
+    state["places"]["root/y/of/of"] = {"draw": {"all": 3}}
+    with pytest.raises(StateMismatchError):
+        goes_on(state, BEFORE)
+    with pytest.raises(StateMismatchError):
+        goes_on(state, EDITS_AHEAD["it moves nearer"])
