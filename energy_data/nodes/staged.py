@@ -94,7 +94,11 @@ class StagedSpec(Spec):
             ]
             for stage in self.stages
         ]
-        bodies = {stage.name: stage.of.describe() for stage in self.stages}
+        # By name: JSON may sort them, and the leaves of a state are told by their order.
+        bodies = {
+            stage.name: stage.of.describe()
+            for stage in sorted(self.stages, key=lambda stage: stage.name)
+        }
         return ["staged", stages, self.buffers, self.on_exhausted, bodies]
 
     def check_ranks(self, world_size: int) -> None:

@@ -166,9 +166,9 @@ def test_a_leaf_dropped_from_the_stages_goes_on_from_there_in_a_plain_tree():
 
 
 def test_carried_counts_survive_the_next_save_and_the_next_edit():
-    first = goes_on_loader(
-        state_at(15), plan(("x", 10, MIXED), ("q", None, MIXED), resume="ignore")
-    )
+    edited = plan(("x", 10, MIXED), ("q", None, MIXED), resume="ignore")
+    first = loader_of(edited, lanes=4)
+    first.load_state_dict(state_at(15))
     seen = [key for batch in in_order([first], 8) for key in batch]
     state = json.loads(json.dumps(first.state_dict()))
     assert goes_on(state, edited, 9) == in_order([first], 9)
