@@ -1,22 +1,38 @@
-"""`energy-data prepare`: indices next to the tars, and `.nv-meta` with the splits."""
+"""`energy-data prepare`: indices next to the files, and `.nv-meta` with splits and sample type."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from energy_data.sources.prepare import Summary, parse_patterns, prepare
+from energy_data.cli.ask import TYPES, ask_again, ask_definition, ask_ratio, show_samples
+from energy_data.sources.dataset_yaml import CRUDE
+from energy_data.sources.dataset_yaml_new import (
+    LOADER,
+    definition_of,
+    has_loader,
+    write_definition,
+    write_loader,
+)
+from energy_data.sources.jsonl import is_jsonl
+from energy_data.sources.jsonl_index import SUFFIX, write_jsonl_index
+from energy_data.sources.prepare import Summary, parse_patterns, prepare, reindex
+from energy_data.sources.tar_meta import DATASET, is_prepared
+from energy_data.sources.tar_plain import find_tars
 
 DEFAULT_RATIO = "1,0,0"
 
 
 @click.command("prepare")
-@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--split-ratio",
     metavar="TRAIN,VAL,TEST",
@@ -29,6 +45,20 @@ DEFAULT_RATIO = "1,0,0"
     help="Shards of a part, such as 'train:shard_0.*' or 'val:*_val.tar'; may be repeated.",
 )
 @click.option("--exclude", metavar="REGEX", help="Leave out tars whose name has a match.")
+@click.option("--shuffle-tars", is_flag=True, help="Deal shards out by ratio in random order.")
+@click.option(
+    "--sample-type",
+    metavar="NAME",
+    help="Type of the samples, such as CaptioningSample or CrudeWebdataset.",
+)
+@click.option(
+    "--field-map",
+    metavar="JSON",
+    help='Where the fields of the type are, such as \'{"image": "jpg,png"}\'; without, a file '
+    "with functions is written, to be filled in.",
+)
+@click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
+@click.option("--dataset-yaml-name", default=DATASET, metavar="NAME", help="Write it as this.")
 @click.option(
     "--num-workers",
     type=click.IntRange(min=1),
@@ -37,52 +67,131 @@ DEFAULT_RATIO = "1,0,0"
 @click.option(
     "--force-overwrite", "--force", "force", is_flag=True, help="Prepare again what is prepared."
 )
-@click.option("--sqlite", is_flag=True, help="Write index.sqlite too: each part by its key.")
+@click.option("--tar-index-only", is_flag=True, help="Index again; keep all that was chosen.")
 @click.option(
-    "--non-interactive",
+    "--fix-duplicates",
     is_flag=True,
-    expose_value=False,
-    help="Accepted for scripts written for Energon: nothing is ever asked.",
+    help="If shards have keys in common, write the tars anew with a folder in front of all names.",
 )
-def command(
-    path: Path,
-    *,
-    split_ratio: str | None,
-    split_parts: tuple[str, ...],
-    exclude: str | None,
-    num_workers: int | None,
-    force: bool,
-    sqlite: bool,
-) -> None:
-    """Prepare a folder of tars for reading at random.
+@click.option(
+    "--sqlite/--no-sqlite", default=True, help="Write index.sqlite: each part by its key.  [on]"
+)
+@click.option("--progress/--no-progress", default=True, help="Show how far it is.  [on]")
+@click.option(
+    "--interactive/--non-interactive",
+    default=None,
+    help="Ask for what is not said here.  [default: on a terminal]",
+)
+@click.option("--media-metadata-by-glob", hidden=True)
+@click.option("--media-metadata-by-header", is_flag=True, hidden=True)
+@click.option("--media-metadata-by-extension", is_flag=True, hidden=True)
+@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
+def command(path: Path, **given: Any) -> None:
+    """Prepare a folder of tars, or a JSONL file, for reading at random.
 
     Writes what Energon's `prepare` writes: `shard.tar.idx` next to each tar, and `.nv-meta` with
-    the splits.
+    the splits and the type of the samples; next to a JSONL file its index.
     """
-    split = _split(split_ratio, split_parts)
+    if any(given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")):
+        raise click.UsageError("--media-metadata-by-...: facts about media are not collected here.")
+    interactive = given.pop("interactive")
+    asking = sys.stdin.isatty() if interactive is None else interactive
+    if is_jsonl(path):
+        count = write_jsonl_index(str(path), f"{path}{SUFFIX}")
+        click.echo(f"{path}: {count:,} samples")
+    elif path.is_dir():
+        _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
+    else:
+        raise click.UsageError(f"{path}: it is neither a folder nor a .jsonl file.")
+
+
+def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:
+    _check(given)
+    force = given["force"] or given["tar_index_only"]
+    if asking and is_prepared(path) and not force:
+        ask_again()
+        force = True
+    ratio = given["split_ratio"]
+    if asking and not (ratio or given["split_parts"]):
+        ratio = ask_ratio(find_tars(path, packed=True))
+    typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()
-    with _progress() as progress:
-        task = progress.add_task("Indexing shards", total=None)
-        summary = prepare(
-            path,
-            split=split,
-            exclude=exclude,
-            force=force,
-            sqlite=sqlite,
-            workers=num_workers,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+    with _progress(shown=given["progress"]) as bar:
+        task = bar.add_task("Indexing shards", total=None)
+        options: dict[str, Any] = {
+            "sqlite": given["sqlite"],
+            "workers": given["num_workers"],
+            "progress": lambda done, total: bar.update(task, completed=done, total=total),
+        }
+        if given["tar_index_only"]:
+            summary = reindex(path, **options)
+        else:
+            summary = prepare(
+                path,
+                split=_split(ratio, given["split_parts"]),
+                exclude=given["exclude"],
+                force=force,
+                shuffle=given["shuffle_tars"],
+                fix_duplicates=given["fix_duplicates"],
+                crude=not (typed or given["skip_dataset_yaml"]),
+                **options,
+            )
     for line in _told(summary, perf_counter() - began):
         click.echo(line)
+    if typed and not given["tar_index_only"]:
+        _declare(path, summary, given, asking=asking)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that cannot be, before anything is written."""
+    if given["split_ratio"] is not None and given["split_parts"]:
+        raise click.UsageError("--split-ratio and --split-parts exclude each other: give one.")
+    kind = given["sample_type"]
+    if kind is not None and kind not in TYPES:
+        raise click.UsageError(f"--sample-type: there is no {kind!r}, only: {', '.join(TYPES)}.")
+    if given["field_map"] is not None:
+        _field_map(given["field_map"])
+        if kind is None:
+            raise click.UsageError("--field-map: it needs a --sample-type.")
+
+
+def _field_map(text: str) -> dict[str, str]:
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"--field-map: it is no JSON: {error}.") from error
+    if not isinstance(said, dict) or not all(isinstance(one, str) for one in said.values()):
+        raise click.UsageError("--field-map: it must be an object of texts, field to part.")
+    return said
+
+
+def _declare(path: Path, summary: Summary, given: Mapping[str, Any], *, asking: bool) -> None:
+    """Write a dataset.yaml as the options and the answers have it."""
+    kind = given["sample_type"]
+    if asking:
+        show_samples(path, next(iter(summary.shard_counts)))
+    field_map = None if given["field_map"] is None else _field_map(given["field_map"])
+    overwrite = False
+    if asking:
+        answers = ask_definition(
+            kind, field_map, summary.extensions, loader_exists=has_loader(path)
+        )
+        if answers is None:
+            click.echo("No dataset.yaml was written: samples are crude until there is one.")
+            return
+        kind, field_map, overwrite = answers
+    if kind != CRUDE and field_map is None and (overwrite or not has_loader(path)):
+        write_loader(path, TYPES[kind], summary.extensions)
+        click.echo(f"Fill in {path}/.nv-meta/{LOADER}, and allow it where the dataset is used.")
+    definition = definition_of(None if kind == CRUDE else TYPES[kind], field_map)
+    write_definition(path, definition, given["dataset_yaml_name"])
 
 
 def _split(ratio: str | None, parts: Sequence[str]) -> str | Mapping[str, Sequence[str]]:
-    if ratio is not None and parts:
-        raise click.UsageError("--split-ratio and --split-parts exclude each other: give one.")
     return parse_patterns(parts) if parts else ratio or DEFAULT_RATIO
 
 
-def _progress() -> Progress:
+def _progress(*, shown: bool) -> Progress:
     """Return a progress bar; it shows on terminals only."""
     console = Console(stderr=True)
     return Progress(
@@ -92,7 +201,7 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (shown and console.is_terminal),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,16 +28,19 @@ import yaml
 
 from energy_data.errors import SpecError, StructureError
 from energy_data.sources import tar_meta as meta
+from energy_data.sources.dataset_yaml_new import definition_of
 from energy_data.sources.tar_collapse import collapse
 from energy_data.sources.tar_headers import Fault, walk
 from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_names import split_name
 from energy_data.sources.tar_plain import find_tars, index_fits, refuse_packed, write_index
+from energy_data.sources.tar_prefix import has_duplicates, prefix_names
 from energy_data.sources.tar_scan import MOST_PARTS, Scan, scan
 from energy_data.sources.tar_sqlite import SqliteWriter
 from energy_data.storage.files import Window, open_anew, write_whole
 
 PARTS = ("train", "val", "test")  # that a ratio is about
+_SHUFFLE_SEED = 42  # Energon's
 _BYTES_PER_WORKER = 1 << 30  # read in about the time that a process takes to start
 _MOST_PATTERNS = 1_000_000  # that the braces of one may stand for
 
@@ -78,6 +82,9 @@ def prepare(
     exclude: str | None = None,
     force: bool = False,
     sqlite: bool = False,
+    shuffle: bool = False,
+    fix_duplicates: bool = False,
+    crude: bool = True,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
@@ -90,7 +97,12 @@ def prepare(
             as in Energon, braces expanded first; one that fits no shard is tried as a glob.
         exclude: Leave out tars whose name has a match of this regular expression.
         force: Prepare again what is prepared. Indices that fit their tars are kept in any case.
-        sqlite: Write `index.sqlite` as well: the place of each part of each sample, by key.
+        sqlite: Write `index.sqlite` as well: the place of each part of each sample, by key. A key
+            can be in one shard only then.
+        shuffle: Deal the shards out by ratio in a random order, the same each time and Energon's.
+        fix_duplicates: If a key is in several shards, put the files of all of them into folders
+            that are called as their shards are: the tars are written anew.
+        crude: Write a dataset.yaml that declares crude samples, if there is none.
         workers: Processes; by default one per GiB, at most one per CPU.
         progress: Called when a shard is done.
 
@@ -101,12 +113,56 @@ def prepare(
         raise SpecError(f"{path}: it is no folder. Name the folder that the tars are in.")
     if meta.is_prepared(path) and not force:
         raise SpecError(f"{path}: it is prepared. Use `force` (--force) to prepare it again.")
-    divide = _by_ratio(split, path) if isinstance(split, str) else _by_patterns(split, path)
+    if isinstance(split, str):
+        divide = _by_ratio(split, path, shuffle=shuffle)
+    else:
+        divide = _by_patterns(split, path)
     shards = _without(find_tars(path, packed=exclude is not None), exclude, path)
+    if fix_duplicates and has_duplicates(path, shards):
+        for shard in shards:
+            prefix_names(path, shard)
     found = _index_all(_Task(str(path), keep=not force, with_parts=sqlite), shards, workers)
     watched = _watched(found, len(shards), progress)
     summary = _collect(path, watched, path / meta.FOLDER / meta.SQLITE if sqlite else None, divide)
-    _write(path, summary)
+    _write(path, summary, crude=crude)
+    return summary
+
+
+def reindex(
+    path: Path,
+    *,
+    sqlite: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Index the tars of a prepared dataset again; all that was chosen for it stays as it is.
+
+    sqlite: Write `index.sqlite`, which is written anew if it is there, in any case.
+
+    Raises SpecError if it is not prepared, StructureError if a shard has another number of samples
+    than it had.
+    """
+    if not meta.is_prepared(path):
+        raise SpecError(f"{path}: it is not prepared. Leave out `tar_index_only`.")
+    counts = meta.read_counts(path)
+    database = path / meta.FOLDER / meta.SQLITE
+    wanted = database if sqlite or database.exists() else None
+    task = _Task(str(path), keep=False, with_parts=wanted is not None)
+    found = _watched(_index_all(task, list(counts), workers), len(counts), progress)
+    summary = _collect(path, found, wanted, lambda _: {})
+    for shard, count in counts.items():
+        if summary.shard_counts.get(shard, 0) != count:
+            raise StructureError(
+                f"it has {summary.shard_counts.get(shard, 0)} samples, but had {count} when it was "
+                "prepared. Run `energy-data prepare --force`.",
+                dataset=str(path),
+                shard=shard,
+            )
+    mode = path.stat().st_mode
+    write_whole(str(path / meta.FOLDER / meta.UUID), str(uuid4()).encode(), mode)
+    info = path / meta.FOLDER / meta.INFO
+    if not info.exists():  # of an old Energon
+        write_whole(str(info), json.dumps(_info(counts), indent=2).encode(), mode)
     return summary
 
 
@@ -235,7 +291,7 @@ def _without(shards: list[str], exclude: str | None, path: Path) -> list[str]:
 _Divide = Callable[[list[str]], dict[str, list[str]]]
 
 
-def _by_ratio(ratio: str, path: Path) -> _Divide:
+def _by_ratio(ratio: str, path: Path, *, shuffle: bool) -> _Divide:
     """Return what deals shards to the parts by shares, as Energon does, but without rounding."""
     try:
         shares = [Fraction(share.strip()) for share in ratio.split(",")]
@@ -247,6 +303,9 @@ def _by_ratio(ratio: str, path: Path) -> _Divide:
         )
 
     def divide(shards: list[str]) -> dict[str, list[str]]:
+        if shuffle:
+            shards = list(shards)
+            random.Random(_SHUFFLE_SEED).shuffle(shards)  # noqa: S311 - no secret
         ends = [len(shards) * sum(shares[:n]) // sum(shares) for n in range(len(shares) + 1)]
         parts = {
             part: shards[int(begin) : int(end)]
@@ -296,7 +355,7 @@ def _matches(text: str, shards: list[str], path: Path) -> set[str]:
     return found
 
 
-def _write(path: Path, summary: Summary) -> None:
+def _write(path: Path, summary: Summary, *, crude: bool) -> None:
     """Write `.nv-meta`; `.info.json` last, as its being there means that all is done."""
     folder = path / meta.FOLDER
     try:
@@ -307,16 +366,19 @@ def _write(path: Path, summary: Summary) -> None:
         "split_parts": {part: collapse(names) for part, names in summary.split_parts.items()},
         "exclude": old.get("exclude", []),  # chosen by hand: kept
     }
-    info = {
-        "energon_version": f"energy_data {version('energy_data')}",
-        "shard_counts": summary.shard_counts,
-    }
-    crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    info = _info(summary.shard_counts)
     texts = {meta.SPLIT: yaml.safe_dump(split, sort_keys=False, allow_unicode=True)}
-    if not (folder / meta.DATASET).exists():
-        texts[meta.DATASET] = yaml.safe_dump(crude, sort_keys=False)
+    if crude and not (folder / meta.DATASET).exists():
+        texts[meta.DATASET] = yaml.safe_dump(definition_of(None), sort_keys=False)
     if (folder / meta.INFO_YAML).exists():  # of an old Energon
         texts[meta.INFO_YAML] = yaml.safe_dump(info, sort_keys=False, allow_unicode=True)
     texts |= {meta.UUID: str(uuid4()), meta.INFO: json.dumps(info, indent=2)}
     for name, text in texts.items():
         write_whole(str(folder / name), text.encode(), path.stat().st_mode)
+
+
+def _info(counts: Mapping[str, int]) -> dict[str, object]:
+    return {
+        "energon_version": f"energy_data {version('energy_data')}",
+        "shard_counts": dict(counts),
+    }

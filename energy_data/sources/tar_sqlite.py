@@ -132,7 +132,8 @@ class SqliteWriter:
             if other:
                 return StructureError(
                     f"shard {self._shards[other[0]]} has a sample with this key too, and "
-                    "index.sqlite finds samples by key. Rename one, or prepare without sqlite.",
+                    "index.sqlite finds samples by key. Let --fix-duplicates put each into a "
+                    "folder of its shard's name, or prepare without sqlite (--no-sqlite).",
                     shard=shard,
                     key=key,
                 )

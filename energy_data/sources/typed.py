@@ -33,6 +33,8 @@ Int64s = npt.NDArray[np.int64]
 SampleCallable = Callable[[dict[str, Any]], Mapping[str, Any]]
 """A decoder of one's own: takes a sample with parts that are bytes, returns it decoded."""
 
+DEFAULT_DECODER = SampleDecoder()
+
 _BASIC = ("__key__", "__subflavors__", "__sources__")
 
 
@@ -44,7 +46,7 @@ def open_typed(
     subflavors: Mapping[str, Any] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
-    decoder: SampleDecoder | SampleCallable | None = None,
+    decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
     trust: Trust | None = None,
 ) -> TypedSource:
     """Return the samples of one part of a dataset as its dataset.yaml types them.

@@ -1,0 +1,148 @@
+"""The questions of `energy-data prepare`: those of Energon's, in its order, with its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energy_data.samples.table import SAMPLE_TYPES
+from energy_data.samples.typed import Sample
+from energy_data.sources.dataset_yaml import CRUDE
+from energy_data.sources.dataset_yaml_new import has_default, own_fields
+from energy_data.sources.field_map import parse_access
+from energy_data.sources.tar_headers import Fault, walk
+from energy_data.sources.tar_names import split_name
+from energy_data.storage.files import open_anew
+
+_MOST_TYPES = 10  # of parts, from which on a field map is not asked for
+_SHOWN = 25  # characters of a text
+_NOT_IN_LIST = "VQAOCRSample"  # Energon's list of answers does not have it
+
+_LISTED: Mapping[str, Any] = {
+    **{name: SAMPLE_TYPES[name] for name in SAMPLE_TYPES if name != _NOT_IN_LIST},
+    "Sample": Sample,
+}
+TYPES: Mapping[str, Any] = {
+    **{name: _LISTED[name] for name in sorted(_LISTED)},
+    CRUDE: None,
+    _NOT_IN_LIST: SAMPLE_TYPES[_NOT_IN_LIST],
+}
+"""The types that can be chosen, by name, in the order of their numbers."""
+
+Answers = tuple[str, dict[str, str] | None, bool]
+"""The name of a type; its field map, or None for a file with functions; whether to replace that."""
+
+
+def ask_again() -> None:
+    """Ask whether to prepare what is prepared; abort if not."""
+    click.confirm("The dataset is prepared already. Prepare it again?", abort=True)
+
+
+def ask_ratio(tars: Sequence[str]) -> str:
+    """Return the ratio of the parts."""
+    click.echo(f"{len(tars)} tars, from {tars[0]} to {tars[-1]}.")
+    click.echo("To leave some out, stop here (Ctrl+C) and use --exclude.")
+    ratio: str = click.prompt("Shares of train, val and test, such as 8,1,1", type=str)
+    return ratio
+
+
+def ask_definition(
+    kind: str | None,
+    field_map: dict[str, str] | None,
+    extensions: Sequence[str],
+    *,
+    loader_exists: bool,
+) -> Answers | None:
+    """Return what dataset.yaml is to say; None: there is to be none."""
+    click.echo(f"Parts that samples have: {', '.join(extensions[:_MOST_TYPES])}")
+    if kind is None:
+        if not click.confirm("Write a dataset.yaml, which gives samples a type?", default=True):
+            return None
+        kind = _ask_type()
+    if kind == CRUDE:
+        click.echo("Crude samples are dicts of parts: the task encoder needs a Cooker for them.")
+        return kind, None, False
+    fields = own_fields(TYPES[kind])
+    listed = (f"  {field.name}: {field.type}" for field in fields)
+    click.echo("\n".join([f"{kind} has the fields", *listed]))
+    if field_map is not None:
+        return kind, field_map, False
+    if len(extensions) > _MOST_TYPES:
+        click.echo("There are too many kinds of parts for a field map: functions are needed.")
+    elif click.confirm("Say where each field is (or write functions for it)?", default=True):
+        return kind, _ask_fields(kind, extensions), False
+    overwrite = loader_exists and click.confirm("Replace the sample_loader.py that is there?")
+    return kind, None, overwrite
+
+
+def show_samples(path: Path, shard: str) -> None:
+    """Print what the first two samples of a shard have in them."""
+    file = open_anew(str(path / shard))
+    members = (member for member in walk(file.read, 0, file.size) if member.regular)
+    named = ((split_name(member.name), member) for member in members)
+    parts = ((name[0], name[1], member) for name, member in named if name is not None)
+    try:
+        for key, group in islice(groupby(parts, lambda part: part[0]), 2):
+            click.echo(f"Sample {key}:")
+            for _, extension, member in group:
+                click.echo(f"  {extension}")
+                if extension == "json":
+                    click.echo(_shown(file.read(member.data, member.size)))
+    except Fault:  # the end marker, which the scan has looked at
+        return
+
+
+def _ask_type() -> str:
+    names = [name for name in TYPES if name != _NOT_IN_LIST]
+    for number, name in enumerate(names):
+        click.echo(f"{number}. {name}")
+    number = click.prompt("Number of the type", type=click.IntRange(0, len(names) - 1))
+    return names[number]
+
+
+def _ask_fields(kind: str, extensions: Sequence[str]) -> dict[str, str]:
+    click.echo(f"Parts: {', '.join(extensions)}. Within JSON: json[caption]. Either: jpg,png.")
+    click.echo("An empty answer leaves an optional field out.")
+    answers = {}
+    for field in own_fields(TYPES[kind]):
+        optional = has_default(field)
+        hint = f"{field.type}, may be left out" if optional else str(field.type)
+        while True:
+            answer = click.prompt(f"Where is {field.name} ({hint})", default="", show_default=False)
+            if optional and not answer:
+                break
+            if _exists(answer, extensions):
+                answers[field.name] = answer
+                break
+            click.echo("Samples have no such part. Give another.")
+    return answers
+
+
+def _exists(answer: str, extensions: Sequence[str]) -> bool:
+    try:
+        options = parse_access(answer).options
+    except ValueError:
+        return False
+    return all(option[0] in extensions for option in options)
+
+
+def _shown(data: bytes) -> str:
+    try:
+        return json.dumps(_shortened(json.loads(data)), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return "  (no JSON)"
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shortened(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_shortened(one) for one in value[:3]] + (["..."] if len(value) > 3 else [])
+    if isinstance(value, str):
+        return value[:_SHOWN] + ("..." if len(value) > _SHOWN else "")
+    return value
