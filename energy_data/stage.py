@@ -38,6 +38,7 @@ class Stage:
     seed: int | None = None  # in place of the name
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
     microbatches_per_step: int | None = None  # of all ranks; None: not said
+    asked: str = ""  # how its end was written, for people
 
     @property
     def num_batches(self) -> int | None:

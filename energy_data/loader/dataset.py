@@ -8,6 +8,7 @@ from attrs import frozen
 
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run, T_co
+from energy_data.plan import Plan
 
 
 @frozen(kw_only=True)
@@ -17,6 +18,11 @@ class Dataset(Run[T_co]):
     `for batch in dataset` reads in this process, from the beginning; `get_loader(dataset)` gives a
     loader, which has worker processes, goes on, saves and restores.
     """
+
+    @property
+    def plan(self) -> Plan:
+        """The stages of the run: when each is, how large, with which parameters."""
+        return Plan(self.spec)
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(Loader(self))

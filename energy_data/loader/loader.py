@@ -21,6 +21,7 @@ from energy_data.loader.run import Run
 from energy_data.loader.starvation import Recent
 from energy_data.loader.state import RunState, merge
 from energy_data.loader.stats import Counting, Stats, by_activity, left_out
+from energy_data.loader.transitions import Transitions
 from energy_data.loader.tree import TreeRecord, differences
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Loader(Generic[T_batch]):
         self.last_is_padding = False  # whether the batch handed over last stands in for none
         self._wait_s, self._handed_over = 0.0, 0
         self._counting = Counting(dataset)
+        self._transitions = Transitions(dataset, self._counting)
         self._recent = Recent(self._host.meter)
         self._build(self._num_lanes)
 
@@ -107,6 +109,7 @@ class Loader(Generic[T_batch]):
         finally:
             self._wait_s += time.perf_counter() - began
         self._handed_over += len(items)
+        self._transitions.passed(batch, self._num_lanes, lambda: self._host.states(batch))
         self._place = replace(self._place, batch=batch + 1)
         if not items:
             log.warning("micro-batch %d is left out: none of its samples is left", batch)
@@ -129,6 +132,13 @@ class Loader(Generic[T_batch]):
     def last_batch(self) -> int | None:
         """The number in the run of the micro-batch handed over last; None before the first."""
         return self._place.batch - 1 if self._place.batch else None
+
+    @property
+    def stage(self) -> tuple[int, str] | None:
+        """Number and name of the stage of the batch handed over last; None before the first."""
+        batch = self.last_batch
+        stage = None if batch is None else self._transitions.plan.stage_of(batch)
+        return None if stage is None else (stage.number, stage.name)
 
     def stats(self) -> Stats:
         """Return what this rank has done so far. Reads no data, changes nothing."""
@@ -265,6 +275,7 @@ class Loader(Generic[T_batch]):
         else:
             self._go_to(saved, on_mismatch, changed=changed)
         self._restored = True
+        self._transitions.anew()
 
     def _wrong_run(self, saved: RunState) -> str | None:
         """Return in a sentence why the state is of another run, None if it is of this one."""

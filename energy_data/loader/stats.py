@@ -12,6 +12,7 @@ from energy_data.loader.host import Nodes
 from energy_data.loader.run import Run
 from energy_data.meter import Activity, Amount
 from energy_data.node import State
+from energy_data.nodes.staged import StagedNode
 from energy_data.references import ReferencesNode
 
 _LEFT_OUT = ("skipped", "rejected")  # fields of cursors that count what was left out
@@ -66,16 +67,24 @@ class Counting:
         """
         drawn: Counter[str] = Counter()
         sizes: dict[str, int] = {}
-        for lane, node in self._built(places, num_lanes).items():
-            node.load_state_dict(places[lane])
+        for node in self.at(places, num_lanes).values():
             for _, inner in node.walk():
                 if isinstance(inner, ReferencesNode):
                     sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
                     drawn.update(_drawn(inner))
+                elif isinstance(inner, StagedNode):
+                    drawn.update(inner.carried())
         return {
             name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
             for name, size in sizes.items()
         }
+
+    def at(self, places: Mapping[int, State], num_lanes: int) -> Nodes:
+        """Return nodes at some places, to look at; not those that give batches."""
+        nodes = self._built(places, num_lanes)
+        for lane, node in nodes.items():
+            node.load_state_dict(places[lane])
+        return nodes
 
     def skipped(self, places: Mapping[int, State], num_lanes: int) -> dict[str, int]:
         """Return how many items were left out for which reason."""

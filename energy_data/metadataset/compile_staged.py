@@ -292,7 +292,19 @@ class _Stages:
                 name: value for name, value in body.pipeline.params.items() if _is_plain(value)
             },
             microbatches_per_step=body.pipeline.microbatches_per_step,
+            asked=_asked(body, definition.staged),
         )
+
+
+def _asked(body: _Body, staged: Staged) -> str:
+    """Return how the end of a stage was written."""
+    span = body.span
+    if span.end is None:
+        return ""
+    length = body.part is not None and body.part.length is not None
+    amount = span.end - span.start if length else span.end
+    number = f"{int(amount):,}" if amount.denominator == 1 else f"{float(amount):g}"
+    return f"{'' if length else 'an end at '}{number} {staged.unit}"
 
 
 def _with_steps(pipeline: Pipeline, steps: Mapping[str, Any]) -> Pipeline:

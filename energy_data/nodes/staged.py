@@ -216,7 +216,7 @@ class StagedNode(Node[Any, StagedCursor]):
         First how often this lane has drawn each; then the samples (epoch, number) that were drawn
         and never given, in their order. Stages that restart their leaves have no part in it.
         """
-        drawn: dict[str, int] = defaultdict(int, self._carried())
+        drawn: dict[str, int] = defaultdict(int, self.carried())
         returned: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for stage, child in zip(self.spec.stages[:number], self._left(number), strict=True):
             if stage.on_enter == "restart":
@@ -238,7 +238,8 @@ class StagedNode(Node[Any, StagedCursor]):
         carried = tuple(drawn.get(leaf_id, 0) for leaf_id in leaf_ids(self.spec))
         self.cursor.carried = carried if any(carried) else ()
 
-    def _carried(self) -> dict[str, int]:
+    def carried(self) -> dict[str, int]:
+        """Return what was drawn of each leaf in stages that are no longer among these."""
         if not self.cursor.carried:
             return {}
         return dict(zip(leaf_ids(self.spec), self.cursor.carried, strict=True))

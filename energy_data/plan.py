@@ -1,0 +1,242 @@
+"""The plan of a run: which stage is when, how large it is, and what changes between two."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.context import Context
+from energy_data.nodes.staged import StagedSpec
+from energy_data.references import Leaf, ReferencesSpec
+from energy_data.spec import Spec, kind_of
+from energy_data.stage import DEFAULT, Stage
+
+RULE = "=" * 60
+SHOWN_LEAVES = 8
+COUNTED_DRAWS = 1 << 20  # shares of leaves are those of so many draws, if a stage is longer
+
+
+@frozen(kw_only=True)
+class PlannedStage:
+    """One stage of the plan. Amounts are over all ranks; None: without end, or not known."""
+
+    number: int
+    stage: Stage
+    first_step: int | None  # None: how many micro-batches a step has is not known
+
+    @property
+    def name(self) -> str:
+        """The name of the stage."""
+        return self.stage.name
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters its pipeline was made with."""
+        return self.stage.params
+
+    @property
+    def microbatches(self) -> int | None:
+        """The number of micro-batches."""
+        return self.stage.num_batches
+
+    @property
+    def steps(self) -> int | None:
+        """The number of optimizer steps."""
+        per_step = self.stage.microbatches_per_step
+        if self.microbatches is None or not per_step:
+            return None
+        return self.microbatches // per_step
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples (packs, where it packs)."""
+        batch_size = self.params.get("batch_size")
+        if self.microbatches is None or batch_size is None:
+            return None
+        return self.microbatches * int(batch_size)
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of tokens, `seq_len` for each sample."""
+        seq_len = self.params.get("seq_len")
+        return None if self.samples is None or seq_len is None else self.samples * int(seq_len)
+
+    @cached_property
+    def leaves(self) -> list[PlannedLeaf]:
+        """What is drawn of each leaf, by id. Counted from the order; reads no data."""
+        trees = list(self.stage.order_trees)
+        if len(trees) != 1:  # how often each is drawn from is decided above reading
+            found = {leaf.id: leaf for tree in trees for leaf in _leaves(tree)}
+            return [PlannedLeaf(leaf, None, None) for _, leaf in sorted(found.items())]
+        shares = _shares(trees[0], self.samples)
+        one_each = not any(kind_of(inner) in ("pack", "pack_selected") for inner in _above(self))
+        return [
+            PlannedLeaf(leaf, share, self.samples * share if self.samples and one_each else None)
+            for leaf, share in zip(_leaves(trees[0]), shares, strict=True)
+        ]
+
+
+@frozen
+class PlannedLeaf:
+    """What a stage draws of one leaf."""
+
+    leaf: Leaf
+    share: float | None  # of all draws of the stage
+    drawn: float | None  # samples
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the stage goes through the leaf."""
+        return None if self.drawn is None else self.drawn / self.leaf.num_samples
+
+
+@frozen
+class Plan:
+    """The stages of a run; a run without stages is one stage named `default`."""
+
+    spec: Spec = field(repr=False)
+
+    @cached_property
+    def stages(self) -> list[PlannedStage]:
+        """The stages, in their order."""
+        steps: int | None = 0
+        planned = []
+        for number, stage in enumerate(_stages(self.spec)):
+            first = steps if stage.microbatches_per_step else None
+            one = PlannedStage(number=number, stage=stage, first_step=first)
+            steps = None if first is None or one.steps is None else first + one.steps
+            planned.append(one)
+        return planned
+
+    def stage_of(self, microbatch: int) -> PlannedStage | None:
+        """Return the stage of a micro-batch of the run; None after the end."""
+        begins = [one.stage.begin for one in self.stages]
+        return self._until(self.stages[bisect_right(begins, microbatch) - 1], microbatch)
+
+    def stage_at(self, step: int) -> PlannedStage | None:
+        """Return the stage of an optimizer step, counted from 0; None after the end.
+
+        Raises ValueError for a negative step, and if the size of a step is not known.
+        """
+        if step < 0:
+            raise ValueError(f"step: must be >= 0, got {step}.")
+        known = [one for one in self.stages if one.first_step is not None]
+        if len(known) < len(self.stages):
+            raise ValueError("the size of a step is not known: give microbatches_per_step.")
+        at = known[bisect_right([one.first_step or 0 for one in known], step) - 1]
+        into = (step - (at.first_step or 0)) * (at.stage.microbatches_per_step or 1)
+        return self._until(at, at.stage.begin + into)
+
+    def max_param(self, name: str) -> Any:
+        """Return the largest value of a parameter over the stages: to size buffers and caches by.
+
+        KeyError if no stage has it.
+        """
+        values = [one.params[name] for one in self.stages if one.params.get(name) is not None]
+        if not values:
+            raise KeyError(name)
+        return max(values)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan as text for people."""
+        yield from (RULE, "STAGES OF THE RUN", RULE, f"Stages: {len(self.stages)}")
+        for one in self.stages:
+            yield from ("", f"Stage {one.number + 1}: {one.name}", *_described(one))
+        yield RULE
+
+    def changes(self, number: int) -> Iterator[str]:
+        """Yield what changes from the stage before to stage `number`."""
+        before, now = self.stages[number - 1], self.stages[number]
+        ours = {**now.params, "seed": now.stage.seed}
+        theirs = {**before.params, "seed": before.stage.seed}
+        for name in dict.fromkeys([*theirs, *ours]):
+            if theirs.get(name) != ours.get(name):
+                yield f"{name}: {_text(theirs.get(name))} -> {_text(ours.get(name))}"
+        was = {one.leaf.id: one for one in before.leaves}
+        is_ = {one.leaf.id: one for one in now.leaves}
+        for leaf_id in sorted(was.keys() | is_.keys()):
+            pair = [_percent(found.get(leaf_id)) for found in (was, is_)]
+            if pair[0] != pair[1]:
+                yield f"leaf {leaf_id}: {pair[0]} -> {pair[1]} of the samples"
+        if now.stage.on_enter == "restart":
+            yield "its leaves begin anew, in an order of its own"
+
+    @staticmethod
+    def _until(one: PlannedStage, microbatch: int) -> PlannedStage | None:
+        end = one.stage.end
+        return None if end is not None and microbatch >= end else one
+
+
+def _stages(spec: Spec) -> Sequence[Stage]:
+    for _, inner in spec.walk():
+        if isinstance(inner, StagedSpec):
+            return inner.stages
+    return [Stage(name=DEFAULT, of=spec, begin=0)]
+
+
+def _above(one: PlannedStage) -> Iterator[Spec]:
+    return (inner for _, inner in one.stage.of.walk())
+
+
+def _leaves(tree: ReferencesSpec) -> list[Leaf]:
+    return tree.build(Context()).leaves
+
+
+def _shares(tree: ReferencesSpec, samples: int | None) -> list[float]:
+    """Return which part of the draws each leaf has."""
+    node = tree.build(Context())
+    node.cursor.draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
+    counts: list[int] = node.ledger().tolist()
+    return [count / node.cursor.draws for count in counts]
+
+
+def _described(one: PlannedStage) -> Iterator[str]:
+    stage = one.stage
+    asked = f", asked for {stage.asked}" if stage.asked else ""
+    if one.first_step is not None:
+        end = None if one.steps is None else one.first_step + one.steps
+        yield f"  Steps: {_range(one.first_step, end)}{asked}"
+        asked = ""
+    yield f"  Micro-batches: {_range(stage.begin, stage.end)}{asked}"
+    for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
+        if amount is not None:
+            yield f"  {name}: {short(amount)}"
+    yield f"  On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
+    for name, value in stage.params.items():
+        if value is not None:
+            yield f"  {name}: {_text(value)}"
+    yield f"  Leaves: {len(one.leaves)}"
+    for planned in one.leaves[:SHOWN_LEAVES]:
+        epochs = "" if planned.epochs is None else f", {planned.epochs:.3g} epochs"
+        yield f"    - {planned.leaf.id}: {_percent(planned)} of the samples{epochs}"
+    if len(one.leaves) > SHOWN_LEAVES:
+        yield f"    ... and {len(one.leaves) - SHOWN_LEAVES} more"
+
+
+def _range(begin: int, end: int | None) -> str:
+    return f"{begin:,} -> the end" if end is None else f"{begin:,} -> {end:,} ({end - begin:,})"
+
+
+def _percent(planned: PlannedLeaf | None) -> str:
+    if planned is None:
+        return "0 %"
+    return "some" if planned.share is None else f"{100 * planned.share:.3g} %"
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def short(amount: float) -> str:
+    """Return an amount as people write it: 409.60B."""
+    for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if amount >= size:
+            return f"{amount / size:.2f}{suffix}"
+    return f"{amount:,.0f}"
+
+
+__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "short"]
