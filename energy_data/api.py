@@ -48,6 +48,8 @@ def get_train_dataset(
     even_batches: EvenBatches | None = None,
     microbatches_per_step: int | None = None,
     packing_buffer_size: int | None = None,
+    tokens_per_sample: float | None = None,
+    samples_per_microbatch: int | None = None,
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
@@ -76,6 +78,9 @@ def get_train_dataset(
             in steps: on each rank, those whose gradients it accumulates, times the ranks.
         packing_buffer_size: Encoded samples, per lane, that the task encoder chooses from what to
             pack together; then `batch_size` counts packs. None: as its `packing` says.
+        tokens_per_sample: Mean tokens of a sample, for weights that follow tokens.
+        samples_per_microbatch: Samples drawn for a micro-batch, their mean, for weights that change
+            where samples are packed or grouped.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -91,6 +96,8 @@ def get_train_dataset(
         on_error=on_error,
         packing_buffer_size=packing_buffer_size,
         microbatches_per_step=microbatches_per_step,
+        tokens_per_sample=tokens_per_sample,
+        samples_per_microbatch=samples_per_microbatch,
     )
     spec = compile_stream(
         load(path), split_part, open_source=open_source, pipeline=pipeline, mode="train"

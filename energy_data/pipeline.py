@@ -14,8 +14,9 @@ from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import OnError, ReadSpec
+from energy_data.order.schedule import Clock
 from energy_data.pending import gives_parts
-from energy_data.references import OrderSpec, ReferencesSpec, Shuffle
+from energy_data.references import OrderSpec, ReferencesSpec, Shuffle, follows_run
 from energy_data.spec import Spec
 from energy_data.tasks.encoder import TaskEncoder
 
@@ -39,10 +40,16 @@ class Pipeline:
     on_error: OnError = "skip"
     microbatches_per_step: int | None = None  # of all ranks
     packing_buffer_size: int | None = None  # encoded samples of a lane that packs are chosen from
+    # For weights that change: mean tokens of a sample, and samples drawn for a micro-batch.
+    tokens_per_sample: float | None = None
+    samples_per_microbatch: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+        for name in ("microbatches_per_step", "tokens_per_sample", "samples_per_microbatch"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise SpecError(f"{name}: must be > 0, got {value}.")
         if self.packing_buffer_size is not None and not self._packs:
             raise SpecError(
                 f"packing_buffer_size: {type(self.task_encoder).__name__} does not say how samples "
@@ -91,19 +98,21 @@ class Pipeline:
             raise SpecError(f"the task encoder does not take {said}: {error}.") from error
         return evolve(self, shuffle=shuffle, task_encoder=encoder, **own)
 
-    def over(self, order: OrderSpec) -> Spec:
+    def over(self, order: OrderSpec, *, first_microbatch: int = 0) -> Spec:
         """Return the tree that gives batches: references, samples, encoded samples, batches.
 
         Finite, and with one sample for each reference, batch g has references [g * batch_size,
         (g + 1) * batch_size). Else (packs, groups, generators) lanes fill batches by themselves,
         and each may have short ones at its end.
+
+        first_microbatch: the one of the run with which it begins.
         """
-        counted = not (self._packs or self._encoder.grouper or self._gives_parts)
         references = ReferencesSpec(
             of=order,
             shuffle=self.shuffle,
-            deal=(self.batch_size if counted else UNCOUNTED_DEAL) if self.finite else 0,
-            drop_last=self.finite and self.drop_last and counted,
+            deal=(self.batch_size if self._counted else UNCOUNTED_DEAL) if self.finite else 0,
+            drop_last=self.finite and self.drop_last and self._counted,
+            clock=self._clock(first_microbatch) if follows_run(order) else None,
         )
         samples = self._encoded(ReadSpec(of=references, on_error=self.on_error))
         if self._encoder.grouper:
@@ -119,7 +128,7 @@ class Pipeline:
             batch_size=self.batch_size,
             collate=self._encoder.collate,
             drop_last=self.drop_last,
-            aligned=self.finite and counted,
+            aligned=self.finite and self._counted,
         )
 
     def _encoded(self, read: Spec) -> Spec:
@@ -150,6 +159,29 @@ class Pipeline:
     def _packs(self) -> bool:
         selects = self._encoder.selector is not None and self.packing_buffer_size is not None
         return selects or self._encoder.packing is not None
+
+    @property
+    def _counted(self) -> bool:
+        """Whether each sample of a batch is one that was drawn."""
+        return not (self._packs or self._encoder.grouper or self._gives_parts)
+
+    def _clock(self, first_microbatch: int) -> Clock:
+        """Return how steps and tokens of the run are counted in samples drawn."""
+        drawn = self.samples_per_microbatch
+        if drawn is None and not self._counted:
+            raise SpecError(
+                "weights change over the run, and how many samples a micro-batch takes is not "
+                "known: they are packed, grouped or cut. Give their mean, `samples_per_microbatch`."
+            )
+        tokens = self.tokens_per_sample
+        if tokens is None and self._counted:
+            tokens = self.params.get("seq_len")
+        return Clock(
+            samples_per_microbatch=drawn or self.batch_size,
+            microbatches_per_step=self.microbatches_per_step,
+            first_microbatch=first_microbatch,
+            tokens_per_sample=tokens,
+        )
 
     @property
     def _gives_parts(self) -> bool:

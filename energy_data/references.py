@@ -8,58 +8,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple, overload
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from attrs import evolve, field, frozen
 
 from energy_data.before import NOTHING_BEFORE, Before
+from energy_data.block import Integers, Reference, References
 from energy_data.context import Context
 from energy_data.errors import SpecError
 from energy_data.node import Cursor, Node
 from energy_data.order.keys import key
+from energy_data.order.schedule import Clock
+from energy_data.order.scheduled import Place
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Order
 from energy_data.source import Source
 from energy_data.spec import Gives, Spec
 
-Integers = npt.NDArray[np.int64]
-
 # Draws computed ahead: a cache of a pure function, not state. A start wants few; in the long run
 # blocks below some thousand draws cost several times as much per draw.
 FIRST_PLANNED, MOST_PLANNED = 128, 4096
-
-
-class Reference(NamedTuple):
-    """One sample to be read."""
-
-    entry: int  # place of the leaf in the order tree
-    epoch: int  # how often the leaf was drawn through before
-    number: int  # of the sample in the leaf
-
-
-class References(Sequence[Reference]):
-    """A block of references, as three int64 arrays of equal length."""
-
-    __slots__ = ("entries", "epochs", "indices")
-
-    def __init__(self, entries: Integers, epochs: Integers, indices: Integers) -> None:
-        self.entries, self.epochs, self.indices = entries, epochs, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @overload
-    def __getitem__(self, at: int) -> Reference: ...
-    @overload
-    def __getitem__(self, at: slice) -> References: ...
-    def __getitem__(self, at: int | slice) -> Reference | References:
-        if isinstance(at, slice):
-            return References(self.entries[at], self.epochs[at], self.indices[at])
-        return Reference(int(self.entries[at]), int(self.epochs[at]), int(self.indices[at]))
 
 
 @frozen(kw_only=True)
@@ -94,10 +67,25 @@ class OrderSpec(Spec):
     """A spec below reading: says which leaf comes when."""
 
     needs_sizes: ClassVar[bool] = False  # whether its order depends on how large its leaves are
+    keeps_place: ClassVar[bool] = False  # whether places of the run are known to what is below
 
     @property
     def gives(self) -> Gives:
         return "references"
+
+    @property
+    def follows_run(self) -> bool:
+        """Whether this node itself asks for places of the run."""
+        return False
+
+    def check_clock(self, clock: Clock | None) -> None:
+        """Raise SpecError if this tree needs to know what `clock` does not tell.
+
+        clock: of the run; None: which draw a place of the run is cannot be told here.
+        """
+        for child in self.children.values():
+            if isinstance(child, OrderSpec):
+                child.check_clock(clock if self.keeps_place else None)
 
     @property
     @abstractmethod
@@ -127,7 +115,9 @@ class LeafTable:
     An *entry* is one place of a leaf in the tree; entries of one leaf draw from it together.
     """
 
-    def __init__(self, spec: OrderSpec, context: Context, shuffle: Shuffle) -> None:
+    place: Place | None  # which draw of the node at hand a place of the run is, if that is known
+
+    def __init__(self, spec: OrderSpec, context: Context, shuffle: Shuffle, clock: Clock) -> None:
         self.entries, self.leaves, self._entry_of_path = context.shared(
             ("leaves", context.path), lambda: _numbered(spec)
         )
@@ -143,6 +133,14 @@ class LeafTable:
             lane=context.lane,
             lanes=context.lanes,
         )
+        self.clock = clock
+        self.place = partial(clock.draws, lane=context.lane, lanes=context.lanes)
+
+    def at(self, place: Place | None) -> LeafTable:
+        """Return the table for a node that counts its draws otherwise."""
+        table = copy(self)
+        table.place = place
+        return table
 
     def entry_of(self, context: Context) -> int:
         """Return the entry of the leaf spec that is built in `context`."""
@@ -183,6 +181,11 @@ def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
     return [by_id[leaf_id] for leaf_id in sorted(by_id)]
 
 
+def follows_run(spec: OrderSpec) -> bool:
+    """Return whether anything in an order tree asks for places of the run."""
+    return any(isinstance(inner, OrderSpec) and inner.follows_run for _, inner in spec.walk())
+
+
 def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
     """Return children named by their number: in an order tree names carry no state."""
     return {str(number): spec for number, spec in enumerate(specs)}
@@ -208,6 +211,10 @@ class ReferencesSpec(Spec):
     shuffle: Shuffle = Shuffle()
     deal: int = 0
     drop_last: bool = False  # leave out the short group at the end of a pass
+    clock: Clock | None = None  # for weights that follow the run; None: there are none
+
+    def __attrs_post_init__(self) -> None:
+        self.of.check_clock(None if self.deal else self.clock or Clock())
 
     @property
     def children(self) -> Mapping[str, Spec]:
@@ -219,7 +226,15 @@ class ReferencesSpec(Spec):
 
     def describe(self) -> list[Any]:
         shuffle = [self.shuffle.sequence_length, self.shuffle.window]
-        return ["references", shuffle, self.deal, self.drop_last, {"of": self.of.describe()}]
+        clock = [] if self.clock is None else [self.clock.describe()]
+        return [
+            "references",
+            shuffle,
+            self.deal,
+            self.drop_last,
+            *clock,
+            {"of": self.of.describe()},
+        ]
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         if not self.deal:
@@ -322,7 +337,7 @@ class Plan:
     """The order tree as one lane sees it, with the block computed last."""
 
     def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
-        self.table = LeafTable(spec.of, context, spec.shuffle)
+        self.table = LeafTable(spec.of, context, spec.shuffle, spec.clock or Clock())
         # Paths within the order tree start at its root, so that wrapping it changes nothing.
         self.order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
         self._start = 0

@@ -25,6 +25,7 @@ from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.nodes.staged import StagedSpec
+from energy_data.order.schedule import Clock, Schedule
 from energy_data.packing import Packing, Quota
 from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle
 from energy_data.spec import Spec
@@ -36,9 +37,16 @@ def leaf(name: str = "a", num_samples: int = 10, bad: frozenset[int] = frozenset
     return LeafSpec(Leaf(id=name, source=NumberSource(num_samples, name, bad)))
 
 
+CLOCK = Clock(samples_per_microbatch=3, microbatches_per_step=2, tokens_per_sample=4)
+UP = Schedule("linear", ((0, 1), (3, 5)))
+DOWN = Schedule("cosine", ((1, 4), (9, 0.5)), "samples")
+LATER = Schedule("step", ((0, 0), (2, 3), (5, 0)))
+
+
 def references(order: OrderSpec, deal: int = 0, *, drop_last: bool = False) -> ReferencesSpec:
     shuffle = Shuffle(buffer_size=4, sequence_length=3, parallel_sequences=2)
-    return ReferencesSpec(of=order, shuffle=shuffle, deal=deal, drop_last=drop_last)
+    clock = None if deal else CLOCK
+    return ReferencesSpec(of=order, shuffle=shuffle, deal=deal, drop_last=drop_last, clock=clock)
 
 
 def samples(order: OrderSpec, deal: int = 0) -> ReadSpec:
@@ -149,6 +157,8 @@ KINDS: dict[str, list[Spec]] = {
     "blend": [
         samples(BlendSpec((Part(A, 5), Part(B, 2), Part(C, 0), Part(A, 1)))),
         samples(BlendSpec((Part(A, 5), Part(B, 2))), 3),
+        samples(BlendSpec((Part(A, UP), Part(B, LATER), Part(C, 0), Part(A, 0.7)))),
+        samples(BlendSpec((Part(BlendSpec((Part(A, DOWN), Part(B))), LATER), Part(C, UP)))),
         BlendSpec((Part(STREAM_A, 0.3), Part(STREAM_B, 0.7), Part(samples(C), 0))),
     ],
     "blend_epochized": [samples(BlendEpochizedSpec((Repeated(A, 1.5), Repeated(B, 2))))],
@@ -225,6 +235,25 @@ def leaves() -> st.SearchStrategy[LeafSpec]:
     return st.sampled_from([leaf(name, size) for name, size in sizes.items()])
 
 
+def changing(below: st.SearchStrategy[OrderSpec]) -> st.SearchStrategy[OrderSpec]:
+    """Random blends whose weights change."""
+    weights = st.sampled_from([0.3, 2, UP, LATER, Schedule("step", ((0, 2), (1, 0), (2, 1)))])
+    parts = st.lists(st.builds(Part, below, weights), min_size=1, max_size=3)
+    return st.builds(
+        lambda part, parts: BlendSpec((part, *parts)), st.builds(Part, below, st.just(UP)), parts
+    )
+
+
+def follows(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
+    """Random order trees whose weights follow the run."""
+    if not depth:
+        return leaves()
+    inner = st.one_of(changing(leaves()), orders(depth - 1))
+    return st.one_of(
+        changing(inner), st.builds(EpochizeSpec, of=changing(inner), length=st.just(7))
+    )
+
+
 def orders(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     if not depth:
         return leaves()
@@ -257,9 +286,10 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
     """Random endless trees of samples."""
     read = st.builds(ReadSpec, of=st.builds(ReferencesSpec, of=orders(depth), shuffle=shuffles()))
     # A lane that gets one and the same sample for ever must not be one that leaves it out.
-    mixed = st.builds(ReadSpec, of=orders(depth).map(references))
+    mixed = st.builds(ReadSpec, of=st.one_of(orders(depth), follows(depth)).map(references))
     return st.one_of(
         read,
+        mixed,
         st.builds(MapSpec, of=read, function=st.just(renamed)),
         st.builds(MapSpec, of=mixed, function=st.just(not_fifth)),
         st.builds(EncodeSpec, of=mixed, encode=st.sampled_from([None, not_fifth])),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 from rich.console import Console
 from rich.table import Table
 
@@ -15,20 +15,37 @@ from energy_data.context import LANES_PER_RANK, Context
 from energy_data.metadataset.compile import compile_split, mode_of
 from energy_data.metadataset.describe import Row, describe_tree
 from energy_data.metadataset.load import load
+from energy_data.metadataset.schedules import plain_schedule, shown_schedule
+from energy_data.order.schedule import Clock, Schedule
 from energy_data.references import OrderSpec, ReferencesSpec, distinct_leaves, leaf_entries
 from energy_data.sources.open import open_source
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 
 
+def _or_zero(number: int | None) -> int:
+    return number or 0
+
+
 @frozen(kw_only=True)
 class Run:
     """As much of a run as decides how often each leaf is drawn."""
 
-    batches: int  # micro-batches, over all ranks; 0: none are asked about
-    batch_size: int
+    batches: int = field(converter=_or_zero)  # micro-batches of all ranks; 0: none are asked about
+    batch_size: int = field(converter=_or_zero)
     lanes: int
     seed: int
+    microbatches_per_step: int | None = None
+    tokens_per_sample: float | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """How places of the run are counted."""
+        return Clock(
+            samples_per_microbatch=self.batch_size or 1,
+            microbatches_per_step=self.microbatches_per_step,
+            tokens_per_sample=self.tokens_per_sample,
+        )
 
 
 @click.command("inspect")
@@ -48,16 +65,23 @@ class Run:
     help="Lanes of the run.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the run.")
+@click.option(
+    "--microbatches-per-step",
+    type=click.IntRange(min=1),
+    help="Micro-batches of all ranks per step, for weights that follow steps.",
+)
+@click.option(
+    "--tokens-per-sample",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Mean tokens of a sample, for weights that follow tokens.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     meta: str,
     *,
     split: str,
-    batches: int | None,
-    batch_size: int | None,
-    lanes: int,
-    seed: int,
     as_json: bool,
+    **facts: Any,
 ) -> None:
     """Show the tree of a metadataset, or of a dataset.
 
@@ -65,17 +89,17 @@ def command(
     are of a leaf, over all places that list it and all lanes; they are computed from the order, not
     by reading, and leave skipped samples out of account.
     """
-    if (batches is None) != (batch_size is None):
+    run = Run(**facts)
+    if bool(run.batches) != bool(run.batch_size):
         raise click.UsageError("--batches and --batch-size go together: give both, or neither.")
     metadataset = load(meta)
     spec = compile_split(metadataset, split, open_source=open_source)
     rows = list(describe_tree(metadataset, split, spec))
-    run = Run(batches=batches or 0, batch_size=batch_size or 0, lanes=lanes, seed=seed)
-    drawn = draws(spec, run, endless=mode_of(split, None) == "train") if batches else {}
+    drawn = draws(spec, run, endless=mode_of(split, None) == "train") if run.batches else {}
     if as_json:
         click.echo(json.dumps(_plain(meta, split, rows, drawn, run), indent=2))
         return
-    click.echo(f"{meta}, split {split}: {_summary(spec)}, {lanes} lanes")
+    click.echo(f"{meta}, split {split}: {_summary(spec)}, {run.lanes} lanes")
     if drawn:
         click.echo(f"after {run.batches:,} micro-batches of {run.batch_size} samples:")
     _show(rows, drawn)
@@ -88,7 +112,7 @@ def draws(spec: OrderSpec, run: Run, *, endless: bool) -> dict[str, int]:
     per lane, whatever the number of micro-batches.
     """
     if endless:
-        references = ReferencesSpec(of=spec)
+        references = ReferencesSpec(of=spec, clock=run.clock)
         # Micro-batch g is of lane g mod lanes.
         of_lane = [len(range(lane, run.batches, run.lanes)) for lane in range(run.lanes)]
     else:
@@ -128,11 +152,18 @@ def _show(rows: Sequence[Row], drawn: Mapping[str, int]) -> None:
         click.echo(line.rstrip())
 
 
-def _cells(row: Row, share: Mapping[str, float], drawn: Mapping[str, int]) -> list[str]:
+def _shown(name: str, share: float | Schedule) -> str:
+    """Return what a parent gives a child."""
+    if isinstance(share, Schedule):
+        return shown_schedule(share)
+    return f"{'x ' if name == 'repetitions' else ''}{share:g}"
+
+
+def _cells(row: Row, share: Mapping[str, Any], drawn: Mapping[str, int]) -> list[str]:
     where = f"{row.place.file}:{row.place.line}" if row.place.line else row.place.file
     percent = "?" if row.fraction is None else f"{100 * row.fraction:.2f}"
     samples = "" if row.num_samples is None else f"{row.num_samples:,}"
-    given = [f"{'x ' if name == 'repetitions' else ''}{value:g}" for name, value in share.items()]
+    given = [_shown(name, value) for name, value in share.items()]
     cells = ["  " * row.depth + row.label, samples, *(given or [""]), percent]
     if drawn and row.id is not None:
         epochs = _epochs(row, drawn)
@@ -142,7 +173,7 @@ def _cells(row: Row, share: Mapping[str, float], drawn: Mapping[str, int]) -> li
     return [*cells, row.id or "", where]
 
 
-def _with_shares(rows: Iterable[Row]) -> Iterator[tuple[Row, dict[str, float]]]:
+def _with_shares(rows: Iterable[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Yield each row with the weight or the repetitions that its parent gives it, by that name."""
     kinds: dict[int, str] = {}  # by depth
     for row in rows:
@@ -161,8 +192,13 @@ def _plain(
     """Return what is shown as plain data."""
     nodes = []
     for row, share in _with_shares(rows):
-        node = {**asdict(row, filter=lambda field, _: field.name != "share"), **share}
+        given = {name: _plain_share(value) for name, value in share.items()}
+        node = {**asdict(row, filter=lambda field, _: field.name != "share"), **given}
         if drawn and row.id is not None:
             node |= {"drawn": drawn.get(row.id, 0), "epochs": _epochs(row, drawn)}
         nodes.append(node)
     return {"metadataset": meta, "split": split, "run": asdict(run), "nodes": nodes}
+
+
+def _plain_share(share: float | Schedule) -> Any:
+    return plain_schedule(share) if isinstance(share, Schedule) else share

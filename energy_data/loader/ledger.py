@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from fractions import Fraction
+from operator import sub
 from typing import Any
 
 from attrs import evolve
@@ -15,7 +17,7 @@ from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, same_above_order
 from energy_data.node import Mark, Node
 from energy_data.pending import PendingNode
-from energy_data.references import ReferencesNode, ReferencesSpec, leaf_entries
+from energy_data.references import ReferencesNode, ReferencesSpec, follows_run, leaf_entries
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +91,8 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
         for path, inner in node.walk():
             if isinstance(inner, ReferencesNode):
                 known = saved.of_stages(lane) or _of_tree(ledgers, path)
-                inner.cursor.offsets = tuple(
-                    known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves
-                )
+                drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
+                _put(inner, drawn, saved.state.batch)
         pending.move(node, lane)
     if pending.lost:
         log.warning(
@@ -148,6 +149,18 @@ class Pending:
 def _entries(tree: ReferencesSpec) -> list[str]:
     """Return the id of the leaf of each entry of an order tree."""
     return [leaf.id for _, leaf in leaf_entries(tree.of)]
+
+
+def _put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
+    """Let an order tree go on after so many draws of its leaves, at a micro-batch of the run."""
+    clock = node.spec.clock
+    if clock is not None and follows_run(node.spec.of):
+        # Its weights are to be those of this place of the run.
+        batches = max(batch - clock.first_microbatch, 0)
+        samples = Fraction(batches * clock.samples_per_microbatch)
+        node.cursor.draws = clock.draws(samples, node.context.lane, node.context.lanes)
+    before = node.plan.ledger(node.cursor.draws, ()).tolist() if node.cursor.draws else []
+    node.cursor.offsets = tuple(map(sub, drawn, before)) if before else tuple(drawn)
 
 
 def _of_tree(ledgers: dict[str, Ledger], path: str) -> Ledger:

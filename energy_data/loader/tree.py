@@ -12,6 +12,7 @@ from attrs import frozen
 from energy_data.errors import SampleError, StateError
 from energy_data.kinds import order_from_description
 from energy_data.loader.blob import pack_json, unpack_json
+from energy_data.order.schedule import Clock
 from energy_data.references import (
     Leaf,
     ReferencesSpec,
@@ -112,12 +113,21 @@ class TreeRecord:
 
     def _order_trees(self, said: list[Any], path: str) -> Iterator[tuple[str, ReferencesSpec]]:
         if said[0] == "references":
-            _, (sequence_length, window), deal, drop_last, below = said
+            _, (sequence_length, window), deal, drop_last, *clock, below = said
             order = order_from_description(below["of"], self._leaf)
             shuffle = Shuffle(
                 buffer_size=window, sequence_length=sequence_length, parallel_sequences=0
             )
-            yield path, ReferencesSpec(of=order, shuffle=shuffle, deal=deal, drop_last=drop_last)
+            yield (
+                path,
+                ReferencesSpec(
+                    of=order,
+                    shuffle=shuffle,
+                    deal=deal,
+                    drop_last=drop_last,
+                    clock=Clock.from_description(clock[0]) if clock else None,
+                ),
+            )
         else:
             for name, child in _children(said).items():
                 yield from self._order_trees(child, f"{path}/{name}")

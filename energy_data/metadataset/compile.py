@@ -14,6 +14,7 @@ from energy_data.metadataset.kind_staged import StagedDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import Branch, Twig, expand
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.order.schedule import Schedule
 from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec
 from energy_data.source import Source
@@ -118,19 +119,33 @@ class _Compiler:
         order = self.spec(tree)
         return None if order is None else pipeline.over(order)
 
-    def spec(self, tree: Branch | Twig) -> OrderSpec | None:
-        """Return the order tree of a node."""
+    def spec(self, tree: Branch | Twig, *, known: bool = True) -> OrderSpec | None:
+        """Return the order tree of a node. known: whether it can tell how far the run is."""
         if isinstance(tree, Twig):
             return self.leaf(tree)
         if (above := ABOVE_BATCHING.get(type(tree.definition))) is not None:
             return above.order(self, tree)
+        self.check_schedules(tree, known=known)
+        known = known and (tree.definition.weighs or tree.definition.renews)
         children = [child for child in tree.children if self.mode == "train" or child.share != 0]
-        specs = [self.spec(child) for child in children]
+        specs = [self.spec(child, known=known) for child in children]
         built = [spec for spec in specs if spec is not None]
         if len(built) < len(specs):
             return None
         shares = [child.share or 0 for child in children]
         return tree.definition.compile(built, shares, self.mode)
+
+    def check_schedules(self, tree: Branch, *, known: bool) -> None:
+        """Note weights that change where nobody knows how far the run is."""
+        for child in tree.children:
+            if isinstance(child.share, Schedule) and self.mode == "train" and not known:
+                part = child.definition
+                self.faults.add(
+                    part.places.get("weight", part.place),
+                    f"{part.where}.weight",
+                    "weights that change follow the run, and cannot below what is played in "
+                    "passes. Put them above a concat, repeat or blend_epochized.",
+                )
 
     def leaf(self, twig: Twig) -> LeafSpec | None:
         try:

@@ -283,7 +283,7 @@ class _Stages:
             return
         yield Stage(
             name=name,
-            of=body.pipeline.over(body.order),
+            of=body.pipeline.over(body.order, first_microbatch=begin),
             begin=begin,
             end=end,
             on_enter="restart" if on_enter == "restart" else "continue",

@@ -23,7 +23,7 @@ from energy_data.metadataset.faults import Faults, did_you_mean, listed
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.kinds import GROUPS, KINDS, PARTS
 from energy_data.metadataset.read import Value
-from energy_data.metadataset.rules import Rule
+from energy_data.metadataset.rules import Rule, WrongInsideError
 
 _HEADER = ("__module__", "__class__")
 
@@ -124,17 +124,26 @@ class _Converter:
             if isinstance(holds, Splits):
                 return self.splits(value, where)
         except ValueError as error:
-            advice = str(error) or f"Write it like `{attribute.metadata['example']}`."
-            if attribute.metadata["name"] in _HEADER:
-                advice = (
-                    "A metadataset is data and runs no code, so nothing else can be named here: "
-                    "take the line out."
-                )
-            problem = f"must be {holds.says}, found {value.describe()}. {advice}"
-            self.faults.add(value.place, where, problem)
+            self.wrong(attribute, value, where, error)
             return None
         part = self.node(value, where, Part)
         return None if part is None else part.of
+
+    def wrong(self, attribute: Attribute[Any], value: Value, where: str, error: ValueError) -> None:
+        """Note that a key holds what it must not."""
+        if isinstance(error, WrongInsideError):
+            for place, inner, problem in error.faults:
+                self.faults.add(place, f"{where}{inner}", problem)
+            return
+        advice = str(error) or f"Write it like `{attribute.metadata['example']}`."
+        if attribute.metadata["name"] in _HEADER:
+            advice = (
+                "A metadataset is data and runs no code, so nothing else can be named here: "
+                "take the line out."
+            )
+        says = attribute.metadata["holds"].says
+        problem = f"must be {says}, found {value.describe()}. {advice}"
+        self.faults.add(value.place, where, problem)
 
     def nodes(self, value: Value, where: str, holds: Nodes) -> tuple[Part | None, ...]:
         if not isinstance(value.data, list) or not value.data:

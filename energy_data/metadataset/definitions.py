@@ -20,6 +20,8 @@ from energy_data.metadataset.subset import Subset
 from energy_data.references import OrderSpec
 
 Mode: TypeAlias = Literal["train", "val"]
+Share: TypeAlias = Any
+"""What a parent gives a child: the number of its `share_key`, or how it changes over the run."""
 
 SPLITS = ("train", "val", "test")
 MODULES = ("megatron.energon", "energy_data")
@@ -161,7 +163,7 @@ class Definition:
         """Note what is wrong with the node though each of its keys is fine."""
 
     def compile(
-        self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode
+        self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return the spec of an inner node over those of its children that may be drawn."""
         raise NotImplementedError
@@ -170,7 +172,7 @@ class Definition:
         """Return an inner node as it is written in YAML; the children have their shares."""
         return {self.kind: list(children)}
 
-    def drawn(self, share: float | None, size: Fraction | None, mode: Mode) -> Fraction | None:
+    def drawn(self, share: Share | None, size: Fraction | None, mode: Mode) -> Fraction | None:
         """Return how many draws of a child of this size are in one pass. None: not known."""
         return Fraction(0) if share == 0 else size
 
@@ -199,7 +201,7 @@ class Part:
         return {self.share_key: self.share} if self.share_key else {}
 
     @property
-    def share(self) -> float | None:
+    def share(self) -> Share | None:
         """The number its parent gives it; None: all children are alike."""
         return None if self.share_key is None else getattr(self, self.share_key)
 

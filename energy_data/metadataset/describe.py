@@ -8,10 +8,11 @@ from fractions import Fraction
 from attrs import frozen
 
 from energy_data.metadataset.compile import mode_of
-from energy_data.metadataset.definitions import Mode
+from energy_data.metadataset.definitions import Mode, Share
 from energy_data.metadataset.faults import Place
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import Branch, Twig, expand
+from energy_data.order.schedule import Schedule
 from energy_data.references import OrderSpec, leaf_entries
 
 
@@ -22,8 +23,8 @@ class Row:
     depth: int
     kind: str  # `path` for a dataset
     label: str  # of a dataset: its path as written; else its kind, with length or times
-    share: float | None  # the weight or the repetitions, as given
-    fraction: float | None  # of all draws; None: takes the sizes of datasets that are not known
+    share: Share | None  # the weight or the repetitions, as given
+    fraction: float | None  # of all draws; None: it changes, or takes sizes that are not known
     num_samples: int | None  # of a dataset; None: not known
     id: str | None  # of a dataset
     place: Place
@@ -80,6 +81,8 @@ class _Describer:
         if len(tree.children) == 1 or tree.definition.apart:
             return [Fraction(1)] * len(tree.children)
         by_weight = endless and tree.definition.weighs
+        if by_weight and any(isinstance(child.share, Schedule) for child in tree.children):
+            return [Fraction(0) if child.share == 0 else None for child in tree.children]
         sizes = [
             Fraction(child.share or 0) if by_weight else self.drawn(tree, child)
             for child in tree.children

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attrs import field, frozen
 
@@ -12,14 +12,16 @@ from energy_data.metadataset.definitions import (
     Mode,
     Nodes,
     Part,
+    Share,
     check_some_share,
     key,
 )
 from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.rules import number
+from energy_data.metadataset.schedules import plain_schedule, weight
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend import Part as Weighted
 from energy_data.nodes.concat import ConcatSpec
+from energy_data.order.schedule import Schedule, check_weights
 from energy_data.references import OrderSpec
 
 MAX_WEIGHT = 1e15
@@ -31,14 +33,19 @@ class WeightedPart(Part):
 
     share_key: ClassVar[str | None] = "weight"
 
-    weight: float = field(
+    weight: float | Schedule = field(
         default=1.0,
         metadata=key(
-            number(MAX_WEIGHT),
-            "Share among its siblings, on any scale. 0: listed, never drawn.",
+            weight(MAX_WEIGHT),
+            "Share among its siblings, on any scale, or how it changes. 0: listed, never drawn.",
             "weight: 2.5",
         ),
     )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the key as it is written in YAML."""
+        weight = self.weight
+        return {"weight": plain_schedule(weight) if isinstance(weight, Schedule) else weight}
 
 
 @frozen(kw_only=True, eq=False)
@@ -62,11 +69,18 @@ class BlendDefinition(Definition):
         return self.blend
 
     def check(self, faults: Faults) -> None:
-        """Note it if there is nothing to draw."""
+        """Note it if there is nothing to draw, or if there is a time when there is nothing."""
         check_some_share(self, faults)
+        changing = [part for part in self.blend if isinstance(part.weight, Schedule)]
+        try:
+            if changing:
+                check_weights([part.weight for part in self.blend])
+        except ValueError as error:
+            place, where = changing[0].of.places["weight"], changing[0].of.where
+            faults.add(place, f"{where}.weight", f"{error}.")
 
     def compile(
-        self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode
+        self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return a blend in training, else the children one after another."""
         if mode == "val":

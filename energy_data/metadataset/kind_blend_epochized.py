@@ -13,6 +13,7 @@ from energy_data.metadataset.definitions import (
     Mode,
     Nodes,
     Part,
+    Share,
     check_some_share,
     key,
 )
@@ -65,7 +66,7 @@ class BlendEpochizedDefinition(Definition):
         check_some_share(self, faults)
 
     def compile(
-        self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode
+        self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return a blend in training, else the children one after another."""
         if mode == "val":
@@ -73,7 +74,7 @@ class BlendEpochizedDefinition(Definition):
         pairs = zip(children, shares, strict=True)
         return BlendEpochizedSpec(tuple(Repeated(spec, times) for spec, times in pairs))
 
-    def drawn(self, share: float | None, size: Fraction | None, mode: Mode) -> Fraction | None:
+    def drawn(self, share: Share | None, size: Fraction | None, mode: Mode) -> Fraction | None:
         """Return how many draws of a child of this size are in one pass. None: not known."""
         if not share or size is None or mode == "val":
             return super().drawn(share, size, mode)

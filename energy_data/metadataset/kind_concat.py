@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
-from energy_data.metadataset.definitions import Definition, Mode, Nodes, Part, key
+from energy_data.metadataset.definitions import Definition, Mode, Nodes, Part, Share, key
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.references import OrderSpec
 
@@ -32,7 +32,7 @@ class ConcatDefinition(Definition):
         return self.concat
 
     def compile(
-        self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode
+        self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return the children one after another."""
         return ConcatSpec(tuple(children))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from energy_data.metadataset.definitions import Definition, Group, Mode, Node, Part, key
+from energy_data.metadataset.definitions import Definition, Group, Mode, Node, Part, Share, key
 from energy_data.metadataset.rules import COUNT
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.references import OrderSpec
@@ -57,7 +57,7 @@ class EpochizeDefinition(Definition):
         return f"epochize, length {self.epochize.length}"
 
     def compile(
-        self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode
+        self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return the child under its spec."""
         return EpochizeSpec(of=children[0], length=self.epochize.length)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from energy_data.metadataset.definitions import Definition, Group, Mode, Node, Part, key
+from energy_data.metadataset.definitions import Definition, Group, Mode, Node, Part, Share, key
 from energy_data.metadataset.rules import COUNT
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.references import OrderSpec
@@ -52,7 +52,7 @@ class RepeatDefinition(Definition):
         return f"repeat, {self.repeat.times} times"
 
     def compile(
-        self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode
+        self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return the child under its spec."""
         return RepeatSpec(of=children[0], times=self.repeat.times)

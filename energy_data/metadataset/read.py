@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import yaml
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.metadataset.faults import SHOWN_LENGTH, Faults, Place, shown
 from energy_data.metadataset.scalars import Scalar, scalar_of
@@ -21,6 +21,7 @@ MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100
 MAX_VALUES = 1_000_000  # with every alias written out
 SHOWN_VALUES = 10  # of a collection in a message
+NUMBERED = ("step", "linear", "cosine")  # keys of mappings whose own keys may be whole numbers
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -170,7 +171,9 @@ class _Composer(_Reader):
         mark: Any = event.start_mark
         return Place(self.file, mark.line + 1, mark.column + 1)
 
-    def value(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Value:
+    def value(
+        self, event: yaml.Event, events: Iterator[yaml.Event], depth: int, under: object = None
+    ) -> Value:
         place = self.place(event)
         if isinstance(event, yaml.AliasEvent):
             return self.anchored(event, place, depth)
@@ -185,16 +188,18 @@ class _Composer(_Reader):
             )
         if event.anchor is not None:
             self.anchors[event.anchor] = None
-        value = self.untagged(event, events, depth)
+        value = self.untagged(event, events, depth, under)
         if event.anchor is not None:
             self.anchors[event.anchor] = value
         return value
 
-    def untagged(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Value:
+    def untagged(
+        self, event: yaml.Event, events: Iterator[yaml.Event], depth: int, under: object
+    ) -> Value:
         if isinstance(event, yaml.ScalarEvent):
             return Value(self.scalar(event), self.place(event))
         if isinstance(event, yaml.MappingStartEvent):
-            return self.mapping(event, events, depth)
+            return self.mapping(event, events, depth, under in NUMBERED)
         items: list[Value] = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
             items.append(self.value(item, events, depth + 1))
@@ -220,14 +225,18 @@ class _Composer(_Reader):
             )
             return str(event.value)
 
-    def mapping(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Value:
+    def mapping(
+        self, event: yaml.Event, events: Iterator[yaml.Event], depth: int, numbered: bool
+    ) -> Value:
         place = self.place(event)
         own: dict[str, Value] = {}
         keys: dict[str, Place] = {}
         merged: list[Value] = []
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self.value(event, events, depth + 1)
-            value = self.value(next(events), events, depth + 1)
+            if numbered and type(key.data) is int:
+                key = evolve(key, data=str(key.data))
+            value = self.value(next(events), events, depth + 1, key.data)
             if key.data == "<<" and getattr(event, "implicit", (False,))[0]:
                 merged += self.merged(value)
             elif self.is_key(key, keys):
@@ -302,10 +311,11 @@ class _DataReader(_Reader):
 
     def mapping(self, data: Mapping[Any, Any], where: str, depth: int) -> Value:
         own: dict[str, Value] = {}
+        numbered = where.rpartition(".")[2] in NUMBERED
         for key, item in data.items():
             inner = f"{where}.{key}" if where else str(key)
-            if isinstance(key, str):
-                own[key] = self.value(item, inner, depth + 1)
+            if isinstance(key, str) or (numbered and type(key) is int):
+                own[str(key)] = self.value(item, inner, depth + 1)
             else:
                 self.faults.add(
                     Place(self.file), inner, f"keys must be text, found {key!r}. Make it a str."

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from attrs import define, evolve, field, frozen
 
-from energy_data.metadataset.definitions import Definition
+from energy_data.metadataset.definitions import Definition, Share
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.load import File, Metadataset, joined
@@ -20,7 +20,7 @@ class Branch:
     """An inner node."""
 
     definition: Definition
-    share: float | None  # weight or repetitions its parent gives it
+    share: Share | None  # weight or repetitions its parent gives it
     children: list[Branch | Twig] = field(factory=list)
 
     @property
@@ -34,7 +34,7 @@ class Twig:
     """A leaf: one place where a dataset is drawn from."""
 
     definition: PathDefinition
-    share: float | None
+    share: Share | None
     path: str  # to open
     written: str  # as the files write it, from the outermost file's folder
     split_part: str
@@ -97,7 +97,7 @@ class _Scope:
     independent: bool = False
     names: tuple[str, ...] = ()
 
-    def expand(self, definition: Definition, share: float | None) -> Branch | Twig:
+    def expand(self, definition: Definition, share: Share | None) -> Branch | Twig:
         """Return the tree below a node."""
         own = definition.all_subflavors
         inner = evolve(
@@ -115,7 +115,7 @@ class _Scope:
             branch.children.append(below.expand(part.of, part.share))
         return branch
 
-    def expand_path(self, definition: PathDefinition, share: float | None) -> Branch | Twig:
+    def expand_path(self, definition: PathDefinition, share: Share | None) -> Branch | Twig:
         """Return a leaf, or the tree of a nested file."""
         written = os.path.join(self.folder, definition.path)  # noqa: PTH118 - may be a pattern
         nested = self.metadataset.file_of(definition, self.file)

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from energy_data.metadataset.faults import did_you_mean, listed
+from energy_data.metadataset.faults import Place, did_you_mean, listed
 from energy_data.metadataset.read import Value
 from energy_data.metadataset.subset import Subset
 
@@ -20,8 +20,16 @@ NAME_PATTERN = re.compile(
     r"^[^\s\u0000-\u001f\u007f\ud800-\udfff./]([^\u0000-\u001f\u007f\ud800-\udfff./]*[^\s\u0000-\u001f\u007f\ud800-\udfff./])?$"
 )
 _AMOUNT = re.compile(r"^([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMBT])$")
-_SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
+
+
+class WrongInsideError(ValueError):
+    """What breaks a rule is inside a value, at places of its own."""
+
+    def __init__(self, faults: list[tuple[Place, str, str]]) -> None:
+        super().__init__()
+        self.faults = faults  # place, what to add to the path of the key, problem
 
 
 @frozen(eq=False)
@@ -33,7 +41,8 @@ class Rule:
     accept: Callable[[Value], Any]
     """Returns the value as the definitions hold it.
 
-    Raises ValueError if it breaks the rule, with what to do where an example is not enough.
+    Raises ValueError if it breaks the rule, with what to do where an example is not enough;
+    `WrongInsideError` where that is told best of values inside it.
     """
 
 
@@ -97,7 +106,7 @@ def _amount(value: Value) -> Fraction:
     found = value.data
     if isinstance(found, str) and (match := _AMOUNT.fullmatch(found)):
         number, suffix = match.groups()
-        return Fraction(number) * _SUFFIXES[suffix]
+        return Fraction(number) * SUFFIXES[suffix]
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_COUNT:
         raise ValueError
     return Fraction(str(found))

@@ -28,7 +28,8 @@ def metadataset_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a metadataset file.
 
     It accepts what the loader accepts of one file, but for what a schema cannot say: the order of
-    a range's two ends, NaN, duplicate keys, and everything about other files.
+    a range's two ends and of places in a schedule, schedules that are all 0 somewhere, NaN,
+    duplicate keys, and everything about other files.
     """
     parts: list[type[Part]] = [Part, *PARTS]
     nodes = {_name(part): _node(part) for part in parts}

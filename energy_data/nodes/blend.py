@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import field, frozen
 
@@ -16,6 +16,16 @@ from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.exhausting import ExhaustingChoice
 from energy_data.order.keys import key
+from energy_data.order.schedule import (
+    Clock,
+    Schedule,
+    Weight,
+    check_weights,
+    plain_weight,
+    stretches,
+    weight_of,
+)
+from energy_data.order.scheduled import Place, ScheduledChoice
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
 from energy_data.pending import again_by_child, moved_by_child
 from energy_data.references import LeafTable, OrderSpec, order_children
@@ -31,9 +41,12 @@ class Part:
     """One child of a blend."""
 
     of: Spec
-    weight: float = 1.0  # relative; any scale; 0: listed, never drawn
+    # Relative, on any scale; 0: listed, never drawn. A schedule: it changes over the run.
+    weight: Weight | Schedule = 1.0
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.weight, Schedule):
+            return
         if not (isfinite(self.weight) and self.weight >= 0):
             raise SpecError(f"weight: must be a finite number >= 0, got {self.weight}.")
 
@@ -42,21 +55,55 @@ class Part:
 class BlendSpec(OrderSpec):
     """Draw from each child in proportion to its weight.
 
-    A child that ends leaves its share to the others; the blend ends with its last child.
+    A child that ends leaves its share to the others; the blend ends with its last child. Weights
+    that change need a stream without end below reading, and a root that has a clock.
     """
 
+    keeps_place: ClassVar[bool] = True
+
     parts: tuple[Part, ...]
-    weights: tuple[int, ...] = field(init=False, eq=False, repr=False)  # exact, or to 2**-32
+    # Exact, or to 2**-32; empty where weights change.
+    weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
 
     @weights.default
     def _integers(self) -> tuple[int, ...]:
-        if not any(part.weight for part in self.parts):
+        weights = [part.weight for part in self.parts]
+        constant = [weight for weight in weights if not isinstance(weight, Schedule)]
+        if len(constant) < len(weights):
+            try:
+                check_weights(weights)
+            except ValueError as error:
+                raise SpecError(f"blend: {error}.") from error
+            return ()
+        if not any(constant):
             raise SpecError("blend: no child has a weight > 0. Give at least one a weight.")
-        return tuple(integer_weights([part.weight for part in self.parts]))
+        return tuple(integer_weights(constant))
 
     def __attrs_post_init__(self) -> None:
         if len({part.of.gives for part in self.parts}) > 1:
             raise SpecError("blend: the children give different things (references and samples).")
+        if not self.weights and self.gives != "references":
+            raise SpecError(
+                "blend: weights that change are for blends below reading. Above it, use "
+                "`BlendByCostSpec`."
+            )
+
+    @property
+    def follows_run(self) -> bool:
+        return not self.weights
+
+    def check_clock(self, clock: Clock | None) -> None:
+        for part in self.parts:
+            unit = part.weight.unit if isinstance(part.weight, Schedule) else None
+            if unit and clock is None:
+                raise SpecError(
+                    "blend: its weights change over the run, so it must go on without end: not "
+                    "under a concat, a repeat or a blend_epochized, and not in a finite stream."
+                )
+            if unit and clock is not None and not clock.knows(unit):
+                fact = {"steps": "microbatches_per_step", "tokens": "tokens_per_sample"}[unit]
+                raise SpecError(f"blend: its weights follow {unit}. Give `{fact}` of the run.")
+        super().check_clock(clock)
 
     @property
     def children(self) -> Mapping[str, Spec]:
@@ -72,27 +119,54 @@ class BlendSpec(OrderSpec):
         return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
 
     def describe(self) -> list[Any]:
-        return ["blend", self.weights, [part.of.describe() for part in self.parts]]
+        said = self.weights or tuple(_plain(part.weight) for part in self.parts)
+        return ["blend", said, [part.of.describe() for part in self.parts]]
 
     @classmethod
     def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> BlendSpec:
-        return cls(tuple(Part(of, weight) for of, weight in zip(children, said[1], strict=True)))
+        weights = [
+            Schedule.from_description(weight) if isinstance(weight, list) else weight_of(weight)
+            for weight in said[1]
+        ]
+        return cls(tuple(Part(of, weight) for of, weight in zip(children, weights, strict=True)))
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         drawn = [number for number, part in enumerate(self.parts) if part.weight]
-        weights = [weight for weight in self.weights if weight]
+        if endless:
+            choice = self._choice(context, leaves, drawn)
+            places = [_below(choice, number, leaves.place) for number in range(len(drawn))]
+        else:
+            places = [None] * len(drawn)
         children = [
-            of.order(context.under(str(number)), leaves, endless=endless)
-            for number in drawn
+            of.order(
+                context.under(str(number)),
+                leaves.at(place) if of.children else leaves,
+                endless=endless,
+            )
+            for number, place in zip(drawn, places, strict=True)
             if isinstance(of := self.parts[number].of, OrderSpec)
         ]
-        draw = {"key": _key(context), "lane": context.lane, "lanes": context.lanes}
         if endless:
-            return ChoiceOrder(children, WeightedChoice(weights, **draw))
+            return ChoiceOrder(children, choice)
+        weights, draw = [weight for weight in self.weights if weight], _draw(context)
         return ExhaustingOrder(children, lambda counts: ExhaustingChoice(weights, counts, **draw))
 
     def cannot_make_again(self) -> str | None:
         return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+
+    def _choice(
+        self, context: Context, leaves: LeafTable, drawn: Sequence[int]
+    ) -> WeightedChoice | ScheduledChoice:
+        if self.weights:
+            weights = [self.weights[number] for number in drawn]
+            return WeightedChoice(weights, **_draw(context))
+        assert leaves.place is not None
+        curves = tuple(self.parts[number].weight for number in drawn)
+        cut = context.shared(
+            ("stretches", curves, leaves.clock),
+            lambda: stretches(curves, leaves.clock, context.lanes),
+        )
+        return ScheduledChoice(cut, leaves.place, **_draw(context))
 
     def build(self, context: Context) -> Node[Any, Any]:
         if self.gives == "references":
@@ -170,3 +244,21 @@ class BlendNode(Node[Any, BlendCursor]):
 
 def _key(context: Context) -> int:
     return key(context.seed, "blend", *context.path)
+
+
+def _draw(context: Context) -> dict[str, int]:
+    """Return the key and the lane of a choice."""
+    return {"key": _key(context), "lane": context.lane, "lanes": context.lanes}
+
+
+def _below(
+    choice: WeightedChoice | ScheduledChoice, child: int, place: Place | None
+) -> Place | None:
+    """Return which draw of a child a place of the run is."""
+    if place is None:
+        return None
+    return lambda samples: int(choice.before(place(samples))[child])
+
+
+def _plain(weight: Weight | Schedule) -> Any:
+    return weight.describe() if isinstance(weight, Schedule) else plain_weight(weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 @frozen(kw_only=True)
 class EpochizeSpec(OrderSpec):
     """End after `length` items over all lanes; the next epoch goes on where the last ended."""
+
+    keeps_place: ClassVar[bool] = True
 
     of: Spec
     length: int
@@ -53,7 +55,8 @@ class EpochizeSpec(OrderSpec):
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> VirtualEpochOrder:
         assert isinstance(self.of, OrderSpec)
-        child = self.of.order(context.under("of"), leaves, endless=True)
+        below = leaves if endless else leaves.at(None)  # passes of a parent are not counted here
+        child = self.of.order(context.under("of"), below, endless=True)
         position = _position(context)
         return VirtualEpochOrder(child, length=self.length, position=position, lanes=context.lanes)
 

@@ -11,17 +11,12 @@ from typing import Literal
 import numpy as np
 from attrs import frozen
 
+from energy_data.block import Integers, References
 from energy_data.context import Context
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.meter import READING
 from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.references import (
-    Integers,
-    References,
-    ReferencesNode,
-    ReferencesSpec,
-    leaf_entries,
-)
+from energy_data.references import ReferencesNode, ReferencesSpec, leaf_entries
 from energy_data.sample import Sample
 from energy_data.source import Source
 from energy_data.spec import Gives, Spec

@@ -185,12 +185,16 @@ def check_weights(weights: Sequence[Weight | Schedule]) -> None:
     """
     units = sorted({weight.unit for weight in weights if isinstance(weight, Schedule)})
     if len(units) > 1:
-        raise ValueError(f"schedules of one blend must be in one unit, got {' and '.join(units)}")
+        raise ValueError(
+            f"schedules of one blend must be in one unit, got {' and '.join(units)}. Choose one"
+        )
     curves = [_Curve.of(weight, lambda place, _: Fraction(place)) for weight in weights]
     for place in _knots(curves):
         if not any(curve.is_positive(place) for curve in curves):
             at = f" at {units[0].removesuffix('s')} {place}" if units else ""
-            raise ValueError(f"some weight must be > 0, got {len(curves)} that are all 0{at}")
+            raise ValueError(
+                f"some weight must be > 0, got {len(curves)} that are all 0{at}. Raise one"
+            )
 
 
 def stretches(weights: Sequence[Weight | Schedule], clock: Clock, lanes: int) -> list[Stretch]:

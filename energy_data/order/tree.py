@@ -19,10 +19,12 @@ import numpy.typing as npt
 from energy_data.order.choice import WeightedChoice
 from energy_data.order.epochized import EpochizedChoice
 from energy_data.order.exhausting import ExhaustingChoice
+from energy_data.order.scheduled import ScheduledChoice
 from energy_data.order.shares import Shares
 
 Entries = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
+Choice = WeightedChoice | ScheduledChoice | EpochizedChoice | ExhaustingChoice
 
 
 class Order(ABC):
@@ -66,9 +68,7 @@ class LeafOrder(Order):
 class ChoiceOrder(Order):
     """Several children, drawn as a pure choice says; the children go on without end."""
 
-    def __init__(
-        self, children: Sequence[Order], choice: WeightedChoice | EpochizedChoice | ExhaustingChoice
-    ) -> None:
+    def __init__(self, children: Sequence[Order], choice: Choice) -> None:
         super().__init__(children[0].num_entries)
         self.children, self.choice = children, choice
         # Leaves are the bulk of a wide blend: their entries come from one table, without a loop.

@@ -150,7 +150,7 @@ def test_a_fault_of_a_node_names_its_place_and_what_to_do(node, expected):
 def test_a_weight_is_a_finite_number_from_zero(weight):
     line = train(f"{{blend: [{{path: x, weight: {weight}}}]}}")
     assert line.startswith(
-        "m.yaml:2:37: splits.train.blend[0].weight: must be a number from 0 to 1e+15, found "
+        "m.yaml:2:37: splits.train.blend[0].weight: must be a number from 0 to 1e+15, or "
     )
     assert line.endswith("Write it like `weight: 2.5`.")
 

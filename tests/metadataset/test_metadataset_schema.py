@@ -28,6 +28,9 @@ GOOD = [
     "{staged: {stages: [{name: a, path: x}]}}",
     "{staged: {unit: tokens, stages: [{name: a, for: 1.5B, path: x}, {name: b, path: x}]}}",
     "{staged: {default: {path: y}, stages: [{name: a b, start: 5, seed: 3, path: x}]}}",
+    "{blend: [{path: x, weight: {step: {0: 0, 5: 1}}}, {path: y}]}",
+    "{blend: [{path: x, weight: {linear: {0: 1, 1.5K: 1e-3}, unit: tokens}}]}",
+    "{blend: [{path: x, weight: {cosine: {'7': 1}, unit: samples}}]}",
 ]
 
 BAD = [
@@ -66,6 +69,18 @@ BAD = [
     "{blend: [{path: x, weight: true}]}",
     "{blend: [{path: x, weight: .inf}]}",
     "{blend: [{path: x, weight: 0}]}",
+    "{blend: [{path: x, weight: {}}]}",
+    "{blend: [{path: x, weight: {unit: steps}}]}",
+    "{blend: [{path: x, weight: {step: {}}}]}",
+    "{blend: [{path: x, weight: {step: 5}}]}",
+    "{blend: [{path: x, weight: {step: {0: 1}, linear: {0: 1}}}]}",
+    "{blend: [{path: x, weight: {step: {0: 1}, until: 5}}]}",
+    "{blend: [{path: x, weight: {step: {0: 1}, unit: epochs}}]}",
+    "{blend: [{path: x, weight: {step: {0: -1}}}]}",
+    "{blend: [{path: x, weight: {step: {0: {step: {0: 1}}}}}]}",
+    "{blend: [{path: x, weight: {step: {-5: 1}}}]}",
+    "{blend: [{path: x, weight: {step: {5k: 1}}}]}",
+    "{blend_epochized: [{path: x, repetitions: {step: {0: 1}}}]}",
     "{blend_epochized: [{path: x, repetitions: 0.0}]}",
     "{blend_epochized: [{path: x, weight: 1}]}",
     "{epochize: {length: 0, of: {path: x}}}",
