@@ -25,10 +25,11 @@ from energy_data.node import Cursor, Node
 from energy_data.order.keys import key
 from energy_data.order.schedule import Clock
 from energy_data.order.scheduled import Place
-from energy_data.order.shares import Shares
+from energy_data.order.several_epochs import shares_of
 from energy_data.order.tree import Order
 from energy_data.source import Source
 from energy_data.spec import Gives, Spec
+from energy_data.storage.file_store import FileStore
 
 # Draws computed ahead: a cache of a pure function, not state. A start wants few; in the long run
 # blocks below some thousand draws cost several times as much per draw.
@@ -57,10 +58,18 @@ class Leaf:
 
     id: str  # stable over time: orders and ledgers are kept by it
     source: Source = field(eq=False)
+    aux: Mapping[str, FileStore[Any]] = field(factory=dict, eq=False)  # for cookers, by name
+    epochs: int | None = 1  # mixed with each other; -1: all; None: each in the order of the files
 
     @property
     def num_samples(self) -> int:
         return len(self.source)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over all that decides which samples it gives in which order, but its id."""
+        own = self.source.fingerprint
+        return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
 
 
 class OrderSpec(Spec):
@@ -122,12 +131,12 @@ class LeafTable:
             ("leaves", context.path), lambda: _numbered(spec)
         )
         number = {leaf.id: n for n, leaf in enumerate(self.leaves)}
-        self.leaf_of_entry: Integers = np.array(
-            [number[leaf.id] for leaf in self.entries], np.int64
-        )
-        self.shares = Shares(
+        numbers = [number[leaf.id] for leaf in self.entries]
+        self.leaf_of_entry: Integers = np.array(numbers, np.int64)
+        self.shares = shares_of(
             np.array([leaf.num_samples for leaf in self.leaves], np.int64),
             np.array([leaf_key(context, leaf.id) for leaf in self.leaves], np.uint64),
+            [leaf.epochs for leaf in self.leaves],
             sequence_length=shuffle.sequence_length,
             window=shuffle.window,
             lane=context.lane,
@@ -173,10 +182,11 @@ def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
     by_id: dict[str, Leaf] = {}
     for leaf in entries:
         known = by_id.setdefault(leaf.id, leaf)
-        if known.source is not leaf.source and known.source.fingerprint != leaf.source.fingerprint:
+        same = known.source is leaf.source and known.epochs == leaf.epochs
+        if not same and known.fingerprint != leaf.fingerprint:
             raise SpecError(
-                f"leaf {leaf.id!r}: two different datasets have this id. Give one of them another "
-                f"`id:`."
+                f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
+                f"ways. Give one of them another `id:`."
             )
     return [by_id[leaf_id] for leaf_id in sorted(by_id)]
 

@@ -7,7 +7,8 @@ import click
 from energy_data.errors import DataError, SpecError
 from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import load
-from energy_data.metadataset.resolve import expand, twigs
+from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.twigs import twigs
 from energy_data.references import OrderSpec, distinct_leaves, leaf_entries
 from energy_data.sources.open import open_source
 

@@ -8,8 +8,6 @@ from attrs import frozen
 
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run, T_co
-from energy_data.loader.step_known import in_shares
-from energy_data.loader.step_loader import StepLoader
 from energy_data.plan import Plan
 
 
@@ -27,8 +25,4 @@ class Dataset(Run[T_co]):
         return Plan(self.spec)
 
     def __iter__(self) -> Iterator[T_co]:
-        rules = self.docs_per_step
-        if rules is None:
-            return iter(Loader(self))
-        dataset = in_shares(self, rules) if rules.mode == "exact" else self
-        return iter(StepLoader(dataset, rules))
+        return iter(Loader(self))

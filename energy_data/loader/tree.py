@@ -68,7 +68,7 @@ class TreeRecord:
         facts = {
             leaf_id: (
                 leaf.num_samples if sized else None,
-                leaf.source.fingerprint[:FINGERPRINT_DIGITS],
+                leaf.fingerprint[:FINGERPRINT_DIGITS],
             )
             for leaf_id, leaf in leaves.items()
         }

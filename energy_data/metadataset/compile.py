@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from energy_data.errors import DataError, SpecError
 from energy_data.metadataset.compile_staged import staged_order, staged_stream
@@ -12,29 +11,16 @@ from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.kind_staged import StagedDefinition
 from energy_data.metadataset.load import Metadataset
-from energy_data.metadataset.resolve import Branch, Twig, expand
+from energy_data.metadataset.opening import DEFAULT, Opener, OpenSource, Options
+from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.order.schedule import Schedule
 from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec
 from energy_data.source import Source
 from energy_data.spec import Spec
-
-
-class OpenSource(Protocol):
-    """Opens one dataset; `energy_data.sources.open.open_source` is one."""
-
-    def __call__(
-        self,
-        path: str,
-        /,
-        *,
-        split_part: str,
-        subset: tuple[int, int | None] | None,
-        subflavors: Mapping[str, Any],
-    ) -> Source:
-        """Return the samples of one part. SpecError if there is no such dataset or part."""
-        ...
+from energy_data.storage.file_store import FileStore
 
 
 def compile_split(
@@ -43,6 +29,7 @@ def compile_split(
     *,
     open_source: OpenSource,
     mode: Mode | None = None,
+    options: Options = DEFAULT,
 ) -> OrderSpec:
     """Return the spec of one split.
 
@@ -50,12 +37,14 @@ def compile_split(
     after another, once each, whatever their weights and repetitions. Children with 0 are never
     drawn in either. None: "train" for the split of that name, "val" for the others.
 
-    Every dataset is opened. Raises SpecError with every fault, as `load_metadataset` does: no such
-    split, datasets that are not there or empty, ids that clash. Raises StructureError for a
-    damaged dataset.
+    options: code that is trusted, and more that holds for the whole tree.
+
+    Every dataset is opened, and joins are computed that were not before. Raises SpecError with
+    every fault, as `load_metadataset` does: no such split, datasets that are not there or empty,
+    ids that clash. Raises StructureError for a damaged dataset.
     """
-    tree = expand(metadataset, split)
-    compiler = _Compiler(open_source, mode_of(split, mode))
+    tree = expand(metadataset, split, options.shuffle_over_epochs_multiplier)
+    compiler = _Compiler(Opener(open_source, options), mode_of(split, mode))
     spec = compiler.spec(tree)
     compiler.faults.raise_any()
     assert spec is not None
@@ -69,13 +58,14 @@ def compile_stream(
     open_source: OpenSource,
     pipeline: Pipeline,
     mode: Mode | None = None,
+    options: Options = DEFAULT,
 ) -> Spec:
     """Return the tree of batches of one split: a pipeline over its order tree, or its stages.
 
     Otherwise as `compile_split`.
     """
-    tree = expand(metadataset, split)
-    compiler = _Compiler(open_source, mode_of(split, mode))
+    tree = expand(metadataset, split, options.shuffle_over_epochs_multiplier)
+    compiler = _Compiler(Opener(open_source, options), mode_of(split, mode))
     spec = compiler.stream(tree, pipeline)
     compiler.faults.raise_any()
     assert spec is not None
@@ -106,10 +96,9 @@ ABOVE_BATCHING: Mapping[type[Definition], AboveBatching] = {
 class _Compiler:
     """Builds specs bottom-up. A node below which there are faults becomes None."""
 
-    def __init__(self, open_source: OpenSource, mode: Mode) -> None:
-        self.open_source, self.mode = open_source, mode
+    def __init__(self, opener: Opener, mode: Mode) -> None:
+        self.opener, self.mode = opener, mode
         self.faults = Faults()
-        self.sources: dict[tuple[object, ...], Source] = {}
 
     def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:
         """Return the tree of batches of a node."""
@@ -148,59 +137,58 @@ class _Compiler:
                 )
 
     def leaf(self, twig: Twig) -> LeafSpec | None:
+        source, stores = self.source(twig), self.stores(twig)
+        if source is None or stores is None:
+            return None
+        if not len(source):
+            self.note(
+                twig,
+                f"it has no samples, found 0 in {twig}. Take it out, or look at its split.yaml.",
+            )
+            return None
+        epochs = twig.epochs if self.mode == "train" else 1
+        return LeafSpec(Leaf(id=twig.id, source=source, aux=stores, epochs=epochs))
+
+    def source(self, twig: Twig) -> Source | None:
+        """Return the source of a leaf. None: noted."""
         try:
-            source = self.source(twig)
+            return self.part(twig)
         except SpecError as error:
             for fault in error.faults:
                 self.note(twig, fault)
             return None
         except DataError as error:
-            place, where = twig.definition.places["path"], twig.definition.where
+            place, where = twig.definition.places[twig.kind], twig.definition.where
             error.add_note(f"{place}: {where}: leaf {twig.id!r}")
             raise
-        if source is None:
-            return None
-        if not len(source):
-            self.note(
-                twig,
-                f"it has no samples, found 0 in the part {twig.split_part!r} of {twig.path}. Take "
-                "it out, or look at its split.yaml.",
-            )
-            return None
-        return LeafSpec(Leaf(id=twig.id, source=source))
 
-    def source(self, twig: Twig) -> Source | None:
-        """Return the source of a leaf; places that say the same share one. None: noted."""
+    def stores(self, twig: Twig) -> dict[str, FileStore[bytes]] | None:
+        """Return the files beside the samples of a leaf. None: noted."""
+        try:
+            return self.opener.stores(twig)
+        except SpecError as error:
+            for fault in error.faults:
+                self.note(twig, fault, "aux")
+            return None
+
+    def part(self, twig: Twig) -> Source | None:
+        """Return the samples of a leaf that are in its range. None: noted."""
         if twig.subset.is_whole:
-            return self.open(twig, None, twig.subflavors)
-        num_samples = len(self.open(twig, None, {}))
+            return self.opener.samples(twig, None)
+        num_samples = len(self.opener.samples(twig, None, {}))
         problem = f"it has no samples in the range {twig.subset}"
         try:
             first, end = twig.subset.bounds(num_samples)
         except ValueError as error:
             problem, first, end = str(error), 0, 0
         if first < end:
-            return self.open(twig, (first, end), twig.subflavors)
+            return self.opener.samples(twig, (first, end))
         self.note(
-            twig,
-            f"{problem}, found {num_samples} in the part {twig.split_part!r} of {twig.path}. Give "
-            "a range within them.",
-            "subset",
+            twig, f"{problem}, found {num_samples} in {twig}. Give a range within them.", "subset"
         )
         return None
 
-    def open(
-        self, twig: Twig, subset: tuple[int, int | None] | None, subflavors: Mapping[str, Any]
-    ) -> Source:
-        said = json.dumps(subflavors, sort_keys=True, default=str)
-        name = (twig.path, twig.split_part, subset, said)
-        if name not in self.sources:
-            self.sources[name] = self.open_source(
-                twig.path, split_part=twig.split_part, subset=subset, subflavors=subflavors
-            )
-        return self.sources[name]
-
-    def note(self, twig: Twig, problem: str, key: str = "path") -> None:
+    def note(self, twig: Twig, problem: str, key: str | None = None) -> None:
         definition = twig.definition
-        place = definition.places.get(key, definition.place)
+        place = definition.places.get(key or twig.kind, definition.place)
         self.faults.add(place, definition.where, f"leaf {twig.id!r}: {problem}")

@@ -16,8 +16,8 @@ from energy_data.errors import SpecError
 from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults, did_you_mean, listed
 from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
-from energy_data.metadataset.resolve import Branch, Twig
 from energy_data.metadataset.spans import Span
+from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.nodes.staged import StagedSpec
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec

@@ -8,20 +8,24 @@ from typing import Any
 from attrs import NOTHING, Attribute
 
 from energy_data.metadataset.definitions import (
-    KNOWN_TO_ENERGON,
     SPLITS,
+    Children,
     Definition,
     FileDefinition,
     Group,
+    Keyed,
+    LeafDefinition,
     Node,
     Nodes,
     Part,
+    SplitPart,
     Splits,
     keys_of,
 )
-from energy_data.metadataset.faults import Faults, did_you_mean, listed
+from energy_data.metadataset.faults import Faults, did_you_mean, listed, slip_of
+from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.kind_path import PathDefinition
-from energy_data.metadataset.kinds import GROUPS, KINDS, PARTS
+from energy_data.metadataset.kinds import GROUPS, KINDS, PARTS, kinds_of
 from energy_data.metadataset.read import Value
 from energy_data.metadataset.rules import Rule, WrongInsideError
 
@@ -34,8 +38,13 @@ def convert_file(value: Value, faults: Faults) -> FileDefinition | None:
         problem = f"must be a mapping with `splits`, found {value.describe()}."
         faults.add(value.place, "", f"{problem} Write `splits: {{train: {{path: ./coco}}}}`.")
         return None
+    before = len(faults)
     found = _Converter(faults).keys(value, "", {FileDefinition: keys_of(FileDefinition)})
-    return None if found is None else FileDefinition(**found[FileDefinition])
+    if found is None:
+        return None
+    definition = FileDefinition(**found[FileDefinition])
+    definition.check(faults)
+    return definition if len(faults) == before else None
 
 
 class _Converter:
@@ -58,7 +67,11 @@ class _Converter:
         if kinds == [Definition]:  # no kind: any key of a leaf may stand
             owners[Definition] = {**keys_of(PathDefinition), **keys_of(Definition)}
             del owners[Definition]["path"]
-        found = self.keys(value, where, owners)
+        owners = {
+            owner: {name: one for name, one in keys.items() if name not in part.refuses}
+            for owner, keys in owners.items()
+        }
+        found = self.keys(value, where, owners, part.refuses)
         if found is None or len(kinds) != 1 or kinds[0] is Definition:
             return None
         places = {name: each.place for name, each in value.data.items()}
@@ -69,27 +82,39 @@ class _Converter:
     def kinds(self, value: Value, where: str, part: type[Part]) -> list[type[Definition]]:
         """Return the kind of a node; on a fault, the kinds to check its keys by."""
         assert isinstance(value.data, dict)
+        allowed = kinds_of(part)
         named = [name for name in value.data if name in KINDS]
         if len(named) > 1:
             both = " and ".join(f"'{name}'" for name in named)
             problem = f"a node has one kind, found {both}. Keep one, or list them in a `blend`."
             self.faults.add(value.keys[named[1]], where, problem)
+        elif named and named[0] not in allowed:
+            problem = (
+                f"must have {listed(f'`{name}`' for name in _newer(allowed))}, found '{named[0]}'."
+            )
+            self.faults.add(value.keys[named[0]], where, f"{problem} {_elsewhere(named[0])}")
         if named:
             return [KINDS[name] for name in named]
-        known = {*KINDS, *keys_of(PathDefinition), *keys_of(part), *KNOWN_TO_ENERGON}
+        known = {*allowed, *keys_of(PathDefinition), *keys_of(part)}
         for name in value.data:
             near = None if name in known else did_you_mean(name, known)
-            if near is not None and near in KINDS:
+            if near is not None and near in allowed:
                 return [KINDS[near]]  # what is wrong is told with the key
-        if not any(name in KNOWN_TO_ENERGON for name in value.data):
-            problem = f"names no kind, found {value.describe()}. Add one of {listed(KINDS)}."
-            self.faults.add(value.place, where, problem)
+        problem = f"names no kind, found {value.describe()}. Add one of {listed(_newer(allowed))}."
+        self.faults.add(value.place, where, problem)
         return [Definition]
 
     def keys(
-        self, value: Value, where: str, owners: Mapping[type[Any], Mapping[str, Attribute[Any]]]
+        self,
+        value: Value,
+        where: str,
+        owners: Mapping[type[Any], Mapping[str, Attribute[Any]]],
+        refused: Mapping[str, str] | None = None,
     ) -> dict[type[Any], dict[str, Any]] | None:
-        """Return the arguments of every class of `owners`, from the keys of one mapping."""
+        """Return the arguments of every class of `owners`, from the keys of one mapping.
+
+        refused: keys that could stand elsewhere, and what to do about them here.
+        """
         assert isinstance(value.data, dict)
         before = len(self.faults)
         known = {name: owner for owner, keys in owners.items() for name in keys}
@@ -97,9 +122,12 @@ class _Converter:
         meant: set[str | None] = set()
         for name, each in value.data.items():
             if (owner := known.get(name)) is None:
-                self.faults.add(value.keys[name], where, _unknown(name, known))
+                problem = _unknown(name, known)
+                if refused and name in refused:
+                    problem = f"'{name}' does not belong here. {refused[name]}."
+                self.faults.add(value.keys[name], where, problem)
                 meant.add(did_you_mean(name, known))
-            else:
+            elif each.data is not None or not owners[owner][name].metadata["or_null"]:
                 attribute = owners[owner][name]
                 inner = f"{where}.{name}" if where else name
                 found[owner][attribute.name] = self.held(attribute, each, inner)
@@ -117,10 +145,8 @@ class _Converter:
         try:
             if isinstance(holds, Rule):
                 return holds.accept(value)
-            if isinstance(holds, Nodes):
-                return self.nodes(value, where, holds)
-            if isinstance(holds, Group):
-                return self.group(value, where, holds)
+            if isinstance(holds, Nodes | Keyed | Group):
+                return self.several(value, where, holds)
             if isinstance(holds, Splits):
                 return self.splits(value, where)
         except ValueError as error:
@@ -145,6 +171,14 @@ class _Converter:
         problem = f"must be {says}, found {value.describe()}. {advice}"
         self.faults.add(value.place, where, problem)
 
+    def several(self, value: Value, where: str, holds: Nodes | Keyed | Group) -> Any:
+        """Return what a key holds that holds more than one thing."""
+        if isinstance(holds, Nodes):
+            return self.nodes(value, where, holds)
+        if isinstance(holds, Keyed):
+            return self.children(value, where, holds)
+        return self.group(value, where, holds)
+
     def nodes(self, value: Value, where: str, holds: Nodes) -> tuple[Part | None, ...]:
         if not isinstance(value.data, list) or not value.data:
             raise ValueError
@@ -152,6 +186,16 @@ class _Converter:
             self.node(each, f"{where}[{number}]", holds.part)
             for number, each in enumerate(value.data)
         )
+
+    def children(self, value: Value, where: str, holds: Keyed) -> Children:
+        if not isinstance(value.data, dict):
+            return Children(self.nodes(value, where, Nodes(holds.part)))  # type: ignore[arg-type]  # None: a fault
+        if not value.data:
+            raise ValueError
+        parts = [
+            self.node(each, f"{where}.{name}", holds.part) for name, each in value.data.items()
+        ]
+        return Children(tuple(parts), tuple(value.data))  # type: ignore[arg-type]  # None: a fault
 
     def group(self, value: Value, where: str, holds: Group) -> Any:
         if not isinstance(value.data, dict):
@@ -164,13 +208,12 @@ class _Converter:
             raise ValueError
         found: dict[str, Definition | None] = {}
         for name, each in value.data.items():
-            if name in SPLITS:
-                part = self.node(each, f"{where}.{name}", Part)
-                found[name] = None if part is None else part.of
-            else:
-                near = did_you_mean(name, SPLITS)
-                advice = f"Did you mean '{near}'?" if near else f"There are {listed(SPLITS)}."
-                self.faults.add(value.keys[name], where, f"unknown split '{name}'. {advice}")
+            if meant := slip_of(name, SPLITS):
+                problem = f"unknown split '{name}'. Did you mean '{meant}'?"
+                self.faults.add(value.keys[name], where, problem)
+                continue
+            part = self.node(each, f"{where}.{name}", SplitPart)
+            found[name] = None if part is None else part.of
         return found
 
 
@@ -182,10 +225,20 @@ def _advice(value: Value) -> str:
     return "Write it like `path: ./coco`."
 
 
+def _newer(kinds: Iterable[str]) -> list[str]:
+    """Return the kinds that are worth a mention: not those of older files."""
+    return [kind for kind in kinds if not KINDS[kind].below_split_only]
+
+
+def _elsewhere(kind: str) -> str:
+    """Return what to do about a kind that may not stand where it is."""
+    if KINDS[kind].below_split_only:
+        return "It is of the older `Metadataset`: write `blend` in its place."
+    return "Name datasets by their `path`."
+
+
 def _unknown(name: str, known: Iterable[str]) -> str:
     """Return what to say of a key that does not belong where it stands."""
-    if name in KNOWN_TO_ENERGON:
-        return f"'{name}' is known to Energon but not supported yet. {KNOWN_TO_ENERGON[name]}."
     if name in _HEADER:
         return (
             f"'{name}' does not belong here. A metadataset is data and runs no code; the header "
@@ -207,10 +260,12 @@ def _places_of_keys() -> dict[str, str]:
             above.setdefault(name, []).append(f"`{kind}`")
     for name, kinds in above.items():
         belongs[name] = f"the mapping below {listed(kinds)}"
-    for part, kind in PARTS.items():
+    for part, kind in reversed(list(PARTS.items())):
         belongs.update(dict.fromkeys(keys_of(part), f"children of `{kind}`"))
     belongs.update(dict.fromkeys(keys_of(Definition), "nodes, beside their kind"))
+    belongs.update(dict.fromkeys(keys_of(JoinDefinition), "nodes with `join`"))
     belongs.update(dict.fromkeys(keys_of(PathDefinition), "nodes with `path`"))
+    belongs.update(dict.fromkeys(keys_of(LeafDefinition), "nodes with `path` or `join`"))
     belongs.update(dict.fromkeys(keys_of(Definition), "nodes, beside their kind"))
     belongs.update(dict.fromkeys(KINDS, "nodes"))
     belongs.update(dict.fromkeys(SPLITS, "the mapping below `splits`"))

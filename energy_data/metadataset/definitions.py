@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from attrs import Attribute, field, fields, frozen
 
 from energy_data.metadataset.faults import Faults, Place
-from energy_data.metadataset.rules import FLAG, MAPPING, TEXT, Rule, one_of, subset_range
+from energy_data.metadataset.rules import EPOCHS, FLAG, MAPPING, TEXT, Rule, one_of, subset_range
 from energy_data.metadataset.subset import Subset
 from energy_data.references import OrderSpec
 
@@ -25,19 +25,6 @@ Share: TypeAlias = Any
 
 SPLITS = ("train", "val", "test")
 MODULES = ("megatron.energon", "energy_data")
-
-LATER = "Take it out for now"
-KNOWN_TO_ENERGON: Mapping[str, str] = {
-    "aux": LATER,
-    "dataset_config": LATER,
-    "datasets": "It is of the older `Metadataset`: write `blend` in its place",
-    "join": LATER,
-    "joiner": LATER,
-    "nonmatch": LATER,
-    "shuffle_over_epochs_multiplier": LATER,
-    "split_config": LATER,
-}
-"""Keys of Energon's that come later -> what to do until then."""
 
 
 @frozen
@@ -56,6 +43,22 @@ class Nodes:
 
 
 @frozen
+class Keyed:
+    """A key that holds nodes, each with the keys of `part` beside its own: a list, or by name."""
+
+    part: type[Part]
+    says: ClassVar[str] = "a list of nodes, or a mapping of names to nodes, not empty"
+
+
+@frozen(eq=False)
+class Children:
+    """What stands in a `Keyed`."""
+
+    parts: tuple[Part, ...]
+    names: tuple[str, ...] | None = None  # None: it is a list
+
+
+@frozen
 class Group:
     """A key that holds a mapping with the keys of `of`."""
 
@@ -67,18 +70,21 @@ class Group:
 class Splits:
     """The key that holds a node per split."""
 
-    says: ClassVar[str] = "a mapping with one or more of train, val and test"
+    says: ClassVar[str] = "a mapping with one or more splits, such as train, val and test"
 
 
-Holds: TypeAlias = Rule | Node | Nodes | Group | Splits
+Holds: TypeAlias = Rule | Node | Nodes | Keyed | Group | Splits
 
 
-def key(holds: Holds, about: str, example: str, name: str | None = None) -> dict[str, Any]:
+def key(
+    holds: Holds, about: str, example: str, *, name: str | None = None, or_null: bool = False
+) -> dict[str, Any]:
     """Return the metadata of an attribute that is a key.
 
     about: one line for users. example: `key: value`. name: the key, if not the attribute's name.
+    or_null: nothing may stand there, as in Energon, and means the default.
     """
-    return {"holds": holds, "about": about, "example": example, "name": name}
+    return {"holds": holds, "about": about, "example": example, "name": name, "or_null": or_null}
 
 
 def keys_of(cls: type[Any]) -> dict[str, Attribute[Any]]:
@@ -98,6 +104,7 @@ class Definition:
     weighs: ClassVar[bool] = False  # whether shares, not sizes, say how often children are drawn
     apart: ClassVar[bool] = False  # whether each child is drawn from in a time of its own
     renews: ClassVar[bool] = False  # whether its children go on without end wherever it stands
+    below_split_only: ClassVar[bool] = False  # whether it stands directly below a split
 
     place: Place
     where: str  # such as `splits.train.blend[1]`
@@ -109,6 +116,7 @@ class Definition:
             TEXT,
             "Part of the datasets to use, in place of the one of the split. The innermost counts.",
             "split_part: train",
+            or_null=True,
         ),
     )
     subset: Subset | None = field(
@@ -117,6 +125,7 @@ class Definition:
             subset_range(absolute=False),
             "Contiguous range of the samples; an outer range is taken of what an inner one leaves.",
             'subset: {range: ["0%", "25%"]}',
+            or_null=True,
         ),
     )
     subflavors: Mapping[str, Any] = field(
@@ -125,6 +134,7 @@ class Definition:
             MAPPING,
             "Plain data put into `__subflavors__` of every sample. The outermost counts.",
             "subflavors: {task: captioning}",
+            or_null=True,
         ),
     )
     subflavor: str | None = field(
@@ -133,6 +143,7 @@ class Definition:
             TEXT,
             "Energon's older form: sets `__subflavor__` in `subflavors`, unless that has it.",
             "subflavor: captioning",
+            or_null=True,
         ),
     )
     independent: bool = field(
@@ -189,10 +200,43 @@ class Definition:
 
 
 @frozen(kw_only=True, eq=False)
+class LeafDefinition(Definition):
+    """What every node has that samples are drawn from."""
+
+    subset: Subset | None = field(
+        default=None,
+        metadata=key(
+            subset_range(absolute=True),
+            "Contiguous range of the samples; an outer range is taken of what an inner one leaves.",
+            "subset: {range: [0, 1000]}",
+            or_null=True,
+        ),
+    )
+    id: str | None = field(
+        default=None,
+        metadata=key(
+            TEXT,
+            "Name of the dataset in orders and states. Default: path as written, part, range.",
+            "id: coco",
+        ),
+    )
+    shuffle_over_epochs_multiplier: int | None = field(
+        default=1,
+        metadata=key(
+            EPOCHS,
+            "Epochs that are mixed with each other; -1: all; null: the order of the files.",
+            "shuffle_over_epochs_multiplier: 3",
+        ),
+    )
+
+
+@frozen(kw_only=True, eq=False)
 class Part:
     """A child, with what its parent says of it."""
 
     share_key: ClassVar[str | None] = None  # the key of the number its parent gives it
+    kinds: ClassVar[Sequence[str] | None] = None  # that it may be of; None: any
+    refuses: ClassVar[Mapping[str, str]] = {}  # keys that nodes have, but not here -> what to do
 
     of: Definition
 
@@ -217,6 +261,11 @@ def check_some_share(definition: Definition, faults: Faults) -> None:
 
 
 @frozen(kw_only=True, eq=False)
+class SplitPart(Part):
+    """The node of a split."""
+
+
+@frozen(kw_only=True, eq=False)
 class FileDefinition:
     """The top of a file."""
 
@@ -229,11 +278,11 @@ class FileDefinition:
             name="__module__",
         ),
     )
-    class_: Literal["MetadatasetV2"] = field(
-        default="MetadatasetV2",
+    class_: Literal["MetadatasetV2", "Metadataset"] | None = field(
+        default=None,
         metadata=key(
-            one_of("MetadatasetV2"),
-            "Energon's header; may be left out.",
+            one_of("MetadatasetV2", "Metadataset"),
+            "Energon's header; may be left out. `Metadataset` is the older one, with `datasets`.",
             "__class__: MetadatasetV2",
             name="__class__",
         ),
@@ -241,3 +290,13 @@ class FileDefinition:
     splits: Mapping[str, Definition] = field(
         metadata=key(Splits(), "What each split draws from.", "splits: {train: {path: ./coco}}")
     )
+
+    def check(self, faults: Faults) -> None:
+        """Note it if a split is of another class of files than the header says."""
+        for name, split in self.splits.items():
+            if self.class_ is None or split.below_split_only == (self.class_ == "Metadataset"):
+                continue
+            found, wanted = split.kind, "blend" if split.below_split_only else "datasets"
+            other = "MetadatasetV2" if self.class_ == "Metadataset" else "Metadataset"
+            problem = f"'{found}' is of `{other}`, found it in a `{self.class_}`. Write `{wanted}`"
+            faults.add(split.place, f"splits.{name}", f"{problem}, or another `__class__`.")

@@ -11,7 +11,8 @@ from energy_data.metadataset.compile import mode_of
 from energy_data.metadataset.definitions import Mode, Share
 from energy_data.metadataset.faults import Place
 from energy_data.metadataset.load import Metadataset
-from energy_data.metadataset.resolve import Branch, Twig, expand
+from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.order.schedule import Schedule
 from energy_data.references import OrderSpec, leaf_entries
 

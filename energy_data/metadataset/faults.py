@@ -64,6 +64,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
 
 
+def slip_of(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` is with a letter missing, doubled, swapped or in capitals.
+
+    For names that are free: `vla` is no name for anything, `valid` may well be one.
+    """
+    for name in known:
+        rest = [name[:n] + name[n + 1 :] for n in range(len(name))]
+        doubled = [name[:n] + name[n] + name[n:] for n in range(len(name) - 1)]
+        swapped = [name[:n] + name[n + 1] + name[n] + name[n + 2 :] for n in range(len(name) - 1)]
+        if word != name and word.lower() in (name, *rest, *doubled, *swapped):
+            return name
+    return None
+
+
 def shown(text: str) -> str:
     """Return `text` in quotes, on one line, not longer than a message bears."""
     return repr(text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "...")

@@ -83,7 +83,12 @@ class BlendDefinition(Definition):
         self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return a blend in training, else the children one after another."""
-        if mode == "val":
-            return ConcatSpec(tuple(children))
-        pairs = zip(children, shares, strict=True)
-        return BlendSpec(tuple(Weighted(spec, weight) for spec, weight in pairs))
+        return blended(children, shares, mode)
+
+
+def blended(children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode) -> OrderSpec:
+    """Return a blend in training, else the children one after another."""
+    if mode == "val":
+        return ConcatSpec(tuple(children))
+    pairs = zip(children, shares, strict=True)
+    return BlendSpec(tuple(Weighted(spec, weight) for spec, weight in pairs))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import field, frozen
 
-from energy_data.metadataset.definitions import Definition, key
-from energy_data.metadataset.rules import TEXT, subset_range
-from energy_data.metadataset.subset import Subset
+from energy_data.metadataset.aux import STORES, Aux
+from energy_data.metadataset.definitions import LeafDefinition, key
+from energy_data.metadataset.rules import META_FILE, TEXT
+
+SUFFIXES = (".yaml", ".yml")  # of metadatasets
 
 
 @frozen(kw_only=True, eq=False)
-class PathDefinition(Definition):
+class PathDefinition(LeafDefinition):
     """One dataset, or another metadataset."""
 
     kind: ClassVar[str] = "path"
+    of_datasets: ClassVar[Mapping[str, str]] = {
+        "id": "an id is for a single dataset, found a metadataset. Give the ids there.",
+        "dataset_config": "it is of a single dataset, found a metadataset. Write it there.",
+        "split_config": "it is of a single dataset, found a metadataset. Write it there.",
+        "aux": "it is for the cookers of a single dataset, found a metadataset. Write it there.",
+    }
+    """Keys that mean nothing where the path is that of a metadataset -> what to say."""
 
     path: str = field(
         metadata=key(
@@ -24,19 +34,35 @@ class PathDefinition(Definition):
             "path: ./coco",
         )
     )
-    subset: Subset | None = field(
+    dataset_config: str | None = field(
         default=None,
         metadata=key(
-            subset_range(absolute=True),
-            "Contiguous range of the samples; an outer range is taken of what an inner one leaves.",
-            "subset: {range: [0, 1000]}",
+            META_FILE,
+            "File in the dataset's `.nv-meta` that is read in place of `dataset.yaml`.",
+            "dataset_config: crude.yaml",
+            or_null=True,
         ),
     )
-    id: str | None = field(
+    split_config: str | None = field(
         default=None,
         metadata=key(
-            TEXT,
-            "Name of the dataset in orders and states. Default: path as written, part, range.",
-            "id: coco",
+            META_FILE,
+            "File in the dataset's `.nv-meta` that is read in place of `split.yaml`.",
+            "split_config: split-half.yaml",
+            or_null=True,
         ),
     )
+    aux: Mapping[str, Aux] = field(
+        factory=dict,
+        metadata=key(
+            STORES,
+            "Files that cookers get by name: a prepared dataset, or a folder by `filesystem://`.",
+            "aux: {images: ./images, more: filesystem://./files}",
+            or_null=True,
+        ),
+    )
+
+    @property
+    def names_metadataset(self) -> bool:
+        """Whether it looks like the path of a metadataset; a folder may look like one too."""
+        return self.path.endswith(SUFFIXES)

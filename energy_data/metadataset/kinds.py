@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from energy_data.metadataset.definitions import Definition, Group, Nodes, Part, keys_of
+from energy_data.metadataset.definitions import (
+    Definition,
+    Group,
+    Keyed,
+    Nodes,
+    Part,
+    SplitPart,
+    keys_of,
+)
 from energy_data.metadataset.kind_blend import BlendDefinition
 from energy_data.metadataset.kind_blend_epochized import BlendEpochizedDefinition
 from energy_data.metadataset.kind_concat import ConcatDefinition
+from energy_data.metadataset.kind_datasets import DatasetsDefinition
 from energy_data.metadataset.kind_epochize import EpochizeDefinition
+from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.kind_repeat import RepeatDefinition
 from energy_data.metadataset.kind_staged import StagedDefinition
@@ -18,12 +28,14 @@ KINDS: Mapping[str, type[Definition]] = {
     definition.kind: definition
     for definition in (
         PathDefinition,
+        JoinDefinition,
         BlendDefinition,
         BlendEpochizedDefinition,
         ConcatDefinition,
         EpochizeDefinition,
         RepeatDefinition,
         StagedDefinition,
+        DatasetsDefinition,
     )
 }
 """The key that makes a node of a kind -> what such a node is."""
@@ -42,7 +54,7 @@ PARTS: Mapping[type[Part], str] = {
     holds.part: kind
     for kind, definition in KINDS.items()
     for holds in _held(definition)
-    if isinstance(holds, Nodes) and holds.part is not Part
+    if isinstance(holds, Nodes | Keyed) and holds.part is not Part
 }
 """The parts that have keys of their own -> the kind whose children they are."""
 
@@ -53,3 +65,12 @@ GROUPS: Mapping[type[Any], str] = {
     if isinstance(holds, Group)
 }
 """The groups of keys -> the kind they are part of."""
+
+
+def kinds_of(part: type[Part]) -> Mapping[str, type[Definition]]:
+    """Return the kinds that a node in such a part may be of."""
+    if part.kinds is not None:
+        return {name: KINDS[name] for name in part.kinds}
+    return {
+        name: kind for name, kind in KINDS.items() if part is SplitPart or not kind.below_split_only
+    }

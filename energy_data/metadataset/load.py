@@ -14,13 +14,12 @@ from energy_data.errors import SpecError
 from energy_data.metadataset.convert import convert_file
 from energy_data.metadataset.definitions import SPLITS, Definition
 from energy_data.metadataset.faults import Faults, Place, did_you_mean, listed
-from energy_data.metadataset.kind_path import PathDefinition
+from energy_data.metadataset.kind_path import SUFFIXES, PathDefinition
 from energy_data.metadataset.read import MAX_BYTES, Value, read_data, read_text
 from energy_data.metadataset.rules import TEXT_PATTERN
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
-SUFFIXES = (".yaml", ".yml")
 MAX_LEAVES = 200_000  # of one split, nested files written out
 MAX_DEPTH = 64  # nodes above each other, nested files written out
 
@@ -236,11 +235,9 @@ class _Loader:
             self.faults.add(
                 node.places["subset"], f"{node.where}.subset", f"{problem}. Use percentages."
             )
-        if node.id is not None:
-            problem = "an id is for a single dataset, found a metadataset"
-            self.faults.add(
-                node.places["id"], f"{node.where}.id", f"{problem}. Give the ids there."
-            )
+        for name, problem in node.of_datasets.items():
+            if getattr(node, name):
+                self.faults.add(node.places[name], f"{node.where}.{name}", problem)
         if part not in nested.splits:
             known = listed(nested.splits) if nested.splits else "none"
             self.faults.add(

@@ -3,76 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
-from energy_data.metadataset.definitions import Definition, Share
+from energy_data.metadataset.aux import Aux
+from energy_data.metadataset.definitions import Definition, LeafDefinition, Share
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.load import File, Metadataset, joined
-from energy_data.metadataset.subset import WHOLE, Subset, percent
+from energy_data.metadataset.plain import plain_tree
+from energy_data.metadataset.subset import WHOLE, Subset
+from energy_data.metadataset.twigs import Branch, DatasetPart, Joined, Twig, twigs
 
 
-@define(kw_only=True, eq=False)
-class Branch:
-    """An inner node."""
+def expand(metadataset: Metadataset, split: str, epochs: int | None = 1) -> Branch | Twig:
+    """Return the tree of a split. SpecError if there is no such split, or ids clash.
 
-    definition: Definition
-    share: Share | None  # weight or repetitions its parent gives it
-    children: list[Branch | Twig] = field(factory=list)
-
-    @property
-    def kind(self) -> str:
-        """The key that says what kind it is of."""
-        return self.definition.kind
-
-
-@define(kw_only=True, eq=False)
-class Twig:
-    """A leaf: one place where a dataset is drawn from."""
-
-    definition: PathDefinition
-    share: Share | None
-    path: str  # to open
-    written: str  # as the files write it, from the outermost file's folder
-    split_part: str
-    subset: Subset
-    subflavors: Mapping[str, Any]
-    independent: bool
-    names: tuple[str, ...]  # its path in the tree of specs
-    id: str = ""  # given once all leaves are known
-    kind: ClassVar[str] = "path"
-
-    @property
-    def data(self) -> tuple[str, str, Subset]:
-        """What is equal for two places that draw from the same samples."""
-        return os.path.realpath(self.path), self.split_part, self.subset
-
-    @property
-    def default_id(self) -> str:
-        """The id it has if none is given."""
-        return f"{self.written}:{self.split_part}{self.subset}"
-
-
-def expand(metadataset: Metadataset, split: str) -> Branch | Twig:
-    """Return the tree of a split. SpecError if there is no such split, or ids clash."""
-    scope = _Scope(metadataset=metadataset, file=metadataset.root, split_part=split)
+    epochs: what `shuffle_over_epochs_multiplier` is at its root.
+    """
+    scope = _Scope(metadataset=metadataset, file=metadataset.root, split_part=split, epochs=epochs)
     tree = scope.expand(metadataset.split(split), None)
     faults = Faults()
     _identify(list(twigs(tree)), faults)
     faults.raise_any()
     return tree
-
-
-def twigs(tree: Branch | Twig) -> Iterator[Twig]:
-    """Yield the leaves of a tree, in order."""
-    if isinstance(tree, Twig):
-        yield tree
-    else:
-        for child in tree.children:
-            yield from twigs(child)
 
 
 def resolve(metadataset: Metadataset, split: str) -> dict[str, Any]:
@@ -81,7 +38,7 @@ def resolve(metadataset: Metadataset, split: str) -> dict[str, Any]:
     Nested files are written out, paths are absolute, and every leaf has its id, so that the
     mapping compiles to the same tree. Where each leaf comes from is told by `describe_tree`.
     """
-    return {"splits": {split: _plain(expand(metadataset, split))}}
+    return {"splits": {split: plain_tree(expand(metadataset, split))}}
 
 
 @frozen(kw_only=True)
@@ -94,53 +51,111 @@ class _Scope:
     split_part: str
     subset: Subset = WHOLE
     subflavors: Mapping[str, Any] = field(factory=dict)
+    epochs: int | None = 1
     independent: bool = False
     names: tuple[str, ...] = ()
 
     def expand(self, definition: Definition, share: Share | None) -> Branch | Twig:
         """Return the tree below a node."""
-        own = definition.all_subflavors
-        inner = evolve(
-            self,
-            split_part=definition.split_part or self.split_part,
-            subset=self.subset.within(definition.subset),
-            subflavors={**own, **self.subflavors} if own else self.subflavors,
-            independent=self.independent or definition.independent,
-        )
+        inner = self.inside(definition)
         if isinstance(definition, PathDefinition):
             return inner.expand_path(definition, share)
+        if isinstance(definition, JoinDefinition):
+            return inner.twig(definition, share, inner.members(definition))
         branch = Branch(definition=definition, share=share)
         for name, part in zip(definition.names, definition.parts, strict=True):
             below = evolve(inner, names=(*self.names, name))
             branch.children.append(below.expand(part.of, part.share))
         return branch
 
+    def inside(self, definition: Definition) -> _Scope:
+        """Return what the children of a node inherit."""
+        own, epochs = definition.all_subflavors, self.epochs
+        if isinstance(definition, LeafDefinition):
+            epochs = _mixed(epochs, definition.shuffle_over_epochs_multiplier)
+        return evolve(
+            self,
+            split_part=definition.split_part or self.split_part,
+            subset=self.subset.within(definition.subset),
+            subflavors={**own, **self.subflavors} if own else self.subflavors,
+            epochs=epochs,
+            independent=self.independent or definition.independent,
+        )
+
     def expand_path(self, definition: PathDefinition, share: Share | None) -> Branch | Twig:
         """Return a leaf, or the tree of a nested file."""
-        written = os.path.join(self.folder, definition.path)  # noqa: PTH118 - may be a pattern
         nested = self.metadataset.file_of(definition, self.file)
         if nested is not None:
-            folder = os.path.dirname(written)  # noqa: PTH120 - stays empty where `.` is meant
+            folder = os.path.dirname(self.written(definition.path))  # noqa: PTH120 - may be empty
             below = evolve(self, file=nested, folder=folder)
             return below.expand(nested.splits[self.split_part], share)
+        aux = {
+            name: evolve(store, path=joined(self.file.directory, store.path))
+            for name, store in definition.aux.items()
+        }
+        return self.twig(definition, share, self.place(definition), aux)
+
+    def twig(
+        self,
+        definition: PathDefinition | JoinDefinition,
+        share: Share | None,
+        of: DatasetPart | tuple[Joined, ...],
+        aux: Mapping[str, Aux] | None = None,
+    ) -> Twig:
+        """Return a leaf."""
         return Twig(
             definition=definition,
             share=share,
-            path=joined(self.file.directory, definition.path),
-            written=os.path.normpath(written),
-            split_part=self.split_part,
+            of=of,
             subset=self.subset,
+            epochs=self.epochs,
             subflavors=self.subflavors,
+            aux=aux or {},
             independent=self.independent,
+            cache=f"{self.file.key}.cache" if self.file.key else None,
             names=self.names,
         )
+
+    def place(self, definition: PathDefinition) -> DatasetPart:
+        """Return where a dataset is read from."""
+        return DatasetPart(
+            path=joined(self.file.directory, definition.path),
+            written=os.path.normpath(self.written(definition.path)),
+            split_part=self.split_part,
+            dataset_config=definition.dataset_config,
+            split_config=definition.split_config,
+        )
+
+    def members(self, definition: JoinDefinition) -> tuple[Joined, ...]:
+        """Return the datasets of a join."""
+        return tuple(
+            Joined(
+                name=name,
+                nonmatch=nonmatch,
+                of=(inner := self.inside(path)).place(path),
+                subflavors=inner.subflavors,
+                definition=path,
+            )
+            for name, path, nonmatch in definition.members
+        )
+
+    def written(self, path: str) -> str:
+        """Return a path as seen from the folder of the outermost file."""
+        return os.path.join(self.folder, path)  # noqa: PTH118 - may be a pattern
+
+
+def _mixed(outer: int | None, inner: int | None) -> int | None:
+    """Return how many epochs are mixed, as said around a node and at it."""
+    if outer is None or inner is None:
+        return None
+    return -1 if -1 in (outer, inner) else outer * inner
 
 
 def _identify(leaves: list[Twig], faults: Faults) -> None:
     """Give every leaf its id: equal for places that draw from the same samples, else different."""
     data = {leaf: leaf.data for leaf in leaves}
-    given: dict[tuple[str, str, Subset], set[str]] = {}
-    default: dict[tuple[str, str, Subset], str] = {}
+    given: dict[tuple[object, ...], set[str]] = {}
+    default: dict[tuple[object, ...], str] = {}
     for leaf in leaves:
         same = data[leaf]
         if leaf.definition.id is not None:
@@ -164,7 +179,7 @@ def _identify(leaves: list[Twig], faults: Faults) -> None:
 def _note_clash(leaf: Twig, first: Twig, faults: Faults) -> None:
     places = leaf.definition.places
     faults.add(
-        places.get("id", places["path"]),
+        places.get("id", places[leaf.kind]),
         leaf.definition.where,
         f"the id {leaf.id!r} stands for two different datasets, found {_named(leaf)} here and "
         f"{_named(first)} at {first.definition.place}. Give one of them another `id`.",
@@ -172,29 +187,4 @@ def _note_clash(leaf: Twig, first: Twig, faults: Faults) -> None:
 
 
 def _named(leaf: Twig) -> str:
-    return f"{leaf.written} ({leaf.split_part}{leaf.subset})"
-
-
-def _plain(tree: Branch | Twig) -> dict[str, Any]:
-    """Return a tree as it is written in YAML."""
-    if isinstance(tree, Twig):
-        return _plain_leaf(tree)
-    children = []
-    for child, part in zip(tree.children, tree.definition.parts, strict=True):
-        children.append({**part.plain(), **_plain(child)})
-    return tree.definition.plain(children)
-
-
-def _plain_leaf(leaf: Twig) -> dict[str, Any]:
-    plain: dict[str, Any] = {"path": leaf.path, "id": leaf.id, "split_part": leaf.split_part}
-    if leaf.subflavors:
-        plain["subflavors"] = dict(leaf.subflavors)
-    subset = leaf.subset
-    relative = {"range": [percent(subset.low), percent(subset.high)]}
-    if not subset.is_absolute:
-        return {**plain, "subset": relative} if subset.is_relative else plain
-    if subset.end is not None:
-        return {**plain, "subset": {"range": list(subset.bounds(subset.end))}}
-    plain["subset"] = {"range": [subset.first, "end"]}
-    # A part of a range whose end is not known takes two nodes to write.
-    return {"concat": [plain], "subset": relative} if subset.is_relative else plain
+    return leaf.default_id

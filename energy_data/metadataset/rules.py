@@ -14,6 +14,7 @@ from energy_data.metadataset.read import Value
 from energy_data.metadataset.subset import Subset
 
 MAX_COUNT = 2**62
+MAX_EPOCHS = 2**20  # mixed with each other
 
 TEXT_PATTERN = re.compile(r"^[^\u0000-\u001f\u007f\ud800-\udfff]+$")
 NAME_PATTERN = re.compile(
@@ -21,6 +22,7 @@ NAME_PATTERN = re.compile(
 )
 _AMOUNT = re.compile(r"^([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMBT])$")
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_META_FILE = re.compile(r"^(?!/)(?!(.*/)?\.\.(/|$))[^\u0000-\u001f\u007f\ud800-\udfff]+$")
 _PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
 
 
@@ -95,6 +97,22 @@ def _flag(value: Value) -> bool:
     return value.data
 
 
+def _epochs(value: Value) -> int | None:
+    if value.data is None:
+        return None
+    epochs = _whole(value.data, -1)
+    if not epochs or epochs > MAX_EPOCHS:
+        raise ValueError
+    return epochs
+
+
+def _meta_file(value: Value) -> str:
+    name = _text(value)
+    if not _META_FILE.fullmatch(name):
+        raise ValueError("It is the name of a file in `.nv-meta`, without folders above it.")
+    return name
+
+
 def _mapping(value: Value) -> dict[str, Any]:
     if not isinstance(value.data, dict):
         raise ValueError  # noqa: TRY004 - the caller tells the fault
@@ -134,6 +152,21 @@ NAME = Rule(
     _name,
 )
 FLAG = Rule("true or false", {"type": "boolean"}, _flag)
+EPOCHS = Rule(
+    "a whole number >= 1, or -1, or null",
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": MAX_EPOCHS},
+            {"enum": [-1, None]},
+        ]
+    },
+    _epochs,
+)
+META_FILE = Rule(
+    "the name of a file",
+    {"type": "string", "pattern": _META_FILE.pattern},
+    _meta_file,
+)
 MAPPING = Rule("a mapping of names to plain data", {"type": "object"}, _mapping)
 
 

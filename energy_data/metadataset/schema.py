@@ -11,12 +11,14 @@ from energy_data.metadataset.definitions import (
     Definition,
     FileDefinition,
     Group,
+    Keyed,
     Node,
     Nodes,
     Part,
+    SplitPart,
     keys_of,
 )
-from energy_data.metadataset.kinds import KINDS, PARTS
+from energy_data.metadataset.kinds import KINDS, PARTS, kinds_of
 from energy_data.metadataset.rules import Rule
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -28,10 +30,11 @@ def metadataset_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a metadataset file.
 
     It accepts what the loader accepts of one file, but for what a schema cannot say: the order of
-    a range's two ends and of places in a schedule, schedules that are all 0 somewhere, NaN,
-    duplicate keys, and everything about other files.
+    a range's two ends and of places in a schedule, schedules that are all 0 somewhere, slips in the
+    names of splits, `nonmatch` of the first dataset of a join, kinds that are not of the class in
+    the header, NaN, duplicate keys, and everything about other files.
     """
-    parts: list[type[Part]] = [Part, *PARTS]
+    parts: list[type[Part]] = [Part, SplitPart, *PARTS]
     nodes = {_name(part): _node(part) for part in parts}
     return {
         "$schema": SCHEMA,
@@ -44,13 +47,22 @@ def metadataset_schema() -> Schema:
 
 def _name(part: type[Part]) -> str:
     """Return the name of the schema of a node in such a part."""
+    if part is SplitPart:
+        return "node_of_split"
     return f"node_of_{PARTS[part]}" if part in PARTS else "node"
 
 
 def _node(part: type[Part]) -> Schema:
     """Return the schema of a node: exactly one kind, and the keys that go with it."""
-    owners: dict[str, Schema] = {name: _keys(cls)["properties"] for name, cls in KINDS.items()}
-    shared = {name for name in keys_of(Definition) if _alike(name, owners)}
+    owners: dict[str, Schema] = {
+        name: {
+            key: schema
+            for key, schema in _keys(cls)["properties"].items()
+            if key not in part.refuses
+        }
+        for name, cls in kinds_of(part).items()
+    }
+    shared = {name for name in keys_of(Definition) if _alike(name, owners)} - {*part.refuses}
     properties: Schema = dict(_keys(part)["properties"])
     for keys in owners.values():
         for name, schema in keys.items():
@@ -75,7 +87,7 @@ def _node(part: type[Part]) -> Schema:
 
 
 def _alike(name: str, owners: dict[str, Schema]) -> bool:
-    first, *others = [keys[name] for keys in owners.values()]
+    first, *others = [keys.get(name) for keys in owners.values()]
     return all(each == first for each in others)
 
 
@@ -99,6 +111,14 @@ def _held(attribute: Attribute[Any]) -> Schema:
         schema |= holds.schema
     elif isinstance(holds, Node):
         schema |= {"$ref": "#/$defs/node"}
+    elif isinstance(holds, Keyed):
+        children = {"$ref": f"#/$defs/{_name(holds.part)}"}
+        schema |= {
+            "anyOf": [
+                {"type": "array", "minItems": 2, "items": children},
+                {"type": "object", "minProperties": 2, "additionalProperties": children},
+            ]
+        }
     elif isinstance(holds, Nodes):
         schema |= {
             "type": "array",
@@ -109,15 +129,18 @@ def _held(attribute: Attribute[Any]) -> Schema:
     elif isinstance(holds, Group):
         schema |= _keys(holds.of)
     else:
-        properties = {name: {"$ref": "#/$defs/node"} for name in SPLITS}
+        split = {"$ref": f"#/$defs/{_name(SplitPart)}"}
         schema |= {
             "type": "object",
-            "properties": properties,
-            "additionalProperties": False,
+            "properties": dict.fromkeys(SPLITS, split),
+            "additionalProperties": split,
             "minProperties": 1,
         }
     if isinstance(attribute.default, str | int | float):
         schema["default"] = attribute.default
+    if attribute.metadata["or_null"]:
+        about = schema.pop("description")
+        schema = {"description": about, "anyOf": [schema, {"type": "null"}]}
     return schema
 
 

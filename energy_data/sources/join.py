@@ -90,6 +90,7 @@ class JoinSource(Source):
         self.members, self.names, self.joiner = members, names, joiner
         self.table, self.subset, self.nonmatch = table, subset, nonmatch
         self._join = _joined_by(joiner, names)
+        self.bytes_read: int = 0
 
     def __len__(self) -> int:
         return self.subset[1] - self.subset[0]
@@ -109,7 +110,9 @@ class JoinSource(Source):
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the joined samples of `indices`; one with a bad sample in it is a SampleError."""
         rows = self._rows(np.asarray(indices, np.int64))
+        before = self._bytes_of_members()  # members may be read by others too
         columns = [self._column(member, rows[:, n]) for n, member in enumerate(self.members)]
+        self.bytes_read += self._bytes_of_members() - before
         return [self._joined(parts) for parts in zip(*columns, strict=True)]
 
     def hint(self, indices: Int64s) -> None:
@@ -126,6 +129,9 @@ class JoinSource(Source):
             problem = f"it has {len(table)} rows where {self.table.rows} were expected"
             raise StructureError(f"{self.table.path}: {problem}. Start the run again.")
         return table
+
+    def _bytes_of_members(self) -> int:
+        return sum(member.bytes_read or 0 for member in self.members)
 
     def _rows(self, indices: Int64s) -> Table:
         """Return the rows of the table, [n, members]; IndexError for those that are not there."""

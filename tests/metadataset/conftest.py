@@ -39,8 +39,8 @@ class MadeUpDatasets:
         self.num_samples = {}  # end of a path -> number of samples
         self.missing = ()
 
-    def __call__(self, path, *, split_part, subset, subflavors):
-        self.opened.append((path, split_part, subset))
+    def __call__(self, path, *, split_part, subset, subflavors, **config):
+        self.opened.append((path, split_part, subset, *config.items()))
         if path.endswith(tuple(self.missing)):
             raise SpecError(f"{path}: there is no such dataset. Look at the path.")
         sizes = [n for end, n in self.num_samples.items() if path.endswith(end)]

@@ -6,7 +6,8 @@ import pytest
 from energy_data.errors import SpecError
 from energy_data.metadataset import load as loading
 from energy_data.metadataset.load import load, load_metadataset, parse_metadataset
-from energy_data.metadataset.resolve import expand, twigs
+from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.twigs import twigs
 
 
 def faults(path):
@@ -22,7 +23,7 @@ def fault(path):
 
 
 def paths(metadataset, split="train"):
-    return [leaf.path for leaf in twigs(expand(metadataset, split))]
+    return [leaf.of.path for leaf in twigs(expand(metadataset, split))]
 
 
 def test_paths_start_at_the_file_that_holds_them(write, tmp_path):
@@ -63,7 +64,7 @@ def test_a_nested_file_gives_the_split_asked_for_or_its_split_part(write):
         """,
     )
     metadataset = load(path)
-    assert [(leaf.written, leaf.split_part) for leaf in twigs(expand(metadataset, "train"))] == [
+    assert [(leaf.written, leaf.of.split_part) for leaf in twigs(expand(metadataset, "train"))] == [
         ("x", "train"),
         ("y", "val"),
     ]
@@ -198,8 +199,8 @@ def test_a_dataset_is_loaded_like_a_metadataset_that_names_it(tmp_path, name):
     assert metadataset.splits == ("train", "val", "test")
     (leaf,) = twigs(expand(metadataset, "my_part"))
     name = name.rstrip("/")
-    assert (leaf.id, leaf.split_part) == (f"{name}:my_part", "my_part")
-    assert leaf.path == f"{os.path.realpath(tmp_path)}/{name}"
+    assert (leaf.id, leaf.of.split_part) == (f"{name}:my_part", "my_part")
+    assert leaf.of.path == f"{os.path.realpath(tmp_path)}/{name}"
 
 
 def test_a_folder_that_is_called_yaml_is_a_dataset(tmp_path):

@@ -5,7 +5,8 @@ import pytest
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import load, parse_metadataset
-from energy_data.metadataset.resolve import expand, resolve, twigs
+from energy_data.metadataset.resolve import expand, resolve
+from energy_data.metadataset.twigs import twigs
 from energy_data.references import leaf_entries
 
 
@@ -94,8 +95,8 @@ def test_an_id_for_two_datasets_is_a_fault_with_both_places():
     with pytest.raises(SpecError) as caught:
         expand(parse_metadataset(text, name="m.yaml"), "train")
     assert caught.value.faults == [
-        "m.yaml:5:21: splits.train.blend[1]: the id 'a' stands for two different datasets, found y "
-        "(train) here and x (train) at m.yaml:4:7. Give one of them another `id`."
+        "m.yaml:5:21: splits.train.blend[1]: the id 'a' stands for two different datasets, found "
+        "y:train here and x:train at m.yaml:4:7. Give one of them another `id`."
     ]
 
 
@@ -130,7 +131,7 @@ def test_subflavors_merge_down_and_the_outermost_counts(write):
 
 def test_the_innermost_split_part_counts():
     text = "splits: {train: {split_part: a, blend: [{path: x}, {path: y, split_part: b}]}}"
-    assert [leaf.split_part for leaf in leaves(parse_metadataset(text))] == ["a", "b"]
+    assert [leaf.of.split_part for leaf in leaves(parse_metadataset(text))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

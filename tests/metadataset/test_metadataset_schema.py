@@ -6,6 +6,7 @@ from jsonschema import Draft202012Validator
 from energy_data.errors import SpecError
 from energy_data.metadataset.definitions import FileDefinition, keys_of
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_join import JoinDefinition, JoinedPart
 from energy_data.metadataset.kind_staged import StagePart
 from energy_data.metadataset.kinds import KINDS, PARTS
 from energy_data.metadataset.load import parse_metadataset
@@ -31,6 +32,17 @@ GOOD = [
     "{blend: [{path: x, weight: {step: {0: 0, 5: 1}}}, {path: y}]}",
     "{blend: [{path: x, weight: {linear: {0: 1, 1.5K: 1e-3}, unit: tokens}}]}",
     "{blend: [{path: x, weight: {cosine: {'7': 1}, unit: samples}}]}",
+    "{path: x, split_part: ~, subset: ~, subflavors: ~, aux: ~, dataset_config: ~}",
+    "{path: x, dataset_config: a.yaml, split_config: deep/b.yaml}",
+    "{path: x, shuffle_over_epochs_multiplier: ~}",
+    "{path: x, shuffle_over_epochs_multiplier: -1}",
+    "{blend: [{path: x, shuffle_over_epochs_multiplier: 3, weight: 2}]}",
+    "{path: x, aux: {a: ./y, b: filesystem://z, c: {path: q}, d: {fs_path: /r}}}",
+    "{join: [{path: x}, {path: y, nonmatch: none}]}",
+    "{join: {a: {path: x, split_part: val}, b: {path: y, subflavors: {k: 1}}}, id: z}",
+    "{join: [{path: x}, {path: y}], joiner: {__module__: a.b, __function__: c}}",
+    "{join: [{path: x}, {path: y}], joiner: {__module__: a, __class__: B}}",
+    "{blend_epochized: [{join: [{path: x}, {path: y}], subset: {range: [0, 5]}}]}",
 ]
 
 BAD = [
@@ -44,6 +56,35 @@ BAD = [
     '{path: "a\\nb"}',
     "{path: x, pahts: y}",
     "{path: x, aux: y}",
+    "{path: x, aux: {a: 5}}",
+    "{path: x, aux: {a: 's3://y'}}",
+    "{path: x, aux: {a: 'filesystem://'}}",
+    "{path: x, aux: {a: {path: y, fs_path: z}}}",
+    "{path: x, aux: {a: {paht: y}}}",
+    "{path: x, dataset_config: ../a.yaml}",
+    "{path: x, split_config: /a.yaml}",
+    "{path: x, split_config: deep/../a.yaml}",
+    "{path: x, shuffle_over_epochs_multiplier: 0}",
+    "{path: x, shuffle_over_epochs_multiplier: -2}",
+    "{path: x, shuffle_over_epochs_multiplier: 1.5}",
+    "{path: x, nonmatch: skip}",
+    "{path: x, joiner: {__module__: a, __class__: B}}",
+    "{blend: [{path: x}], shuffle_over_epochs_multiplier: 2}",
+    "{blend: [{path: x}], aux: {a: y}}",
+    "{join: [{path: x}]}",
+    "{join: {a: {path: x}}}",
+    "{join: x}",
+    "{join: [{path: x}, {path: y, nonmatch: maybe}]}",
+    "{join: [{path: x}, {path: y, subset: {range: [0, 5]}}]}",
+    "{join: [{path: x}, {path: y, aux: {a: z}}]}",
+    "{join: [{path: x}, {path: y, weight: 2}]}",
+    "{join: [{path: x}, {blend: [{path: y}]}]}",
+    "{join: [{path: x}, {path: y}], dataset_config: z}",
+    "{join: [{path: x}, {path: y}], aux: {a: z}}",
+    "{join: [{path: x}, {path: y}], joiner: a.b}",
+    "{join: [{path: x}, {path: y}], joiner: {__module__: a}}",
+    "{join: [{path: x}, {path: y}], joiner: {__module__: a, __class__: B, __function__: c}}",
+    "{join: [{path: x}, {path: y}], joiner: {__module__: 'a;b', __class__: B}}",
     "{path: x, weight: 1}",
     "{path: x, repetitions: 1}",
     "{path: x, blend: [{path: y}]}",
@@ -104,11 +145,17 @@ BAD = [
 
 TOPS = [
     ("splits: {}", False),
-    ("splits: {dev: {path: x}}", False),
+    ("splits: {dev: {path: x}}", True),
+    ("splits: {dev: {datasets: [{path: x, weight: 2}]}}", True),
+    ("splits: {dev: {datasets: [{path: x, weight: 0}]}}", False),
+    ("splits: {dev: {datasets: [{path: x, aux: {}}]}}", False),
+    ("splits: {dev: {datasets: [{blend: [{path: x}]}]}}", False),
+    ("splits: {dev: {blend: [{datasets: [{path: x}]}]}}", False),
     ("split: {train: {path: x}}", False),
     ("{splits: {train: {path: x}}, more: 5}", False),
     ("{splits: {train: {path: x}}, __module__: os}", False),
-    ("{splits: {train: {path: x}}, __class__: Metadataset}", False),
+    ("{splits: {train: {path: x}}, __class__: MetadatasetV3}", False),
+    ("{splits: {train: {datasets: [{path: x}]}}, __class__: Metadataset}", True),
     ("{splits: {test: {path: x}}, __module__: megatron.energon, __class__: MetadatasetV2}", True),
     ("[]", False),
 ]
@@ -145,6 +192,20 @@ def test_schema_and_loader_agree_on_the_top_of_a_file(text, good):
     assert verdicts(text) == (good, good)
 
 
+TEMPLATES = {
+    JoinDefinition: "splits: {train: {%s, join: [{path: x}, {path: y}]}}",
+    StagePart: "splits: {train: {staged: {stages: [{name: first, end: 1000, path: y}, "
+    "{name: second, %s, path: x}]}}}",
+    JoinedPart: "splits: {train: {join: [{path: x}, {%s, path: y}]}}",
+    **{
+        part: f"splits: {{train: {{{PARTS[part]}: [{{%s, path: x}}]}}}}"
+        for part in PARTS
+        if part not in (JoinedPart, StagePart)
+    },
+}
+"""What an example of a key stands in, if not beside a path."""
+
+
 def keys():
     for cls in (FileDefinition, *KINDS.values(), *PARTS):
         for name, attribute in keys_of(cls).items():
@@ -160,14 +221,10 @@ def test_every_key_has_a_description_and_an_example_that_loads(cls, name, metada
         rest = "" if name == "splits" else "splits: {train: {path: x}}"
         text = f"{example}\n{rest}"
     else:
-        node = f"{{{example}}}" if name in KINDS else f"{{{example}, path: x}}"
-        if cls is StagePart:
-            named = node if name == "name" else f"{{name: second, {node[1:]}"
-            first = "{name: first, end: 1000, path: y}"
-            node = f"{{staged: {{stages: [{first}, {named}]}}}}"
-        elif cls in PARTS:
-            node = f"{{{PARTS[cls]}: [{node}]}}"
-        text = f"splits: {{train: {node}}}"
+        text = TEMPLATES.get(cls, "splits: {train: {%s, path: x}}")
+        if name == "name":
+            text = text.replace("name: second, ", "")
+        text = ("splits: {train: {%s}}" if name in KINDS else text) % example
     assert verdicts(text) == (True, True)
 
 
