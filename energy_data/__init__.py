@@ -33,15 +33,19 @@ from energy_data.errors import (
     StructureError,
 )
 from energy_data.loader.dataset import Dataset
+from energy_data.loader.exchange import StepsError
 from energy_data.loader.loader import Loader, LoaderIterator, merge_states
 from energy_data.randomness import sample_rng
 from energy_data.sample import Sample, SampleSource
+from energy_data.steps.rules import DocsPerStep
+from energy_data.steps.step import Step
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 __all__ = [
     "DataError",
     "Dataset",
     "DefaultTaskEncoder",
+    "DocsPerStep",
     "EnergyDataError",
     "FatalSampleError",
     "Loader",
@@ -56,6 +60,8 @@ __all__ = [
     "StateIncompleteError",
     "StateMismatchError",
     "StateMissingError",
+    "Step",
+    "StepsError",
     "StructureError",
     "TaskEncoder",
     "WorkerConfig",

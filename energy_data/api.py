@@ -18,6 +18,8 @@ from energy_data.loader.loader import Loader, T_batch
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
+from energy_data.loader.step_known import in_shares
+from energy_data.loader.step_loader import StepLoader
 from energy_data.metadataset.compile import compile_split, compile_stream
 from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.load import load
@@ -28,6 +30,7 @@ from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec, Shuffle, leaf_entries
 from energy_data.sources.open import open_source
 from energy_data.spec import Spec
+from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 
@@ -210,6 +213,7 @@ def get_loader(
     max_restarts: int = 3,
     pin_memory: bool | Literal["auto"] = "auto",
     device: str | torch.device | None = None,
+    docs_per_step: DocsPerStep | int | None = None,
 ) -> Loader[T_batch]:
     """Return a loader of the dataset: iterate over it, save it, restore it.
 
@@ -229,7 +233,13 @@ def get_loader(
             pinned without a copy; "auto": where there is a GPU.
         device: Give batches on this device, copied one ahead on a stream of their own. None: on
             the host.
+        docs_per_step: Group micro-batches into optimizer steps that hold so many documents, over
+            all ranks: a number, or `DocsPerStep`; see docs/docs-per-step.md. None: as the
+            metadataset says, if it does.
     """
+    rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
+    if rules is not None and rules.mode == "exact":
+        dataset = in_shares(dataset, rules)
     cuda = Cuda()
     host: Host = InProcess()
     if dataset.worker_config.num_workers:
@@ -246,7 +256,7 @@ def get_loader(
         host = Pool(dataset, options)
     if device is not None and torch.device(device).type != "cpu":
         host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
-    return Loader(dataset, host)
+    return Loader(dataset, host) if rules is None else StepLoader(dataset, rules, host)
 
 
 get_savable_loader = get_loader

@@ -24,6 +24,7 @@ from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.share import ShareSpec
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.packing import Packing, Quota
@@ -130,6 +131,10 @@ def batches(of: Spec, batch_size: int = 3, *, drop_last: bool = False) -> BatchS
     return BatchSpec(of=of, batch_size=batch_size, collate=numbers, drop_last=drop_last)
 
 
+def shares(of: Spec, target: tuple, count: int, batch_size: int = 3) -> ShareSpec:
+    return ShareSpec(of=of, batch_size=batch_size, collate=numbers, target=target, shares=count)
+
+
 def finite(order: OrderSpec, batch_size: int = 3, *, drop_last: bool = False) -> BatchSpec:
     """A finite stream of batches, dealt to the lanes."""
     read = ReadSpec(of=references(order, batch_size, drop_last=drop_last))
@@ -207,6 +212,10 @@ KINDS: dict[str, list[Spec]] = {
         groups(packs(samples(A), limits={"tokens": 5}, over_long="split")),
         groups(packs(STREAM_A)),
         groups(selected(EncodeSpec(of=STREAM_A, encode=parts), encode=not_fifth)),
+    ],
+    "share": [
+        shares(samples(A), ((0, 7),), 2),
+        shares(FilterSpec(of=samples(BAD), predicate=not_third), ((0, 3), (2, 9)), 4),
     ],
     "batch": [
         batches(samples(A)),

@@ -57,6 +57,9 @@ class OnDevice(Host):
         self._ahead, self._ended = None, set()
         self._host.rewind(batch)
 
+    def keep(self, batch: int) -> None:  # noqa: D102
+        self._host.keep(batch)
+
     def states(self, batch: int) -> dict[int, State]:  # noqa: D102
         return self._host.states(batch)
 

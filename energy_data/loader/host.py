@@ -51,6 +51,13 @@ class Host(ABC):
     def rewind(self, batch: int) -> None:
         """Begin the next pass in all lanes, with micro-batch `batch`."""
 
+    @abstractmethod
+    def keep(self, batch: int) -> None:
+        """Remember the places of lanes from micro-batch `batch` on, so that `states` can tell them.
+
+        For who hands batches over later than they are taken.
+        """
+
     def close(self) -> None:  # noqa: B027 - a host without processes has nothing to close
         """Stop; idempotent."""
 
@@ -71,14 +78,24 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque(maxlen=2)  # one, and one that is copied ahead to a device
+        self._steps: deque[Step] = deque()
+        self._kept: int | None = None
 
     def add(self, step: Step) -> None:
         """Remember a step; before the lane moves."""
         self._steps.append(step)
+        # The last, and one that is copied ahead to a device; more if they are asked for.
+        while len(self._steps) > 2 and (self._kept is None or self._steps[0].batch < self._kept):
+            self._steps.popleft()
+
+    def keep(self, batch: int) -> None:
+        """Remember all steps from `batch` on."""
+        self._kept = batch
 
     def since(self, batch: int) -> list[Step]:
         """Return the steps from `batch` on, the last first."""
+        if not self._steps or self._steps[-1].batch < batch:
+            return []
         return [step for step in reversed(self._steps) if step.batch >= batch]
 
     def clear(self) -> None:
@@ -116,6 +133,9 @@ class InProcess(Host):
             raise
         finally:
             self._meter.charge_rest(began, charged_s)
+
+    def keep(self, batch: int) -> None:  # noqa: D102
+        self._steps.keep(batch)
 
     def states(self, batch: int) -> dict[int, State]:  # noqa: D102
         states = {lane: node.state_dict() for lane, node in self._nodes.items()}

@@ -286,6 +286,8 @@ class Loader(Generic[T_batch]):
                 f"{self.dataset.seed}. Pass seed={saved.seed}, or restore with "
                 f"on_mismatch='restart'."
             )
+        if saved.step is not None and (wrong := self._wrong_step(saved.step)):
+            return wrong
         if config.lanes not in (None, saved.lanes):
             return (
                 f"state: it was saved with {saved.lanes} lanes, this run has {config.lanes}. The "
@@ -298,6 +300,16 @@ class Loader(Generic[T_batch]):
                 f"cannot share evenly. Use one of {', '.join(map(str, good))} ranks."
             )
         return None
+
+    def _wrong_step(self, said: dict[str, Any]) -> str | None:
+        """Return why this loader cannot go on inside a step, None if it can."""
+        if not said.get("index"):
+            return None
+        return (
+            f"state: it was saved inside step {said.get('step')}, after {said['index']} of its "
+            f"micro-batches, and this loader has no docs_per_step. Pass the same docs_per_step, or "
+            f"restore a state saved at the end of a step."
+        )
 
     def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
         """Go to a place of this run; nothing moves if it does not fit."""

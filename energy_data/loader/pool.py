@@ -96,6 +96,9 @@ class Pool(Host):
         if self._process == os.getpid():
             stop(idle)
 
+    def keep(self, batch: int) -> None:  # noqa: D102
+        self._steps.keep(batch)
+
     def states(self, batch: int) -> dict[int, State]:  # noqa: D102
         before = {step.lane: step.before for step in self._steps.since(batch)}
         return {**self._places, **before}

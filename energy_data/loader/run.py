@@ -15,6 +15,7 @@ from energy_data.meter import Meter
 from energy_data.node import Node
 from energy_data.references import ReferencesSpec, leaf_entries
 from energy_data.spec import Spec, kind_of
+from energy_data.steps.rules import DocsPerStep
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Run(Generic[T_co]):
     from_start: bool = False  # every iteration begins anew (validation)
     virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
     even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
+    docs_per_step: DocsPerStep | None = None  # how micro-batches are grouped into steps
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
 
     def __attrs_post_init__(self) -> None:

@@ -1,12 +1,13 @@
 """The state of a run: plain data, small, versioned; read, checked and merged here.
 
-    format, version   "energy_data", 1
+    format, version   "energy_data", 2; 3 if it has a `step`
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
     epoch             iterations finished
     begun, batch      micro-batch numbers: the epoch's first, and the next of this rank
     hosted            [r, R]: the lanes = r (mod R) are in here; a global state is [0, 1]
     places            node path -> cursor field -> its values, lane by lane
+    step              the place inside steps, see `step_state`; only of runs with docs_per_step
     forgotten         leaf id -> draws of each lane, of leaves no longer in the tree; may be absent
 
 A state of rank r of R is what this rank saves; the states of all ranks, merged, are the global
@@ -30,8 +31,8 @@ from energy_data.loader.blob import pack_marks, pack_table, unpack_marks, unpack
 from energy_data.node import State
 
 FORMAT = "energy_data"
-VERSION = 2
-READS = (1, 2)  # 1 had no references to what is pending; else it is the same
+VERSION, STEPS_VERSION = 2, 3  # 3 has a `step`, beside which a reader of 2 would go on
+READS = (1, 2, 3)  # 1 had no references to what is pending; else it is as 2
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
 
 
@@ -47,12 +48,14 @@ class RunState:
     batch: int
     hosted: tuple[int, int]
     places: dict[int, State]  # lane -> the state of its tree
+    step: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
+        inside = {} if self.step is None else {"step": self.step}
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": STEPS_VERSION if inside else VERSION,
             "seed": self.seed,
             "lanes": self.lanes,
             "tree": self.tree,
@@ -61,6 +64,7 @@ class RunState:
             "batch": self.batch,
             "hosted": list(self.hosted),
             "places": _columns([self.places[lane] for lane in sorted(self.places)]),
+            **inside,
         }
 
     @classmethod
@@ -78,6 +82,7 @@ class RunState:
                 tree=str(state["tree"]),
                 hosted=(int(rank), int(ranks)),
                 places=dict(zip(lanes, rows, strict=True)),
+                step=dict(state["step"]) if state["version"] == STEPS_VERSION else None,
             )
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StateError(
@@ -115,12 +120,12 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1]) for s in (first, state)
+            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step) for s in (first, state)
         )
         if ours != theirs:
             raise StateMismatchError(
-                f"state: rank {state.hosted[0]}'s is of another run, epoch or number of ranks than "
-                f"rank {first.hosted[0]}'s. Restore states that were saved together."
+                f"state: rank {state.hosted[0]}'s is of another run, epoch, step or number of "
+                f"ranks than rank {first.hosted[0]}'s. Restore states that were saved together."
             )
     by_rank = {state.hosted[0]: state for state in states}
     if missing := sorted(set(range(ranks)) - by_rank.keys()):

@@ -1,0 +1,91 @@
+"""What is in micro-batches that nobody has drawn yet: then ranks need not tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from attrs import evolve
+
+from energy_data.errors import SpecError
+from energy_data.loader.run import Run
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.share import ShareSpec
+from energy_data.order.quotas import quota
+from energy_data.references import OrderSpec, ReferencesSpec
+from energy_data.spec import Spec
+from energy_data.steps.counts import Counts, known_counts
+from energy_data.steps.rules import DocsPerStep
+from energy_data.tasks.encoder import TaskEncoder
+
+Run_ = TypeVar("Run_", bound=Run[Any])
+
+Foreknown: TypeAlias = Callable[[int], tuple[int, Counts]]
+"""Number of a micro-batch, or of a share, in the run -> how many micro-batches it is, and what is
+in them."""
+
+_STEPS = ("encode_sample", "batch", "encode_batch", "collate")
+
+
+def foreknown(run: Run[Any], rules: DocsPerStep) -> Foreknown | None:
+    """Return what is known beforehand, None if micro-batches must be looked at.
+
+    That is what `known` says; and endless batches of samples that no code of the user's touches.
+    """
+    if rules.known is not None:
+        return lambda number: (1, known_counts(rules, number))
+    spec = run.spec
+    if not _is_plain(spec):
+        return None
+    if isinstance(spec, ShareSpec):
+        target, shares, batch_size = spec.target, spec.shares, spec.batch_size
+
+        def of_share(number: int) -> tuple[int, Counts]:
+            size = quota(number, target, shares)
+            return -(-size // batch_size), Counts(size, size, None, None, None)
+
+        return of_share
+    if isinstance(spec, BatchSpec) and rules.count in ("documents", "samples"):
+        counts = Counts(spec.batch_size, spec.batch_size, None, None, None)
+        return lambda number: (1, counts)
+    return None
+
+
+def _is_plain(spec: Spec) -> bool:
+    """Return whether a tree gives full batches without end, and no user code decides of what."""
+    if not isinstance(spec, BatchSpec | ShareSpec) or getattr(spec, "aligned", False):
+        return False
+    encoder = getattr(spec.collate, "__self__", None)
+    return (
+        isinstance(encoder, TaskEncoder)
+        and all(getattr(type(encoder), name) is getattr(TaskEncoder, name) for name in _STEPS)
+        and isinstance(spec.of, EncodeSpec)
+        and isinstance(spec.of.of, ReadSpec)
+        and isinstance(spec.of.of.of, ReferencesSpec | OrderSpec)
+    )
+
+
+def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
+    """Return the run with its batches cut into shares of steps, as "exact" needs it."""
+    spec, ranks = run.spec, run.worker_config.world_size
+    shares = ranks if rules.shares is None else rules.shares
+    if shares % ranks:
+        raise SpecError(
+            f"docs_per_step: {ranks} ranks cannot deal out {shares} shares of a step evenly. Use a "
+            f"number of ranks that divides shares."
+        )
+    if not isinstance(spec, BatchSpec) or spec.aligned:
+        raise SpecError(
+            "docs_per_step: mode 'exact' cuts the batches of an endless training stream (repeat="
+            "True); this tree gives other ones. Use mode 'at_least'."
+        )
+    shared = ShareSpec(
+        of=spec.of,
+        batch_size=spec.batch_size,
+        collate=spec.collate,
+        target=rules.target,
+        shares=shares,
+    )
+    return evolve(run, spec=shared)

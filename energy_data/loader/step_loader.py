@@ -1,0 +1,289 @@
+"""The loader that groups micro-batches into steps, the same on all ranks.
+
+It draws rounds from the lanes (a *round* is one micro-batch of each rank), learns what is in them
+on all ranks, and hands a step out once all of it is there. The place of the run is that of the
+micro-batch handed over last, whatever was drawn: it is the place of the lanes at the step's first
+round, and how much of the step was handed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from attrs import evolve
+
+from energy_data.errors import DataError, StateMismatchError
+from energy_data.loader.ends import stand_in, with_values
+from energy_data.loader.exchange import Exchange
+from energy_data.loader.host import Host
+from energy_data.loader.loader import OnMismatch
+from energy_data.loader.run import Run
+from energy_data.loader.state import RunState
+from energy_data.loader.step_draw import Buffer, RoundLoader, Slot
+from energy_data.loader.step_rounds import blank
+from energy_data.loader.step_state import At, Settled, StepState
+from energy_data.steps.counts import Counts
+from energy_data.steps.plan import Planned, advance
+from energy_data.steps.rules import DocsPerStep
+from energy_data.steps.step import Step
+
+
+class StepLoader(RoundLoader):
+    """Gives the micro-batches of one rank, step by step; each says in `__step__` what it is in.
+
+    `__step__` (see `Step`) is a key of a batch that is a dict, else an attribute where the type
+    allows it; `last_step` has it always.
+    """
+
+    def __init__(
+        self,
+        dataset: Run[Any],
+        rules: DocsPerStep,
+        host: Host | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.last_step: Step | None = None
+        self._blank: Any = None
+        super().__init__(dataset, rules, host, exchange)
+
+    def next_batch(self) -> Any:
+        """Return the next micro-batch, or with `emit="step"` all of the next step, in a list.
+
+        StopIteration at the end of a pass, once; with `virtual_epoch_length`, after the step that
+        reaches it. StepsError if the ranks can no longer agree.
+        """
+        buffer = self._buffer
+        if buffer.settled is not None and buffer.settled.plan.step != self._at.step:
+            buffer = self._buffer = buffer.following()
+        if buffer.settled is None:
+            self._end_epoch_if_due()
+            self._settle()
+        elif not buffer.slots:
+            self._draw_again()
+        self._draw_ahead()
+        if self.rules.emit == "microbatch":
+            return self._hand_over()
+        assert self._buffer.settled is not None
+        left = self._buffer.settled.plan.microbatches - self._at.index
+        return [self._hand_over() for _ in range(left)]
+
+    @property
+    def last_batch(self) -> int | None:
+        """The number in the run of the round handed over last, of its first micro-batch."""
+        return self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this rank. Pure: it reads no data and changes nothing."""
+        at, config, settled = self._at, self.dataset.worker_config, self._buffer.settled
+        first = self._own(at.base)
+        return RunState(
+            seed=self.dataset.seed,
+            lanes=self._num_lanes,
+            tree=self._packed,
+            epoch=at.epoch,
+            begun=at.begun,
+            batch=first,
+            hosted=(config.rank, config.world_size),
+            places=self._host.states(first) if at.places is None else at.places,
+            step=at.to_dict(settled, self.rules, self._ranks),
+        ).to_dict()
+
+    def close(self) -> None:
+        """Stop worker processes and exchanges."""
+        super().close()
+        self._exchange.close()
+
+    # ---- one step after another
+
+    def _hand_over(self) -> Any:
+        at, buffer = self._at, self._buffer
+        assert buffer.settled is not None
+        plan, total = buffer.settled
+        slot = buffer.slots[at.index]
+        step = Step(
+            step=at.step,
+            index=at.index,
+            num_microbatches=plan.microbatches,
+            is_empty=slot.batch is None,
+            is_short=plan.is_short,
+            docs=slot.counts.documents,
+            step_docs=total.documents,
+            step_samples=total.samples,
+            step_tokens=total.tokens,
+            step_labels=total.labels,
+            step_groups=total.groups,
+            docs_seen=at.docs_seen,
+            dp_size=self._ranks,
+        )
+        batch = _with_step(self._empty() if slot.batch is None else slot.batch, step)
+        self.last_step, self._last = step, slot.base
+        if not step.is_last:
+            self._at = evolve(at, index=at.index + 1)
+            buffer.slots[at.index] = Slot(slot.base)  # its memory is the trainer's now
+            return batch
+        self._at = self._after(at, plan, total)
+        self._host.keep(self._own(self._at.base))
+        self._buffer = buffer.following()
+        return batch
+
+    def _after(self, at: At, plan: Planned, total: Counts) -> At:
+        """Return the place after a step."""
+        rounds, base, begun = plan.rounds, at.base, at.begun
+        if at.passes:
+            rounds, base, begun = rounds - at.passes[-1], 0, 0
+        return At(
+            epoch=at.epoch + len(at.passes),
+            begun=begun,
+            base=base + rounds * self._stride,
+            step=at.step + 1,
+            docs_seen=at.docs_seen + total.documents,
+        )
+
+    def _end_epoch_if_due(self) -> None:
+        length, at = self.dataset.virtual_epoch_length * self._ranks, self._at
+        if length and at.base - at.begun >= length:
+            self._at = evolve(at, epoch=at.epoch + 1, begun=at.base)
+            raise StopIteration
+
+    def _settle(self) -> None:
+        """Learn of rounds until a step is whole. StopIteration if the pass has ended."""
+        while True:
+            buffer = self._buffer
+            filled, counts = buffer.so_far
+            if filled.rounds == len(buffer.known):
+                self._learn()
+            known = buffer.known[filled.rounds]
+            after, outcome = advance(filled, known.round, self.rules, self._ranks)
+            if outcome == "end" and not (filled.microbatches and self.rules.last == "short"):
+                if self._end_pass():
+                    raise StopIteration
+                continue
+            if outcome in ("end", "before"):
+                break
+            buffer.so_far = after, counts.plus(known.counts)
+            if outcome == "full":
+                break
+        filled, counts = buffer.so_far
+        self._buffer = self._holding(Settled(Planned.of(filled, self.rules), counts))
+
+    def _holding(self, settled: Settled) -> Buffer:
+        """Return the buffer with its first rounds as a step."""
+        buffer, rounds = self._buffer, settled.plan.rounds
+        after = Buffer(settled.plan.step, buffer.next_base(self._stride), buffer.stage)
+        after.settled = settled
+        after.pending, after.known = buffer.pending[rounds:], buffer.known[rounds:]
+        after.stage = buffer.pending[rounds - 1].stage
+        for number, drawn in enumerate(buffer.pending[:rounds]):
+            if number in settled.plan.blank:
+                continue
+            slots = [
+                Slot(drawn.base, batch, counts, is_owned=drawn.owned)
+                for batch, counts in zip(drawn.batches, drawn.counts, strict=True)
+            ]
+            after.slots += slots or [Slot(drawn.base)] * (self.rules.mode == "at_least")
+        last = buffer.pending[rounds - 1].base
+        after.slots += [Slot(last)] * (settled.plan.microbatches - len(after.slots))
+        return after
+
+    def _empty(self) -> Any:
+        """Return an empty micro-batch, made like one of this rank."""
+        if self._blank is None:
+            buffer = self._buffer
+            like = [slot.batch for slot in buffer.slots if slot.batch is not None]
+            like += [batch for drawn in buffer.pending for batch in drawn.batches]
+            if not like:
+                first = stand_in(self.dataset, 0, self._num_lanes)
+                like = list(first) if self.rules.mode == "exact" else [first]
+            if not like:
+                raise DataError(
+                    "docs_per_step: an empty micro-batch is needed, and there is none to make it "
+                    "like. Use fewer ranks, or a larger target."
+                )
+            self._blank = blank(like[0], self.rules.empty)
+        return with_values(self._blank, lambda value: value)
+
+    # ---- the ends of passes
+
+    def _end_pass(self) -> bool:
+        """Begin the next pass, on all ranks; return whether the trainer is to be told."""
+        at, filled = self._at, self._buffer.so_far[0]
+        if self.rules.last == "carry" and filled.microbatches:
+            is_news = len(at.passes) >= at.told
+            self._begin_pass(filled.rounds)
+            self._at = evolve(self._at, told=max(at.told, len(self._at.passes)))
+            return is_news
+        self._begin_pass(0)
+        self._at = At(epoch=at.epoch + 1, step=at.step, docs_seen=at.docs_seen)
+        return True
+
+    def _begin_pass(self, kept: int) -> None:
+        """Go on in the next pass, with so many rounds of this one."""
+        at, before = self._at, self._buffer
+        after = Buffer(at.step, 0)
+        if kept:
+            places = self._host.states(self._own(at.base)) if at.places is None else at.places
+            passes = at.passes if kept in at.passes else (*at.passes, kept)
+            self._at = evolve(at, passes=passes, places=places)
+            after.pending, after.known = before.pending[:kept], before.known[:kept]
+            after.so_far, after.settled, after.carried = before.so_far, before.settled, kept
+        self._buffer = after
+        self._begin_epoch()
+        self._host.keep(0)
+        self._begin_exchange()
+
+    # ---- restoring
+
+    def _draw_again(self) -> None:
+        """Draw the rounds of a step that was saved when it had begun; asks nobody."""
+        settled = self._buffer.settled
+        assert settled is not None
+        while (count := len(self._buffer.pending)) < settled.plan.rounds:
+            if count in self._at.passes and self._buffer.carried != count:
+                self._begin_pass(count)
+            self._draw()
+            if self._buffer.is_over:
+                raise DataError(
+                    f"docs_per_step: the pass ended inside step {settled.plan.step}, which was "
+                    f"whole when it was saved. The data have changed: restore a state saved at the "
+                    f"end of a step."
+                )
+        self._buffer = self._holding(settled)
+
+    def _wrong_step(self, said: dict[str, Any]) -> str | None:
+        return StepState.of(said).unfit(self.rules, self._ranks)
+
+    def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
+        said = None if saved.step is None else StepState.of(saved.step)
+        if changed and said is not None and said.index and on_mismatch == "keep_matching":
+            raise StateMismatchError(
+                f"state: the tree was edited, and the state was saved inside step {said.step}, of "
+                f"which it says what is in it. Restore a state saved at the end of a step."
+            )
+        super()._go_to(saved, on_mismatch, changed=changed)
+        whole = saved.hosted == (0, 1)
+        if said is None:
+            offset = 0 if whole else (saved.batch - saved.begun) % self._ranks
+            self._begin(At(epoch=saved.epoch, begun=saved.begun, base=saved.batch - offset))
+            return
+        at = At(
+            epoch=saved.epoch,
+            begun=saved.begun,
+            base=said.base,
+            step=said.step,
+            index=said.index,
+            docs_seen=said.docs_seen,
+            passes=said.passes,
+            told=said.told,
+        )
+        self._begin(at, said.settled)
+
+
+def _with_step(batch: Any, step: Step) -> Any:
+    """Return the batch with its `__step__`, if its type can have one."""
+    if isinstance(batch, dict):
+        batch["__step__"] = step
+    else:
+        with contextlib.suppress(AttributeError, TypeError):  # a tuple; `last_step` has it
+            batch.__step__ = step
+    return batch

@@ -1,0 +1,104 @@
+"""Rounds of micro-batches: what a rank has drawn, and what all ranks together know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from energy_data.errors import DataError
+from energy_data.loader.ends import emptied, with_values
+from energy_data.loader.exchange import Rows
+from energy_data.steps.counts import EMPTY, FIELD, Counts
+from energy_data.steps.plan import Round
+from energy_data.steps.rules import DocsPerStep
+
+NUM_COLUMNS = 12  # items, ended, new stage, micro-batches; five counts; three of them unknown
+
+
+class Drawn(NamedTuple):
+    """One round, as this rank has drawn it: one micro-batch, or its shares of a step."""
+
+    base: int  # number of the round's first micro-batch in the run
+    batches: tuple[Any, ...] = ()  # none: it was left out, or the rank has ended
+    counts: tuple[Counts, ...] = ()
+    ended: bool = False
+    stage: Any = None  # that its last batch is of
+    new_stage: bool = False  # whether it is another one than before
+    owned: bool = False  # the batches were copied out of the arena
+
+    def row(self) -> Rows:
+        """Return the round in numbers, for the others."""
+        total = summed(self.counts)
+        unknown = [value is None for value in total[2:]]
+        flags = [bool(self.batches), self.ended, self.new_stage, len(self.batches)]
+        return np.array([*flags, *(value or 0 for value in total), *unknown], np.int64)
+
+    def copied(self) -> Drawn:
+        """Return the same with batches of their own memory."""
+        return self._replace(batches=tuple(map(own, self.batches)), owned=True)
+
+
+class Known(NamedTuple):
+    """One round, over all ranks."""
+
+    round: Round
+    counts: Counts
+
+    @classmethod
+    def of(cls, rows: Sequence[Rows], rules: DocsPerStep) -> Known:
+        """Return what the rows of all ranks come to."""
+        table = np.stack(rows)
+        items, ended, staged, _, documents, samples, *rest = table.sum(axis=0).tolist()
+        said = zip(rest[:3], rest[3:], strict=True)
+        known = [None if unknown else value for value, unknown in said]
+        counts = Counts(documents, samples, *known)
+        amount = getattr(counts, rules.measure)
+        most = int(table[:, 3].max()) if rules.mode == "exact" else 1
+        return cls(Round(amount, items, ended, staged > 0, most), counts)
+
+
+def summed(counts: Sequence[Counts]) -> Counts:
+    """Return all counts together."""
+    total = EMPTY
+    for each in counts:
+        total = total.plus(each)
+    return total
+
+
+def stage_of(batch: Any) -> Any:
+    """Return the stage a batch says it is of; None if it says none."""
+    name = "__stage__"
+    return batch.get(name) if isinstance(batch, dict) else getattr(batch, name, None)
+
+
+def own(batch: Any) -> Any:
+    """Return the batch in memory of its own."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    return with_values(batch, copy, into_lists=True)
+
+
+def blank(batch: Any, empty: Callable[[Any], Any] | None) -> Any:
+    """Return an empty micro-batch like this one; it holds none of its memory."""
+    made = own((empty or emptied)(batch))
+    if isinstance(made, dict) and FIELD in made:
+        made[FIELD] = 0
+    return made
+
+
+def check_known(number: int, found: Counts | None, said: Counts) -> None:
+    """Raise DataError if a micro-batch is not what was known of it beforehand."""
+    for name, real, known in zip(Counts._fields, found or EMPTY, said, strict=True):
+        if known is not None and real != known:
+            what = "it was left out" if found is None else f"it holds {real}"
+            raise DataError(
+                f"docs_per_step: micro-batch {number} should hold {known} {name}, as `known` says, "
+                f"but {what}. The other ranks count on it: correct `known`, or leave it out."
+            )

@@ -1,0 +1,137 @@
+"""The place inside steps, and how it is saved.
+
+    step, index       the step, and the micro-batches of it that were handed over
+    docs_seen         documents of all steps before it
+    base              number in the run of the step's first round; the state is of that place
+    passes            rounds of the step after which a pass ended (`last: carry`)
+    told              how many of these ends the trainer was told of
+    settled           of a step that has begun: its rounds, micro-batches, totals; else None
+    ranks, rule       of the run, inside a step; what must not change
+
+Restored inside a step, a rank draws the step's rounds again, and asks nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from attrs import frozen
+
+from energy_data.errors import StateError
+from energy_data.node import State
+from energy_data.steps.counts import EMPTY, Counts
+from energy_data.steps.plan import Planned
+from energy_data.steps.rules import DocsPerStep
+
+
+class Settled(NamedTuple):
+    """A step that all ranks know of."""
+
+    plan: Planned
+    counts: Counts
+
+    def to_list(self) -> list[Any]:
+        """Return the step as plain data."""
+        return [*self.plan[:-1], list(self.plan.blank), *self.counts]
+
+    @classmethod
+    def of(cls, said: Any) -> Settled | None:
+        """Return a step read back."""
+        if said is None:
+            return None
+        step, rounds, amount, microbatches, short, blank, *counts = said
+        plan = Planned(
+            int(step),
+            int(rounds),
+            int(amount),
+            int(microbatches),
+            bool(short),
+            tuple(int(each) for each in blank),
+        )
+        return cls(plan, Counts(*counts).plus(EMPTY))
+
+
+@frozen(kw_only=True)
+class At:
+    """A place: a step, and how much of it was handed over."""
+
+    epoch: int = 0  # of the step's first round
+    begun: int = 0  # number of the epoch's first micro-batch
+    base: int = 0  # number of the step's first round
+    step: int = 0
+    index: int = 0
+    docs_seen: int = 0
+    passes: tuple[int, ...] = ()
+    told: int = 0
+    places: dict[int, State] | None = None  # of the lanes at the step's first round, if a pass ago
+
+    def to_dict(self, settled: Settled | None, rules: DocsPerStep, ranks: int) -> dict[str, Any]:
+        """Return the place as plain data."""
+        return {
+            "step": self.step,
+            "index": self.index,
+            "docs_seen": self.docs_seen,
+            "base": self.base,
+            "passes": list(self.passes) if self.index else [],
+            "told": self.told,
+            "settled": settled.to_list() if settled and self.index else None,
+            "ranks": ranks,
+            "rule": rules.fixed,
+        }
+
+
+@frozen(kw_only=True)
+class StepState:
+    """A place read back."""
+
+    step: int
+    index: int
+    docs_seen: int
+    base: int
+    told: int
+    passes: tuple[int, ...]
+    settled: Settled | None
+    ranks: int
+    rule: list[Any]
+
+    @classmethod
+    def of(cls, said: Any) -> StepState:
+        """Return the place; StateError if it is damaged."""
+        try:
+            names = ("step", "index", "docs_seen", "base", "told")
+            numbers = {name: int(said[name]) for name in names}
+            passes = tuple(int(each) for each in said["passes"])
+            settled = Settled.of(said["settled"])
+            index = numbers["index"]
+            inside = settled is not None and 0 < index < settled.plan.microbatches
+            if min(numbers.values()) < 0 or (index > 0) != inside:
+                raise ValueError(f"micro-batch {index} of {settled}")
+            return cls(
+                **numbers,
+                passes=passes,
+                settled=settled,
+                ranks=int(said["ranks"]),
+                rule=list(said["rule"]),
+            )
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"state: its place inside steps is damaged ({type(error).__name__}: {error}). Use "
+                f"another checkpoint."
+            ) from error
+
+    def unfit(self, rules: DocsPerStep, ranks: int) -> str | None:
+        """Return in a sentence why a run cannot go on from here, None if it can."""
+        if self.rule != rules.fixed:
+            return (
+                f"state: it was saved with docs_per_step of mode, count and shares {self.rule}, "
+                f"this run has {rules.fixed}. Only the target may change inside a run; pass the "
+                f"same, or restore with on_mismatch='restart'."
+            )
+        if self.index and self.ranks != ranks:
+            return (
+                f"state: it was saved inside step {self.step}, after micro-batch {self.index} on "
+                f"{self.ranks} ranks, this run has {ranks}. Inside a step the number of ranks is "
+                f"fixed: go on with {self.ranks}, or restore a state saved after the last "
+                f"micro-batch of a step (`__step__.is_last`)."
+            )
+        return None

@@ -1,0 +1,109 @@
+"""Share: the batches of one share of a step, cut so that the step holds exactly its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.node import Cursor, Node
+from energy_data.order.quotas import quota
+from energy_data.sample import describe_source
+from energy_data.spec import Gives, Spec
+
+MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
+
+
+@frozen(kw_only=True)
+class ShareSpec(Spec):
+    """Give `quota` samples at a time, as a tuple of batches of `batch_size`, the last one shorter.
+
+    Item g of the run is share g; `shares` in a row make a step, so share g belongs to step
+    g // shares, whatever ranks there are. `SkipSample` in `collate` leaves a batch out; others
+    come in its place. For endless streams.
+    """
+
+    of: Spec
+    batch_size: int
+    collate: Callable[[list[Any]], Any]
+    target: tuple[tuple[int, int], ...]  # samples in a step: (step, how many from then on)
+    shares: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return {"of": self.of}
+
+    @property
+    def gives(self) -> Gives:
+        return "batches"
+
+    def describe(self) -> list[Any]:
+        # Not the target: it may change where a step ends.
+        return ["share", self.batch_size, self.shares, {"of": self.of.describe()}]
+
+    def build(self, context: Context) -> ShareNode:
+        return ShareNode(self, context)
+
+
+@dataclass
+class ShareCursor(Cursor):
+    given: int = 0  # shares
+    skipped: int = 0  # batches left out
+
+
+class ShareNode(Node[Any, ShareCursor]):
+    """Collates so many samples as a share holds."""
+
+    def __init__(self, spec: ShareSpec, context: Context) -> None:
+        super().__init__(ShareCursor(), {"of": spec.of.build(context.under("of"))})
+        self.spec, self.lane, self.lanes = spec, context.lane, context.lanes
+        self.trace = context.trace
+
+    def draw(self, count: int) -> list[Any]:
+        items = []
+        for _ in range(count):
+            number = self.cursor.given * self.lanes + self.lane
+            items.append(self._share(quota(number, self.spec.target, self.spec.shares)))
+            self.cursor.given += 1
+        return items
+
+    def _share(self, left: int) -> tuple[Any, ...]:
+        batches = []
+        while left:
+            samples = self._samples(min(left, self.spec.batch_size))
+            if self.trace is not None:
+                self.trace(f"the batch that begins with {describe_source(samples[0])}")
+            try:
+                batches.append(self.spec.collate(samples))
+            except SkipSample:
+                self.cursor.skipped += 1
+            except Exception as error:
+                error.add_note(
+                    f"while making the batch that begins with {describe_source(samples[0])}"
+                )
+                raise
+            else:
+                left -= len(samples)
+        return tuple(batches)
+
+    def _samples(self, count: int) -> list[Any]:
+        samples: list[Any] = []
+        empty = 0
+        while len(samples) < count:
+            drawn = self.children["of"].draw(count - len(samples))
+            empty = 0 if drawn else empty + 1
+            if empty > MAX_EMPTY_DRAWS:
+                raise DataError(
+                    f"no sample came through in {empty} blocks in a row. Look at what leaves "
+                    f"samples out: a filter, SkipSample, or bad data."
+                )
+            samples += drawn
+        return samples

@@ -1,0 +1,160 @@
+"""Steps over real ranks: processes with a gloo group."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loader.steps import STREAM, ranks_of, take
+from loader.test_steps_ends import one_pass
+
+RANK = """
+import json, os, signal, sys, time
+from itertools import islice
+from pathlib import Path
+from torch import distributed
+from energy_data.context import default_worker_config
+from energy_data.loader.dataset import Dataset
+from energy_data.loader.step_loader import StepLoader
+from energy_data.steps.rules import DocsPerStep
+from attrs import evolve
+from loader.steps import STREAM, plain
+from loader.test_steps_ends import one_pass
+
+folder, scenario = Path(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo")
+config = evolve(default_worker_config(0), lanes=12)
+
+def loader_of(spec, **rules):
+    dataset = Dataset(spec=spec, worker_config=config)
+    return StepLoader(dataset, DocsPerStep(**{"timeout_s": 60, **rules}))
+
+def steps():
+    loader = loader_of(STREAM, target=25, lookahead=3)
+    given = plain(islice(loader, 20))
+    state = loader.state_dict()
+    rest = plain(islice(loader, 10))
+    again = loader_of(STREAM, target=25, lookahead=3)
+    again.load_state_dict(state)
+    assert plain(islice(again, 10)) == rest
+    loader.load_state_dict(state)  # all ranks go back, with messages on their way
+    assert plain(islice(loader, 10)) == rest
+    ends = {}
+    for way in ("stop", "pad"):
+        short = loader_of(one_pass(19), target=7, on_rank_end=way, last="short", lookahead=2)
+        ends[way] = [plain(short), plain(short)]
+    return given + rest, ends
+
+def broken(how, timeout_s):
+    loader = loader_of(STREAM, target=25, lookahead=2, timeout_s=timeout_s)
+    begin = time.monotonic()
+    try:
+        for count, _ in enumerate(loader):
+            if count == 6 and config.rank == 1:
+                how()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+
+if scenario == "steps":
+    found = steps()
+elif scenario == "killed":
+    found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
+elif scenario == "silent":
+    found = broken(lambda: time.sleep(8), 2)
+(folder / f"found-{config.rank}.json").write_text(json.dumps(found))
+if scenario == "steps":
+    distributed.barrier()
+    distributed.destroy_process_group()
+os._exit(0)
+"""
+
+ENV = {
+    "PYTHONPATH": str(Path(__file__).parent.parent),
+    "PATH": "",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+def by_torchrun(folder: Path, ranks: int, scenario: str) -> list:
+    """What each rank found, run by torchrun."""
+    script = folder / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, str(ranks), str(script), str(folder), scenario],
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def by_hand(folder: Path, ranks: int, scenario: str) -> dict:
+    """What the ranks that are left found; nobody ends them because one is gone."""
+    script = folder / "rank.py"
+    script.write_text(RANK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {**ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder), scenario],
+            env={**env, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in started:
+            process.communicate(timeout=100)
+    finally:
+        for process in started:
+            process.kill()
+    files = {rank: folder / f"found-{rank}.json" for rank in range(ranks)}
+    return {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_ranks_give_the_same_steps_and_the_same_ends(tmp_path, ranks):
+    found = by_torchrun(tmp_path, ranks, "steps")
+    expected = listed(take(ranks_of(STREAM, ranks, target=25), 30))
+    assert [given for given, _ in found] == expected
+    for way in ("stop", "pad"):
+        loaders = ranks_of(one_pass(19), ranks, target=7, on_rank_end=way, last="short")
+        passes = zip(listed(take(loaders)), listed(take(loaders)), strict=True)
+        assert [ends[way] for _, ends in found] == [list(both) for both in passes]
+
+
+def listed(given):
+    """Micro-batches as the ranks write them down."""
+    return [
+        [[list(keys), step.step, step.index, step.step_docs, step.is_empty] for keys, step in mine]
+        for mine in given
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "fate"),
+    [
+        ("killed", "have gone"),
+        pytest.param("silent", "have said nothing for 2 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(tmp_path, scenario, fate):
+    found = by_hand(tmp_path, 3, scenario)
+    for rank in (0, 2):
+        name, text, seconds = found[rank]
+        assert name == "StepsError"
+        assert f"data-parallel ranks [1] of 3 {fate} while the others waited" in text
+        assert seconds < 30
+    assert (1 in found) == (scenario == "silent")

@@ -1,0 +1,125 @@
+"""Which rounds make a step: the pure rule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energy_data.errors import DataError
+from energy_data.steps.plan import Open, Planned, Round, advance, step_plan
+from energy_data.steps.rules import DocsPerStep
+
+
+def plan(counts, target, **facts):
+    """How many rounds, how much and how many micro-batches each step has."""
+    rows = [[count] if isinstance(count, int) else count for count in counts]
+    steps = step_plan(rows, DocsPerStep(target=target, **facts))
+    return [(step.rounds, step.amount, step.microbatches) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("counts", "target", "multiple", "first"),
+    [  # the cases of the original
+        ([2, 2, 2, 2, 2], 6, 1, (3, 6, 3)),
+        ([3, 3, 3], 5, 1, (2, 6, 2)),
+        ([4, 4], 5, 1, (2, 8, 2)),
+        ([5, 5, 5], 4, 2, (2, 10, 2)),  # there it raises: one is not a multiple of two
+        ([2, 2, 2, 2], 4, 2, (2, 4, 2)),
+    ],
+)
+def test_the_cases_of_the_original(counts, target, multiple, first):
+    assert plan(counts, target, multiple=multiple)[0] == first
+
+
+def test_the_round_that_crosses_the_target_is_included_and_nothing_carried():
+    assert plan([4, 4, 4, 4], 5) == [(2, 8, 2), (2, 8, 2)]
+    assert plan([9, 1, 9], 5) == [(1, 9, 1), (2, 10, 2)]
+    assert plan([5, 2, 3], 5) == [(1, 5, 1), (2, 5, 2)]
+
+
+def test_only_the_total_over_the_ranks_matters():
+    ranks = zip([1, 1, 1, 1], [5, 0, 0, 0], strict=True)
+    assert plan(ranks, 6)[0] == (1, 6, 1)
+
+
+def test_a_rank_without_documents_waits_with_the_others():
+    assert plan([[0, 3], [0, 3], [0, 3]], 6)[0] == (2, 6, 2)
+
+
+def test_rounds_without_any_document_are_an_error_after_a_while():
+    assert plan([0, 0, 5], 5, max_empty_rounds=3) == [(3, 5, 3)]
+    with pytest.raises(DataError, match="3 rounds in a row held no documents on any rank; step 0"):
+        plan([0, 0, 0, 5], 5, max_empty_rounds=3)
+
+
+def test_too_many_micro_batches_are_an_error():
+    assert plan([1, 1, 1], 3, max_microbatches=3) == [(3, 3, 3)]
+    with pytest.raises(
+        DataError, match="step 0 needs more than 2 micro-batches per rank, 2 hold 2"
+    ):
+        plan([1, 1, 1], 3, max_microbatches=2)
+
+
+def test_the_target_may_change_with_the_step():
+    assert plan([1] * 12, [[0, 2], [2, 4]]) == [(2, 2, 2), (2, 2, 2), (4, 4, 4), (4, 4, 4)]
+
+
+ENDING = [[3, 3], [3, 3], [3, None], [None, None]]
+
+
+@pytest.mark.parametrize(
+    ("on_rank_end", "last", "steps"),
+    [
+        ("stop", "drop", []),
+        ("stop", "short", [(2, 12, 2)]),
+        ("stop", "carry", []),
+        ("pad", "drop", [(3, 15, 3)]),
+        ("pad", "short", [(3, 15, 3)]),
+    ],
+)
+def test_a_pass_ends_with_the_first_rank_or_the_last(on_rank_end, last, steps):
+    assert plan(ENDING, 14, on_rank_end=on_rank_end, last=last) == steps
+
+
+def test_a_short_step_says_so_and_keeps_to_the_multiple():
+    rules = DocsPerStep(target=10, last="short", multiple=2)
+    (step,) = step_plan([[3], [3], [3]], rules)
+    assert step == Planned(step=0, rounds=3, amount=9, microbatches=4, is_short=True)
+
+
+@pytest.mark.parametrize(("at_boundary", "outcome"), [("close", "before"), ("mix", "full")])
+def test_a_stage_that_begins_inside_a_step_closes_it_or_goes_on(at_boundary, outcome):
+    rules = DocsPerStep(target=10, at_boundary=at_boundary)
+    filled, _ = advance(Open(0), Round(6), rules, 1)
+    after, found = advance(filled, Round(6, new_stage=True), rules, 1)
+    assert found == outcome
+    assert after.rounds == (1 if outcome == "before" else 2)
+    assert advance(Open(0), Round(6, new_stage=True), rules, 1)[1] == "open"
+
+
+def naive(counts, target, multiple):
+    """The original's loop, one round after another; with the multiple rounded up."""
+    steps, at = [], 0
+    while True:
+        total = rounds = 0
+        while total < target or rounds % multiple:
+            if at == len(counts):
+                return steps
+            total, rounds, at = total + sum(counts[at]), rounds + 1, at + 1
+        steps.append((rounds, total, rounds))
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    counts=st.integers(1, 5).flatmap(
+        lambda ranks: st.lists(
+            st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks), max_size=60
+        )
+    ),
+    target=st.integers(1, 40),
+    multiple=st.integers(1, 4),
+)
+def test_steps_are_those_of_the_naive_loop(counts, target, multiple):
+    found = plan(counts, target, multiple=multiple, max_empty_rounds=1000)
+    assert found == naive(counts, target, multiple)
