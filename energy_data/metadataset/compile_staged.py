@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from attrs import evolve, frozen
 
 from energy_data.errors import SpecError
+from energy_data.metadataset.compile_ramp import Fade, ramp_order
 from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults, did_you_mean, listed
 from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
@@ -124,6 +125,7 @@ class _Stages:
         absolute = staged.clock_origin == "absolute"
         begin = 0 if absolute else around.begin
         counted = Fraction(0)  # in `unit`, up to `begin`
+        previous: _Body | None = None
         for body in known:
             length = self.length(body, staged, counted)
             if length is None:
@@ -134,8 +136,9 @@ class _Stages:
             if end is not None and end <= begin:
                 problem = "it is shorter than what was rounded up before it, and would never run."
                 self.note(body, f"{problem} Make it longer.")
-            yield from self.cut(body, begin, end, around, definition)
-            begin = begin if end is None else end
+            mixed = self.ramped(previous, body, staged, None if end is None else length)
+            yield from self.cut(mixed, begin, end, around, definition)
+            previous, begin = body, begin if end is None else end
             if end is None:
                 return
         if around.prefix and (around.end is None or begin < around.end):
@@ -145,6 +148,34 @@ class _Stages:
                 f"{around.prefix.rstrip('.')!r}, lasts until {around.end or 'the end'}. Leave its "
                 "end out.",
             )
+
+    def ramped(
+        self, previous: _Body | None, body: _Body, staged: Staged, length: int | None
+    ) -> _Body:
+        """Return a stage with the mixture before it fading in; faults are noted."""
+        ramp = None if body.part is None else body.part.ramp
+        if ramp is None or body.part is None:
+            return body
+        found: OrderSpec | str = "it is the first stage, there is nothing to fade from. Take it out"
+        if previous is not None:
+            worth = self.worth(body, staged)
+            steps = ceil(ramp.over / worth / body.per_step) if worth else 0
+            on_enter = body.part.on_enter or staged.on_enter
+            fade = Fade(
+                kind=ramp.kind,
+                batches=steps * body.per_step,
+                most=length,
+                goes_on=on_enter == "continue",
+            )
+            found = ramp_order(
+                (previous.order, previous.pipeline), (body.order, body.pipeline), fade
+            )
+        if not isinstance(found, str):
+            return evolve(body, order=found)
+        part = body.part.of
+        place = part.places.get("ramp", part.place)
+        self.faults.add(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {found}.")
+        return body
 
     def body(self, tree: Branch, span: Span, around: _Around) -> _Body | None:
         """Return what a stage is made of; None: faults are noted."""

@@ -18,6 +18,27 @@ UNITS = ("steps", "microbatches", "samples", "tokens", "epochs")
 
 
 @frozen(kw_only=True, eq=False)
+class Ramp:
+    """What stands below `ramp`."""
+
+    kind: Literal["linear", "cosine", "step"] = field(
+        default="linear",
+        metadata=key(
+            one_of("linear", "cosine", "step"),
+            "How: in a straight line, half a cosine wave, or at once when it ends.",
+            "kind: cosine",
+        ),
+    )
+    over: Fraction = field(
+        metadata=key(AMOUNT, "How long the mixture before fades out, in `unit`.", "over: 2K")
+    )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the keys as they are written in YAML."""
+        return {"kind": self.kind, "over": amount(self.over)}
+
+
+@frozen(kw_only=True, eq=False)
 class StagePart(Part):
     """A child of `staged`."""
 
@@ -55,6 +76,14 @@ class StagePart(Part):
         default=None,
         metadata=key(COUNT, "Seed of the stage, in place of its name.", "seed: 7"),
     )
+    ramp: Ramp | None = field(
+        default=None,
+        metadata=key(
+            Group(Ramp),
+            "The mixture of the stage before fades into this one, sample by sample.",
+            "ramp: {kind: linear, over: 2000}",
+        ),
+    )
     params: dict[str, Any] = field(
         factory=dict,
         metadata=key(
@@ -75,6 +104,7 @@ class StagePart(Part):
             "for": amount(self.length),
             "on_enter": self.on_enter,
             "seed": self.seed,
+            "ramp": self.ramp and self.ramp.plain(),
             "params": self.params or None,
         }
         return {name: value for name, value in own.items() if value is not None}

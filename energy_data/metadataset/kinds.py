@@ -48,6 +48,8 @@ def _held(cls: type[Any]) -> Iterator[Any]:
         yield holds
         if isinstance(holds, Group):
             yield from _held(holds.of)
+        if isinstance(holds, Nodes):
+            yield from _held(holds.part)
 
 
 PARTS: Mapping[type[Part], str] = {
