@@ -185,6 +185,7 @@ class Loader(Generic[T_batch]):
             begun=place.begun,
             batch=self._next,
             hosted=(config.rank, config.world_size),
+            start=self._start,
             places=self._host.states(self._next),
         ).to_dict()
 
@@ -252,6 +253,7 @@ class Loader(Generic[T_batch]):
         hosted = range(config.rank, num_lanes, config.world_size)
         self._place, self._ended, self._num_lanes = Place(), set(), num_lanes
         nodes = self.dataset.build(hosted, num_lanes, meter=self._host.meter)
+        self._start = self.dataset.start(num_lanes)
         self._host.adopt(nodes, num_lanes, self._next)
         self._uneven = last_whole_round(self.dataset, 0, num_lanes)
 
@@ -333,6 +335,7 @@ class Loader(Generic[T_batch]):
                 + "\nRestore with on_mismatch='keep_matching' to let the leaves that stayed go on "
                 "where they were, or 'restart' to begin anew."
             )
+        self._start = self.dataset.start(saved.lanes)
         self._num_lanes, self._ended = saved.lanes, set()
         self._place = Place(epoch=saved.epoch, begun=saved.begun, batch=saved.batch)
         self._host.adopt(nodes, saved.lanes, self._next)

@@ -12,7 +12,7 @@ from attrs import field, frozen
 from energy_data.context import Context, WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.meter import Meter
-from energy_data.node import Node
+from energy_data.node import Node, State
 from energy_data.references import ReferencesSpec, leaf_entries
 from energy_data.spec import Spec, kind_of
 from energy_data.steps.rules import DocsPerStep
@@ -61,6 +61,10 @@ class Run(Generic[T_co]):
         crossed = crossed_leaves(self.spec)
         root = Context(seed=self.seed, lanes=num_lanes, crossed_leaves=crossed)
         return self.spec.num_items(root, epoch)
+
+    def start(self, num_lanes: int) -> State:
+        """Return the place of a lane that has not begun, of lane 0: so all ranks say the same."""
+        return self.build([0], num_lanes)[0].state_dict()
 
     def build(
         self,

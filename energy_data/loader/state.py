@@ -1,22 +1,28 @@
 """The state of a run: plain data, small, versioned; read, checked and merged here.
 
-    format, version   "energy_data", 2; 3 if it has a `step`
+    format, version   "energy_data", 4
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
-    epoch             iterations finished
-    begun, batch      micro-batch numbers: the epoch's first, and the next of this rank
-    hosted            [r, R]: the lanes = r (mod R) are in here; a global state is [0, 1]
-    places            node path -> cursor field -> its values, lane by lane
+    start             [node path, cursor field, value] of a lane that has not begun
+    places            lane -> [the lane's next micro-batch, iterations finished, the first
+                      micro-batch of this one, and of each field that is not as at the start: its
+                      number n in `start`, its value; or -1 - n, its value packed]
     step              the place inside steps, see `step_state`; only of runs with docs_per_step
-    forgotten         leaf id -> draws of each lane, of leaves no longer in the tree; may be absent
 
-A state of rank r of R is what this rank saves; the states of all ranks, merged, are the global
-state. A state describes the place after the last batch handed over.
+Each rank saves its lanes; all else is the same on all ranks. So the states of different ranks have
+different keys, their union is the state of the run, and of it each rank of another number of ranks
+needs its lanes: which is how `torch.distributed.checkpoint` saves and loads, key by key. A state
+describes the place after the last batch handed over.
+
+Versions 1 to 3 had `epoch`, `begun`, `batch` and `hosted` ([r, R]: the lanes = r (mod R)) at the
+top, and in `places` node path -> cursor field -> its values, lane by lane; 1 had no references to
+what is pending, 2 no `step`. They are still read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -31,8 +37,10 @@ from energy_data.loader.blob import pack_marks, pack_table, unpack_marks, unpack
 from energy_data.node import State
 
 FORMAT = "energy_data"
-VERSION, STEPS_VERSION = 2, 3  # 3 has a `step`, beside which a reader of 2 would go on
-READS = (1, 2, 3)  # 1 had no references to what is pending; else it is as 2
+VERSION = 4
+READS = (1, 2, 3, 4)
+_PACKED = 16  # integers in a tuple; fewer are smaller as they are
+_TOGETHER = "Save on all ranks after the same number of batches."
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
 
 
@@ -46,8 +54,9 @@ class RunState:
     epoch: int
     begun: int
     batch: int
-    hosted: tuple[int, int]
+    hosted: tuple[int, int]  # (r, R): the lanes = r (mod R)
     places: dict[int, State]  # lane -> the state of its tree
+    start: State  # of a tree whose lane has not begun
     step: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,15 +64,20 @@ class RunState:
         inside = {} if self.step is None else {"step": self.step}
         return {
             "format": FORMAT,
-            "version": STEPS_VERSION if inside else VERSION,
+            "version": VERSION,
             "seed": self.seed,
             "lanes": self.lanes,
             "tree": self.tree,
-            "epoch": self.epoch,
-            "begun": self.begun,
-            "batch": self.batch,
-            "hosted": list(self.hosted),
-            "places": _columns([self.places[lane] for lane in sorted(self.places)]),
+            "start": [[path, name, _plain(value)] for path, name, value in _fields(self.start)],
+            "places": {
+                str(lane): [
+                    self.batch + (lane - self.batch) % self.lanes,
+                    self.epoch,
+                    self.begun,
+                    *_differences(self.places[lane], self.start),
+                ]
+                for lane in sorted(self.places)
+            },
             **inside,
         }
 
@@ -72,6 +86,8 @@ class RunState:
         """Return a state read back. Raises one of the three StateErrors that says what it is."""
         _check_form(state)
         try:
+            if state["version"] > 3:
+                return cls._of_lanes(state)
             rank, ranks = state["hosted"]
             lanes = range(int(rank), int(state["lanes"]), int(ranks))
             if not 0 <= int(rank) < int(ranks) <= int(state["lanes"]) <= MAX_LANES:
@@ -82,12 +98,93 @@ class RunState:
                 tree=str(state["tree"]),
                 hosted=(int(rank), int(ranks)),
                 places=dict(zip(lanes, rows, strict=True)),
-                step=dict(state["step"]) if state["version"] == STEPS_VERSION else None,
+                start=rows[0],
+                step=dict(state["step"]) if "step" in state else None,
             )
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise StateError(
                 f"state: it is damaged ({type(error).__name__}: {error}). Use another checkpoint."
             ) from error
+
+    @classmethod
+    def _of_lanes(cls, state: Mapping[str, Any]) -> RunState:
+        lanes = int(state["lanes"])
+        rows = {int(lane): row for lane, row in state["places"].items()}
+        if not 0 < lanes <= MAX_LANES or not all(0 <= lane < lanes for lane in rows):
+            raise ValueError(f"lanes {sorted(rows)} of {lanes}")
+        start: State = {}
+        for path, name, value in state["start"]:
+            start.setdefault(path, {})[name] = _frozen(value)
+        passes = {(int(epoch), int(begun)) for _, epoch, begun, *_ in rows.values()}
+        batches = [int(row[0]) for row in rows.values()]
+        hosted = _hosted(sorted(rows), lanes)
+        if len(passes) > 1 or max(batches) - min(batches) >= lanes:
+            raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
+        ((epoch, begun),) = passes
+        return cls(
+            seed=int(state["seed"]),
+            lanes=lanes,
+            tree=str(state["tree"]),
+            epoch=epoch,
+            begun=begun,
+            batch=min(batches),
+            hosted=hosted,
+            places={lane: _changed(start, row[3:]) for lane, row in rows.items()},
+            start=start,
+            step=dict(state["step"]) if "step" in state else None,
+        )
+
+
+def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:
+    """Return (r, R) so that these are the lanes = r (mod R)."""
+    ranks = lanes // max(len(present), 1)
+    first = present[0] if present else 0
+    if list(present) != list(range(first, lanes, ranks)) or first >= ranks:
+        raise StateIncompleteError(
+            f"state: it has {len(present)} of {lanes} lanes ({_listed(present)}), which are not "
+            f"those of one rank. Pass the states of all ranks that saved; if "
+            f"torch.distributed.checkpoint loaded it, make the loader with lanes={lanes}, as it "
+            f"loads what the loader has."
+        )
+    return first, ranks
+
+
+def _fields(place: State) -> Iterator[tuple[str, str, Any]]:
+    for path, cursor in place.items():
+        for name, value in cursor.items():
+            yield path, name, value
+
+
+def _differences(place: State, start: State) -> Iterator[Any]:
+    """Yield the number and the value of each field of `place` that is not as in `start`."""
+    for number, (path, name, before) in enumerate(_fields(start)):
+        value = place[path][name]
+        if value == before:
+            continue
+        column = None if _is_short(value) else _column([value])
+        if isinstance(column, dict) and "all" not in column:
+            yield from (-1 - number, json.dumps(column, separators=(",", ":")))
+        else:
+            yield from (number, _plain(value))
+
+
+def _is_short(value: Any) -> bool:
+    return _are_integers(value) and len(value) < _PACKED
+
+
+def _changed(start: State, differences: Sequence[Any]) -> State:
+    """Return the place that differs so from `start`."""
+    place: State = {path: dict(cursor) for path, cursor in start.items()}
+    names = [(path, name) for path, name, _ in _fields(start)]
+    for number, value in zip(differences[::2], differences[1::2], strict=True):
+        if number < 0:
+            (unpacked,) = _values(json.loads(value), 1)
+            path, name = names[-1 - number]
+            place[path][name] = unpacked
+        else:
+            path, name = names[number]
+            place[path][name] = _frozen(value)
+    return place
 
 
 def _check_form(state: Any) -> None:
@@ -147,7 +244,7 @@ def _common_batch(by_rank: Mapping[int, RunState]) -> int:
         if state.batch != expected:
             raise StateMismatchError(
                 f"state: rank {rank} is at micro-batch {state.batch}, {expected} would fit the "
-                f"others. Save on all ranks after the same number of batches."
+                f"others. {_TOGETHER}"
             )
     return batch
 
@@ -155,15 +252,6 @@ def _common_batch(by_rank: Mapping[int, RunState]) -> int:
 def _listed(ranks: Sequence[int], most: int = 8) -> str:
     text = ", ".join(str(rank) for rank in ranks[:most])
     return text if len(ranks) <= most else f"{text} and {len(ranks) - most} more"
-
-
-def _columns(places: Sequence[State]) -> dict[str, dict[str, Any]]:
-    """Return the places of several lanes, field by field; tables of integers are packed."""
-    columns: dict[str, dict[str, Any]] = {}
-    for path, cursor in places[0].items():
-        fields = {name: [place[path][name] for place in places] for name in cursor}
-        columns[path] = {name: _column(values) for name, values in fields.items()}
-    return columns
 
 
 def _column(values: list[Any]) -> Any:
@@ -189,12 +277,16 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _rows(columns: Mapping[str, Mapping[str, Any]], lanes: int) -> list[State]:
     rows: list[State] = [{path: {} for path in columns} for _ in range(lanes)]
     for path, fields in columns.items():
         for name, column in fields.items():
             for row, value in zip(rows, _values(column, lanes), strict=True):
-                row[path][name] = tuple(value) if isinstance(value, list) else value
+                row[path][name] = _frozen(value)
     return rows
 
 

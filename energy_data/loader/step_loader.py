@@ -85,6 +85,7 @@ class StepLoader(RoundLoader):
             begun=at.begun,
             batch=first,
             hosted=(config.rank, config.world_size),
+            start=self._start,
             places=self._host.states(first) if at.places is None else at.places,
             step=at.to_dict(settled, self.rules, self._ranks),
         ).to_dict()

@@ -191,7 +191,8 @@ def test_a_run_without_stages_goes_on_as_the_stage_default():
 
 def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
     state = state_at(15)
-    state["places"]["root/y/of/of"] = {"draw": {"all": 3}}
+    (field,) = (entry for entry in state["start"] if entry[:2] == ["root/y/of/of", "draws"])
+    field[1] = "draw"
     with pytest.raises(StateMismatchError):
         goes_on(state, BEFORE)
     with pytest.raises(StateMismatchError):
