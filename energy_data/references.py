@@ -170,7 +170,7 @@ def leaf_key(context: Context, leaf_id: str) -> int:
     return key(context.leaf_seed, "leaf", leaf_id, *path)
 
 
-def leaf_entries(spec: OrderSpec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
     """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
     for path, inner in spec.walk():
         if (leaf := getattr(inner, "leaf", None)) is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import click
 
+from energy_data.cli.stream import is_staged, stream
 from energy_data.errors import DataError, SpecError
 from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import load
+from energy_data.metadataset.load import Metadataset, load
 from energy_data.metadataset.resolve import expand
 from energy_data.metadataset.twigs import twigs
-from energy_data.references import OrderSpec, distinct_leaves, leaf_entries
+from energy_data.references import distinct_leaves, leaf_entries
 from energy_data.sources.open import open_source
+from energy_data.spec import Spec
 
 
 @click.command("check")
@@ -48,9 +50,7 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
     for name in splits if split is None else (split,):
         try:
             if with_data:
-                facts.append(
-                    _facts(name, compile_split(metadataset, name, open_source=open_source))
-                )
+                facts.append(_facts(name, _compiled(metadataset, name)))
             else:
                 leaves = {twig.id for twig in twigs(expand(metadataset, name))}
                 facts.append(f"{name}: {_leaves(len(leaves))}")
@@ -62,7 +62,13 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
     return faults, facts
 
 
-def _facts(split: str, spec: OrderSpec) -> str:
+def _compiled(metadataset: Metadataset, split: str) -> Spec:
+    if split == "train" and is_staged(metadataset, split):
+        return stream(metadataset, split, params={"seq_len": 1})  # what a token is, is not asked
+    return compile_split(metadataset, split, open_source=open_source)
+
+
+def _facts(split: str, spec: Spec) -> str:
     leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
     samples = sum(leaf.num_samples for leaf in leaves)
     return f"{split}: {_leaves(len(leaves))}, {samples:,} samples"

@@ -11,14 +11,18 @@ from attrs import asdict, field, frozen
 from rich.console import Console
 from rich.table import Table
 
+from energy_data.cli.plan import plain_plan, show_plan
+from energy_data.cli.stream import is_staged, params_of, stream
 from energy_data.context import LANES_PER_RANK, Context
 from energy_data.metadataset.compile import compile_split, mode_of
 from energy_data.metadataset.describe import Row, describe_tree
-from energy_data.metadataset.load import load
+from energy_data.metadataset.load import Metadataset, load
 from energy_data.metadataset.schedules import plain_schedule, shown_schedule
 from energy_data.order.schedule import Clock, Schedule
+from energy_data.plan import Plan
 from energy_data.references import OrderSpec, ReferencesSpec, distinct_leaves, leaf_entries
 from energy_data.sources.open import open_source
+from energy_data.spec import Spec
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 
@@ -68,18 +72,22 @@ class Run:
 @click.option(
     "--microbatches-per-step",
     type=click.IntRange(min=1),
-    help="Micro-batches of all ranks per step, for weights that follow steps.",
+    help="Micro-batches of all ranks per step, for what is counted in steps.",
 )
 @click.option(
     "--tokens-per-sample",
     type=click.FloatRange(min=0, min_open=True),
     help="Mean tokens of a sample, for weights that follow tokens.",
 )
+@click.option(
+    "--param", multiple=True, help="A parameter of the task encoder, for stages: `seq_len=4096`."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     meta: str,
     *,
     split: str,
+    param: tuple[str, ...],
     as_json: bool,
     **facts: Any,
 ) -> None:
@@ -90,9 +98,19 @@ def command(
     by reading, and leave skipped samples out of account.
     """
     run = Run(**facts)
+    metadataset = load(meta)
+    if split == "train" and is_staged(metadataset, split):
+        spec = stream(
+            metadataset,
+            split,
+            batch_size=run.batch_size or 1,
+            microbatches_per_step=run.microbatches_per_step or 1,
+            params=params_of(param),
+        )
+        _show_stages(meta, metadataset, spec, as_json=as_json)
+        return
     if bool(run.batches) != bool(run.batch_size):
         raise click.UsageError("--batches and --batch-size go together: give both, or neither.")
-    metadataset = load(meta)
     spec = compile_split(metadataset, split, open_source=open_source)
     rows = list(describe_tree(metadataset, split, spec))
     drawn = draws(spec, run, endless=mode_of(split, None) == "train") if run.batches else {}
@@ -103,6 +121,20 @@ def command(
     if drawn:
         click.echo(f"after {run.batches:,} micro-batches of {run.batch_size} samples:")
     _show(rows, drawn)
+
+
+def _show_stages(meta: str, metadataset: Metadataset, spec: Spec, *, as_json: bool) -> None:
+    """Show a split with stages: its plan, and what each stage draws from."""
+    plan = Plan(spec)
+    rows = list(describe_tree(metadataset, "train", spec))
+    if as_json:
+        nodes = _plain(meta, "train", rows, {}, Run(batches=0, batch_size=0, lanes=0, seed=0))
+        click.echo(json.dumps({**nodes, "plan": plain_plan(plan)}, indent=2))
+        return
+    click.echo(f"{meta}, split train: {_summary(spec)}, {len(plan.stages)} stages")
+    show_plan(plan)
+    click.echo("")
+    _show(rows, {})
 
 
 def draws(spec: OrderSpec, run: Run, *, endless: bool) -> dict[str, int]:
@@ -129,7 +161,7 @@ def draws(spec: OrderSpec, run: Run, *, endless: bool) -> dict[str, int]:
     return total
 
 
-def _summary(spec: OrderSpec) -> str:
+def _summary(spec: Spec) -> str:
     leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
     samples = sum(leaf.num_samples for leaf in leaves)
     return f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"

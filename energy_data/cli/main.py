@@ -14,6 +14,7 @@ COMMANDS = {
     "check": "energy_data.cli.check",
     "demo": "energy_data.cli.demo.command",
     "inspect": "energy_data.cli.inspect",
+    "plan-diff": "energy_data.cli.plan_diff",
     "prepare": "energy_data.cli.prepare",
     "schema": "energy_data.cli.schema",
 }

@@ -16,7 +16,7 @@ from attrs import evolve
 from energy_data.errors import StateMismatchError
 from energy_data.loader.host import Nodes
 from energy_data.loader.ledger import Ledgers
-from energy_data.loader.stages import Plan, Row
+from energy_data.loader.stages import Plan, Row, edits
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, differences
 from energy_data.node import State
@@ -55,7 +55,7 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
         _continue(saved, before, now, nodes)
     else:
         _carry(saved, before, now, nodes)
-    for difference in differences(record, ours):
+    for difference in (*edits(before, now), *differences(record, ours)):
         log.info("restored after an edit that lies ahead, or is ignored: %s", difference)
     return True
 

@@ -117,3 +117,25 @@ def _without(said: list[Any]) -> list[Any]:
     if not isinstance(said[-1], dict):
         return said
     return [*said[:-1], {name: _without(child) for name, child in said[-1].items()}]
+
+
+def edits(before: Plan, now: Plan) -> Iterator[str]:
+    """Yield in sentences how the stages of two trees differ, but for their nodes."""
+    was, is_ = ([row.name for row in plan.rows] for plan in (before, now))
+    for name in was:
+        if name not in is_:
+            yield f"stage {name!r} is gone"
+    for number, name in enumerate(is_):
+        if name not in was:
+            yield f"stage {name!r} is new, as number {number}"
+            continue
+        old, new = before.rows[was.index(name)], now.rows[number]
+        if was.index(name) != number:
+            yield f"stage {name!r} was number {was.index(name)}, is number {number}"
+        for key in ("begin", "end", "on_enter", "seed", "microbatches_per_step"):
+            if getattr(old, key) != getattr(new, key):
+                yield f"stage {name!r}: its {key} was {getattr(old, key)}, is {getattr(new, key)}"
+        for key in sorted(old.params.keys() | new.params.keys()):
+            pair = [row.params.get(key) for row in (old, new)]
+            if pair[0] != pair[1] and key != "microbatches_per_step":
+                yield f"stage {name!r}: its {key} was {pair[0]}, is {pair[1]}"

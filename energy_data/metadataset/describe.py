@@ -14,7 +14,8 @@ from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import expand
 from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.order.schedule import Schedule
-from energy_data.references import OrderSpec, leaf_entries
+from energy_data.references import leaf_entries
+from energy_data.spec import Spec
 
 
 @frozen(kw_only=True)
@@ -34,14 +35,14 @@ class Row:
 def describe_tree(
     metadataset: Metadataset,
     split: str,
-    spec: OrderSpec | None = None,
+    spec: Spec | None = None,
     *,
     mode: Mode | None = None,
 ) -> Iterator[Row]:
     """Yield the nodes of a split, parents first, nested files written out.
 
-    spec: what `compile_split` returned for it; without, numbers of samples are not known, and
-    only those fractions that need none. mode: as there.
+    spec: what `compile_split` or `compile_stream` returned for it; without, numbers of samples are
+    not known, and only those fractions that need none. mode: as there.
     """
     sizes = {leaf.id: leaf.num_samples for _, leaf in leaf_entries(spec)} if spec else {}
     describer = _Describer(sizes, mode_of(split, mode))

@@ -1,0 +1,84 @@
+"""The tree of batches of a split, for commands: they do not know the task encoder of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from energy_data.errors import SpecError
+from energy_data.metadataset.compile import compile_stream
+from energy_data.metadataset.kind_staged import StagedDefinition
+from energy_data.metadataset.load import Metadataset
+from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.twigs import Branch, Twig
+from energy_data.pipeline import Pipeline
+from energy_data.sources.open import open_source
+from energy_data.spec import Spec
+from energy_data.tasks.encoder import TaskEncoder
+
+
+class AnyTask(TaskEncoder[Any, Any, Any, Any]):
+    """A task encoder that takes the parameters that stages give it, whatever they are."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters, with their values."""
+        return self._values
+
+    def with_params(self, **params: Any) -> AnyTask:
+        """Return one with other parameters."""
+        return AnyTask({**self._values, **params})
+
+
+def is_staged(metadataset: Metadataset, split: str) -> bool:
+    """Return whether a split has stages. SpecError if there is no such split."""
+    return isinstance(expand(metadataset, split).definition, StagedDefinition)
+
+
+def stream(
+    metadataset: Metadataset,
+    split: str,
+    *,
+    batch_size: int = 1,
+    microbatches_per_step: int | None = 1,
+    params: Mapping[str, Any] | None = None,
+) -> Spec:
+    """Return the tree of batches of a split in training. SpecError as `compile_stream`."""
+    named = dict.fromkeys(_named(expand(metadataset, split)))
+    own = {"batch_size", "shuffle_buffer_size", "max_samples_per_sequence", "packing_buffer_size"}
+    steps = {"microbatches_per_step", "global_batch_size"}
+    free: dict[str, Any] = {name: value for name, value in named.items() if name not in own | steps}
+    pipeline = Pipeline(
+        batch_size=batch_size,
+        task_encoder=AnyTask({**free, **(params or {})}),
+        microbatches_per_step=microbatches_per_step,
+    )
+    return compile_stream(
+        metadataset, split, open_source=open_source, pipeline=pipeline, mode="train"
+    )
+
+
+def _named(tree: Branch | Twig) -> Iterator[str]:
+    """Yield the parameters that the stages of a split change."""
+    if isinstance(tree, Branch):
+        if isinstance(tree.definition, StagedDefinition):
+            for part in tree.definition.staged.stages:
+                yield from part.params
+        for child in tree.children:
+            yield from _named(child)
+
+
+def params_of(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return `name=value` texts as a mapping; values are read as YAML."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError(f"--param: must be NAME=VALUE, got {text!r}, such as `seq_len=4096`.")
+        found[name] = yaml.safe_load(value)
+    return found
