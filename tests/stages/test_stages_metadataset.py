@@ -1,0 +1,313 @@
+"""`staged` in a metadataset: what its bounds mean, and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from textwrap import dedent
+
+import pytest
+from attrs import frozen
+
+from energy_data.errors import SpecError
+from energy_data.metadataset.compile import compile_split, compile_stream
+from energy_data.metadataset.load import parse_metadataset
+from energy_data.metadataset.resolve import resolve
+from energy_data.nodes.staged import StagedSpec
+from energy_data.pipeline import Pipeline
+from energy_data.plan import Plan
+from energy_data.references import leaf_entries
+from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.testing import NumberSource
+
+
+@dataclass
+class Cut(DefaultTaskEncoder):
+    """A task encoder with a parameter."""
+
+    seq_len: int = 8
+
+    def __post_init__(self):
+        if self.seq_len < 1:
+            raise ValueError("a sample has at least one token")
+
+
+class Made(NumberSource):
+    @property
+    def fingerprint(self):
+        return hashlib.blake2b(self.name.encode(), digest_size=8).hexdigest()
+
+
+def open_source(path, *, split_part, subset, subflavors):
+    return Made(600, f"{path}:{split_part}")
+
+
+PIPELINE = Pipeline(batch_size=4, task_encoder=Cut(), microbatches_per_step=2)
+
+
+def compiled(staged, pipeline=PIPELINE, split="train"):
+    text = f"splits:\n  {split}:\n" + "".join(
+        f"    {line}\n" for line in dedent(staged).strip().splitlines()
+    )
+    spec = compile_stream(
+        parse_metadataset(text, name="m.yaml"), split, open_source=open_source, pipeline=pipeline
+    )
+    assert isinstance(spec, StagedSpec)
+    return spec
+
+
+def bounds(staged, **facts):
+    return [(one.name, one.begin, one.end) for one in compiled(staged, **facts).stages]
+
+
+def faults(staged, **facts):
+    with pytest.raises(SpecError) as caught:
+        compiled(staged, **facts)
+    return str(caught.value)
+
+
+def stages(*lines, unit="steps", more=""):
+    listed = "".join(f"\n    - {{{line}, path: x}}" for line in lines)
+    return f"staged:\n  unit: {unit}\n  {more}\n  stages:{listed}"
+
+
+@pytest.mark.parametrize(
+    ("unit", "first", "second", "expected"),
+    [
+        ("steps", "end: 5", "for: 5", [(0, 10), (10, 20)]),
+        ("steps", "end: 1K", "end: 1.5K", [(0, 2000), (2000, 3000)]),
+        ("microbatches", "end: 6", "for: 2", [(0, 6), (6, 8)]),
+        ("microbatches", "end: 5", "end: 8", [(0, 6), (6, 8)]),  # whole steps
+        ("samples", "end: 24", "end: 30", [(0, 6), (6, 8)]),
+        ("samples", "end: 25", "end: 50", [(0, 8), (8, 14)]),  # what is over counts for the next
+        ("tokens", "end: 64", "end: 1K", [(0, 2), (2, 32)]),
+        ("epochs", "end: 1", "for: 0.5", [(0, 150), (150, 226)]),
+    ],
+)
+def test_bounds_become_micro_batches_in_whole_steps(unit, first, second, expected):
+    text = stages(f"name: a, {first}", f"name: b, {second}", "name: c", unit=unit)
+    assert bounds(text) == [
+        ("a", *expected[0]),
+        ("b", *expected[1]),
+        ("c", expected[1][1], None),
+    ]
+
+
+def test_batch_size_tokens_and_steps_of_each_stage_count():
+    spec = compiled(
+        stages(
+            "name: a, for: 320",
+            "name: b, for: 320, params: {seq_len: 32, batch_size: 1}",
+            "name: c, for: 320, params: {microbatches_per_step: 5}",
+            "name: d, params: {global_batch_size: 12}",
+            unit="tokens",
+        )
+    )
+    assert [one.begin for one in spec.stages] == [0, 10, 20, 30]
+    assert [one.microbatches_per_step for one in spec.stages] == [2, 2, 5, 3]
+    assert [one.params["seq_len"] for one in spec.stages] == [8, 32, 8, 8]
+    assert [one.of.batch_size for one in spec.stages] == [4, 1, 4, 4]
+
+
+def test_an_attrs_task_encoder_has_parameters_too():
+    @frozen
+    class Coded(DefaultTaskEncoder):
+        seq_len: int = 8
+
+    changed = PIPELINE.with_params({"batch_size": 3})
+    assert changed.batch_size == 3
+    pipeline = Pipeline(batch_size=1, task_encoder=Coded(16)).with_params({"seq_len": 4})
+    assert pipeline.params["seq_len"] == 4
+
+
+def test_the_order_of_stages_in_the_file_does_not_matter():
+    ordered = stages("name: a", "name: b, start: 5", "name: c, start: 9")
+    mixed = stages("name: c, start: 9", "name: a, start: 0", "name: b, start: 5")
+    assert bounds(ordered) == bounds(mixed) == [("a", 0, 10), ("b", 10, 18), ("c", 18, None)]
+    assert compiled(ordered).describe() == compiled(mixed).describe()
+
+
+def test_default_fills_the_gap_at_the_front():
+    text = stages("name: a, start: 5", more="default: {path: base}")
+    assert bounds(text) == [("default", 0, 10), ("a", 10, None)]
+    place = "m.yaml:7:28: splits.train.staged.stages[0].start: stage 'a': "
+    fault = "nothing is said of steps 0 to 5. Begin at 0, or add a `default`"
+    assert place + fault in faults(stages("name: a, start: 5"))
+
+
+WRONG = {
+    "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 7, but stage 'a' ends at "
+    "5: nothing is said of steps 5 to 7. Close the gap.": ("name: a, end: 5", "name: b, start: 7"),
+    "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 3, but stage 'a' lasts "
+    "until 5: they overlap. Let one end where the other begins.": (
+        "name: a, end: 5",
+        "name: b, start: 3",
+    ),
+    "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 0, as stage 'a' does. One "
+    "of them would never run.": ("name: a, end: 5", "name: b, start: 0"),
+    "7:36: splits.train.staged.stages[0].end: stage 'a': it ends at 3, before it has begun at 5: "
+    "it would never run.": ("name: a, start: 5, end: 3", "name: b, start: 0"),
+    "7:26: splits.train.staged.stages[0].for: stage 'a': it ends at 0": ("name: a, for: 0",),
+    "7:34: splits.train.staged.stages[0].for: stage 'a': both `end` and `for` are given.": (
+        "name: a, end: 5, for: 5",
+        "name: b",
+    ),
+    "8:18: splits.train.staged.stages[1].name: stage 'a': the name is taken, found it at "
+    "m.yaml:7:18. Choose another.": ("name: a, end: 5", "name: a"),
+    "8:18: splits.train.staged.stages[1].name: stage 'b': where it begins cannot be told": (
+        "name: a",
+        "name: b",
+    ),
+    "7:18: splits.train.staged.stages[0].name: must be a name without": ("name: ' '",),
+    "7:26: splits.train.staged.stages[0].end: must be whole in steps, found 2.5. Round it.": (
+        "name: a, end: 2.5",
+        "name: b",
+    ),
+    "7:29: splits.train.staged.stages[0].params: stage 'a': unknown parameter 'seq_length'. Did "
+    "you mean 'seq_len'?": ("name: a, params: {seq_length: 5}",),
+    "7:29: splits.train.staged.stages[0].params: stage 'a': batch_size: must be a whole number >= "
+    "1, got 0.": ("name: a, params: {batch_size: 0}",),
+    "7:29: splits.train.staged.stages[0].params: stage 'a': the task encoder does not take "
+    "seq_len=0: a sample has at least one token.": ("name: a, params: {seq_len: 0}",),
+    "7:29: splits.train.staged.stages[0].params: stage 'a': global_batch_size: must be a multiple "
+    "of the batch size 4, got 6.": ("name: a, params: {global_batch_size: 6}",),
+    "splits.train: staged: leaf 'x:train' is shuffled differently in the stages 'a' and 'b'": (
+        "name: a, end: 5",
+        "name: b, params: {shuffle_buffer_size: 50}",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_is_wrong_with_a_stage_is_told_with_its_place(fault):
+    assert fault in faults(stages(*WRONG[fault]))
+
+
+def test_all_faults_of_the_stages_are_told_at_once():
+    text = stages("name: a, end: 5, for: 2", "name: a, start: 9", "name: c, start: 4, end: 4")
+    told = faults(text).splitlines()
+    assert len(told) >= 4
+    assert all(line.startswith("m.yaml:") for line in told)
+
+
+def test_the_end_of_the_run_may_be_said_and_is_checked():
+    last = stages("name: a, end: 5", "name: b, for: 5", more="total: 20")
+    assert "stage 'b': it is the last and ends at 10, the run at 20. Leave its end out." in faults(
+        last
+    )
+    never = stages("name: a, end: 20", "name: b", more="total: 20")
+    assert "stage 'b': it would never run, steps end at 20." in faults(never)
+    assert bounds(stages("name: a, end: 5", "name: b, for: 50", more="total: 20"))
+
+
+def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
+    plain = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder())
+    text = stages("name: a, end: 5", "name: b")
+    assert (
+        "m.yaml:7:26: splits.train.staged.stages[0]: stage 'a': how many micro-batches a step "
+        "has is not known" in faults(text, pipeline=plain)
+    )
+    said = stages("name: a, end: 5", "name: b", more="microbatches_per_step: 3")
+    assert bounds(said, pipeline=plain)[0] == ("a", 0, 15)
+    tokens = stages("name: a, end: 5", "name: b", unit="tokens")
+    assert "how many tokens a sample has is not known" in faults(tokens, pipeline=plain)
+
+
+def test_stages_stand_above_all_that_mixes_and_are_for_streams_without_end():
+    inner = "blend:\n  - staged:\n      stages: [{name: a, path: x}]"
+    assert "m.yaml:4:9: splits.train.blend[0]: stages are whole pipelines" in faults(inner)
+    finite = Pipeline(batch_size=4, task_encoder=Cut(), finite=True)
+    assert "stages need a stream without end. Leave `repeat=False` out." in faults(
+        stages("name: a"), pipeline=finite
+    )
+
+
+NESTED = """
+staged:
+  stages:
+    - {{name: a, end: 10, path: x}}
+    - name: b
+      end: 30
+      params: {{batch_size: 2}}
+      staged:
+        clock_origin: {origin}
+        stages:
+          - {{name: c, end: {end}, path: y, params: {{seq_len: 4}}}}
+          - {{name: d, {last}path: z}}
+    - {{name: e, path: x}}
+"""
+
+
+def test_stages_inside_a_stage_count_from_its_beginning_or_from_that_of_the_run():
+    relative = NESTED.format(origin="relative", end=5, last="")
+    absolute = NESTED.format(origin="absolute", end=15, last="")
+    expected = [("a", 0, 20), ("b.c", 20, 30), ("b.d", 30, 60), ("e", 60, None)]
+    assert bounds(relative) == bounds(absolute) == expected
+    inner = compiled(relative).stages[1]
+    assert (inner.params["batch_size"], inner.params["seq_len"]) == (2, 4)
+
+
+def test_stages_inside_a_stage_must_fill_it():
+    short = faults(NESTED.format(origin="relative", end=5, last="end: 12, "))
+    assert "stage 'd': it ends at micro-batch 44 of the run, but the stage around, 'b'," in short
+    long = NESTED.format(origin="relative", end=25, last="")
+    assert "it would never run within stage 'b'" in faults(long)
+
+
+def test_validation_reads_one_stage_by_name():
+    text = "{stages: [{name: a, end: 5, path: x}, {name: b, path: y}]}"
+    meta = parse_metadataset(f"splits: {{val: {{staged: {text}}}}}", name="m.yaml")
+    with pytest.raises(SpecError, match="validation has no stages, found a or b"):
+        compile_split(meta, "val", open_source=open_source)
+    for at, said in (("b", None), ("c", "there is no stage 'c'"), ("aa", "Did you mean 'a'")):
+        whole = text.replace("{stages", f"{{at: {at}, stages")
+        meta = parse_metadataset(f"splits: {{val: {{staged: {whole}}}}}", name="m.yaml")
+        if said is None:
+            spec = compile_split(meta, "val", open_source=open_source)
+            assert [leaf.id for _, leaf in leaf_entries(spec)] == ["y:val"]
+        else:
+            with pytest.raises(SpecError, match=said):
+                compile_split(meta, "val", open_source=open_source)
+    assert "`at` picks a stage for validation" in faults(stages("name: a", more="at: a"))
+
+
+def test_one_id_is_one_dataset_over_all_stages():
+    text = "staged: {stages: [{name: a, end: 5, path: x, id: one}, {name: b, path: y, id: one}]}"
+    assert "the id 'one' stands for two different datasets" in faults(text)
+
+
+def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
+    text = NESTED.format(origin="absolute", end=15, last="")
+    whole = "splits:\n  train:\n" + "".join(f"    {line}\n" for line in text.splitlines())
+    meta = parse_metadataset(whole, base_dir="/data")
+    again = parse_metadataset(str(resolve(meta, "train")))
+    specs = [
+        compile_stream(one, "train", open_source=open_source, pipeline=PIPELINE)
+        for one in (meta, again)
+    ]
+    assert specs[0].describe() == specs[1].describe()
+
+
+def test_the_plan_says_when_a_stage_is_and_how_large():
+    plan = Plan(
+        compiled(stages("name: a, end: 5", "name: b, for: 10, params: {seq_len: 32}", "name: c"))
+    )
+    assert [plan.stage_at(step).name for step in (0, 4, 5, 14, 15, 10**9)] == list("aabbcc")
+    assert [plan.stage_of(g).name for g in (9, 10, 29, 30)] == list("abbc")
+    assert plan.max_param("seq_len") == 32
+    with pytest.raises(KeyError):
+        plan.max_param("rope")
+    with pytest.raises(ValueError, match="must be >= 0"):
+        plan.stage_at(-1)
+    second = plan.stages[1]
+    assert (second.steps, second.microbatches, second.samples, second.tokens) == (10, 20, 80, 2560)
+    assert second.leaves[0].epochs == pytest.approx(80 / 600)
+    ended = Plan(compiled(stages("name: a, end: 5")))
+    assert ended.stage_at(5) is None
+
+
+def test_a_run_without_stages_is_one_stage_named_default():
+    meta = parse_metadataset("splits: {train: {path: x}}")
+    spec = compile_stream(meta, "train", open_source=open_source, pipeline=PIPELINE)
+    (only,) = Plan(spec).stages
+    assert (only.name, only.microbatches) == ("default", None)
