@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JUDGE ?= .venv-judge
+JUDGE_STAMP := $(JUDGE)/.installed
 
 .PHONY: demo test test-slow format lint types imports unit bench clean
 
@@ -24,8 +26,9 @@ imports: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2
 
-test-slow: $(STAMP)
-	$(BIN)/pytest -m slow
+# The real Energon judges; it is installed in an environment of its own, never in ours.
+test-slow: $(STAMP) $(JUDGE_STAMP)
+	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -m slow
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -40,5 +43,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(JUDGE_STAMP): constraints-judge.txt
+	$(PYTHON) -m venv $(JUDGE)
+	$(JUDGE)/bin/pip install --quiet --requirement constraints-judge.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-peers demo-data bench-data
+	rm -rf $(VENV) $(JUDGE) .venv-peers demo-data bench-data

@@ -225,14 +225,27 @@ class AVDecoder:
         return f"AVDecoder(stream={self.stream!r})"
 
 
-def open_container(stream: BinaryIO) -> Any:
-    """Return an open container of PyAV; MissingExtraError if that is not installed."""
+def require_av() -> Any:
+    """Return PyAV; MissingExtraError if it is not installed."""
     try:
         import av  # noqa: PLC0415 - optional, and needed for audio and video only
     except ImportError as error:
         raise MissingExtraError("decoding audio and video", "av") from error
+    return av
+
+
+def open_container(stream: BinaryIO) -> Any:
+    """Return an open container of PyAV; MissingExtraError if that is not installed.
+
+    It starts no threads: workers are many already, and may be forked.
+    """
+    av = require_av()
     stream.seek(0)
-    return av.open(stream, "r")
+    container = av.open(stream, "r")
+    for one in container.streams:
+        if one.codec_context is not None:
+            one.codec_context.thread_type = "NONE"
+    return container
 
 
 def _from_bytes(data: bytes) -> AVDecoder:

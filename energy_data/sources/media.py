@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from energy_data.sources.av_decoder import AVDecoder, open_container
+from energy_data.sources.av_decoder import AVDecoder, open_container, require_av
 
 AVMode = Literal["torch", "AVDecoder", "pyav"]
 
@@ -15,9 +15,13 @@ MEDIA_EXTENSIONS = frozenset(("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3",
 
 
 def media_decoder(mode: AVMode, *, with_audio: bool) -> Callable[[bytes | memoryview], Any]:
-    """Return what makes of files what `mode` says: see `SampleDecoder`."""
+    """Return what makes of files what `mode` says: see `SampleDecoder`.
+
+    Raises MissingExtraError if PyAV is needed at once, and not installed.
+    """
     if mode == "AVDecoder":
         return _decoder
+    require_av()
     if mode == "pyav":
         return _container
     return partial(_decoded, with_audio=with_audio)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import tarfile
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from place import PYTHON
 from tars import sample_files, write_tar
 
 from energy_data.sources.prepare import parse_patterns, prepare
 from energy_data.sources.webdataset import open_dataset
-
-PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", "/tmp/judge/bin/python")
 
 pytestmark = [
     pytest.mark.slow,
