@@ -1,0 +1,118 @@
+import json
+from itertools import islice
+
+import pytest
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset
+
+OLD = """\
+splits:
+  train:
+    staged:
+      stages:
+        - {name: one, end: 5, path: books}
+        - {name: two, end: 10, blend: [{path: books}, {path: code}]}
+        - {name: three, path: code}
+"""
+FACTS = ("--batch-size", 4, "--microbatches-per-step", 2)
+
+
+@pytest.fixture
+def datasets(dataset):
+    dataset("books", 60, 40)
+    dataset("code", 80)
+    dataset("web", 50)
+
+
+def state_after(meta, batches):
+    config = WorkerConfig(lanes=4)
+    # As the command line reads: in the order of the files.
+    facts = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    dataset = get_train_dataset(
+        meta, batch_size=4, microbatches_per_step=2, worker_config=config, **facts
+    )
+    loader = get_loader(dataset)
+    list(islice(loader, batches))
+    return loader.state_dict()
+
+
+def test_what_an_edit_does_to_each_leaf_is_told_before_it_runs(energy_data, datasets, write):
+    old = write("old.yaml", OLD)
+    new = write("new.yaml", OLD.replace("name: three, path: code", "name: four, path: web"))
+    state = write("state.json", json.dumps(state_after(old, 13)))
+    done = energy_data("plan-diff", old, new, "--state", state, *FACTS)
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "stage 'three' is gone" in lines
+    assert "stage 'four' is new, as number 2" in lines
+    assert (
+        "leaf books:train: goes on after 46 samples; 100 % of one (0.4 epochs), 50 % of two "
+        "(0.2 epochs) -> 100 % of one (0.4 epochs), 50 % of two (0.2 epochs)"
+    ) in lines
+    assert "leaf web:train: begins after 0 samples; nothing -> 100 % of four" in lines
+    assert lines[-1] == "a state at micro-batch 13 would be taken (resume: strict)"
+
+
+def test_an_edit_of_what_was_played_is_refused_and_the_exit_code_says_so(
+    energy_data, datasets, write
+):
+    old = write("old.yaml", OLD)
+    new = write("new.yaml", OLD.replace("end: 5", "end: 6"))
+    state = write("state.json", json.dumps(state_after(old, 13)))
+    done = energy_data("plan-diff", old, new, "--state", state, *FACTS)
+    assert done.exit_code == 1
+    assert "refused: stage 'one' is over; it ended at 10, and now at 12" in done.stderr
+    assert energy_data("plan-diff", old, new, *FACTS).exit_code == 0
+
+
+def test_a_state_of_another_run_is_told_apart(energy_data, datasets, write):
+    old = write("old.yaml", OLD)
+    state = write("state.json", json.dumps(state_after(old, 13)))
+    done = energy_data("plan-diff", old, old, "--state", state, "--batch-size", 5)
+    assert done.exit_code == 1
+    assert "state: it is not of OLD, as it is called here" in done.stderr
+
+
+def test_plain_metadatasets_are_compared_too(energy_data, datasets, write):
+    old = write("old.yaml", "splits: {train: {blend: [{path: books}, {path: code}]}}")
+    new = write("new.yaml", "splits: {train: {blend: [{path: books, weight: 3}, {path: code}]}}")
+    done = energy_data("plan-diff", old, new)
+    assert done.exit_code == 0
+    assert "leaf books:train: goes on after 0 samples; 50 % of default -> 75 % of default" in (
+        done.stdout
+    )
+
+
+def test_inspect_shows_the_plan(energy_data, datasets, write):
+    old = write("old.yaml", OLD)
+    done = energy_data("inspect", old, *FACTS)
+    assert done.exit_code == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["one", "0", "->", "5", "0", "->", "10", "40", "an", "end", "at", "5", "steps,"] in [
+        words[:13] for words in lines
+    ]
+    assert ["books:train", "40", "100.00", "0.400"] in lines
+    assert ["books:train", "20", "50.00", "0.200"] in lines
+    plan = json.loads(energy_data("inspect", old, *FACTS, "--json").stdout)["plan"]
+    assert [(one["name"], one["begin"], one["end"], one["samples"]) for one in plan] == [
+        ("one", 0, 10, 40),
+        ("two", 10, 20, 40),
+        ("three", 20, None, None),
+    ]
+    assert plan[1]["leaves"][1] == {
+        "id": "code:train",
+        "share": 0.5,
+        "drawn": 20,
+        "epochs": 20 / 80,
+    }
+
+
+def test_tokens_and_parameters_are_given_on_the_command_line(energy_data, datasets, write):
+    meta = write("t.yaml", OLD.replace("stages:", "unit: tokens\n      stages:", 1))
+    done = energy_data("inspect", meta, *FACTS)
+    assert done.exit_code == 1
+    assert "how many tokens a sample has is not known" in done.stderr
+    done = energy_data("inspect", meta, "--param", "seq_len=8", "--batch-size", 1)
+    assert done.exit_code == 0, done.stderr
+    assert "--param: must be NAME=VALUE" in energy_data("inspect", meta, "--param", "x").stderr
+    assert energy_data("check", meta).exit_code == 0

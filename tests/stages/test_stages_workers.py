@@ -1,0 +1,138 @@
+"""Stages with worker processes, and with nodes that hold samples back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+
+import pytest
+from attrs import evolve
+from loader.runs import in_order, loader_of, run
+from loader.workers import worker_loader
+from trees import batches, leaf, packs, samples, staged
+
+from energy_data.context import Context
+from energy_data.loader.stats import Counting
+from energy_data.nodes.staged import held
+from energy_data.testing import assert_resumes_exactly
+
+X, Y = leaf("x", 100), leaf("y", 60)
+SWITCHING = staged(batches(samples(X)), batches(samples(Y), 2), batches(samples(X), 4), every=2)
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 5), (3, 1), (3, 5)])
+def test_workers_and_prefetch_move_no_boundary(workers, prefetch):
+    expected = in_order([loader_of(SWITCHING, lanes=8)], 30)
+    loader = worker_loader(SWITCHING, workers, prefetch=prefetch, start_method="fork")
+    try:
+        assert list(islice(loader, 30)) == expected
+    finally:
+        loader.close()
+
+
+def test_saved_with_workers_around_a_boundary_it_goes_on_without_and_on_two_ranks():
+    expected = run([loader_of(SWITCHING, lanes=8)], 30)
+    loader = worker_loader(SWITCHING, 3, prefetch=5, start_method="fork")
+    states = []
+    try:
+        stream = iter(loader)
+        for _ in range(24):
+            states.append(json.loads(json.dumps(loader.state_dict())))
+            next(stream)
+    finally:
+        loader.close()
+    for done in (8, 9, 10, 11, 12, 18, 20, 22):
+        others = [loader_of(SWITCHING, rank, 2, lanes=8) for rank in range(2)]
+        for other in others:
+            other.load_state_dict(states[done])
+        rest = run(others, 3)
+        assert rest == {g: expected[g] for g in rest}
+        assert len(rest) == 6
+
+
+def flat(keys):
+    """The keys of samples, those in packs too."""
+    for key in keys:
+        if isinstance(key, str):
+            yield key
+        else:
+            yield from flat(key)
+
+
+PACKED = staged(
+    batches(packs(samples(X)), 2),
+    batches(samples(Y), 2),
+    batches(packs(samples(X), 9), 1),
+    batches(samples(X), 1),
+    steps=(7, 6, 9),
+)
+
+
+def alone(lane, count):
+    """What a lane draws of X first."""
+    node = batches(samples(X), 1).build(Context(lane=lane, lanes=4))
+    return [key for _ in range(count) for key in next(node)]
+
+
+@pytest.mark.parametrize("lane", range(4))
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_a_stage_has_drawn_and_not_given_comes_first_in_the_next_that_draws(lane, stage):
+    node = PACKED.build(Context(lane=lane, lanes=4))
+    before = len(range(lane, PACKED.stages[stage].begin, 4))
+    given = [key for _ in range(before) for key in flat(next(node))]
+    of_x = [key for key in given if key.startswith("x")]
+    next(node)
+    _, returned = node.history(stage)
+    waiting = [f"x/{n}" for _, n in returned["x"]]
+    assert waiting
+    assert Counter([*of_x, *waiting]) == Counter(alone(lane, len(of_x) + len(waiting)))
+
+
+def test_every_sample_of_the_first_epoch_comes_once_over_both_visits():
+    given = run([loader_of(PACKED, lanes=4)], 120)
+    seen = Counter(k for keys in given.values() for k in flat(keys) if k.startswith("x"))
+    of_lane = {n: [k for g, b in given.items() if g % 4 == n for k in flat(b)] for n in range(4)}
+    for lane, keys in of_lane.items():
+        of_x = [key for key in keys if key.startswith("x")]
+        epoch = alone(lane, 25)
+        assert len(of_x) >= 25
+        assert set(epoch) <= set(of_x)
+        drawn = Counter(alone(lane, len(of_x)))
+        assert Counter(of_x) == drawn
+    assert len(seen) == 100
+
+
+def test_buffers_may_be_dropped_and_their_number_is_told(caplog):
+    loader = loader_of(evolve(PACKED, buffers="drop"), lanes=4)
+    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+        in_order([loader], 13)
+    states = {lane: node.state_dict() for lane, node in loader._host._nodes.items()}
+    nodes = Counting(loader.dataset).at(states, 4).values()
+    lost = [f"x/{n}" for node in nodes for _, _, n in held(node.children["s0"])]
+    assert f"{len(lost)} samples of this rank were drawn and not given: they are lost" in (
+        caplog.text
+    )
+    rest = [key for batch in in_order([loader], 10) for key in flat(batch)]
+    assert not set(rest) & set(lost)
+    kept = loader_of(PACKED, lanes=4)
+    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+        in_order([kept], 13)
+    assert f"{len(lost)} samples of this rank were drawn and not given: they go back" in caplog.text
+
+
+def test_a_stage_that_restarts_gets_nothing_back():
+    stages = (*PACKED.stages[:2], evolve(PACKED.stages[2], on_enter="restart"), PACKED.stages[3])
+    node = evolve(PACKED, stages=stages).build(Context())
+    first = [key for _ in range(7) for key in flat(next(node))]
+    waiting = {f"x/{n}" for _, _, n in held(node.children["s0"])}
+    for _ in range(6 + 9):
+        next(node)
+    last = [key for _ in range(len(waiting)) for key in next(node)]
+    assert set(last) == waiting
+    assert not waiting & set(first)
+
+
+def test_stages_that_hold_samples_back_resume_at_every_step():
+    assert_resumes_exactly(PACKED, lane=1, lanes=2, steps=16)
+    assert_resumes_exactly(evolve(PACKED, buffers="drop"), steps=24)
