@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +22,19 @@ from energy_data.loader.run import EvenBatches
 from energy_data.loader.step_known import in_shares
 from energy_data.loader.step_loader import StepLoader
 from energy_data.metadataset.compile import compile_split, compile_stream
-from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.load import load
+from energy_data.metadataset.opening import Options
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec, Shuffle, leaf_entries
 from energy_data.sources.open import open_source
+from energy_data.sources.typed import open_typed
 from energy_data.spec import Spec
 from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
+from energy_data.trust import Trust
 
 
 def get_train_dataset(
@@ -53,6 +56,8 @@ def get_train_dataset(
     packing_buffer_size: int | None = None,
     tokens_per_sample: float | None = None,
     samples_per_microbatch: int | None = None,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
@@ -84,6 +89,9 @@ def get_train_dataset(
         tokens_per_sample: Mean tokens of a sample, for weights that follow tokens.
         samples_per_microbatch: Samples drawn for a micro-batch, their mean, for weights that change
             where samples are packed or grouped.
+        shuffle_over_epochs_multiplier: Epochs of each dataset that are mixed with each other, times
+            what the metadataset says; -1: all of them; None: the order of the files.
+        allow_modules: Python modules whose functions and classes files may name.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -103,7 +111,12 @@ def get_train_dataset(
         samples_per_microbatch=samples_per_microbatch,
     )
     spec = compile_stream(
-        load(path), split_part, open_source=open_source, pipeline=pipeline, mode="train"
+        load(path),
+        split_part,
+        open_source=open_source,
+        pipeline=pipeline,
+        mode="train",
+        options=_options(allow_modules, shuffle_over_epochs_multiplier),
     )
     _check_even(spec, even_batches if pipeline.finite else None)
     return Dataset(
@@ -127,6 +140,7 @@ def get_val_dataset(
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
+    allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
 
@@ -150,11 +164,12 @@ def get_val_dataset(
             again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
         packing_buffer_size: Encoded samples, per lane, that the task encoder chooses from what to
             pack together; then `batch_size` counts packs. None: as its `packing` says.
+        allow_modules: As for `get_train_dataset`.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
-    order = _order(path, split_part, "val")
+    order = _order(path, split_part, allow_modules)
     return _validation(
         order,
         batch_size=batch_size,
@@ -180,9 +195,10 @@ def get_val_datasets(
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
+    allow_modules: Sequence[str] = (),
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
-    order = _order(path, split_part, "val")
+    order = _order(path, split_part, allow_modules)
     return [
         (
             _validation(
@@ -262,8 +278,25 @@ def get_loader(
 get_savable_loader = get_loader
 
 
-def _order(path: str | Path | Mapping[str, Any], split_part: str, mode: Mode) -> OrderSpec:
-    return compile_split(load(path), split_part, open_source=open_source, mode=mode)
+def _order(
+    path: str | Path | Mapping[str, Any], split_part: str, allow_modules: Sequence[str]
+) -> OrderSpec:
+    return compile_split(
+        load(path),
+        split_part,
+        open_source=open_source,
+        mode="val",
+        options=_options(allow_modules),
+    )
+
+
+def _options(allow_modules: Sequence[str], epochs: int | None = 1) -> Options:
+    trust = Trust.of(allow_modules)
+    return Options(
+        shuffle_over_epochs_multiplier=epochs,
+        trust=trust,
+        open_typed=partial(open_typed, trust=trust),
+    )
 
 
 def _validation(

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from attrs import evolve
 from hypothesis import strategies as st
+from joined import join_leaf
 
 from energy_data.errors import SkipSample
 from energy_data.nodes.batch import BatchSpec
@@ -155,9 +156,12 @@ def staged(*bodies: Spec, steps: Sequence[int] = (), every: int = 1, **facts) ->
 A, B, C = leaf("a", 10), leaf("b", 4), leaf("c", 1)
 STREAM_A, STREAM_B = samples(A, 2), samples(B, 2)
 BAD = leaf("bad", 9, frozenset({0, 4}))
+JOINED = join_leaf()
+MIXING = LeafSpec(evolve(leaf("m", 6).leaf, epochs=3))
+IN_ORDER = LeafSpec(evolve(leaf("o", 6).leaf, epochs=None))
 
 KINDS: dict[str, list[Spec]] = {
-    "leaf": [A, samples(A)],
+    "leaf": [A, samples(A), samples(JOINED), samples(MIXING), samples(IN_ORDER)],
     "references": [references(A), references(BlendSpec((Part(A, 2), Part(B))), deal=2)],
     "blend": [
         samples(BlendSpec((Part(A, 5), Part(B, 2), Part(C, 0), Part(A, 1)))),
@@ -241,7 +245,8 @@ KINDS: dict[str, list[Spec]] = {
 
 def leaves() -> st.SearchStrategy[LeafSpec]:
     sizes = {"a": 10, "b": 4, "c": 1, "d": 23, "e": 7}
-    return st.sampled_from([leaf(name, size) for name, size in sizes.items()])
+    plain = [leaf(name, size) for name, size in sizes.items()]
+    return st.sampled_from([*plain, JOINED, MIXING, IN_ORDER])
 
 
 def changing(below: st.SearchStrategy[OrderSpec]) -> st.SearchStrategy[OrderSpec]:

@@ -65,7 +65,8 @@ def compile_stream(
     Otherwise as `compile_split`.
     """
     tree = expand(metadataset, split, options.shuffle_over_epochs_multiplier)
-    compiler = _Compiler(Opener(open_source, options), mode_of(split, mode))
+    opener = Opener(open_source, options)
+    compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite)
     spec = compiler.stream(tree, pipeline)
     compiler.faults.raise_any()
     assert spec is not None
@@ -96,8 +97,8 @@ ABOVE_BATCHING: Mapping[type[Definition], AboveBatching] = {
 class _Compiler:
     """Builds specs bottom-up. A node below which there are faults becomes None."""
 
-    def __init__(self, opener: Opener, mode: Mode) -> None:
-        self.opener, self.mode = opener, mode
+    def __init__(self, opener: Opener, mode: Mode, *, finite: bool = False) -> None:
+        self.opener, self.mode, self.finite = opener, mode, finite
         self.faults = Faults()
 
     def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:
@@ -147,6 +148,14 @@ class _Compiler:
             )
             return None
         epochs = twig.epochs if self.mode == "train" else 1
+        if self.finite and epochs not in (1, None):
+            self.note(
+                twig,
+                "without repetition each sample comes once, so epochs cannot be mixed, found "
+                f"{epochs}. Leave `shuffle_over_epochs_multiplier` out, or pass repeat=True.",
+                "shuffle_over_epochs_multiplier",
+            )
+            return None
         return LeafSpec(Leaf(id=twig.id, source=source, aux=stores, epochs=epochs))
 
     def source(self, twig: Twig) -> Source | None:

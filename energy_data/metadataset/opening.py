@@ -13,6 +13,7 @@ from energy_data.errors import SpecError
 from energy_data.metadataset.aux import Aux
 from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.twigs import DatasetPart, Joined, Twig
+from energy_data.samples.table import SAMPLE_TYPES
 from energy_data.source import Source
 from energy_data.sources.join import Joiner, JoinMember, open_join
 from energy_data.sources.tar_store import WebdatasetFileStore
@@ -38,7 +39,8 @@ class Options:
 
     shuffle_over_epochs_multiplier: int | None = 1  # as the key of that name, for the whole tree
     trust: Trust = field(factory=Trust)  # the code that may be named
-    known_code: Mapping[str, Any] = field(factory=dict)  # and what may be of Energon's modules
+    # Opens what is joined to a declared type, as dataset.yaml types it; None: `open_source` does.
+    open_typed: OpenSource | None = None
 
 
 DEFAULT = Options()
@@ -64,7 +66,8 @@ class Opener:
         joiner, code = self._joiner(twig.definition), twig.definition.joiner
         key = (twig.of, _text([one.subflavors for one in twig.of]), names, code, subset)
         if key not in self._sources:
-            members = [self._member(member) for member in twig.of]
+            typed = self._options.open_typed if isinstance(joiner, type) else None
+            members = [self._member(member, typed) for member in twig.of]
             self._sources[key] = open_join(
                 dict(zip(names, members, strict=True)) if names else members,
                 joiner=joiner,
@@ -78,13 +81,17 @@ class Opener:
         return {name: self._store(name, aux) for name, aux in twig.aux.items()}
 
     def _dataset(
-        self, part: DatasetPart, subset: Range | None, subflavors: Mapping[str, Any]
+        self,
+        part: DatasetPart,
+        subset: Range | None,
+        subflavors: Mapping[str, Any],
+        typed: OpenSource | None = None,
     ) -> Source:
         given = {"dataset_config": part.dataset_config, "split_config": part.split_config}
         config = {name: value for name, value in given.items() if value is not None}
-        key = (part.path, part.split_part, subset, _text(subflavors), *config.items())
+        key = (part.path, part.split_part, subset, _text(subflavors), typed, *config.items())
         if key not in self._sources:
-            self._sources[key] = self._open_source(
+            self._sources[key] = (typed or self._open_source)(
                 part.path,
                 split_part=part.split_part,
                 subset=subset,
@@ -93,14 +100,14 @@ class Opener:
             )
         return self._sources[key]
 
-    def _member(self, member: Joined) -> JoinMember:
-        return JoinMember(self._dataset(member.of, None, member.subflavors), member.nonmatch)
+    def _member(self, member: Joined, typed: OpenSource | None) -> JoinMember:
+        return JoinMember(self._dataset(member.of, None, member.subflavors, typed), member.nonmatch)
 
     def _joiner(self, definition: JoinDefinition) -> Joiner | None:
         code = definition.joiner
         if code is None:
             return None
-        joiner = self._options.trust.find(code.module, code.name, self._options.known_code)
+        joiner = self._options.trust.find(code.module, code.name, SAMPLE_TYPES)
         if not callable(joiner) or isinstance(joiner, type) != code.is_class:
             what = "class" if code.is_class else "function"
             raise SpecError(f"{code} is no {what}, found {joiner!r}. Name one.")

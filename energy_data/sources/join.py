@@ -6,7 +6,7 @@ source.read(np.arange(256))  # the parts of both, in one sample each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -113,7 +113,11 @@ class JoinSource(Source):
         before = self._bytes_of_members()  # members may be read by others too
         columns = [self._column(member, rows[:, n]) for n, member in enumerate(self.members)]
         self.bytes_read += self._bytes_of_members() - before
-        return [self._joined(parts) for parts in zip(*columns, strict=True)]
+        numbers = (np.asarray(indices, np.int64) + self.subset[0]).tolist()
+        return [
+            self._joined(parts, number)
+            for number, parts in zip(numbers, zip(*columns, strict=True), strict=True)
+        ]
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices` in all members."""
@@ -151,22 +155,23 @@ class JoinSource(Source):
             samples[place] = sample
         return samples
 
-    def _joined(self, parts: tuple[Sample | SampleError | None, ...]) -> Sample | SampleError:
+    def _joined(
+        self, parts: tuple[Sample | SampleError | None, ...], number: int
+    ) -> Sample | SampleError:
         for part in parts:
             if isinstance(part, SampleError):
                 return part
         try:
-            joined: Sample = self._join(*parts)
+            return _numbered(self._join(*parts), number)
         except SkipSample:
             return ExcludedError("left out by the joiner.", **_where(parts[0]))
-        except (MemoryError, RecursionError):
+        except (MemoryError, RecursionError, ImportError, SpecError):
             raise
         except Exception as error:  # noqa: BLE001 - code of users: told with the sample
             problem = f"the joiner failed with {type(error).__name__}: {error}."
             fault = SampleError(problem, **_where(parts[0]))
             fault.__cause__ = error
             return fault
-        return joined
 
 
 def _keyed(member: JoinMember) -> Member:
@@ -191,14 +196,26 @@ def _joined_by(joiner: Joiner | None, names: tuple[str, ...] | None) -> Joiner:
 
 def _merged(*parts: Sample | None) -> Sample:
     """Return the parts of all samples in one; key and subflavors are those of the first."""
-    there = [part for part in parts if part is not None]
+    there = _dicts(parts)
     joined = {name: value for part in there for name, value in part.items()}
-    return joined | _common(there)
+    return type(there[0])(joined | _common(there))
 
 
 def _named(parts: dict[str, Sample | None]) -> Sample:
     """Return the samples under their names; key and subflavors are those of the first."""
-    return _common([part for part in parts.values() if part is not None]) | parts
+    there = _dicts(parts.values())
+    return type(there[0])(_common(there) | parts)
+
+
+def _dicts(parts: Iterable[Sample | None]) -> list[Sample]:
+    there = [part for part in parts if part is not None]
+    for part in there:
+        if not isinstance(part, dict):
+            raise SpecError(
+                f"a join without a joiner is of samples without a type, found a "
+                f"{type(part).__name__}. Name what makes one sample of them, as `joiner`."
+            )
+    return there
 
 
 def _common(there: Sequence[Sample]) -> Sample:
@@ -208,6 +225,17 @@ def _common(there: Sequence[Sample]) -> Sample:
         "__subflavors__": first["__subflavors__"],
         "__sources__": tuple(source for part in there for source in part["__sources__"]),
     }
+
+
+def _numbered(sample: Sample, number: int) -> Sample:
+    """Return a sample that knows its number in the join, where it has a place for that."""
+    key = ("Webdataset", number)
+    if isinstance(sample, dict):
+        if "__restore_key__" in sample:
+            sample["__restore_key__"] = key
+    elif hasattr(sample, "__restore_key__"):
+        sample.__restore_key__ = key
+    return sample
 
 
 def _where(sample: Any) -> dict[str, Any]:
