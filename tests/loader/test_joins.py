@@ -6,7 +6,7 @@ import json
 from itertools import islice
 
 import pytest
-from sources.tars import write_tar
+from tars import write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energy_data.sources.prepare import prepare

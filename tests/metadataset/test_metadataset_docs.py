@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from sources.tars import write_tar
+from tars import write_tar
 
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_split
