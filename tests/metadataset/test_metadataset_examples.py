@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from energy_data.metadataset.compile import compile_split
+from energy_data.cli.stream import AnyTask
+from energy_data.metadataset.compile import compile_split, compile_stream
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.load import load, load_metadataset, parse_metadataset
 from energy_data.metadataset.read import read_text
 from energy_data.metadataset.resolve import resolve
 from energy_data.metadataset.schema import metadataset_schema
+from energy_data.pipeline import Pipeline
 from energy_data.references import leaf_entries
 
 FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))
@@ -97,9 +99,19 @@ def test_there_are_examples():
 def test_an_example_loads_compiles_resolves_and_fits_the_schema(path, datasets):
     metadataset = load(path)
     for split in metadataset.splits:
-        spec = compile_split(metadataset, split, open_source=datasets)
         alone = load_metadataset(resolve(metadataset, split))
-        assert compile_split(alone, split, open_source=datasets).describe() == spec.describe()
+        described = [
+            compile_stream(
+                one,
+                split,
+                open_source=datasets,
+                pipeline=Pipeline(
+                    batch_size=4, task_encoder=AnyTask({"seq_len": 4096}), microbatches_per_step=8
+                ),
+            ).describe()
+            for one in (metadataset, alone)
+        ]
+        assert described[0] == described[1]
     value = read_text(path.read_bytes(), path.name, Faults())
     Draft202012Validator(metadataset_schema()).validate(value.plain())
 
