@@ -38,3 +38,16 @@ class References(Sequence[Reference]):
         if isinstance(at, slice):
             return References(self.entries[at], self.epochs[at], self.indices[at])
         return Reference(int(self.entries[at]), int(self.epochs[at]), int(self.indices[at]))
+
+
+def rank_within(groups: Integers) -> Integers:
+    """Return for each element how many equal ones stand before it, int64 [n]."""
+    if not len(groups) or (groups[0] == groups[-1] and not np.any(groups != groups[0])):
+        return np.arange(len(groups), dtype=np.int64)
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    firsts = np.repeat(starts, np.diff(np.append(starts, len(groups))))
+    ranks = np.empty(len(groups), np.int64)
+    ranks[order] = np.arange(len(groups)) - firsts
+    return ranks

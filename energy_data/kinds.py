@@ -11,13 +11,22 @@ from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.mix import MixSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.references import Leaf, OrderSpec
 from energy_data.spec import kind_of
 
 ORDER_KINDS: dict[str, type[OrderSpec]] = {
     kind_of(spec): spec
-    for spec in (LeafSpec, BlendSpec, BlendEpochizedSpec, ConcatSpec, EpochizeSpec, RepeatSpec)
+    for spec in (
+        LeafSpec,
+        BlendSpec,
+        BlendEpochizedSpec,
+        ConcatSpec,
+        EpochizeSpec,
+        RepeatSpec,
+        MixSpec,
+    )
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from energy_data.before import NOTHING_BEFORE, Before
-from energy_data.block import Integers, Reference, References
+from energy_data.block import Integers, Reference, References, rank_within
 from energy_data.context import Context
 from energy_data.errors import SpecError
 from energy_data.node import Cursor, Node
@@ -28,7 +28,7 @@ from energy_data.order.scheduled import Place
 from energy_data.order.several_epochs import shares_of
 from energy_data.order.tree import Order
 from energy_data.source import Source
-from energy_data.spec import Gives, Spec
+from energy_data.spec import Gives, Spec, kind_of
 from energy_data.storage.file_store import FileStore
 
 # Draws computed ahead: a cache of a pure function, not state. A start wants few; in the long run
@@ -77,6 +77,7 @@ class OrderSpec(Spec):
 
     needs_sizes: ClassVar[bool] = False  # whether its order depends on how large its leaves are
     keeps_place: ClassVar[bool] = False  # whether places of the run are known to what is below
+    only_root: ClassVar[bool] = False  # whether it may only be the root of an order tree
 
     @property
     def gives(self) -> Gives:
@@ -94,6 +95,9 @@ class OrderSpec(Spec):
         """
         for child in self.children.values():
             if isinstance(child, OrderSpec):
+                if child.only_root:
+                    name = kind_of(child)
+                    raise SpecError(f"{name}: it can only be the root of an order tree.")
                 child.check_clock(clock if self.keeps_place else None)
 
     @property
@@ -291,7 +295,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         block = self.plan.block(at.draws, count, before.offsets(at.offsets))
         if before.returned:
             leaf = self.plan.table.leaf_of_entry[block.entries]
-            rank = self.plan.ledger(at.draws, ())[leaf] + _rank_within(leaf)
+            rank = self.plan.ledger(at.draws, ())[leaf] + rank_within(leaf)
             block = References(block.entries, block.epochs.copy(), block.indices.copy())
             before.put_in(block.epochs, block.indices, leaf, rank)
         at.draws += len(block)
@@ -380,21 +384,8 @@ class Plan:
             before = self._after[2]
         else:
             before = self.ledger(start, offsets)
-        epoch, index = self.table.shares.locate(leaf, before[leaf] + _rank_within(leaf))
+        epoch, index = self.table.shares.locate(leaf, before[leaf] + rank_within(leaf))
         after = before + np.bincount(leaf, minlength=len(before))
         self._start, self._offsets = start, offsets
         self._block = References(entry, epoch, index)
         self._after = start + count, offsets, after
-
-
-def _rank_within(groups: Integers) -> Integers:
-    """Return for each element how many equal ones stand before it, int64 [n]."""
-    if not len(groups) or (groups[0] == groups[-1] and not np.any(groups != groups[0])):
-        return np.arange(len(groups), dtype=np.int64)
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    firsts = np.repeat(starts, np.diff(np.append(starts, len(groups))))
-    ranks = np.empty(len(groups), np.int64)
-    ranks[order] = np.arange(len(groups)) - firsts
-    return ranks

@@ -21,6 +21,7 @@ from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
+from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
@@ -170,6 +171,12 @@ KINDS: dict[str, list[Spec]] = {
         samples(BlendSpec((Part(BlendSpec((Part(A, DOWN), Part(B))), LATER), Part(C, UP)))),
         BlendSpec((Part(STREAM_A, 0.3), Part(STREAM_B, 0.7), Part(samples(C), 0))),
     ],
+    "mix": [
+        samples(MixSpec((Mixed(A, 3), Mixed(B, 2), Mixed(C, 0), Mixed(A, 0.5)))),
+        samples(MixSpec((Mixed(A, 3), Mixed(BlendSpec((Part(B), Part(C, UP))))), "batches")),
+        MixSpec((Mixed(samples(A), 0.7), Mixed(samples(BAD), 1.3)), batch_size=3),
+        MixSpec((Mixed(STREAM_A), Mixed(samples(C), 0), Mixed(samples(B), 2)), "batches", 2),
+    ],
     "blend_epochized": [samples(BlendEpochizedSpec((Repeated(A, 1.5), Repeated(B, 2))))],
     "concat": [samples(ConcatSpec((A, B, A))), ConcatSpec((STREAM_A, STREAM_B))],
     "epochize": [
@@ -268,6 +275,14 @@ def follows(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     )
 
 
+def mixes(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
+    """Random mixes of order trees."""
+    weights = st.sampled_from([0.1, 1, 2, 7])
+    below = st.one_of(leaves(), orders(depth - 1), follows(depth - 1)) if depth else leaves()
+    parts = st.lists(st.builds(Mixed, below, weights), min_size=1, max_size=4).map(tuple)
+    return st.builds(MixSpec, parts, st.sampled_from(["samples", "batches"]))
+
+
 def orders(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     if not depth:
         return leaves()
@@ -300,7 +315,9 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
     """Random endless trees of samples."""
     read = st.builds(ReadSpec, of=st.builds(ReferencesSpec, of=orders(depth), shuffle=shuffles()))
     # A lane that gets one and the same sample for ever must not be one that leaves it out.
-    mixed = st.builds(ReadSpec, of=st.one_of(orders(depth), follows(depth)).map(references))
+    mixed = st.builds(
+        ReadSpec, of=st.one_of(orders(depth), follows(depth), mixes(depth)).map(references)
+    )
     return st.one_of(
         read,
         mixed,

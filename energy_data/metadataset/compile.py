@@ -116,6 +116,7 @@ class _Compiler:
         if (above := ABOVE_BATCHING.get(type(tree.definition))) is not None:
             return above.order(self, tree)
         self.check_schedules(tree, known=known)
+        self.check_outermost(tree)
         known = known and (tree.definition.weighs or tree.definition.renews)
         children = [child for child in tree.children if self.mode == "train" or child.share != 0]
         specs = [self.spec(child, known=known) for child in children]
@@ -136,6 +137,14 @@ class _Compiler:
                     "weights that change follow the run, and cannot below what is played in "
                     "passes. Put them above a concat, repeat or blend_epochized.",
                 )
+
+    def check_outermost(self, tree: Branch) -> None:
+        """Note children that may not stand below another node."""
+        for child in tree.children:
+            if child.definition.outermost and self.mode == "train":
+                part, kind = child.definition, child.kind
+                problem = f"{kind} says what whole batches are of, so it is the outermost node"
+                self.faults.add(part.place, part.where, f"{problem}. Write a blend here.")
 
     def leaf(self, twig: Twig) -> LeafSpec | None:
         source, stores = self.source(twig), self.stores(twig)

@@ -105,6 +105,7 @@ class Definition:
     apart: ClassVar[bool] = False  # whether each child is drawn from in a time of its own
     renews: ClassVar[bool] = False  # whether its children go on without end wherever it stands
     below_split_only: ClassVar[bool] = False  # whether it stands directly below a split
+    outermost: ClassVar[bool] = False  # whether nothing of an order tree may stand over it
 
     place: Place
     where: str  # such as `splits.train.blend[1]`

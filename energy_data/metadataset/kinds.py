@@ -20,6 +20,7 @@ from energy_data.metadataset.kind_concat import ConcatDefinition
 from energy_data.metadataset.kind_datasets import DatasetsDefinition
 from energy_data.metadataset.kind_epochize import EpochizeDefinition
 from energy_data.metadataset.kind_join import JoinDefinition
+from energy_data.metadataset.kind_mix import MixDefinition
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.kind_repeat import RepeatDefinition
 from energy_data.metadataset.kind_staged import StagedDefinition
@@ -34,6 +35,7 @@ KINDS: Mapping[str, type[Definition]] = {
         ConcatDefinition,
         EpochizeDefinition,
         RepeatDefinition,
+        MixDefinition,
         StagedDefinition,
         DatasetsDefinition,
     )

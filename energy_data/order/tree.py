@@ -19,12 +19,20 @@ import numpy.typing as npt
 from energy_data.order.choice import WeightedChoice
 from energy_data.order.epochized import EpochizedChoice
 from energy_data.order.exhausting import ExhaustingChoice
+from energy_data.order.quota import QuotaChoice, WholeBatches
 from energy_data.order.scheduled import ScheduledChoice
 from energy_data.order.shares import Shares
 
 Entries = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
-Choice = WeightedChoice | ScheduledChoice | EpochizedChoice | ExhaustingChoice
+Choice = (
+    WeightedChoice
+    | ScheduledChoice
+    | QuotaChoice
+    | WholeBatches
+    | EpochizedChoice
+    | ExhaustingChoice
+)
 
 
 class Order(ABC):

@@ -67,7 +67,7 @@ PATH = "Write it like `path: ./coco`."
         (
             "{id: x}",
             "2:10: splits.train: names no kind, found {id: x}. Add one of path, join, blend, "
-            "blend_epochized, concat, epochize, repeat or staged.",
+            "blend_epochized, concat, epochize, repeat, mix or staged.",
         ),
         (
             "./coco",
@@ -238,8 +238,8 @@ def test_an_inner_node_takes_no_numbers_of_samples():
         (
             "{blend: [{datasets: [{path: x}]}]}",
             "2:20: splits.train.blend[0]: must have `path`, `join`, `blend`, `blend_epochized`, "
-            "`concat`, `epochize`, `repeat` or `staged`, found 'datasets'. It is of the older "
-            "`Metadataset`: write `blend` in its place.",
+            "`concat`, `epochize`, `repeat`, `mix` or `staged`, found 'datasets'. It is of the "
+            "older `Metadataset`: write `blend` in its place.",
         ),
         (
             "{datasets: [{path: x, aux: {a: b}}]}",

@@ -7,6 +7,7 @@ from energy_data.errors import SpecError
 from energy_data.metadataset.definitions import FileDefinition, keys_of
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.kind_join import JoinDefinition, JoinedPart
+from energy_data.metadataset.kind_mix import MixedPart
 from energy_data.metadataset.kind_staged import StagePart
 from energy_data.metadataset.kinds import KINDS, PARTS
 from energy_data.metadataset.load import parse_metadataset
@@ -29,6 +30,7 @@ GOOD = [
     "{staged: {stages: [{name: a, path: x}]}}",
     "{staged: {unit: tokens, stages: [{name: a, for: 1.5B, path: x}, {name: b, path: x}]}}",
     "{staged: {default: {path: y}, stages: [{name: a b, start: 5, seed: 3, path: x}]}}",
+    "{mix: {parts: [{path: x, weight: 2}, {blend: [{path: y}]}], by: batches}}",
     "{blend: [{path: x, weight: {step: {0: 0, 5: 1}}}, {path: y}]}",
     "{blend: [{path: x, weight: {linear: {0: 1, 1.5K: 1e-3}, unit: tokens}}]}",
     "{blend: [{path: x, weight: {cosine: {'7': 1}, unit: samples}}]}",
@@ -110,6 +112,10 @@ BAD = [
     "{blend: [{path: x, weight: true}]}",
     "{blend: [{path: x, weight: .inf}]}",
     "{blend: [{path: x, weight: 0}]}",
+    "{mix: [{path: x}]}",
+    "{mix: {parts: [{path: x, weight: 0}]}}",
+    "{mix: {parts: [{path: x, weight: {step: {0: 1}}}]}}",
+    "{mix: {parts: [{path: x}], by: turns}}",
     "{blend: [{path: x, weight: {}}]}",
     "{blend: [{path: x, weight: {unit: steps}}]}",
     "{blend: [{path: x, weight: {step: {}}}]}",
@@ -196,11 +202,12 @@ TEMPLATES = {
     JoinDefinition: "splits: {train: {%s, join: [{path: x}, {path: y}]}}",
     StagePart: "splits: {train: {staged: {stages: [{name: first, end: 1000, path: y}, "
     "{name: second, %s, path: x}]}}}",
+    MixedPart: "splits: {train: {mix: {parts: [{%s, path: x}]}}}",
     JoinedPart: "splits: {train: {join: [{path: x}, {%s, path: y}]}}",
     **{
         part: f"splits: {{train: {{{PARTS[part]}: [{{%s, path: x}}]}}}}"
         for part in PARTS
-        if part not in (JoinedPart, StagePart)
+        if part not in (JoinedPart, MixedPart, StagePart)
     },
 }
 """What an example of a key stands in, if not beside a path."""

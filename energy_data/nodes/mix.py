@@ -1,0 +1,217 @@
+"""Mix: batches with an exact part of each child, or each of one child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+from typing import Any, ClassVar, Literal, TypeVar
+
+from attrs import field, frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SpecError
+from energy_data.node import MAX_EMPTY_DRAWS, Change, Cursor, Mark, Node
+from energy_data.order.choice import WeightedChoice, integer_weights
+from energy_data.order.keys import key
+from energy_data.order.quota import QuotaChoice, WholeBatches
+from energy_data.order.schedule import Clock
+from energy_data.order.scheduled import Place
+from energy_data.order.tree import ChoiceOrder, Order
+from energy_data.pending import again_by_child, moved_by_child
+from energy_data.references import LeafTable, OrderSpec, order_children
+from energy_data.spec import Gives, Spec
+
+T = TypeVar("T")
+
+MixedBy = Literal["samples", "batches"]
+
+
+@frozen
+class Mixed:
+    """One child of a mix."""
+
+    of: Spec
+    weight: float = 1.0  # relative; any scale; 0: listed, never drawn
+
+    def __attrs_post_init__(self) -> None:
+        if not (isfinite(self.weight) and self.weight >= 0):
+            raise SpecError(f"weight: must be a finite number >= 0, got {self.weight}.")
+
+
+@frozen
+class MixSpec(OrderSpec):
+    """Give batches of which every child has its part, by weight.
+
+    `by="samples"`: of each batch, a child has its quota rounded down or up, in turns, so that over
+    batches proportions are exact. `by="batches"`: a batch is of one child, chosen by weight.
+
+    Below reading it is the root of the order tree, a batch is what the clock of the run says, and
+    what is drawn counts: where samples are left out afterwards, batches are filled from what is
+    drawn next. Over streams give `batch_size`; then what comes through counts, and a mix ends with
+    the first child that does.
+    """
+
+    keeps_place: ClassVar[bool] = True
+    only_root: ClassVar[bool] = True
+
+    parts: tuple[Mixed, ...]
+    by: MixedBy = "samples"
+    batch_size: int | None = None
+    weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
+
+    @weights.default
+    def _integers(self) -> tuple[int, ...]:
+        if not any(part.weight for part in self.parts):
+            raise SpecError("mix: no child has a weight > 0. Give at least one a weight.")
+        return tuple(integer_weights([part.weight for part in self.parts]))
+
+    def __attrs_post_init__(self) -> None:
+        if self.by not in ("samples", "batches"):
+            raise SpecError(f"mix: by must be 'samples' or 'batches', got {self.by!r}.")
+        if {part.of.gives for part in self.parts} - {self.gives} or self.gives == "batches":
+            raise SpecError("mix: the children must all give references, or all give samples.")
+        if (self.batch_size is None) != (self.gives == "references"):
+            raise SpecError(
+                "mix: give `batch_size` over streams, and leave it out below reading, where it is "
+                "that of the run."
+            )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise SpecError(f"mix: batch_size must be >= 1, got {self.batch_size}.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return order_children([part.of for part in self.parts])
+
+    @property
+    def gives(self) -> Gives:
+        return self.parts[0].of.gives
+
+    @property
+    def follows_run(self) -> bool:
+        return True
+
+    @property
+    def size(self) -> Fraction:
+        drawn = [part.of for part in self.parts if part.weight]
+        return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
+
+    def check_clock(self, clock: Clock | None) -> None:
+        if clock is None:
+            raise SpecError("mix: it has batches without end, so it is in no finite stream.")
+        super().check_clock(clock)
+
+    def describe(self) -> list[Any]:
+        said = [self.weights, self.by, self.batch_size]
+        return ["mix", *said, [part.of.describe() for part in self.parts]]
+
+    @classmethod
+    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> MixSpec:
+        pairs = zip(children, said[1], strict=True)
+        return cls(tuple(Mixed(of, weight) for of, weight in pairs), said[2], said[3])
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
+        assert leaves.place is not None
+        drawn = [number for number, part in enumerate(self.parts) if part.weight]
+        choice = self.choice(context, leaves.clock.samples_per_microbatch)
+        children = [
+            of.order(
+                context.under(str(number)),
+                leaves.at(_below(choice, child, leaves.place)),
+                endless=True,
+            )
+            for child, number in enumerate(drawn)
+            if isinstance(of := self.parts[number].of, OrderSpec)
+        ]
+        return ChoiceOrder(children, choice)
+
+    def choice(self, context: Context, size: int) -> QuotaChoice | WholeBatches:
+        """Return the choice among the children that are drawn, in one lane."""
+        weights = [weight for weight in self.weights if weight]
+        mix_key = key(context.seed, "mix", *context.path)
+        if self.by == "samples":
+            return QuotaChoice(weights, size, key=mix_key, lane=context.lane, lanes=context.lanes)
+        whole = WeightedChoice(weights, key=mix_key, lane=context.lane, lanes=context.lanes)
+        return WholeBatches(whole, size)
+
+    def cannot_make_again(self) -> str | None:
+        return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+
+    def build(self, context: Context) -> Node[Any, Any]:
+        if self.gives == "references":
+            return super().build(context)
+        return MixNode(self, context)
+
+
+@dataclass
+class MixCursor(Cursor):
+    draws: int = 0  # items given
+
+
+class MixNode(Node[Any, MixCursor]):
+    """A mix of streams: the items of whole batches, one after another."""
+
+    def __init__(self, spec: MixSpec, context: Context) -> None:
+        children = {
+            name: child.build(context.under(name))
+            for name, child in spec.children.items()
+            if spec.parts[int(name)].weight
+        }
+        super().__init__(MixCursor(), children)
+        assert spec.batch_size is not None
+        self.batch_size, self.names = spec.batch_size, list(children)
+        self.choice = spec.choice(context, spec.batch_size)
+        self._plan: tuple[int, Sequence[str]] = 0, ()
+
+    def draw(self, count: int) -> list[Any]:
+        return [item for _, item in self._mixed(count, lambda child: child.draw(1))]
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        mixed = self._mixed(count, lambda child: child.draw_marked(1))
+        return [((int(name), *mark), item) for name, (mark, item) in mixed]
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        return again_by_child(self.children, marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return moved_by_child(self.children, marks, change)
+
+    def _mixed(
+        self, count: int, draw: Callable[[Node[Any, Any]], Sequence[T]]
+    ) -> list[tuple[str, T]]:
+        at, items = self.cursor, list[tuple[str, T]]()
+        while len(items) < count:
+            name = self._child(at.draws)
+            try:
+                items.append((name, _next(self.children[name], draw)))
+            except StopIteration:
+                if items:
+                    return items
+                raise
+            at.draws += 1
+        return items
+
+    def _child(self, draw: int) -> str:
+        start, names = self._plan
+        if not start <= draw < start + len(names):
+            start = draw - draw % self.batch_size
+            names = [self.names[number] for number in self.choice.choose(start, self.batch_size)]
+            self._plan = start, names
+        return names[draw - start]
+
+
+def _below(choice: QuotaChoice | WholeBatches, child: int, place: Place) -> Place:
+    """Return which draw of a child a place of the run is."""
+    return lambda samples: int(choice.before(place(samples))[child])
+
+
+def _next(child: Node[Any, Any], draw: Callable[[Node[Any, Any]], Sequence[T]]) -> T:
+    """Return the next item of a child that comes through."""
+    for _ in range(MAX_EMPTY_DRAWS):
+        if drawn := draw(child):
+            return drawn[0]
+    raise DataError(
+        f"no item of a child of a mix came through in {MAX_EMPTY_DRAWS} draws in a row. Look at "
+        f"what leaves items out: a filter, SkipSample, or bad data."
+    )
