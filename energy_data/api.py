@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -23,7 +23,7 @@ from energy_data.loader.step_known import in_shares
 from energy_data.loader.step_loader import StepLoader
 from energy_data.metadataset.compile import compile_split, compile_stream
 from energy_data.metadataset.load import load
-from energy_data.metadataset.opening import Options
+from energy_data.metadataset.opening import OpenSource, Options
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
@@ -35,6 +35,8 @@ from energy_data.spec import Spec
 from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.trust import Trust
+
+Samples = Literal["dicts", "typed"]
 
 
 def get_train_dataset(
@@ -57,6 +59,7 @@ def get_train_dataset(
     tokens_per_sample: float | None = None,
     samples_per_microbatch: int | None = None,
     shuffle_over_epochs_multiplier: int | None = 1,
+    samples: Samples = "dicts",
     allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
@@ -91,7 +94,9 @@ def get_train_dataset(
             where samples are packed or grouped.
         shuffle_over_epochs_multiplier: Epochs of each dataset that are mixed with each other, times
             what the metadataset says; -1: all of them; None: the order of the files.
-        allow_modules: Python modules whose functions and classes files may name.
+        samples: "dicts" of parts by extension; or "typed", as each dataset.yaml declares them.
+        allow_modules: Python modules, and folders with Python files, whose functions and classes
+            files may name: see `energy_data.trust`.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -110,13 +115,14 @@ def get_train_dataset(
         tokens_per_sample=tokens_per_sample,
         samples_per_microbatch=samples_per_microbatch,
     )
+    options = _options(allow_modules, shuffle_over_epochs_multiplier)
     spec = compile_stream(
         load(path),
         split_part,
-        open_source=open_source,
+        open_source=_opener(samples, options),
         pipeline=pipeline,
         mode="train",
-        options=_options(allow_modules, shuffle_over_epochs_multiplier),
+        options=options,
     )
     _check_even(spec, even_batches if pipeline.finite else None)
     return Dataset(
@@ -140,6 +146,7 @@ def get_val_dataset(
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
+    samples: Samples = "dicts",
     allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
@@ -164,12 +171,13 @@ def get_val_dataset(
             again (`loader.last_is_padding` tells). None: some ranks may have one batch more.
         packing_buffer_size: Encoded samples, per lane, that the task encoder chooses from what to
             pack together; then `batch_size` counts packs. None: as its `packing` says.
+        samples: As for `get_train_dataset`.
         allow_modules: As for `get_train_dataset`.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
-    order = _order(path, split_part, allow_modules)
+    order = _order(path, split_part, samples, allow_modules)
     return _validation(
         order,
         batch_size=batch_size,
@@ -195,10 +203,11 @@ def get_val_datasets(
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
+    samples: Samples = "dicts",
     allow_modules: Sequence[str] = (),
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
-    order = _order(path, split_part, allow_modules)
+    order = _order(path, split_part, samples, allow_modules)
     return [
         (
             _validation(
@@ -279,15 +288,25 @@ get_savable_loader = get_loader
 
 
 def _order(
-    path: str | Path | Mapping[str, Any], split_part: str, allow_modules: Sequence[str]
+    path: str | Path | Mapping[str, Any],
+    split_part: str,
+    samples: Samples,
+    allow_modules: Sequence[str],
 ) -> OrderSpec:
+    options = _options(allow_modules)
     return compile_split(
         load(path),
         split_part,
-        open_source=open_source,
+        open_source=_opener(samples, options),
         mode="val",
-        options=_options(allow_modules),
+        options=options,
     )
+
+
+def _opener(samples: Samples, options: Options) -> OpenSource:
+    if samples not in get_args(Samples):
+        raise SpecError(f"samples: must be 'dicts' or 'typed', got {samples!r}.")
+    return open_source if samples == "dicts" else partial(open_typed, trust=options.trust)
 
 
 def _options(allow_modules: Sequence[str], epochs: int | None = 1) -> Options:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +15,7 @@ from energy_data.tasks.memory import empty
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return samples as one batch; dicts field by field, everything else as a list of values.
+    """Return samples as one batch; dicts and dataclasses field by field, else a list of values.
 
     A field becomes a tensor [n, ...] if all its values are tensors or arrays of one shape and
     dtype, or numbers; else the list of its values, with None where a sample lacks the field.
@@ -22,7 +23,12 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     kinds = set(map(type, samples))
     if not all(issubclass(kind, dict) for kind in kinds):
-        return stack_or_list(list(samples))
+        if not all(map(is_dataclass, kinds)):
+            return stack_or_list(list(samples))
+        samples = [
+            {one.name: getattr(sample, one.name) for one in fields(sample)} for sample in samples
+        ]
+        kinds = {dict}
     names = samples[0].keys()
     if kinds == {dict} and len(set(map(len, samples))) == 1:
         try:
