@@ -15,7 +15,7 @@ from energy_data.sample import describe_source
 class Document(NamedTuple):
     """A document, or a part of one, that can go into a pack."""
 
-    mark: Mark  # where documents are split: start, stop, and the mark of the sample
+    mark: Mark  # of its sample; where documents are split, after start, stop and whole length
     item: Any
     sizes: Sizes
     docs: int  # what it counts
@@ -29,7 +29,7 @@ def documents_of(packing: Packing, mark: Mark, item: Any) -> tuple[list[Document
     sizes = packing.sizes(item)
     splits = packing.over_long == "split"
     if _fits(packing, sizes):
-        return [Document((0, sizes[0], *mark) if splits else mark, item, sizes, 1)], 0
+        return [Document((0, sizes[0], sizes[0], *mark) if splits else mark, item, sizes, 1)], 0
     if packing.over_long == "skip":
         return [], sizes[0]
     if packing.over_long == "error":
@@ -43,7 +43,8 @@ def documents_of(packing: Packing, mark: Mark, item: Any) -> tuple[list[Document
         if not _fits(packing, size):
             raise _over_long(packing, item, size, "give a `cut` that makes all sizes smaller")
         docs = int(not splits or stop == sizes[0] or packing.fragments == "each")
-        parts.append(Document((start, stop, *mark) if splits else mark, part, size, docs))
+        own = (start, stop, sizes[0], *mark) if splits else mark
+        parts.append(Document(own, part, size, docs))
     return parts, 0 if splits else sizes[0] - parts[0].sizes[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class PackSpec(Spec):
 
     of: Spec
     packing: Packing
-    buffer_size: int = 256
+    buffer_size: int = 128
 
     def __attrs_post_init__(self) -> None:
         if self.buffer_size < 1:
@@ -84,7 +85,8 @@ class PackNode(PendingNode[PackCursor]):
         self.packing, self.buffer_size = spec.packing, spec.buffer_size
         self.lane, self.lanes = context.lane, context.lanes
         self.trace, self.meter = context.trace, context.meter
-        self.num_prefixed = 2 if spec.packing.over_long == "split" else 0  # start and stop
+        # Start, stop and length of a part stand before the mark of its sample.
+        self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
         # A cache: the buffer, and the marks it has. With other marks it is made anew.
         self.buffer = Buffer(spec.packing)
         self.buffered: tuple[Mark, ...] | None = ()
@@ -121,6 +123,17 @@ class PackNode(PendingNode[PackCursor]):
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return joined_and_moved(marks, lambda apart: self.pending_moved(apart, change))
+
+    @property
+    def held(self) -> Sequence[tuple[int, int, int]]:
+        """References of what is pending; without documents that were given in part."""
+        pending, n = self.cursor.pending, self.num_prefixed
+        if not n:
+            return self._references(pending)
+        waits: Counter[Mark] = Counter()
+        for mark in pending:
+            waits[mark[n:]] += mark[1] - mark[0]
+        return self._references([mark for mark in pending if waits[mark[n:]] == mark[2]])
 
     def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         n = self.num_prefixed

@@ -97,8 +97,27 @@ class FirstFit(Fitting):
         self._set(number, (_NEVER,) * len(sizes))
 
     def find(self, room: Sizes, after: int) -> int | None:
+        least = max(0, after + 1 - self._first)  # leaves before it are not looked at
+        if least >= self._leaves:
+            return None
+        return self._find_one(room[0], least) if len(room) == 1 else self._find(room, least)
+
+    def _find_one(self, room: int, least: int) -> int | None:
+        tree, leaves = self._trees[0], self._leaves
+        node = least + leaves
+        while tree[node] > room:
+            while node & 1:  # nothing in what is left of the parent either
+                node >>= 1
+            if not node:
+                return None
+            node += 1
+        while node < leaves:
+            node *= 2
+            node += tree[node] > room
+        return self._first + node - leaves
+
+    def _find(self, room: Sizes, least: int) -> int | None:
         stack = [1]
-        least = after + 1 - self._first  # leaves before it are not looked at
         while stack:
             node = stack.pop()
             depth = node.bit_length() - 1

@@ -1,0 +1,266 @@
+"""Packs: full, within their limits, every document once, and nothing lost without a word."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from trees import cut, finite, leaf, lengths, packs, references, samples
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SpecError
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.packing import CutFields, Joined, Packing, Quota
+
+LENGTHS = np.random.default_rng(0).lognormal(6, 1, 5000).clip(1, 2048).astype(int).tolist()
+
+
+def log_normal(sample):
+    return {"tokens": LENGTHS[sample["number"] % 5000], "images": sample["number"] % 4}
+
+
+def keys(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+def packing(**facts):
+    return Packing(**{"limits": {"tokens": 2048}, "lengths": log_normal, "pack": keys, **facts})
+
+
+def listed(samples):
+    return {"keys": keys(samples)}
+
+
+def taken(spec, count=10**6, **context):
+    return list(islice(spec.build(Context(**context)), count))
+
+
+def one_pass(size=40):
+    return samples(leaf("x", size), deal=2)
+
+
+@pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
+@pytest.mark.parametrize("limits", [{"tokens": 2048}, {"tokens": 8192, "images": 60}])
+def test_packs_of_log_normal_lengths_are_98_percent_full(algorithm, limits):
+    rule = packing(limits=limits, algorithm=algorithm, pack=listed)
+    given = taken(PackSpec(of=samples(leaf("x", 10**6)), packing=rule), 400)
+    assert sum(pack["__tokens__"] for pack in given) >= 0.98 * limits["tokens"] * len(given)
+    for name, limit in limits.items():
+        assert max(pack[f"__{name}__"] for pack in given) <= limit
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 50])
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"algorithm": "first_fit"}, {"limits": {"tokens": 3000, "images": 5}}, {"buffer": 1}],
+)
+def test_a_pass_packs_every_document_exactly_once(facts, lanes):
+    rule = packing(**{name: fact for name, fact in facts.items() if name != "buffer"})
+    spec = PackSpec(of=one_pass(), packing=rule, buffer_size=facts.get("buffer", 8))
+    given = [
+        key for lane in range(lanes) for pack in taken(spec, lane=lane, lanes=lanes) for key in pack
+    ]
+    assert sorted(given) == sorted(f"x/{n}" for n in range(40))
+
+
+def test_a_pack_says_how_many_documents_and_tokens_it_has():
+    given = taken(PackSpec(of=one_pass(), packing=packing(pack=listed)))
+    for pack in given:
+        assert pack["__docs__"] == len(pack["keys"])
+        numbers = [int(key.split("/")[1]) for key in pack["keys"]]
+        assert pack["__tokens__"] == sum(LENGTHS[n] for n in numbers)
+
+
+def test_a_document_above_a_limit_is_an_error_that_says_what_to_do():
+    spec = packs(one_pass(), limits={"tokens": 5})
+    with pytest.raises(DataError, match=r"dataset x, .* it has \d+ tokens, and a pack 5 .*'split'"):
+        taken(spec)
+
+
+def test_what_is_above_the_limit_in_something_else_cannot_be_cut():
+    spec = packs(one_pass(), limits={"tokens": 12, "images": 1}, over_long="truncate")
+    with pytest.raises(DataError, match=r"it has .* 2 images, and a pack 12 tokens, 1 images"):
+        taken(spec)
+
+
+@pytest.mark.parametrize("over_long", ["skip", "truncate", "split"])
+def test_tokens_in_are_tokens_out_and_what_is_counted_as_lost(over_long):
+    node = packs(one_pass(), limits={"tokens": 5}, over_long=over_long).build(Context())
+    given = list(node)
+    whole = [lengths({"number": n})["tokens"] for n in range(40)]
+    at = node.cursor
+    assert sum(pack["__tokens__"] for pack in given) + at.cut == sum(whole)
+    long = sum(size > 5 for size in whole)
+    assert (at.skipped, at.truncated) == {
+        "skip": (long, 0),
+        "truncate": (0, long),
+        "split": (0, 0),
+    }[over_long]
+
+
+@pytest.mark.parametrize(("fragments", "counted"), [("last", 40), ("each", None)])
+def test_a_split_document_counts_once_or_with_each_part(fragments, counted):
+    given = taken(packs(one_pass(), limits={"tokens": 5}, over_long="split", fragments=fragments))
+    parts = sum(len(pack["__key__"]) for pack in given)
+    assert sum(pack["__docs__"] for pack in given) == (counted or parts)
+    assert parts > 40
+
+
+def tokens(sample):
+    return {"tokens": torch.arange(sample["number"] % 7 + 1) + 100 * sample["number"]}
+
+
+def test_parts_of_a_split_document_are_the_whole_document():
+    rule = Packing(limits={"tokens": 3}, over_long="split")
+    spec = PackSpec(of=EncodeSpec(of=one_pass(), encode=tokens), packing=rule)
+    given = torch.cat([pack["tokens"][: pack["__tokens__"]] for pack in taken(spec)])
+    expected = torch.cat([tokens({"number": n})["tokens"] for n in range(40)])
+    assert torch.equal(given.sort().values, expected.sort().values)
+
+
+def test_joined_documents_are_padded_and_say_where_they_begin():
+    documents = [
+        {"tokens": torch.tensor([5, 6, 7]), "labels": np.array([6, 7, -1]), "name": "a"},
+        {"tokens": torch.tensor([8, 9]), "labels": np.array([9, -1]), "name": "b"},
+    ]
+    pack = Joined("tokens", 7, {"labels": -100})(documents)
+    assert pack["tokens"].tolist() == [5, 6, 7, 8, 9, 0, 0]
+    assert pack["labels"].tolist() == [6, 7, -1, 9, -1, -100, -100]
+    assert pack["cu_seqlens"].tolist() == [0, 3, 5]
+    assert pack["position_ids"].tolist() == [0, 1, 2, 0, 1, 0, 0]
+    assert pack["name"] == ["a", "b"]
+
+
+def test_an_empty_pack_is_padding():
+    pack = Joined("tokens", 4)([])
+    assert pack["tokens"].tolist() == [0, 0, 0, 0]
+    assert pack["cu_seqlens"].tolist() == [0]
+
+
+def test_a_document_is_cut_in_all_its_fields():
+    document = {
+        "tokens": torch.arange(5),
+        "labels": np.arange(5),
+        "image": torch.zeros(5, 2),
+        "n": 1,
+    }
+    part = CutFields()(document, 1, 3)
+    assert (part["tokens"].tolist(), part["labels"].tolist()) == ([1, 2], [1, 2])
+    assert part["image"] is document["image"]
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize(("docs", "items"), [(16, 2), (10, 3), (5, 1)])
+def test_a_round_of_all_lanes_has_exactly_as_many_documents_as_the_quota(docs, items, lanes):
+    rule = packing(
+        limits={"tokens": 400}, lengths=lengths, pack=listed, quota=Quota(docs=docs, items=items)
+    )
+    spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule, buffer_size=40)
+    given = [
+        [pack["__docs__"] for pack in taken(spec, 12 * items, lane=lane, lanes=lanes)]
+        for lane in range(lanes)
+    ]
+    for begun in range(0, 12 * items, items):
+        rounds = [counts[begun : begun + items] for counts in given]
+        assert sum(map(sum, rounds)) == docs
+        assert all(max(counts) - min(counts) <= 1 for counts in rounds)
+
+
+@pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
+def test_a_pack_closes_when_the_quota_of_its_lane_is_complete(algorithm):
+    rule = packing(pack=listed, quota=Quota(docs=7), algorithm=algorithm)
+    spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule)
+    ends = np.cumsum([pack["__docs__"] for pack in taken(spec, 60)]).tolist()
+    assert set(range(7, ends[-1] + 1, 7)) <= set(ends)
+
+
+def test_documents_too_long_for_a_quota_are_an_error_that_says_what_to_do():
+    rule = packing(quota=Quota(docs=40, items=2))
+    spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule)
+    with pytest.raises(DataError, match=r"left of the quota of 40 per 2 packs .* leave `items` out"):
+        taken(spec, 50)
+
+
+def test_a_full_quota_still_fills_packs():
+    docs_per_pack = 4  # of 666 tokens on average, so 2664 of 3000 if none is left waiting for ever
+    rule = packing(limits={"tokens": 3000}, pack=listed, quota=Quota(docs=docs_per_pack, items=1))
+    spec = PackSpec(of=samples(leaf("x", 10**6)), packing=rule, buffer_size=200)
+    given = taken(spec, 500)
+    assert {pack["__docs__"] for pack in given} == {docs_per_pack}
+    mean = sum(pack["__tokens__"] for pack in given) / sum(pack["__docs__"] for pack in given)
+    assert abs(mean / np.mean(LENGTHS) - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"limits": {}}, "limits must be names"),
+        ({"limits": {"tokens": 0}}, "limits must be names"),
+        ({"algorithm": "worst_fit"}, "algorithm must be one of"),
+        ({"over_long": "cut"}, "over_long must be one of"),
+        ({"quota": Quota(docs=3, items=2), "over_long": "split"}, "quota with `items` needs"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(facts, message):
+    with pytest.raises(SpecError, match=message):
+        packing(**facts)
+
+
+def test_only_what_can_be_made_again_can_be_packed():
+    with pytest.raises(SpecError, match="'batch' below it cannot make its items again"):
+        packs(finite(leaf("x", 5)))
+
+
+def test_a_document_without_a_length_is_an_error_that_names_its_fields():
+    rule = Packing(limits={"tokens": 9})
+    with pytest.raises(DataError, match="no 'tokens' to be measured by, found __key__"):
+        taken(PackSpec(of=one_pass(), packing=rule))
+
+
+def test_an_encoder_that_changes_its_mind_is_found_out_after_a_restore():
+    spec = PackSpec(
+        of=EncodeSpec(of=samples(leaf("x", 40)), encode=Growing()),
+        packing=Packing(limits={"tokens": 8}, over_long="split"),
+    )
+    node = spec.build(Context())
+    next(node)
+    again = spec.build(Context())
+    again.load_state_dict(json.loads(json.dumps(node.state_dict())))
+    with pytest.raises(DataError, match="another length than before the save"):
+        list(islice(again, 200))
+
+
+class Growing:
+    """An encoder that depends on how often it was called."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, sample):
+        self.calls += 1
+        return {"tokens": torch.zeros(9 + self.calls)}
+
+
+def test_restored_it_reads_what_is_pending_and_the_next_block_only():
+    source = leaf("x", 10**6)
+    spec = PackSpec(of=ReadSpec(of=references(source)), packing=packing(), buffer_size=64)
+    node = spec.build(Context())
+    for _ in range(300):
+        next(node)
+    state = json.loads(json.dumps(node.state_dict()))
+    expected = [next(node) for _ in range(20)]
+    again = spec.build(Context())
+    again.load_state_dict(state)
+    before = source.leaf.source.num_read
+    first = next(again)
+    assert source.leaf.source.num_read - before <= 64 + 8
+    assert [first, *islice(again, 19)] == expected
+
+
+def test_cut_documents_of_the_tests_have_the_length_they_say():
+    assert lengths(cut({"__key__": "k", "number": 3}, 0, 5))["tokens"] == 5

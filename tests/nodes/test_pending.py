@@ -1,0 +1,211 @@
+"""Groups, chosen packs and parts of samples: what they give, and what they do when they cannot."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+from trees import (
+    batches,
+    finite,
+    groups,
+    leaf,
+    not_fifth,
+    pairs,
+    parity,
+    parts,
+    samples,
+    selected,
+)
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.map import MapSpec
+
+ONE_PASS = samples(leaf("x", 23), deal=4)
+
+
+def taken(spec, count=10**6, **context):
+    return list(islice(spec.build(Context(**context)), count))
+
+
+def number(key):
+    return int(key.split("/")[1])
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 30])
+def test_a_batch_has_samples_of_one_group_and_none_is_lost(lanes):
+    given = [
+        batch for lane in range(lanes) for batch in taken(groups(ONE_PASS), lane=lane, lanes=lanes)
+    ]
+    assert all(len({number(key) % 2 for key in batch}) == 1 for batch in given)
+    assert sorted(key for batch in given for key in batch) == sorted(f"x/{n}" for n in range(23))
+
+
+def test_a_group_may_have_a_batch_size_of_its_own():
+    sizes = {
+        number(batch[0]) % 2: len(batch) for batch in taken(groups(samples(leaf("x", 99))), 20)
+    }
+    assert sizes == {0: 2, 1: 3}
+
+
+def test_groups_that_are_not_full_come_last_the_oldest_first_or_not_at_all():
+    given = taken(groups(ONE_PASS))
+    full = taken(groups(ONE_PASS, drop_last=True))
+    assert given[: len(full)] == full
+    assert len(given) - len(full) in (1, 2)
+
+
+def test_keys_that_are_too_many_are_an_error():
+    spec = groups(samples(leaf("x", 999)), max_pending=50)
+    spec = type(spec)(
+        of=spec.of,
+        batch_size=2,
+        collate=len,
+        max_pending=50,
+        criterion=lambda s: (s["number"], None),
+    )
+    with pytest.raises(DataError, match=r"samples wait in .* groups"):
+        taken(spec, 3)
+
+
+@pytest.mark.parametrize("found", ["even", ("even",), ("even", "2"), None])
+def test_a_criterion_returns_a_key_and_a_size(found):
+    spec = groups(ONE_PASS)
+    spec = type(spec)(of=spec.of, batch_size=2, collate=len, criterion=lambda _: found)
+    with pytest.raises(DataError, match=r"got .* for dataset x, .* Return \(key, None\)"):
+        taken(spec, 1)
+
+
+def test_a_criterion_may_leave_samples_out():
+    def criterion(sample):
+        return parity(not_fifth(sample))
+
+    spec = groups(ONE_PASS)
+    node = type(spec)(of=spec.of, batch_size=2, collate=spec.collate, criterion=criterion).build(
+        Context()
+    )
+    given = [number(key) for batch in node for key in batch]
+    assert sorted(given) == [n for n in range(23) if n % 5 != 4]
+    assert node.cursor.skipped == 4
+
+
+def test_what_is_selected_together_is_packed_together_and_the_rest_is_counted():
+    node = selected(ONE_PASS, 6).build(Context())
+    given = [pack["__key__"] for pack in node]
+    keys = [key for pack in given for key in pack]
+    assert all(len(pack) <= 2 for pack in given)
+    assert len(set(keys)) == len(keys) == 3 * 5 + 5
+    assert node.cursor.skipped == 3
+
+
+def test_what_is_left_at_the_end_is_selected_from_too():
+    seen = []
+
+    def everything(samples):
+        seen.append(len(samples))
+        return [samples]
+
+    spec = selected(ONE_PASS, 10)
+    spec = type(spec)(of=spec.of, select=everything, pack=spec.pack, buffer_size=10)
+    taken(spec)
+    assert seen == [10, 10, 3]
+
+
+def test_selected_samples_are_encoded_when_they_are_packed():
+    node = selected(ONE_PASS, 6, encode=not_fifth).build(Context())
+    keys = [number(key) for pack in node for key in pack["__key__"]]
+    assert all(key % 5 != 4 for key in keys)
+    assert len(keys) + node.cursor.skipped == 23
+
+
+def test_copies_of_samples_cannot_be_selected():
+    spec = selected(ONE_PASS)
+    spec = type(spec)(
+        of=spec.of, select=lambda s: pairs([dict(one) for one in s]), pack=spec.pack, buffer_size=4
+    )
+    with pytest.raises(DataError, match="samples that it was not given, the first a dict"):
+        taken(spec)
+
+
+def test_a_generator_gives_all_parts_of_each_sample_in_order():
+    spec = EncodeSpec(of=samples(leaf("x", 9), deal=9), encode=parts)
+    given = [sample["__key__"] for sample in taken(spec)]
+    order = [sample["__key__"] for sample in taken(spec.of)]
+    assert given == [f"{key}.{part}" for key in order for part in range((number(key) + 1) % 4)]
+
+
+def test_a_generator_is_resumed_not_run_again_for_each_part():
+    runs = []
+
+    def ten(sample):
+        runs.append(sample["number"])
+        yield from ({**sample, "part": part} for part in range(10))
+
+    assert len(taken(EncodeSpec(of=samples(leaf("x", 9), deal=9), encode=ten))) == 90
+    assert len(runs) == 9
+
+
+def test_a_generator_that_skips_ends_its_sample():
+    def until_two(sample):
+        yield {**sample, "part": 0}
+        if sample["number"] != 4:
+            yield {**sample, "part": 1}
+        raise SkipSample
+
+    given = taken(EncodeSpec(of=ONE_PASS, encode=until_two))
+    assert len(given) == 2 * 23 - 1
+
+
+def test_a_generator_that_cannot_be_seen_is_an_error_that_says_what_to_do():
+    spec = EncodeSpec(of=ONE_PASS, encode=lambda sample: parts(sample))
+    with pytest.raises(SpecError, match='EncodeSpec\\(yields="several"\\)'):
+        taken(spec)
+    hidden = EncodeSpec(of=ONE_PASS, encode=lambda sample: parts(sample), yields="several")
+    assert taken(hidden) == taken(EncodeSpec(of=ONE_PASS, encode=parts))
+
+
+@pytest.mark.parametrize(
+    ("make", "who"),
+    [
+        (groups, "group"),
+        (selected, "pack_selected"),
+        (lambda of: EncodeSpec(of=of, encode=parts), "encode"),
+        (lambda of: groups(MapSpec(of=of, function=not_fifth)), "group"),
+    ],
+)
+def test_only_what_can_be_made_again_can_be_kept_back(make, who):
+    with pytest.raises(SpecError, match=f"{who}: .* 'batch' below it cannot make its items again"):
+        make(finite(leaf("x", 5)))
+
+
+def test_a_map_that_changes_its_mind_is_found_out_after_a_restore():
+    calls = []
+
+    def fickle(sample):
+        calls.append(sample)
+        if len(calls) > 40:
+            raise SkipSample
+        return sample
+
+    spec = groups(MapSpec(of=samples(leaf("x", 99)), function=fickle), 4)
+    node = spec.build(Context())
+    state = None
+    while len(calls) <= 30:
+        next(node)
+        state = json.loads(json.dumps(node.state_dict()))
+    calls.extend([None] * 40)
+    again = spec.build(Context())
+    again.load_state_dict(state)
+    with pytest.raises(DataError, match="now left out"):
+        next(again)
+
+
+def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang():
+    nothing = FilterSpec(of=samples(leaf("x", 5)), predicate=lambda _: False)
+    for spec in (groups(nothing), selected(nothing), batches(EncodeSpec(of=nothing, encode=parts))):
+        with pytest.raises(DataError, match="no sample came through"):
+            taken(spec, 1)
