@@ -182,7 +182,7 @@ def test_a_pack_closes_when_the_quota_of_its_lane_is_complete(algorithm):
 def test_documents_too_long_for_a_quota_are_an_error_that_says_what_to_do():
     rule = packing(quota=Quota(docs=40, items=2))
     spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule)
-    with pytest.raises(DataError, match=r"left of the quota of 40 per 2 packs .* leave `items` out"):
+    with pytest.raises(DataError, match=r"quota of 40 per 2 packs .* leave `items` out"):
         taken(spec, 50)
 
 
