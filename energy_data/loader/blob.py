@@ -89,7 +89,8 @@ def unpack_marks(packed: Mapping[str, Any]) -> list[Marks]:
     """Return what `pack_marks` packed. StateError if it is something else."""
     try:
         counts, widths = _unpack_column(packed["counts"]), _unpack_column(packed["widths"])
-        table = np.stack([_unpack_column(column) for column in packed["marks"]], axis=1)
+        columns = [_unpack_column(column) for column in packed["marks"]]
+        table = np.stack(columns, axis=1) if columns else np.zeros((len(widths), 0), np.int64)
         if len(table) != len(widths) or counts.sum() != len(widths) or counts.min() < 0:
             raise ValueError(f"{len(table)} marks, {len(widths)} widths, counts {counts.tolist()}")
         if not 0 <= widths.min() <= widths.max() == table.shape[1]:
