@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -19,7 +18,6 @@ from energy_data.errors import (
     FatalSampleError,
     SampleError,
 )
-from energy_data.node import Cursor
 from energy_data.sample import describe_source, get_source_info
 
 log = logging.getLogger(__name__)
@@ -52,18 +50,10 @@ def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None
     raise e
 
 
-@dataclass
-class FailuresCursor(Cursor):
-    """The part of a cursor that failures are counted in."""
-
-    failures: int = 0  # since the last success
-
-
 @frozen
 class OnFailure:
     """What follows when a function of the user raises."""
 
-    name: str  # of the function, for messages
     handler: ErrorHandler = log_exception
     tolerance: int = 100  # failures in a row after which it is given up; 0: never
     _takes: int = field(init=False, eq=False, repr=False)  # arguments of the handler
@@ -72,32 +62,29 @@ class OnFailure:
     def _count(self) -> int:
         return len(signature(self.handler).parameters)
 
-    def failed(self, error: Exception, item: Any, cursor: FailuresCursor) -> None:
-        """Report a failure and count it. Raises what cannot be put up with.
+    def failed(self, name: str, error: Exception, item: Any, failures: int) -> None:
+        """Report the failure of a function, the so-manieth in a row; raise what is too much.
 
         FatalSampleError: after `tolerance` failures in a row, and for errors of the system.
         """
         what = f"{describe(item)}: {type(error).__name__}: {error}"
         ours = isinstance(error, EnergyDataError) and not isinstance(error, SampleError)
         if ours or isinstance(error, SYSTEM_ERRORS):
-            raise FatalSampleError(f"{self.name}: it cannot go on: {what}") from error
+            raise FatalSampleError(f"{name}: it cannot go on: {what}") from error
         if self._takes == 2:  # as handlers were in older versions of Energon
             self.handler(error, _key(item))  # type: ignore[call-arg, misc]  # see above
         else:
             self.handler(error, item, get_source_info(item))
-        cursor.failures += 1
-        if 0 < self.tolerance <= cursor.failures:
+        if 0 < self.tolerance <= failures:
             raise FatalSampleError(
-                f"{self.name}: it failed {cursor.failures} times in a row, the last time with "
+                f"{name}: it failed {failures} times in a row, the last time with "
                 f"{what}. Look at the function and the dataset, or raise its failure_tolerance."
             ) from error
 
 
 def describe(item: Any) -> str:
-    """Return in words what a function failed with: a sample, or a list that begins with one."""
-    if isinstance(item, list) and item:
-        return f"{len(item)} items, the first is {describe_source(item[0])}"
-    return describe_source(item)
+    """Return in words what a function works on: a sample, or the first of a list."""
+    return describe_source(item[0] if isinstance(item, list) and item else item)
 
 
 def _key(item: Any) -> Any:

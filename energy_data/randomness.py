@@ -3,8 +3,8 @@
     rng = sample_rng()          # a numpy generator of the sample at hand
     rng = sample_rng("torch")   # a torch generator of it
 
-Both are made of the seed of the run, the place of the function in its tree, and the identity of the
-sample: leaf, epoch and index. So neither ranks, workers and restarts nor other samples matter.
+Both are made of the seed of the run, the name of the function, and the identity of the sample:
+leaf, epoch and index. So neither ranks, workers and restarts nor other samples matter.
 `GlobalSeeds` sets the global seeds of `random`, numpy and torch for a block, and sets them back.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
-from energy_data.at_hand import AT_HAND, restore_key
 from energy_data.errors import EnergyDataError
 from energy_data.order.keys import key
+from energy_data.running import RUNNING, restore_key
 
 
 @overload
@@ -45,17 +45,17 @@ def sample_seed() -> int:
     """Return 64 random bits of what the running function works on.
 
     A list (of what is packed or batched) has those of its first sample. Items that were made
-    without the identity of their sample are told by the micro-batch, and by their place.
+    without the identity of their sample are told by the micro-batch.
     """
-    hand = AT_HAND.hand
-    if hand is None:
+    role = RUNNING.role
+    if role is None:
         raise EnergyDataError(
             "sample_rng: no function of a task encoder is running in this thread. Call it within "
             "`encode_sample`, `batch`, `encode_batch` or another function that a dataset runs."
         )
-    known = restore_key(AT_HAND.item)
-    identity = tuple(_flat(known)) if known else (AT_HAND.batch, *AT_HAND.mark)
-    return key(hand.seed, *hand.path, *identity)
+    known = restore_key(RUNNING.item)
+    identity = tuple(_flat(known)) if known else (RUNNING.batch, *RUNNING.mark)
+    return key(role.seed, role.function, *identity)
 
 
 def _flat(parts: tuple[Any, ...]) -> Iterator[int | str]:

@@ -9,8 +9,10 @@ from typing import Any
 
 from attrs import frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.failures import OnFailure
 from energy_data.meter import COLLATING
 from energy_data.node import Cursor, Node
 from energy_data.sample import describe_source
@@ -34,6 +36,7 @@ class BatchSpec(Spec):
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
     aligned: bool = False
+    on_failure: OnFailure | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
@@ -65,13 +68,21 @@ class BatchCursor(Cursor):
     skipped: int = 0  # batches left out
 
 
+@dataclass
+class FailingBatchCursor(BatchCursor):
+    failures: int = 0  # since the last success
+
+
 class BatchNode(Node[Any, BatchCursor]):
     """Collates blocks of samples."""
 
     leaves_out = "SkipSample while making batches"
 
     def __init__(self, spec: BatchSpec, context: Context) -> None:
-        super().__init__(BatchCursor(), {"of": spec.of.build(context.under("of"))})
+        start = BatchCursor() if spec.on_failure is None else FailingBatchCursor()
+        super().__init__(start, {"of": spec.of.build(context.under("of"))})
+        doing = "making the batch that begins with"
+        self.collate = Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
 
     def draw(self, count: int) -> list[Any]:
@@ -87,15 +98,10 @@ class BatchNode(Node[Any, BatchCursor]):
                 self.trace(f"the batch that begins with {describe_source(samples[0])}")
             began = time.perf_counter()
             try:
-                batches += [self.spec.collate(samples)] if samples else []
+                batches += [self.collate(samples, self.cursor)] if samples else []
             except SkipSample:
                 self.cursor.skipped += 1
                 samples = []
-            except Exception as error:
-                error.add_note(
-                    f"while making the batch that begins with {describe_source(samples[0])}"
-                )
-                raise
             self.meter.charge(COLLATING, time.perf_counter() - began)
             if not samples and self.spec.aligned:
                 return batches  # a batch left out keeps its place: the caller counts micro-batches

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 from attrs import field, frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.failures import OnFailure
 from energy_data.meter import ENCODING
 from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.pending import PendingCursor, PendingNode, Stock, check_makes_again, gives_parts
@@ -33,6 +36,7 @@ class EncodeSpec(Spec):
 
     of: Spec
     encode: Callable[[Any], Any] | None = None
+    on_failure: OnFailure | None = None  # None: errors are raised
     yields: Literal["one", "several"] = field()
 
     @yields.default
@@ -51,7 +55,7 @@ class EncodeSpec(Spec):
 
     @property
     def gives(self) -> Gives:
-        return "samples"
+        return self.of.gives
 
     def describe(self) -> list[Any]:
         several = ["several"] if self.yields == "several" else []
@@ -75,14 +79,21 @@ class EncodeCursor(Cursor):
     skipped: int = 0  # samples left out
 
 
+@dataclass
+class FailingEncodeCursor(EncodeCursor):
+    failures: int = 0  # since the last success
+
+
 class EncodeNode(Node[Any, EncodeCursor]):
     """Encodes block by block."""
 
     leaves_out = "SkipSample while encoding samples"
 
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
-        super().__init__(EncodeCursor(), {"of": spec.of.build(context.under("of"))})
-        self.encode, self.trace, self.meter = spec.encode, context.trace, context.meter
+        start = EncodeCursor() if spec.on_failure is None else FailingEncodeCursor()
+        super().__init__(start, {"of": spec.of.build(context.under("of"))})
+        self.trace, self.meter = context.trace, context.meter
+        self.encode = spec.encode and Call(spec.encode, context, spec.on_failure, "encoding")
 
     def draw(self, count: int) -> list[Any]:
         samples = self.children["of"].draw(count)
@@ -92,7 +103,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
         encoded = []
         for sample in samples:
             try:
-                encoded.append(self._encoded(sample))
+                encoded.append(self._encoded(sample, self.cursor))
             except SkipSample:
                 self.cursor.skipped += 1
         self.meter.charge(ENCODING, time.perf_counter() - began)
@@ -106,7 +117,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
         encoded = []
         for mark, sample in drawn:
             try:
-                encoded.append((mark, self._encoded(sample)))
+                encoded.append((mark, self._encoded(sample, self.cursor)))
             except SkipSample:
                 self.cursor.skipped += 1
         self.meter.charge(ENCODING, time.perf_counter() - began)
@@ -119,7 +130,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
         encoded = []
         for sample in samples:
             try:
-                encoded.append(self._encoded(sample))
+                encoded.append(self._encoded(sample, copy(self.cursor)))
             except SkipSample as error:
                 raise _changed_its_mind(sample) from error
         return encoded
@@ -127,17 +138,11 @@ class EncodeNode(Node[Any, EncodeCursor]):
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return self.children["of"].moved(marks, change)
 
-    def _encoded(self, sample: Any) -> Any:
+    def _encoded(self, sample: Any, cursor: Cursor) -> Any:
         assert self.encode is not None
         if self.trace is not None:
             self.trace(sample)
-        try:
-            encoded = self.encode(sample)
-        except SkipSample:
-            raise
-        except Exception as error:
-            error.add_note(f"while encoding {describe_source(sample)}")
-            raise
+        encoded = self.encode(sample, cursor)
         if inspect.isgenerator(encoded):
             raise SpecError(
                 "encode: it gave a generator, so it gives several samples for one, which cannot be "
@@ -150,6 +155,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
 class PartsCursor(PendingCursor):
     skipped: int = 0  # samples of which no part was given
     part: int = 0  # parts given of the first pending sample
+    failures: int = 0  # since the last part
 
 
 class EncodePartsNode(PendingNode[PartsCursor]):
@@ -160,7 +166,8 @@ class EncodePartsNode(PendingNode[PartsCursor]):
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         assert spec.encode is not None
         super().__init__(PartsCursor(), spec.of.build(context.under("of")))
-        self.encode, self.trace, self.meter = spec.encode, context.trace, context.meter
+        self.trace, self.meter = context.trace, context.meter
+        self.encode = Call(spec.encode, context, spec.on_failure, "encoding")
         self.stock: Stock[Any] = Stock(self.child.again)
         # The parts of one sample, under way: a cache that is good at one place only.
         self._under_way: tuple[Mark, int, Iterator[Any]] | None = None
@@ -181,7 +188,9 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         last = {mark: max(m[0] for m in marks if m[1:] == mark) for mark in samples}
         parts: dict[Mark, Any] = {}
         for mark, sample in zip(samples, self.child.again(samples), strict=True):
-            for n, part in enumerate(islice(self._parts(sample), last[mark] + 1)):
+            for n, part in enumerate(
+                islice(self._parts(sample, copy(self.cursor)), last[mark] + 1)
+            ):
                 parts[n, *mark] = part
             if (last[mark], *mark) not in parts:
                 raise _changed_its_mind(sample)
@@ -216,7 +225,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         mark = at.pending[0]
         under_way, self._under_way = self._under_way, None
         if under_way is None or under_way[:2] != (mark, at.part):
-            iterator = self._parts(samples[0])
+            iterator = self._parts(samples[0], at)
             if len(list(islice(iterator, at.part))) < at.part:
                 raise _changed_its_mind(samples[0])
         else:
@@ -233,16 +242,10 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         at.pending, at.part = at.pending[1:], 0
         self.stock.keep(at.pending, samples[1:])
 
-    def _parts(self, sample: Any) -> Iterator[Any]:
+    def _parts(self, sample: Any, cursor: Cursor) -> Iterator[Any]:
         if self.trace is not None:
             self.trace(sample)
-        try:
-            yield from self.encode(sample)
-        except SkipSample:  # what it gave before stays given
-            return
-        except Exception as error:
-            error.add_note(f"while encoding {describe_source(sample)}")
-            raise
+        return self.encode.parts(sample, cursor)
 
 
 def _changed_its_mind(sample: Any) -> DataError:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attrs import frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.failures import OnFailure
 from energy_data.meter import COLLATING
 from energy_data.node import Mark
 from energy_data.pending import PendingCursor, PendingNode, check_makes_again, read_marked
@@ -32,14 +35,15 @@ class GroupSpec(Spec):
     """
 
     of: Spec
-    batch_size: int
+    batch_size: int | None  # None: as the criterion says
     criterion: Callable[[Any], tuple[Hashable, int | None]]
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
     max_pending: int = 10_000
+    on_failure: OnFailure | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
         check_makes_again(self, self.of)
 
@@ -62,6 +66,12 @@ class GroupSpec(Spec):
 class GroupCursor(PendingCursor):
     skipped: int = 0  # samples left out by the criterion
     skipped_batches: int = 0  # batches left out by `collate`
+    unseen: int = 0  # the latest of what is pending: their keys have not been asked for
+    key_failures: int = 0  # of each function, since its last success
+    failures: int = 0
+
+
+_NO_GROUP = object()
 
 
 class Waiting(NamedTuple):
@@ -100,6 +110,9 @@ class GroupNode(PendingNode[GroupCursor]):
     def __init__(self, spec: GroupSpec, context: Context) -> None:
         super().__init__(GroupCursor(), spec.of.build(context.under("of")))
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        policy, batch = spec.on_failure, "making the batch that begins with"
+        self.criterion = Call(spec.criterion, context, policy, "grouping", "key_failures")
+        self.collate = Call(spec.collate, context, policy, batch)
         self.groups: Groups | None = Groups()
         self.grouped: tuple[Mark, ...] = ()
 
@@ -113,6 +126,7 @@ class GroupNode(PendingNode[GroupCursor]):
             ended = not samples
             batches += self._collated(samples) if samples else []
         self.cursor.pending = self.grouped = tuple(groups.marks.values())
+        self.cursor.unseen = len(groups.unseen)
         self.groups = groups
         if ended and not batches:
             raise StopIteration
@@ -124,6 +138,9 @@ class GroupNode(PendingNode[GroupCursor]):
         if self.groups is None or (self.grouped is not pending and self.grouped != pending):
             groups = Groups()
             groups.add(pending, self.child.again(pending) if pending else ())
+            aside = copy(self.cursor)  # these have been counted
+            while len(groups.unseen) > self.cursor.unseen:
+                self._group(groups, aside)
             return groups
         return self.groups
 
@@ -131,39 +148,40 @@ class GroupNode(PendingNode[GroupCursor]):
         """Return the samples of the next full group; at the end of the stream the oldest, or []."""
         while True:
             while groups.unseen:
-                one = groups.unseen.pop()
-                try:
-                    key, size = self._key(one.sample)
-                except SkipSample:
-                    groups.let_go([one])
-                    self.cursor.skipped += 1
-                    continue
-                group = groups.by_key.setdefault(key, [])
-                group.append(one)
-                if len(group) >= size:
+                key, size = self._group(groups, self.cursor)
+                if len(groups.by_key.get(key, ())) >= size:
                     return groups.let_go(groups.by_key.pop(key))
             self._check(groups)
             try:
-                drawn = read_marked(self.child, self.spec.batch_size)
+                drawn = read_marked(self.child, self.spec.batch_size or 1)
             except StopIteration:
                 if not groups.by_key or self.spec.drop_last:
                     return []
                 return groups.let_go(groups.by_key.pop(next(iter(groups.by_key))))
             groups.add([mark for mark, _ in drawn], [sample for _, sample in drawn])
 
-    def _key(self, sample: Any) -> tuple[Hashable, int]:
+    def _group(self, groups: Groups, cursor: GroupCursor) -> tuple[Hashable, int]:
+        """Put the first of the unseen samples in its group; return the group and its full size."""
+        one = groups.unseen.pop()
         try:
-            found = self.spec.criterion(sample)
+            key, size = self._key(one.sample, cursor)
         except SkipSample:
-            raise
-        except Exception as error:
-            error.add_note(f"while grouping {describe_source(sample)}")
-            raise
+            groups.let_go([one])
+            cursor.skipped += 1
+            return _NO_GROUP, 1
+        groups.by_key.setdefault(key, []).append(one)
+        return key, size
+
+    def _key(self, sample: Any, cursor: GroupCursor) -> tuple[Hashable, int]:
+        found = self.criterion(sample, cursor)
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], int | None):
-            return found[0], found[1] or self.spec.batch_size
+            size = found[1] or self.spec.batch_size
+            if size is not None:
+                return found[0], size
         raise DataError(
-            f"batch_group_criterion: it must return a key and a batch size, or None for the usual "
-            f"size, got {found!r} for {describe_source(sample)}. Return (key, None)."
+            f"batch_group_criterion: it must return a key and a batch size (or None for the usual "
+            f"size, which is {self.spec.batch_size}), got {found!r} for {describe_source(sample)}. "
+            f"Return (key, None)."
         )
 
     def _check(self, groups: Groups) -> None:
@@ -174,17 +192,13 @@ class GroupNode(PendingNode[GroupCursor]):
             )
 
     def _collated(self, samples: list[Any]) -> list[Any]:
-        first = f"the batch that begins with {describe_source(samples[0])}"
         if self.trace is not None:
-            self.trace(first)
+            self.trace(f"the batch that begins with {describe_source(samples[0])}")
         began = time.perf_counter()
         try:
-            return [self.spec.collate(samples)]
+            return [self.collate(samples, self.cursor)]
         except SkipSample:
             self.cursor.skipped_batches += 1
             return []
-        except Exception as error:
-            error.add_note(f"while making {first}")
-            raise
         finally:
             self.meter.charge(COLLATING, time.perf_counter() - began)

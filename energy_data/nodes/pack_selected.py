@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.failures import OnFailure
 from energy_data.meter import PACKING
-from energy_data.node import Change, Mark
+from energy_data.node import Change, Cursor, Mark
 from energy_data.pending import (
     PendingCursor,
     PendingNode,
@@ -27,6 +30,15 @@ from energy_data.pending import (
 )
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
+
+
+@frozen(kw_only=True)
+class PackFailures:
+    """What follows when one of the functions raises; None: its errors are raised."""
+
+    select: OnFailure | None = None
+    encode: OnFailure | None = None
+    pack: OnFailure | None = None
 
 
 @frozen(kw_only=True)
@@ -47,6 +59,7 @@ class PackSelectedSpec(Spec):
     pack: Callable[[list[Any]], Any]
     encode: Callable[[Any], Any] | None = None
     buffer_size: int
+    on_failure: PackFailures = field(factory=PackFailures)
 
     def __attrs_post_init__(self) -> None:
         if self.buffer_size < 1:
@@ -79,6 +92,9 @@ class PackSelectedSpec(Spec):
 @dataclass
 class PackSelectedCursor(PendingCursor):
     groups: tuple[int, ...] = ()  # numbers of samples of the groups that `pending` begins with
+    select_failures: int = 0  # of each function, since its last success
+    encode_failures: int = 0
+    pack_failures: int = 0
     skipped: int = 0  # samples left out: not selected, by `encode`, or with their group
 
 
@@ -91,6 +107,13 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         super().__init__(PackSelectedCursor(), spec.of.build(context.under("of")))
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
         self.stock: Stock[Any] = Stock(self.child.again)
+        policy = spec.on_failure
+        select, pack = "selecting from samples that begin with", "making the pack that begins with"
+        self.select = Call(spec.select, context, policy.select, select, "select_failures")
+        self.pack = Call(spec.pack, context, policy.pack, pack, "pack_failures")
+        self.encode = spec.encode and Call(
+            spec.encode, context, policy.encode, "encoding", "encode_failures"
+        )
 
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]
@@ -105,11 +128,11 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             marks, group = at.pending[:size], samples[:size]
             at.groups, at.pending = at.groups[1:], at.pending[size:]
             self.stock.keep(at.pending, samples[size:])
-            encoded = self._encoded(group)
+            encoded = self._encoded(group, at)
             at.skipped += size - len(encoded)
             try:
                 if encoded:
-                    packs.append((joined(marks), self._packed(encoded)))
+                    packs.append((joined(marks), self._packed(encoded, at)))
             except SkipSample:
                 at.skipped += len(encoded)
         return packs
@@ -117,7 +140,11 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
     def again(self, marks: Sequence[Mark]) -> list[Any]:
         groups = [list(taken_apart(mark)) for mark in marks]
         samples = iter(self.child.again([mark for group in groups for mark in group]))
-        return [self._packed(self._encoded([next(samples) for _ in group])) for group in groups]
+        aside = copy(self.cursor)  # what is made again counts for nothing
+        return [
+            self._packed(self._encoded([next(samples) for _ in group], aside), aside)
+            for group in groups
+        ]
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return joined_and_moved(marks, lambda apart: self.child.moved(apart, change))
@@ -143,7 +170,10 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
     def _select(self, buffer: Sequence[tuple[Mark, Any]]) -> None:
         place = {id(sample): number for number, (_, sample) in enumerate(buffer)}
         began = time.perf_counter()
-        selected = self.spec.select([sample for _, sample in buffer])
+        try:
+            selected = self.select([sample for _, sample in buffer], self.cursor)
+        except SkipSample:
+            selected = []
         self.meter.charge(PACKING, time.perf_counter() - began)
         groups = [group for group in map(list, selected) if group]
         samples = list(chain.from_iterable(groups))
@@ -161,33 +191,24 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         at.pending = tuple(buffer[number][0] for number in numbers)
         self.stock.keep(at.pending, samples)
 
-    def _packed(self, samples: list[Any]) -> Any:
-        first = describe_source(samples[0])
+    def _packed(self, samples: list[Any], cursor: Cursor) -> Any:
         if self.trace is not None:
-            self.trace(f"the pack that begins with {first}")
+            self.trace(f"the pack that begins with {describe_source(samples[0])}")
         began = time.perf_counter()
         try:
-            return self.spec.pack(samples)
-        except SkipSample:
-            raise
-        except Exception as error:
-            error.add_note(f"while making the pack that begins with {first}")
-            raise
+            return self.pack(samples, cursor)
         finally:
             self.meter.charge(PACKING, time.perf_counter() - began)
 
-    def _encoded(self, group: Sequence[Any]) -> list[Any]:
-        if self.spec.encode is None:
+    def _encoded(self, group: Sequence[Any], cursor: Cursor) -> list[Any]:
+        if self.encode is None:
             return list(group)
         samples = []
         for sample in group:
             if self.trace is not None:
                 self.trace(sample)
             try:
-                samples.append(self.spec.encode(sample))
+                samples.append(self.encode(sample, cursor))
             except SkipSample:
                 continue
-            except Exception as error:
-                error.add_note(f"while encoding {describe_source(sample)}")
-                raise
         return samples

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from attrs import frozen
@@ -14,9 +14,11 @@ from attrs import frozen
 from energy_data.block import Integers, References
 from energy_data.context import Context
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
+from energy_data.failures import ErrorHandler
 from energy_data.meter import READING
 from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.references import ReferencesNode, ReferencesSpec, leaf_entries
+from energy_data.running import RESTORE_KEY
 from energy_data.sample import Sample
 from energy_data.source import Source
 from energy_data.spec import Gives, Spec
@@ -37,6 +39,8 @@ class ReadSpec(Spec):
     of: ReferencesSpec
     on_error: OnError = "skip"
     max_failures: int = 100
+    handler: ErrorHandler | None = None  # hears of bad samples that are left out; None: the log
+    keys: bool = False  # each sample says which it is: `__restore_key__`, (leaf id, epoch, index)
 
     def __attrs_post_init__(self) -> None:
         if self.on_error not in ("skip", "raise"):
@@ -126,7 +130,19 @@ class ReadNode(Node[Sample, ReadCursor]):
         return [change(self.references, mark) for mark in marks]
 
     def _drawn(self, block: References) -> list[Sample | SampleError]:
-        return self._read(block) if self.trace is None else self._read_singly(block)
+        drawn = self._read(block) if self.trace is None else self._read_singly(block)
+        if self.spec.keys:
+            self._identify(block, drawn)
+        return drawn
+
+    def _identify(self, block: References, drawn: Sequence[Any]) -> None:
+        ids = [self.leaves[entry].id for entry in block.entries.tolist()]
+        keys = zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True)
+        for sample, key in zip(drawn, keys, strict=True):
+            if isinstance(sample, dict):
+                sample[RESTORE_KEY] = key
+            elif not isinstance(sample, SampleError):
+                setattr(sample, RESTORE_KEY, key)
 
     def _read(self, block: References) -> list[Sample | SampleError]:
         entry = block.entries
@@ -184,5 +200,8 @@ class ReadNode(Node[Sample, ReadCursor]):
                     f"{at.failures} bad samples in a row, the last: {sample}. Look at the dataset, "
                     f"or raise `max_failures`."
                 ) from sample
-            log.warning("bad sample left out: %s", sample)
+            if self.spec.handler is None:
+                log.warning("bad sample left out: %s", sample)
+            else:
+                self.spec.handler(sample, {"__key__": sample.key}, None)
         return good

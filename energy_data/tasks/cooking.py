@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from energy_data.errors import SpecError
+from energy_data.samples.typed import BASIC_FIELDS
 
 T_sample = TypeVar("T_sample")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,3 +76,17 @@ def matching_cooker(
         f"{where}: no cooker is for its subflavors {dict(subflavors)}, found cookers for {known}. "
         f"Add one to `cookers` of the task encoder: Cooker(cook=..., has_subflavors=...)."
     )
+
+
+def basic_sample_keys(
+    crude_sample: Mapping[str, Any], additional_source_info: tuple[Any, ...] = ()
+) -> dict[str, Any]:
+    """Return the `__` fields that every sample has, to hand on to the cooked sample.
+
+    additional_source_info: where more of the sample came from.
+    """
+    found = {name: crude_sample[name] for name in BASIC_FIELDS if name in crude_sample}
+    if additional_source_info:
+        sources = tuple(crude_sample.get("__sources__") or ())
+        found["__sources__"] = (*sources, *additional_source_info)
+    return found

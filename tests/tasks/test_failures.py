@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from energy_data.errors import FatalSampleError, SampleError, StructureError
-from energy_data.failures import FailuresCursor, OnFailure, log_exception, reraise_exception
+from energy_data.failures import OnFailure, log_exception, reraise_exception
 from energy_data.sample import SampleSource
 
 SAMPLE = {"__key__": "k", "__sources__": (SampleSource("cats", "shard-0.tar", 3),)}
@@ -15,16 +15,14 @@ SAMPLE = {"__key__": "k", "__sources__": (SampleSource("cats", "shard-0.tar", 3)
 
 def test_the_handler_gets_the_error_the_sample_and_its_sources():
     heard = []
-    policy = OnFailure("encode", handler=lambda *facts: heard.append(facts))
+    policy = OnFailure(handler=lambda *facts: heard.append(facts))
     error = ValueError("x")
-    cursor = FailuresCursor()
-    policy.failed(error, SAMPLE, cursor)
-    policy.failed(error, [SAMPLE, SAMPLE], cursor)
+    policy.failed("encode", error, SAMPLE, 1)
+    policy.failed("encode", error, [SAMPLE, SAMPLE], 2)
     assert heard == [
         (error, SAMPLE, list(SAMPLE["__sources__"])),
         (error, [SAMPLE, SAMPLE], list(SAMPLE["__sources__"] * 2)),
     ]
-    assert cursor.failures == 2
 
 
 def test_old_handlers_get_the_key():
@@ -33,24 +31,24 @@ def test_old_handlers_get_the_key():
     def handler(error, key):
         heard.append(key)
 
-    policy = OnFailure("encode", handler=handler)
-    policy.failed(ValueError(), SAMPLE, FailuresCursor())
-    policy.failed(ValueError(), [SAMPLE], FailuresCursor())
+    policy = OnFailure(handler=handler)
+    policy.failed("encode", ValueError(), SAMPLE, 1)
+    policy.failed("encode", ValueError(), [SAMPLE], 2)
     assert heard == ["k", "k"]
 
 
 def test_too_many_failures_in_a_row_are_fatal_and_name_the_sample():
-    policy = OnFailure("encode_sample", handler=lambda *_: None, tolerance=3)
+    policy = OnFailure(handler=lambda *_: None, tolerance=3)
     with pytest.raises(
         FatalSampleError,
         match=r"encode_sample: it failed 3 times in a row.*dataset cats.*key k.*ValueError: x",
     ):
-        policy.failed(ValueError("x"), SAMPLE, FailuresCursor(failures=2))
+        policy.failed("encode_sample", ValueError("x"), SAMPLE, 3)
 
 
 def test_a_tolerance_of_0_puts_up_with_everything():
-    policy = OnFailure("encode", handler=lambda *_: None, tolerance=0)
-    policy.failed(ValueError(), SAMPLE, FailuresCursor(failures=10**6))
+    policy = OnFailure(handler=lambda *_: None, tolerance=0)
+    policy.failed("encode", ValueError(), SAMPLE, 10**6)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +56,17 @@ def test_a_tolerance_of_0_puts_up_with_everything():
 )
 def test_what_is_no_samples_fault_is_fatal_at_once(error):
     heard = []
-    policy = OnFailure("encode", handler=lambda *facts: heard.append(facts), tolerance=0)
+    policy = OnFailure(handler=lambda *facts: heard.append(facts), tolerance=0)
     with pytest.raises(FatalSampleError, match="it cannot go on"):
-        policy.failed(error, SAMPLE, FailuresCursor())
+        policy.failed("encode", error, SAMPLE, 1)
     assert not heard
 
 
-def test_a_bad_sample_is_one_failure():
-    cursor = FailuresCursor()
-    OnFailure("encode", handler=lambda *_: None).failed(SampleError("bad"), SAMPLE, cursor)
-    assert cursor.failures == 1
+def test_a_bad_sample_is_put_up_with_like_any_error():
+    heard = []
+    policy = OnFailure(handler=lambda *facts: heard.append(facts))
+    policy.failed("encode", SampleError("bad"), SAMPLE, 1)
+    assert len(heard) == 1
 
 
 def test_errors_are_logged_or_raised_again(caplog):

@@ -7,33 +7,29 @@ from typing import Any
 
 from attrs import field, frozen
 
-from energy_data.context import Context
-
 
 @frozen
-class Hand:
+class Role:
     """What is the same for all calls of one function in one lane."""
 
-    seed: int
-    path: tuple[str, ...]  # of the node
+    seed: int  # of the run
+    function: str  # its name; not its place: what stands over it is no reason for other numbers
     cache: Any = field(default=None, eq=False, repr=False)  # the cache pool of the run
 
-    @classmethod
-    def of(cls, context: Context) -> Hand:
-        """Return what is known in a context."""
-        return cls(context.seed, context.path, context.cache)
 
-
-class AtHand(threading.local):
+class Running(threading.local):
     """What is being worked on in this thread."""
 
-    hand: Hand | None = None
+    role: Role | None = None
     item: Any = None  # a sample, or a list of what is packed or batched
     mark: tuple[int, ...] = ()  # of the item, if it has no identity of its own
     batch: int = 0  # number in the run of the micro-batch that is being made
 
 
-AT_HAND = AtHand()
+RUNNING = Running()
+
+RESTORE_KEY = "__restore_key__"
+"""The field of a sample that says which it is."""
 
 
 def restore_key(item: Any) -> tuple[Any, ...] | None:
@@ -43,9 +39,5 @@ def restore_key(item: Any) -> tuple[Any, ...] | None:
     samples has theirs, one in the other.
     """
     first = item[0] if isinstance(item, list) and item else item
-    found = (
-        first.get("__restore_key__")
-        if isinstance(first, dict)
-        else getattr(first, "__restore_key__", None)
-    )
+    found = first.get(RESTORE_KEY) if isinstance(first, dict) else getattr(first, RESTORE_KEY, None)
     return found if isinstance(found, tuple) and found else None

@@ -1,0 +1,88 @@
+"""Calls of users' functions: what they may ask for, and what follows when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from energy_data.context import Context
+from energy_data.errors import SkipSample
+from energy_data.failures import OnFailure, describe
+from energy_data.node import Cursor
+from energy_data.running import RUNNING, Role
+
+
+class Call:
+    """One function of the user, in one lane.
+
+    It is called with one item: a sample, or the list of what is packed or batched; and with the
+    cursor that counts its failures, or a copy that counts for nothing. While it runs
+    `sample_rng()` and the task encoder's `current_batch_index` and `cache` know the item. If it
+    raises, and there is an OnFailure that puts up with it, SkipSample is raised in its place.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        context: Context,
+        on_failure: OnFailure | None,
+        doing: str,  # "encoding": what a note on an error says
+        counter: str = "failures",  # the field of the cursor that counts failures in a row
+    ) -> None:
+        self.function, self.on_failure, self.doing = function, on_failure, doing
+        self.name, self.counter = name_of(function), counter
+        self.role = Role(context.seed, self.name, context.cache)
+
+    def __call__(self, item: Any, cursor: Cursor) -> Any:
+        """Return what the function makes of an item."""
+        RUNNING.role, RUNNING.item = self.role, item
+        try:
+            made = self.function(item)
+        except SkipSample:
+            raise
+        except Exception as error:
+            self._failed(error, item, cursor)
+            raise SkipSample from error
+        finally:
+            RUNNING.role = None
+        if self.on_failure is not None:
+            setattr(cursor, self.counter, 0)
+        return made
+
+    def parts(self, item: Any, cursor: Cursor) -> Iterator[Any]:
+        """Yield what a generator function makes of an item, part by part.
+
+        It ends where the function raises what is put up with: what it gave before stays given.
+        """
+        made: Iterator[Any] | None = None
+        while True:
+            RUNNING.role, RUNNING.item = self.role, item
+            try:
+                made = self.function(item) if made is None else made
+                part = next(made)
+            except (StopIteration, SkipSample):
+                return
+            except Exception as error:  # noqa: BLE001 - `_failed` raises what is not put up with
+                self._failed(error, item, cursor)
+                return
+            finally:
+                RUNNING.role = None
+            if self.on_failure is not None:
+                setattr(cursor, self.counter, 0)
+            yield part
+
+    def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:
+        error.add_note(f"while {self.doing} {describe(item)}")
+        if self.on_failure is None:
+            raise error
+        failures = getattr(cursor, self.counter) + 1
+        setattr(cursor, self.counter, failures)
+        self.on_failure.failed(self.name, error, item, failures)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, of a method, or of the class of what is called like one."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
