@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.errors import ExcludedError, SampleError, SkipSample
+from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError
 from energy_data.sample import SampleSource
 from energy_data.samples.crude import CrudeSample
 from energy_data.samples.source_info import SourceInfo
+from energy_data.samples.typed import Sample
 from energy_data.source import Source
-from energy_data.sources.dataset_yaml import Typing, read_dataset_yaml
+from energy_data.sources.dataset_yaml import PartsOf, Typing, read_dataset_yaml
 from energy_data.sources.decode import Decoding
-from energy_data.sources.field_map import FieldMap
+from energy_data.sources.field_map import FieldMap, parse_access
 from energy_data.sources.jsonl import JsonlSource, is_jsonl, open_jsonl
 from energy_data.sources.sample_decoder import UNWANTED, PartDecoding, PartFilter, SampleDecoder
 from energy_data.sources.tar_meta import SplitPart, is_prepared
@@ -224,3 +225,60 @@ def _error(
         key=sample["__key__"],
         index=source.index if isinstance(source.index, int) else None,
     )
+
+
+def open_as(
+    path: str | Path,
+    sample_type: type[Sample] | None,
+    *,
+    field_map: Mapping[str, str] | None = None,
+    sample_loader: SampleCallable | None = None,
+    part_filter: str | Sequence[str] | PartFilter | None = None,
+    decoder: SampleDecoder | SampleCallable | None = None,
+    **facts: Any,
+) -> TypedSource:
+    """Return the samples of one part of a dataset as samples of a type, whatever dataset.yaml says.
+
+    Args:
+        path: As for `open_typed`.
+        sample_type: The type; None: crude samples.
+        field_map: Field -> part, as in dataset.yaml.
+        sample_loader: Or a function: makes the fields of a sample of its parts.
+        part_filter: The parts that are wanted; None: those of the field map, or all.
+        decoder: Makes values of parts; None: they stay bytes.
+        facts: What else `energy_data.sources.webdataset.open_dataset` takes.
+
+    Raises SpecError for what does not exist, and for a field map that says nothing.
+    """
+    if is_jsonl(path):
+        subset, said = facts.get("subset"), facts.get("subflavors")
+        return TypedSource(open_jsonl(path, subset=subset, subflavors=said), Typing(), None)
+    fields: Any = sample_loader
+    if field_map is not None:
+        try:
+            fields = FieldMap({name: parse_access(text) for name, text in field_map.items()})
+        except ValueError:
+            raise SpecError(
+                f"{path}: field_map: each field must be like `jpg`, `jpg,png` or `json[caption]`, "
+                f"got {dict(field_map)}."
+            ) from None
+        part_filter = part_filter or PartsOf(fields.parts)
+    if isinstance(part_filter, str | Sequence):
+        part_filter = PartsOf(
+            frozenset([part_filter] if isinstance(part_filter, str) else part_filter)
+        )
+    if (sample_type is None) != (fields is None):
+        raise SpecError(
+            f"{path}: samples of a type need a field_map or a sample_loader, and crude ones have "
+            f"neither, got {sample_type and sample_type.__name__}, {field_map}, {sample_loader}."
+        )
+    inner = WebdatasetSource(
+        str(path),
+        split_part=facts.get("split_part", "train"),
+        subset=facts.get("subset"),
+        subflavors=dict(facts.get("subflavors") or {}),
+        decoding=_decoding(decoder, part_filter),
+        split_config=facts.get("split_config"),
+    )
+    typing = Typing(sample_type=sample_type, fields=fields, part_filter=part_filter)
+    return TypedSource(inner, typing, None if type(decoder) is SampleDecoder else decoder)

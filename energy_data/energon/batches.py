@@ -1,0 +1,145 @@
+"""Datasets of batches and of packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+from energy_data.context import WorkerConfig
+from energy_data.energon.dataset import BaseWrapperDataset, tree_of
+from energy_data.energon.trees import batched, on_failure
+from energy_data.loader.run import Run
+from energy_data.nodes.group import GroupSpec
+from energy_data.nodes.pack_selected import PackFailures, PackSelectedSpec
+
+T = TypeVar("T")
+Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
+
+
+class BatchDataset(BaseWrapperDataset[T], Generic[T]):
+    """Batches of `batch_size` samples."""
+
+    def __init__(
+        self,
+        dataset: Run[Any],
+        batch_size: int,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Config = None,
+        drop_last: bool = False,
+        failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Batch a dataset.
+
+        Args:
+            dataset: What is batched.
+            batch_size: Samples per batch; the last of a pass may be short.
+            batcher: Makes a batch of a list of samples. It may raise SkipSample, and may be a
+                generator function, which gives any number of batches for one list.
+            batcher_stateless: Taken for Energon's sake: it must be, in any case.
+            batcher_config: Taken for Energon's sake: states do not look at functions.
+            drop_last: Leave out the short batch.
+            failure_tolerance: Failures in a row after which the run stops; 0: never.
+            worker_config: That of the dataset, which is the default.
+        """
+        policy = on_failure(dataset.worker_config, failure_tolerance)
+        spec = batched(tree_of(dataset), batch_size, batcher, policy, drop_last=drop_last)
+        super().__init__(spec, [dataset], worker_config)
+
+
+class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
+    """Batches of samples with equal keys. The samples that wait are in the state as references."""
+
+    def __init__(
+        self,
+        dataset: Run[Any],
+        fixed_batch_size: int | None,
+        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Config = None,
+        drop_last: bool = False,
+        failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Group a dataset.
+
+        Args:
+            dataset: What is grouped.
+            fixed_batch_size: Samples per batch; None: as `sample_group_key` says.
+            sample_group_key: Returns the key of a sample, and the batch size of its group or None.
+            batcher: Makes a batch of a list of samples; it may raise SkipSample.
+            batcher_stateless: Taken for Energon's sake: it must be, in any case.
+            batcher_config: Taken for Energon's sake: states do not look at functions.
+            drop_last: Leave out the groups that are not full at the end of a pass.
+            failure_tolerance: Failures in a row after which the run stops; 0: never.
+            worker_config: That of the dataset, which is the default.
+        """
+        spec = GroupSpec(
+            of=tree_of(dataset),
+            batch_size=fixed_batch_size,
+            criterion=sample_group_key,
+            collate=batcher,
+            drop_last=drop_last,
+            on_failure=on_failure(dataset.worker_config, failure_tolerance),
+        )
+        super().__init__(spec, [dataset], worker_config)
+
+
+class PackingDataset(BaseWrapperDataset[T], Generic[T]):
+    """Packs of samples that a function selects from a buffer of them.
+
+    The buffer is in the state as references: 32 bytes per sample at most.
+    """
+
+    def __init__(
+        self,
+        dataset: Run[Any],
+        buffer_size: int,
+        pre_packer: Callable[[list[Any]], list[list[Any]]],
+        final_packer: Callable[[list[Any]], Any],
+        *,
+        final_packer_stateless: bool = False,
+        sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder_stateless: bool = False,
+        packer_config: Config = None,
+        pre_packer_failure_tolerance: int = 100,
+        final_packer_failure_tolerance: int = 100,
+        sample_encoder_failure_tolerance: int = 100,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Pack a dataset.
+
+        Args:
+            dataset: What is packed.
+            buffer_size: Samples that are selected from; fewer at the end of a pass.
+            pre_packer: Returns lists of the samples that go together.
+            final_packer: Makes one sample of such a list. It may raise SkipSample, and may be a
+                generator function, which gives any number of samples for one list.
+            final_packer_stateless: Taken for Energon's sake: it must be, in any case.
+            sample_encoder: Called for each sample that was selected, before it is packed.
+            sample_encoder_stateless: Taken for Energon's sake: it must be, in any case.
+            packer_config: Taken for Energon's sake: states do not look at functions.
+            pre_packer_failure_tolerance: Failures in a row of the function after which the run
+                stops; 0: never.
+            final_packer_failure_tolerance: The same for `final_packer`.
+            sample_encoder_failure_tolerance: The same for `sample_encoder`.
+            worker_config: That of the dataset, which is the default.
+        """
+        config = dataset.worker_config
+        spec = PackSelectedSpec(
+            of=tree_of(dataset),
+            select=pre_packer,
+            pack=final_packer,
+            encode=sample_encoder,
+            buffer_size=buffer_size,
+            on_failure=PackFailures(
+                select=on_failure(config, pre_packer_failure_tolerance),
+                encode=on_failure(config, sample_encoder_failure_tolerance),
+                pack=on_failure(config, final_packer_failure_tolerance),
+            ),
+        )
+        super().__init__(spec, [dataset], worker_config)

@@ -1,0 +1,227 @@
+"""Metadatasets as objects: what is in them, and their datasets loaded."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.context import WorkerConfig
+from energy_data.energon.dataset import SavableDataset
+from energy_data.energon.loaded import (
+    BaseCoreDatasetFactory,
+    DatasetBlendMode,
+    LoadedDataset,
+    LoadedDatasets,
+    taken_apart,
+)
+from energy_data.errors import SpecError
+from energy_data.failures import reraise_exception
+from energy_data.metadataset.compile import OpenSource, compile_split
+from energy_data.metadataset.load import Metadataset as _Metadataset
+from energy_data.metadataset.load import is_metadataset, load, load_metadataset
+from energy_data.metadataset.resolve import expand, twigs
+from energy_data.nodes.read import ReadSpec
+from energy_data.references import OrderSpec, ReferencesSpec, Shuffle
+from energy_data.sources.typed import open_typed
+
+PathLike = str | Path
+
+
+@frozen(kw_only=True)
+class LoadedDatasetList:
+    """The datasets of a mixture, and what the numbers beside them are."""
+
+    datasets: LoadedDatasets
+    blend_mode: DatasetBlendMode
+
+
+@frozen
+class TraversedDatasetReference:
+    """One dataset of a metadataset, as it would be opened."""
+
+    path: Path
+    split_part: str
+    aux: dict[str, str] = field(factory=dict)
+    subflavors: dict[str, Any] = field(factory=dict)
+
+
+class DatasetLoaderInterface(ABC):
+    """A dataset or a metadataset that can be loaded."""
+
+    @abstractmethod
+    def metadataset(self) -> _Metadataset:
+        """Return it, read and checked."""
+
+    def get_datasets(
+        self,
+        *,
+        training: bool,
+        split_part: str,
+        worker_config: WorkerConfig,
+        shuffle_buffer_size: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        parallel_shard_iters: int | None = None,
+        decoder: Any = None,
+    ) -> LoadedDatasetList:
+        """Return the datasets of a split, opened, with their weights or repetitions.
+
+        Args:
+            training: Whether they go on without end, and blends are drawn from.
+            split_part: The split.
+            worker_config: Which part of the run this process is.
+            shuffle_buffer_size: Neighbouring draws of a dataset that are mixed; None: none.
+            max_samples_per_sequence: Neighbouring samples that are read together; None: all.
+            parallel_shard_iters: Sequences that are mixed at a time; None: 16.
+            decoder: Makes values of parts; None: they stay bytes.
+        """
+        shuffle = Shuffle(
+            buffer_size=shuffle_buffer_size or 0,
+            sequence_length=max_samples_per_sequence or 0,
+            parallel_sequences=parallel_shard_iters or 16,
+        )
+        order = compile_split(
+            self.metadataset(),
+            split_part,
+            open_source=_opener(decoder),
+            mode="train" if training else "val",
+        )
+        read = partial(samples_of, shuffle=shuffle, config=worker_config, endless=training)
+        mixture = taken_apart(order)
+        weighted = mixture.mode is DatasetBlendMode.DATASET_WEIGHT
+        repeated = mixture.mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        loaded = [
+            LoadedDataset(
+                dataset=BaseCoreDatasetFactory(samples=read(of)),
+                weight=float(amount) if weighted else None,
+                repetitions=amount if repeated else None,
+            )
+            for of, amount in mixture.parts
+        ]
+        return LoadedDatasetList(
+            datasets=LoadedDatasets(loaded, read(order)), blend_mode=mixture.mode
+        )
+
+    def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
+        """Return the datasets of a split, without opening them."""
+        return [
+            TraversedDatasetReference(
+                Path(twig.path), twig.split_part, subflavors=dict(twig.subflavors)
+            )
+            for twig in twigs(expand(self.metadataset(), split_part))
+        ]
+
+    def prepare(self, split_part: str | None = None) -> Sequence[Path]:
+        """Check it with all files it names; nothing else needs to be prepared."""
+        self.metadataset()
+        return ()
+
+
+@frozen(kw_only=True)
+class DatasetLoader(DatasetLoaderInterface):
+    """A dataset by its path, with what a metadataset would say about it."""
+
+    path: PathLike
+    split_part: str | None = None
+    subflavors: Mapping[str, Any] | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    dataset_config: str | None = None
+    split_config: str | None = None
+
+    def metadataset(self) -> _Metadataset:
+        """Return a metadataset of the one dataset, or the one at the path."""
+        said = {
+            "split_part": self.split_part,
+            "subflavors": self.subflavors,
+            "dataset_config": self.dataset_config,
+            "split_config": self.split_config,
+        }
+        about = {name: value for name, value in said.items() if value}
+        if not about:
+            return load(self.path)
+        node = {"path": os.path.abspath(self.path), **about}  # noqa: PTH100 - keeps links
+        return load_metadataset({"splits": dict.fromkeys(("train", "val", "test"), node)})
+
+
+@frozen(init=False)
+class Metadataset(DatasetLoaderInterface):
+    """A metadataset by its path, or by what its file would say."""
+
+    path: PathLike
+    splits: Mapping[str, Any] | None
+
+    def __init__(self, path: PathLike, splits: Mapping[str, Any] | None = None) -> None:
+        """Take the splits of the file at `path`; or, with `splits`, paths in them from there."""
+        self.__attrs_init__(path, splits)
+
+    def metadataset(self) -> _Metadataset:
+        """Return it, read and checked."""
+        if self.splits is None:
+            return load(self.path)
+        return load_metadataset({"splits": self.splits}, base_dir=Path(self.path).parent)
+
+
+class MetadatasetV2(Metadataset):
+    """A metadataset; the two versions of Energon are one here."""
+
+
+@frozen
+class _Given(DatasetLoaderInterface):
+    """A metadataset as a mapping."""
+
+    said: Mapping[str, Any]
+
+    def metadataset(self) -> _Metadataset:
+        return load(self.said)
+
+
+def load_dataset(path: PathLike | Mapping[str, Any]) -> DatasetLoaderInterface:
+    """Return what loads a dataset, a metadataset (.yaml), or a metadataset given as a dict."""
+    if isinstance(path, Mapping):
+        return _Given(path)
+    if is_metadataset(str(path)):
+        return Metadataset(path)
+    return DatasetLoader(path=path)
+
+
+def traverse_metadataset(path: PathLike, *, split_part: str) -> list[TraversedDatasetReference]:
+    """Return the datasets of one split of a metadataset file, without opening them.
+
+    SpecError if there is no such split, or with all faults of the files.
+    """
+    if not is_metadataset(str(path)):
+        raise SpecError(f"{path}: it is not a metadataset. Give the path of a .yaml file.")
+    return load_dataset(path).traverse(split_part=split_part)
+
+
+def prepare_metadataset(path: PathLike) -> None:
+    """Check a metadataset with all files it names; what joins need is made on first use."""
+    load_dataset(path).prepare()
+
+
+def samples_of(
+    order: OrderSpec, *, shuffle: Shuffle, config: WorkerConfig, endless: bool
+) -> SavableDataset[Any]:
+    """Return the samples of an order tree: without end, or once."""
+    handler = getattr(config, "global_error_handler", None)
+    references = ReferencesSpec(of=order, shuffle=shuffle, deal=0 if endless else 1)
+    return SavableDataset(
+        spec=ReadSpec(
+            of=references,
+            on_error="raise" if handler is reraise_exception else "skip",
+            handler=handler,
+            keys=True,
+        ),
+        worker_config=config,
+        seed=getattr(config, "seed_offset", 0),
+        from_start=not endless,
+    )
+
+
+def _opener(decoder: Any) -> OpenSource:
+    return partial(open_typed, decoder=decoder)

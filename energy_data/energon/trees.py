@@ -1,0 +1,156 @@
+"""What wrappers do to trees: put what can be said below reading there, where it is exact.
+
+A blend of datasets whose samples are only read (and cooked) is a blend of *references*: each sample
+comes exactly once per epoch over all paths that lead to it, and the place is one integer per lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from attrs import evolve
+
+from energy_data.context import WorkerConfig
+from energy_data.errors import SpecError
+from energy_data.failures import OnFailure, log_exception
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
+from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.map import MapSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.repeat import RepeatSpec
+from energy_data.references import OrderSpec, ReferencesSpec
+from energy_data.spec import Spec
+from energy_data.tasks.stateless import DEFAULT_TOLERANCE
+
+_SAMPLEWISE = (ReadSpec, EncodeSpec, MapSpec, FilterSpec)  # give one item per item at most
+
+
+def blended(specs: Sequence[Spec], weights: Sequence[float]) -> Spec:
+    """Return the blend of some trees."""
+
+    def blend(parts: Sequence[Spec]) -> BlendSpec:
+        return BlendSpec(tuple(map(Part, parts, weights)))
+
+    return _below_reading(specs, blend) or blend(specs)
+
+
+def concatenated(specs: Sequence[Spec]) -> Spec:
+    """Return trees one after another."""
+    return _below_reading(specs, lambda parts: ConcatSpec(tuple(parts))) or ConcatSpec(tuple(specs))
+
+
+def repeated(spec: Spec, times: float | None) -> Spec:
+    """Return a tree that is played several times, or for ever; what is for ever stays so.
+
+    A fraction of a pass is for samples as they are read; None above them.
+    """
+    references = references_of(spec)
+    if references is not None and not references.deal:
+        return spec
+    if references is None:
+        if times is not None and times != int(times):
+            raise SpecError(
+                f"repeats: a fraction of a pass can be given of samples only, got {times} of what "
+                f"is made of samples. Put it below, or use LimitDataset."
+            )
+        return RepeatSpec(of=spec, times=None if times is None else int(times))
+    if times is None:
+        return with_references(spec, deal=0)
+    order = BlendEpochizedSpec((Repeated(references.of, times),))
+    return with_references(spec, of=order)
+
+
+def references_of(spec: Spec) -> ReferencesSpec | None:
+    """Return the references that a tree of samples reads one by one; None if it does more."""
+    while not isinstance(spec, ReferencesSpec):
+        if not isinstance(spec, _SAMPLEWISE) or getattr(spec, "yields", "one") != "one":
+            return None
+        spec = spec.of
+    return spec
+
+
+def with_references(spec: Spec, **changes: object) -> Spec:
+    """Return a tree of `references_of` with its references changed."""
+    if isinstance(spec, ReferencesSpec):
+        return evolve(spec, **changes)  # type: ignore[arg-type]  # fields by name
+    assert isinstance(spec, _SAMPLEWISE)
+    return evolve(spec, of=with_references(spec.of, **changes))  # type: ignore[arg-type]  # Read's stay references
+
+
+def items_per_pass(spec: Spec) -> Fraction:
+    """Return how many items a tree gives of one pass over its data, over all ranks."""
+    if isinstance(spec, ReferencesSpec):
+        return spec.of.size
+    below = [items_per_pass(child) for child in spec.children.values()]
+    if isinstance(spec, BatchSpec):
+        return Fraction(ceil(below[0] / spec.batch_size))
+    if isinstance(spec, EpochizeSpec):
+        return Fraction(spec.length)
+    if isinstance(spec, LimitSpec):
+        return min(Fraction(spec.length), below[0])
+    if isinstance(spec, RepeatSpec):
+        return below[0] * (spec.times or 1)
+    return sum(below, Fraction(0))
+
+
+def _below_reading(
+    specs: Sequence[Spec], join: Callable[[Sequence[OrderSpec]], OrderSpec]
+) -> Spec | None:
+    """Return trees that only read as one tree that reads what `join` makes of their orders."""
+    first = specs[0]
+    if not isinstance(first, ReadSpec):
+        return None
+    orders = []
+    for spec in specs:
+        if not isinstance(spec, ReadSpec):
+            return None
+        orders.append(spec.of.of)
+        if with_references(spec, of=first.of.of) != first:
+            return None
+    return with_references(first, of=join(orders))
+
+
+def batched(
+    spec: Spec,
+    batch_size: int,
+    batcher: Callable[[list[Any]], Any],
+    policy: OnFailure,
+    *,
+    drop_last: bool = False,
+) -> Spec:
+    """Return a tree whose items are batched.
+
+    A pass over samples is dealt to the lanes batch by batch, so that one batch is short at most.
+    """
+    references = references_of(spec)
+    finite = references is not None and bool(references.deal)
+    if finite:
+        spec = with_references(spec, deal=batch_size, drop_last=drop_last)
+    return BatchSpec(
+        of=spec,
+        batch_size=batch_size,
+        collate=batcher,
+        drop_last=drop_last,
+        aligned=finite,
+        on_failure=policy,
+    )
+
+
+def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) -> OnFailure:
+    """Return what follows in a run when a function raises."""
+    handler = getattr(worker_config, "global_error_handler", log_exception)
+    return OnFailure(handler=handler, tolerance=tolerance)
+
+
+def mapped(spec: Spec, function: Callable[[Any], Any], policy: OnFailure) -> Spec:
+    """Return a tree whose items are mapped by a function of the user."""
+    return EncodeSpec(of=spec, encode=function, on_failure=policy)

@@ -1,0 +1,198 @@
+"""One dataset by its path, with the type of its samples said in Python in place of dataset.yaml.
+
+Energon's classes of this kind are deprecated there: a dataset.yaml with a `sample_type` says the
+same for every program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from energy_data.context import WorkerConfig
+from energy_data.energon.loaded import BaseCoreDatasetFactory
+from energy_data.energon.metadatasets import samples_of
+from energy_data.errors import SpecError
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.references import Leaf, Shuffle
+from energy_data.samples.images import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    OCRSample,
+)
+from energy_data.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
+from energy_data.samples.questions import MultiChoiceVQASample, VidQASample, VQAOCRSample, VQASample
+from energy_data.samples.text import TextSample
+from energy_data.samples.typed import Sample
+from energy_data.sources.sample_decoder import SampleDecoder
+from energy_data.sources.typed import open_as
+
+T = TypeVar("T")
+PartFilter = str | Sequence[str] | Callable[[str], bool] | None
+
+
+class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
+    """A prepared dataset of tars."""
+
+    __sample_type__: ClassVar[type[Sample] | None] = None
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        split_part: str = "train",
+        training: bool = True,
+        worker_config: WorkerConfig,
+        shuffle_over_epochs: int | None = 1,
+        parallel_shard_iters: int | None = None,
+        max_samples_per_sequence: int | None = None,
+        subset: tuple[int, int | None] | None = None,
+        split_config: str | None = None,
+        part_filter: PartFilter = None,
+        subflavors: Mapping[str, Any] | None = None,
+        field_map: Mapping[str, str] | None = None,
+        sample_loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        sample_type: type[Sample] | None = None,
+        decoder: Any = SampleDecoder(),  # noqa: B008 - it is never changed
+    ) -> None:
+        """Open a dataset.
+
+        Args:
+            path: The dataset.
+            split_part: The split to read.
+            training: Whether it goes on without end.
+            worker_config: Which part of the run this process is.
+            shuffle_over_epochs: Taken for Energon's sake: each epoch has each sample once.
+            parallel_shard_iters: Sequences that are mixed at a time; None: 16.
+            max_samples_per_sequence: Neighbouring samples that are read together; None: all.
+            subset: Samples [first, end) of the split; end None: to its end.
+            split_config: Another file in `.nv-meta` in place of split.yaml.
+            part_filter: The parts that are wanted; None: those that the field map names, or all.
+            subflavors: Given to each sample.
+            field_map: Field of the sample -> part, as in dataset.yaml.
+            sample_loader: Or a function: makes the fields of a sample of its parts.
+            sample_type: Of the samples; by default that of the class.
+            decoder: Makes values of parts; None: they stay bytes.
+        """
+        source = open_as(
+            path,
+            sample_type or self.__sample_type__,
+            field_map=field_map,
+            sample_loader=sample_loader,
+            part_filter=part_filter,
+            split_part=split_part,
+            subset=subset,
+            subflavors=subflavors,
+            split_config=split_config,
+            decoder=decoder,
+        )
+        shuffle = Shuffle(
+            sequence_length=max_samples_per_sequence or 0,
+            parallel_sequences=parallel_shard_iters or 16,
+        )
+        order = LeafSpec(Leaf(id=f"{path}:{split_part}", source=source))
+        samples = samples_of(order, shuffle=shuffle, config=worker_config, endless=training)
+        super().__init__(samples=samples)
+
+
+class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T]):
+    """A dataset whose samples are made by a field map or a sample loader."""
+
+
+class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T]):
+    """A dataset whose parts are decoded."""
+
+
+class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T]):
+    """A dataset whose samples are of the `sample_type` that is given."""
+
+
+class CrudeWebdataset(DefaultDecoderWebdatasetFactory[Any]):
+    """A dataset of crude samples, for cookers."""
+
+
+class CaptioningWebdataset(DefaultDecoderWebdatasetFactory[CaptioningSample]):
+    """A dataset of captioned images."""
+
+    __sample_type__ = CaptioningSample
+
+
+class ImageWebdataset(DefaultDecoderWebdatasetFactory[ImageSample]):
+    """A dataset of images."""
+
+    __sample_type__ = ImageSample
+
+
+class ImageClassificationWebdataset(DefaultDecoderWebdatasetFactory[ImageClassificationSample]):
+    """A dataset of images with classes."""
+
+    __sample_type__ = ImageClassificationSample
+
+
+class InterleavedWebdataset(DefaultDecoderWebdatasetFactory[InterleavedSample]):
+    """A dataset of texts with images."""
+
+    __sample_type__ = InterleavedSample
+
+
+class SimilarityInterleavedWebdataset(DefaultDecoderWebdatasetFactory[SimilarityInterleavedSample]):
+    """A dataset of texts with images, related by similarity."""
+
+    __sample_type__ = SimilarityInterleavedSample
+
+
+class MultiChoiceVQAWebdataset(DefaultDecoderWebdatasetFactory[MultiChoiceVQASample]):
+    """A dataset of questions with answers to choose from."""
+
+    __sample_type__ = MultiChoiceVQASample
+
+
+class OCRWebdataset(DefaultDecoderWebdatasetFactory[OCRSample]):
+    """A dataset of images of text."""
+
+    __sample_type__ = OCRSample
+
+
+class TextWebdataset(DefaultDecoderWebdatasetFactory[TextSample]):
+    """A dataset of texts."""
+
+    __sample_type__ = TextSample
+
+
+class VidQAWebdataset(DefaultDecoderWebdatasetFactory[VidQASample]):
+    """A dataset of questions about videos."""
+
+    __sample_type__ = VidQASample
+
+
+class VQAOCRWebdataset(DefaultDecoderWebdatasetFactory[VQAOCRSample]):
+    """A dataset of questions about images with text."""
+
+    __sample_type__ = VQAOCRSample
+
+
+class VQAWebdataset(DefaultDecoderWebdatasetFactory[VQASample]):
+    """A dataset of questions about images."""
+
+    __sample_type__ = VQASample
+
+
+class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[Any]):
+    """A JSONL file of crude samples, for cookers."""
+
+
+class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
+    """A JSONL file of crude samples, for cookers."""
+
+
+class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T]):
+    """Datasets joined by key: a `join:` of a metadataset says it."""
+
+    def __init__(self, inner_datasets: Any, **kwargs: Any) -> None:
+        """Raise SpecError: joins are made by metadatasets only."""
+        raise SpecError(
+            "JoinedWebdatasetFactory: datasets are joined by a metadataset. Write `join:` with the "
+            "same datasets, as a .yaml or a dict, and give it to get_train_dataset."
+        )

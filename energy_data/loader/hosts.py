@@ -1,0 +1,35 @@
+"""The host of a dataset: what its worker config and its options ask for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from attrs import evolve
+
+from energy_data.loader.cuda import Cuda
+from energy_data.loader.device import OnDevice
+from energy_data.loader.host import Host, InProcess
+from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.run import Run
+
+
+def host_of(
+    dataset: Run[Any],
+    options: PoolOptions,
+    *,
+    pin_memory: bool | Literal["auto"] = "auto",
+    device: str | torch.device | None = None,
+) -> Host:
+    """Return what makes the batches of a dataset: this process, or worker processes.
+
+    pin_memory: "auto" pins where there is a GPU. device: where batches go; None: they stay.
+    """
+    cuda = Cuda()
+    host: Host = InProcess()
+    if dataset.worker_config.num_workers:
+        pinned = cuda.available() if pin_memory == "auto" else pin_memory
+        host = Pool(dataset, evolve(options, pin=cuda.pin if pinned else None))
+    if device is not None and torch.device(device).type != "cpu":
+        host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
+    return host

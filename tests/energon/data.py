@@ -1,0 +1,62 @@
+"""Small datasets of typed and of crude samples for the tests."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from energy_data.sources.prepare import prepare
+
+CAPTIONS = """
+__module__: megatron.energon
+__class__: StandardWebdatasetFactory
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+field_map: {image: png, caption: txt}
+"""
+IMAGES = """
+sample_type: {__module__: megatron.energon, __class__: ImageSample}
+field_map: {image: png}
+"""
+TEXTS = """
+sample_type: {__module__: megatron.energon, __class__: TextSample}
+field_map: {text: txt}
+"""
+CRUDE = "{__module__: megatron.energon, __class__: CrudeWebdataset}\n"
+
+
+def png(number: int, size: int = 8) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((size, size, 3), number % 256, np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+def make_dataset(
+    folder: Path,
+    said: str | None,
+    *,
+    count: int = 20,
+    shards: int = 2,
+    images: bool = True,
+) -> Path:
+    """Write `count` samples `name-number` in some tars, prepare them, and type them."""
+    folder.mkdir(parents=True)
+    for shard in range(shards):
+        with tarfile.open(folder / f"shard-{shard}.tar", "w") as tar:
+            for number in range(shard, count, shards):
+                parts = {"txt": f"{folder.name} {number}".encode()}
+                if images:
+                    parts["png"] = png(number)
+                for extension, data in parts.items():
+                    member = tarfile.TarInfo(f"{folder.name}-{number:04d}.{extension}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    if said is not None:
+        prepare(
+            folder, split={part: ["shard-.*"] for part in ("train", "val", "test")}, sqlite=True
+        )
+        (folder / ".nv-meta" / "dataset.yaml").write_text(said)
+    return folder
