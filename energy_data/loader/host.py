@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from energy_data.meter import Meter
 from energy_data.node import Node, State
+from energy_data.running import RUNNING
 
 Nodes = Mapping[int, Node[Any, Any]]
 """Lane -> the root of its tree."""
@@ -127,6 +128,7 @@ class InProcess(Host):
         self._steps.add(Step(batch, lane, before))
         began, charged_s = time.perf_counter(), self._meter.charged_s
         try:
+            RUNNING.batch = batch
             return root.draw(1)
         except BaseException:
             root.go_back(before)

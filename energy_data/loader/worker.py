@@ -29,6 +29,7 @@ from energy_data.loader.run import Run
 from energy_data.loader.status import Status
 from energy_data.loader.wire import Go, Message, Taken, portable, receive_order, send_files
 from energy_data.meter import HELD, SENDING, Meter, Spent
+from energy_data.running import RUNNING
 from energy_data.tasks.memory import making_in
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -146,6 +147,7 @@ class _Worker:
         message = Message(self.go.generation, "batch", self.batch)
         node = self.nodes[lane]
         draft = self.arena.draft() if self.drafts else None
+        RUNNING.batch = self.batch
         try:
             with making_in(draft):
                 items = list(node.take(1))
