@@ -14,7 +14,7 @@ from attrs import evolve
 
 from energy_data.context import WorkerConfig
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
-from energy_data.energon.cooking import Cooking, cooked
+from energy_data.energon.cooking import cooked, cooked_alike, cooked_by_leaf, recipe_of
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.epochs import EpochizeDataset, LimitDataset, RepeatDataset
 from energy_data.energon.loaded import DatasetBlendMode, LoadedDataset, LoadedDatasets
@@ -168,8 +168,8 @@ class Building:
         aux: Mapping[str, FileStore[Any]] | None = None,
     ) -> SavableDataset[Any]:
         """Return a dataset of crude samples, cooked by the cooker for these subflavors."""
-        cooking = Cooking.of(self, dataset.spec, subflavors, get_primary_aux, aux or {})
-        return evolve(dataset, spec=cooked(dataset.spec, cooking))
+        recipe = recipe_of(self, subflavors, get_primary_aux, aux or {}, "the dataset")
+        return evolve(dataset, spec=cooked(dataset.spec, self, recipe))
 
     def _load_dataset(
         self,
@@ -179,7 +179,11 @@ class Building:
     ) -> SavableDataset[Any]:
         """Return one pass over a dataset; crude samples are cooked if there are cookers."""
         samples = dataset.dataset.build(worker_rotation_offset)
-        if not self.cookers or not dataset.dataset.is_crude:
+        if not self.cookers:
+            return samples
+        if len(dataset.dataset.leaves) > 1:  # a part of a mixture that is not a plain blend
+            return evolve(samples, spec=cooked_by_leaf(samples.spec, self))
+        if not dataset.dataset.is_crude:
             return samples
         return self.build_cook_crude_sample(
             samples,
@@ -192,10 +196,8 @@ class Building:
     def _whole(self, datasets: LoadedDatasets, *, repeat: bool) -> SavableDataset[Any]:
         """Return the mixture as the metadataset says it, nested as it is there."""
         whole = datasets.whole
-        for loaded in datasets:
-            part = self._load_dataset(loaded, 0, whole.worker_config)
-            if isinstance(cooking := getattr(part.spec, "encode", None), Cooking):
-                whole = evolve(whole, spec=cooked(whole.spec, cooking))
+        parts = [self._load_dataset(loaded, 0, whole.worker_config) for loaded in datasets]
+        whole = evolve(whole, spec=cooked_alike(whole.spec, [part.spec for part in parts]))
         return RepeatDataset(whole) if repeat else RepeatDataset(whole, repeats=1)
 
     def _mixed(

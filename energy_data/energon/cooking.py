@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from energy_data.energon.trees import references_of
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.references import leaf_entries
+from energy_data.references import Leaf, leaf_entries
 from energy_data.running import restore_key
+from energy_data.sources.tar_store import WebdatasetFileStore
 from energy_data.spec import Spec
 from energy_data.storage.file_store import DecodeFileStore, FileStore
 from energy_data.tasks.cooking import Cooker, matching_cooker
@@ -31,40 +32,85 @@ class Cooking:
     cook: Callable[..., Any]
     recipes: Mapping[str, Recipe] = field(eq=False)  # leaf id -> recipe
 
-    @classmethod
-    def of(
-        cls,
-        encoder: Any,
-        spec: Spec,
-        subflavors: Mapping[str, Any],
-        get_primary_aux: Callable[[], FileStore[Any]],
-        aux: Mapping[str, FileStore[Any]],
-    ) -> Cooking:
-        """Return what cooks the leaves of `spec`, which have these subflavors and file stores."""
-        references = references_of(spec)
-        assert references is not None
-        ids = [leaf.id for _, leaf in leaf_entries(references.of)]
-        cooker = matching_cooker(encoder.cookers, subflavors, ", ".join(ids))
-        stores = dict(aux)
-        if cooker.need_primary and "primary" not in stores:
-            stores["primary"] = get_primary_aux()
-        if encoder.decoder is not None:
-            stores = {
-                name: DecodeFileStore(store, decoder=encoder.decoder)
-                for name, store in stores.items()
-            }
-        return cls(encoder.cook_crude_sample, dict.fromkeys(ids, Recipe(cooker, stores)))
-
     def __call__(self, sample: Any) -> Any:
-        """Return the sample, cooked if there is a recipe for it."""
+        """Return the sample, cooked if it is crude and there is a recipe for it."""
         identity = restore_key(sample)
         recipe = self.recipes.get(identity[0]) if identity else None
-        return sample if recipe is None else self.cook(sample, recipe.cooker, recipe.aux)
+        if recipe is None or not isinstance(sample, dict):
+            return sample
+        return self.cook(sample, recipe.cooker, recipe.aux)
 
 
-def cooked(spec: Spec, cooking: Cooking) -> Spec:
-    """Return a tree whose samples are cooked; one that cooks already does so with more recipes."""
-    if isinstance(spec, EncodeSpec) and isinstance(spec.encode, Cooking):
-        recipes = {**spec.encode.recipes, **cooking.recipes}
-        return evolve(spec, encode=evolve(spec.encode, recipes=recipes))
-    return EncodeSpec(of=spec, encode=cooking)
+def recipe_of(
+    encoder: Any,
+    subflavors: Mapping[str, Any],
+    get_primary_aux: Callable[[], FileStore[Any]],
+    aux: Mapping[str, FileStore[Any]],
+    where: str,
+) -> Recipe:
+    """Return how samples with these subflavors and file stores are cooked.
+
+    SpecError if the encoder has no cooker for them.
+    """
+    cooker = matching_cooker(encoder.cookers, subflavors, where)
+    stores = dict(aux)
+    if cooker.need_primary and "primary" not in stores:
+        stores["primary"] = get_primary_aux()
+    if encoder.decoder is not None:
+        stores = {
+            name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()
+        }
+    return Recipe(cooker, stores)
+
+
+def cooked(spec: Spec, encoder: Any, recipe: Recipe) -> Spec:
+    """Return a tree whose samples are all cooked by one recipe."""
+    return _cooked(spec, encoder, dict.fromkeys((leaf.id for leaf in _leaves(spec)), recipe))
+
+
+def cooked_by_leaf(spec: Spec, encoder: Any) -> Spec:
+    """Return a tree whose samples are cooked as each leaf needs."""
+    recipes = {}
+    for leaf in _leaves(spec):
+        source = getattr(leaf.source, "inner", leaf.source)
+        if not is_crude(leaf):
+            continue
+        path = str(getattr(source, "path", leaf.id))
+        recipes[leaf.id] = recipe_of(
+            encoder,
+            getattr(source, "subflavors", {}),
+            lambda path=path: WebdatasetFileStore(path),  # type: ignore[misc]  # its type is plain
+            leaf.aux,
+            f"leaf {leaf.id!r}",
+        )
+    return _cooked(spec, encoder, recipes)
+
+
+def cooked_alike(spec: Spec, parts: Sequence[Spec]) -> Spec:
+    """Return a tree cooked as its parts are, of which each is cooked or not."""
+    for part in parts:
+        if isinstance(part, EncodeSpec) and isinstance(part.encode, Cooking):
+            if isinstance(spec, EncodeSpec) and isinstance(spec.encode, Cooking):
+                recipes = {**spec.encode.recipes, **part.encode.recipes}
+                spec = evolve(spec, encode=evolve(spec.encode, recipes=recipes))
+            else:
+                spec = evolve(part, of=spec)
+    return spec
+
+
+def is_crude(leaf: Leaf) -> bool:
+    """Return whether the samples of a leaf may be dicts of parts, for cookers."""
+    typing = getattr(leaf.source, "typing", None)
+    return typing is None or typing.sample_type is None
+
+
+def _cooked(spec: Spec, encoder: Any, recipes: Mapping[str, Recipe]) -> Spec:
+    if not recipes:
+        return spec
+    return EncodeSpec(of=spec, encode=Cooking(encoder.cook_crude_sample, recipes))
+
+
+def _leaves(spec: Spec) -> list[Leaf]:
+    references = references_of(spec)
+    assert references is not None
+    return [leaf for _, leaf in leaf_entries(references.of)]

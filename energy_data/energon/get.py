@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from energy_data.context import WorkerConfig
 from energy_data.context import default_worker_config as default_config
@@ -53,23 +53,18 @@ def get_train_dataset(
         shuffle_buffer_size: Neighbouring draws of a dataset that are mixed; None: none.
         max_samples_per_sequence: Neighbouring samples that are read together; None: file order.
         virtual_epoch_length: Batches of this rank in an iteration; 0: without end.
-        shuffle_over_epochs_multiplier: Taken for Energon's sake: each epoch has each sample once.
+        shuffle_over_epochs_multiplier: Multiplies that of the metadataset; see there.
         task_encoder: What is made of samples and batches.
         repeat: Go on without end; else one pass.
-        kwargs: Arguments of older versions; see docs/energon.md.
+        kwargs: Arguments of older versions, and `allow_modules`: the modules and folders with code
+            that a metadataset or a dataset.yaml may name. See docs/energon.md.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
     encoder: Any = task_encoder or DefaultTaskEncoder()
     config = worker_config or default_config()
-    if shuffle_over_epochs_multiplier != 1:
-        log.warning(
-            "shuffle_over_epochs_multiplier=%s: each epoch has each sample once, more than "
-            "was asked for",
-            shuffle_over_epochs_multiplier,
-        )
-    shards = _old_arguments(kwargs, encoder)
+    old = _other_arguments(kwargs, encoder)
     takes_shuffle = "shuffle_buffer_size" in signature(encoder.build_train_datasets).parameters
     loaded = load_dataset(path).get_datasets(
         training=True,
@@ -77,8 +72,10 @@ def get_train_dataset(
         worker_config=config,
         shuffle_buffer_size=None if takes_shuffle else shuffle_buffer_size,
         max_samples_per_sequence=max_samples_per_sequence,
-        parallel_shard_iters=shards,
+        parallel_shard_iters=old.parallel_shard_iters,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
         decoder=encoder.decoder,
+        allow_modules=old.allow_modules,
     )
     built: SavableDataset[T] = called_as_it_takes(
         encoder.build_train_datasets,
@@ -119,7 +116,8 @@ def get_val_dataset(
         packing_buffer_size: Samples that the task encoder selects packs from; None: no packing.
         limit: The first so many batches of each rank; None or 0: all.
         task_encoder: What is made of samples and batches.
-        kwargs: Arguments of older versions; see docs/energon.md.
+        kwargs: Arguments of older versions, and `allow_modules`: the modules and folders with code
+            that a metadataset or a dataset.yaml may name. See docs/energon.md.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -178,10 +176,14 @@ def _validation(
     encoder: Any,
     kwargs: dict[str, Any],
 ) -> tuple[LoadedDatasets, dict[str, Any]]:
-    _old_arguments(kwargs, encoder)
+    old = _other_arguments(kwargs, encoder)
     config = worker_config or default_config()
     loaded = load_dataset(path).get_datasets(
-        training=False, split_part=split_part, worker_config=config, decoder=encoder.decoder
+        training=False,
+        split_part=split_part,
+        worker_config=config,
+        decoder=encoder.decoder,
+        allow_modules=old.allow_modules,
     )
     return loaded.datasets, {"worker_config": config}
 
@@ -189,13 +191,20 @@ def _validation(
 _OLD_DECODING = {"image_decode", "av_decode", "video_decode_audio"}
 
 
-def _old_arguments(kwargs: dict[str, Any], encoder: Any) -> int | None:
-    """Do what arguments of older versions ask for; return `parallel_shard_iters`.
+class _Others(NamedTuple):
+    """What further arguments say about datasets."""
+
+    parallel_shard_iters: int | None
+    allow_modules: Sequence[str]
+
+
+def _other_arguments(kwargs: dict[str, Any], encoder: Any) -> _Others:
+    """Do what arguments of older versions ask of the task encoder; return the rest.
 
     SpecError for those that nobody knows.
     """
     left = dict(kwargs)
-    shards: int | None = left.pop("parallel_shard_iters", None)
+    others = _Others(left.pop("parallel_shard_iters", None), left.pop("allow_modules", ()))
     if left.pop("auto_decode", True) is False:
         encoder.decoder = None
     decoding = {name: left.pop(name) for name in _OLD_DECODING & left.keys()}
@@ -210,4 +219,4 @@ def _old_arguments(kwargs: dict[str, Any], encoder: Any) -> int | None:
             f"get_train_dataset, get_val_dataset: they have no argument "
             f"{', '.join(map(repr, sorted(left)))}. See docs/energon.md for what became of them."
         )
-    return shards
+    return others

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
+from energy_data.energon.cooking import is_crude
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.trees import references_of, with_references
 from energy_data.nodes.blend import BlendSpec
@@ -57,8 +58,7 @@ class BaseCoreDatasetFactory(Generic[T]):
     @property
     def is_crude(self) -> bool:
         """Whether samples are dicts of parts, for cookers."""
-        typings = [getattr(leaf.source, "typing", None) for leaf in self.leaves]
-        return all(getattr(typing, "sample_type", None) is None for typing in typings)
+        return all(is_crude(leaf) for leaf in self.leaves)
 
     @property
     def subflavors(self) -> dict[str, Any]:

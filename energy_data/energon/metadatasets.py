@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,17 @@ from energy_data.energon.loaded import (
 )
 from energy_data.errors import SpecError
 from energy_data.failures import reraise_exception
-from energy_data.metadataset.compile import OpenSource, compile_split
+from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import Metadataset as _Metadataset
 from energy_data.metadataset.load import is_metadataset, load, load_metadataset
-from energy_data.metadataset.resolve import expand, twigs
+from energy_data.metadataset.opening import Options
+from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.twigs import DatasetPart, twigs
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import OrderSpec, ReferencesSpec, Shuffle
+from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle, leaf_entries
+from energy_data.samples.table import SAMPLE_TYPES
 from energy_data.sources.typed import open_typed
+from energy_data.trust import Trust
 
 PathLike = str | Path
 
@@ -67,7 +71,9 @@ class DatasetLoaderInterface(ABC):
         shuffle_buffer_size: int | None = None,
         max_samples_per_sequence: int | None = None,
         parallel_shard_iters: int | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
         decoder: Any = None,
+        allow_modules: Iterable[str] = (),
     ) -> LoadedDatasetList:
         """Return the datasets of a split, opened, with their weights or repetitions.
 
@@ -78,8 +84,11 @@ class DatasetLoaderInterface(ABC):
             shuffle_buffer_size: Neighbouring draws of a dataset that are mixed; None: none.
             max_samples_per_sequence: Neighbouring samples that are read together; None: all.
             parallel_shard_iters: Sequences that are mixed at a time; None: 16.
+            shuffle_over_epochs_multiplier: As the key of that name in a metadataset.
             decoder: Makes values of parts; None: they stay bytes.
+            allow_modules: Modules and folders with code that files may name.
         """
+        trust = Trust.of(allow_modules)
         shuffle = Shuffle(
             buffer_size=shuffle_buffer_size or 0,
             sequence_length=max_samples_per_sequence or 0,
@@ -88,8 +97,13 @@ class DatasetLoaderInterface(ABC):
         order = compile_split(
             self.metadataset(),
             split_part,
-            open_source=_opener(decoder),
+            open_source=partial(open_typed, decoder=decoder, trust=trust),
             mode="train" if training else "val",
+            options=Options(
+                shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+                trust=trust,
+                known_code=SAMPLE_TYPES,
+            ),
         )
         read = partial(samples_of, shuffle=shuffle, config=worker_config, endless=training)
         mixture = taken_apart(order)
@@ -100,6 +114,7 @@ class DatasetLoaderInterface(ABC):
                 dataset=BaseCoreDatasetFactory(samples=read(of)),
                 weight=float(amount) if weighted else None,
                 repetitions=amount if repeated else None,
+                aux=leaf_of(of).aux or None,
             )
             for of, amount in mixture.parts
         ]
@@ -109,12 +124,17 @@ class DatasetLoaderInterface(ABC):
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets of a split, without opening them."""
-        return [
-            TraversedDatasetReference(
-                Path(twig.path), twig.split_part, subflavors=dict(twig.subflavors)
-            )
-            for twig in twigs(expand(self.metadataset(), split_part))
-        ]
+        found = []
+        for twig in twigs(expand(self.metadataset(), split_part)):
+            parts = (twig.of,) if isinstance(twig.of, DatasetPart) else [one.of for one in twig.of]
+            aux = {name: store.path for name, store in twig.aux.items()}
+            found += [
+                TraversedDatasetReference(
+                    Path(part.path), part.split_part, aux, dict(twig.subflavors)
+                )
+                for part in parts
+            ]
+        return found
 
     def prepare(self, split_part: str | None = None) -> Sequence[Path]:
         """Check it with all files it names; nothing else needs to be prepared."""
@@ -223,5 +243,6 @@ def samples_of(
     )
 
 
-def _opener(decoder: Any) -> OpenSource:
-    return partial(open_typed, decoder=decoder)
+def leaf_of(order: OrderSpec) -> Leaf:
+    """Return the first leaf of an order tree."""
+    return next(leaf for _, leaf in leaf_entries(order))
