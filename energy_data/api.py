@@ -11,12 +11,10 @@ import torch
 
 from energy_data.context import Context, WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
-from energy_data.loader.cuda import Cuda
 from energy_data.loader.dataset import Dataset
-from energy_data.loader.device import OnDevice
-from energy_data.loader.host import Host, InProcess
+from energy_data.loader.hosts import host_of
 from energy_data.loader.loader import Loader, T_batch
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import PoolOptions
 from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
 from energy_data.loader.step_known import in_shares
@@ -265,22 +263,15 @@ def get_loader(
     rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
     if rules is not None and rules.mode == "exact":
         dataset = in_shares(dataset, rules)
-    cuda = Cuda()
-    host: Host = InProcess()
-    if dataset.worker_config.num_workers:
-        pinned = cuda.available() if pin_memory == "auto" else pin_memory
-        options = PoolOptions(
-            prefetch=prefetch,
-            start_method=start_method,
-            arena_bytes=arena_bytes,
-            timeout_s=timeout_s,
-            on_timeout=on_timeout,
-            max_restarts=max_restarts,
-            pin=cuda.pin if pinned else None,
-        )
-        host = Pool(dataset, options)
-    if device is not None and torch.device(device).type != "cpu":
-        host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
+    options = PoolOptions(
+        prefetch=prefetch,
+        start_method=start_method,
+        arena_bytes=arena_bytes,
+        timeout_s=timeout_s,
+        on_timeout=on_timeout,
+        max_restarts=max_restarts,
+    )
+    host = host_of(dataset, options, pin_memory=pin_memory, device=device)
     return Loader(dataset, host) if rules is None else StepLoader(dataset, rules, host)
 
 

@@ -6,9 +6,9 @@ from typing import Any, Generic, TypeVar
 
 from attrs import evolve
 
-from energy_data.loader.hosts import host_of
 from energy_data.context import WorkerConfig
 from energy_data.errors import SpecError
+from energy_data.loader.hosts import host_of
 from energy_data.loader.loader import Loader
 from energy_data.loader.pool import PoolOptions
 from energy_data.loader.process import StartMethod
