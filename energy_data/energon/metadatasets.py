@@ -30,7 +30,6 @@ from energy_data.metadataset.resolve import expand
 from energy_data.metadataset.twigs import DatasetPart, twigs
 from energy_data.nodes.read import ReadSpec
 from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle, leaf_entries
-from energy_data.samples.table import SAMPLE_TYPES
 from energy_data.sources.typed import open_typed
 from energy_data.trust import Trust
 
@@ -102,7 +101,6 @@ class DatasetLoaderInterface(ABC):
             options=Options(
                 shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
                 trust=trust,
-                known_code=SAMPLE_TYPES,
             ),
         )
         read = partial(samples_of, shuffle=shuffle, config=worker_config, endless=training)
