@@ -141,7 +141,7 @@ class _Reader:
 
     def _sample_type(self) -> type[Sample] | None:
         """Return the type of samples; None: crude ones."""
-        whole = self.said.get("__class__")
+        whole = self._of_kind("__class__", str, "the name of a class")
         if whole == CRUDE and _is_energons(self.said):
             return None
         if "sample_type" in self.said:

@@ -53,3 +53,4 @@ def energon(tmp_path_factory):
         yield energon
         energon.process.stdin.close()
         energon.process.wait(60)
+        energon.process.stdout.close()

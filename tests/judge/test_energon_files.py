@@ -353,3 +353,27 @@ def test_audio_and_video_are_equal(energon, tmp_path, mode, with_audio):
     options = {"av_decode": mode, "video_decode_audio": with_audio}
     ours = we_read(tmp_path, decoder=SampleDecoder(**options))
     assert same(ours, energon.reads(tmp_path, decoder=options))
+
+
+@pytest.mark.parametrize("layout", ["info_yaml", "no_uuid_or_sqlite", "split_json"])
+def test_older_layouts_are_read_alike(energon, tmp_path, layout):
+    folder = tmp_path / "a"
+    write(folder)
+    options = ["--split-ratio", "3,1,1", "--non-interactive", "--sample-type", "CrudeWebdataset"]
+    energon.prepares(folder, *options)
+    meta = folder / ".nv-meta"
+    if layout == "info_yaml":
+        info = json.loads((meta / ".info.json").read_text())
+        (meta / ".info.yaml").write_text(yaml.safe_dump(info))
+        (meta / ".info.json").unlink()
+    if layout == "split_json":
+        split = yaml.safe_load((meta / "split.yaml").read_text())
+        (meta / "split.json").write_text(json.dumps(split))
+        (meta / "split.yaml").unlink()
+    else:
+        (meta / "index.sqlite").unlink()
+        (meta / "index.uuid").unlink()
+    said = {**MODULE, "__class__": "CaptioningWebdataset"}
+    said["field_map"] = {"image": "png", "caption": "txt"}
+    (meta / "dataset.yaml").write_text(yaml.safe_dump(said))
+    assert same(we_read(folder), energon.reads(folder))
