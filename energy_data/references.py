@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from attrs import evolve, field, frozen
 
 from energy_data.before import NOTHING_BEFORE, Before
@@ -134,12 +135,12 @@ class LeafTable:
         self.entries, self.leaves, self._entry_of_path = context.shared(
             ("leaves", context.path), lambda: _numbered(spec)
         )
-        number = {leaf.id: n for n, leaf in enumerate(self.leaves)}
-        numbers = [number[leaf.id] for leaf in self.entries]
-        self.leaf_of_entry: Integers = np.array(numbers, np.int64)
+        self.leaf_of_entry, sizes, keys = context.shared(
+            ("leaf facts", context.path, context.leaf_seed), lambda: self._facts(context)
+        )
         self.shares = shares_of(
-            np.array([leaf.num_samples for leaf in self.leaves], np.int64),
-            np.array([leaf_key(context, leaf.id) for leaf in self.leaves], np.uint64),
+            sizes,
+            keys,
             [leaf.epochs for leaf in self.leaves],
             sequence_length=shuffle.sequence_length,
             window=shuffle.window,
@@ -148,6 +149,15 @@ class LeafTable:
         )
         self.clock = clock
         self.place = partial(clock.draws, lane=context.lane, lanes=context.lanes)
+
+    def _facts(self, context: Context) -> tuple[Integers, Integers, npt.NDArray[np.uint64]]:
+        """Return the leaf of each entry, and of each leaf its size and its key."""
+        number = {leaf.id: n for n, leaf in enumerate(self.leaves)}
+        return (
+            np.array([number[leaf.id] for leaf in self.entries], np.int64),
+            np.array([leaf.num_samples for leaf in self.leaves], np.int64),
+            np.array([leaf_key(context, leaf.id) for leaf in self.leaves], np.uint64),
+        )
 
     def at(self, place: Place | None) -> LeafTable:
         """Return the table for a node that counts its draws otherwise."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_stream
+from energy_data.metadataset.compile_staged import FOR_STEPS, PIPELINE_PARAMS, changed_params
 from energy_data.metadataset.kind_staged import StagedDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import expand
-from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.pipeline import Pipeline
 from energy_data.sources.open import open_source
 from energy_data.spec import Spec
@@ -49,10 +49,9 @@ def stream(
     params: Mapping[str, Any] | None = None,
 ) -> Spec:
     """Return the tree of batches of a split in training. SpecError as `compile_stream`."""
-    named = dict.fromkeys(_named(expand(metadataset, split)))
-    own = {"batch_size", "shuffle_buffer_size", "max_samples_per_sequence", "packing_buffer_size"}
-    steps = {"microbatches_per_step", "global_batch_size"}
-    free: dict[str, Any] = {name: value for name, value in named.items() if name not in own | steps}
+    own = {*PIPELINE_PARAMS, *FOR_STEPS} - {"seq_len"}
+    named = [name for name in changed_params(expand(metadataset, split)) if name not in own]
+    free: dict[str, Any] = dict.fromkeys(named)
     pipeline = Pipeline(
         batch_size=batch_size,
         task_encoder=AnyTask({**free, **(params or {})}),
@@ -61,16 +60,6 @@ def stream(
     return compile_stream(
         metadataset, split, open_source=open_source, pipeline=pipeline, mode="train"
     )
-
-
-def _named(tree: Branch | Twig) -> Iterator[str]:
-    """Yield the parameters that the stages of a split change."""
-    if isinstance(tree, Branch):
-        if isinstance(tree.definition, StagedDefinition):
-            for part in tree.definition.staged.stages:
-                yield from part.params
-        for child in tree.children:
-            yield from _named(child)
 
 
 def params_of(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -28,6 +28,17 @@ from energy_data.stage import Stage, wrong_bodies
 FOR_STEPS = ("microbatches_per_step", "global_batch_size")
 
 
+# What is told of every stage, and kept in states; of the rest, what some stage changes.
+PIPELINE_PARAMS = (
+    "batch_size",
+    "seq_len",
+    "shuffle_buffer_size",
+    "max_samples_per_sequence",
+    "microbatches_per_step",
+    "packing_buffer_size",
+)
+
+
 class Compiler(Protocol):
     """What compiles the nodes below; `compile._Compiler` is one."""
 
@@ -76,7 +87,11 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
         problem = "`at` picks a stage for validation; training runs all of them. Take it out."
         place = tree.definition.places["staged"]
         compiler.faults.add(place, f"{tree.definition.where}.staged.at", problem)
-    stages = tuple(_Stages(compiler).of(tree, _Around(pipeline=pipeline)))
+    told = {*PIPELINE_PARAMS, *changed_params(tree)}
+    stages = tuple(
+        evolve(stage, params={name: at for name, at in stage.params.items() if name in told})
+        for stage in _Stages(compiler).of(tree, _Around(pipeline=pipeline))
+    )
     if len(compiler.faults) == before:
         staged = tree.definition.staged
         for problem in wrong_bodies(stages):
@@ -84,6 +99,16 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
         if len(compiler.faults) == before:
             return StagedSpec(stages=stages, buffers=staged.buffers, resume=staged.resume)
     return None
+
+
+def changed_params(tree: Branch | Twig) -> Iterator[str]:
+    """Yield the names of the parameters that stages below a node change."""
+    if isinstance(tree, Branch):
+        if isinstance(tree.definition, StagedDefinition):
+            for part in tree.definition.staged.stages:
+                yield from part.params
+        for child in tree.children:
+            yield from changed_params(child)
 
 
 def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:

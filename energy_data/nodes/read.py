@@ -17,7 +17,7 @@ from energy_data.errors import DataError, ExcludedError, SampleError, SpecError,
 from energy_data.failures import ErrorHandler
 from energy_data.meter import READING
 from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.references import ReferencesNode, ReferencesSpec, leaf_entries
+from energy_data.references import Leaf, ReferencesNode, ReferencesSpec, leaf_entries
 from energy_data.running import RESTORE_KEY
 from energy_data.sample import Sample
 from energy_data.source import Source
@@ -79,8 +79,12 @@ class ReadNode(Node[Sample, ReadCursor]):
         self.references: ReferencesNode = spec.of.build(context.under("of"))
         super().__init__(ReadCursor(), {"of": self.references})
         self.spec = spec
-        self.leaves = [leaf for _, leaf in leaf_entries(spec.of.of)]
-        self.sources = [leaf.source for leaf in self.leaves]
+        self.leaves: list[Leaf] = context.shared(
+            ("leaves read", context.path), lambda: [leaf for _, leaf in leaf_entries(spec.of.of)]
+        )
+        self.sources: list[Source] = context.shared(
+            ("sources read", context.path), lambda: [leaf.source for leaf in self.leaves]
+        )
         kinds = {type(source) for source in self.sources}
         self.kind: type[Source] = kinds.pop() if len(kinds) == 1 else Source
         self.trace, self.meter = context.trace, context.meter

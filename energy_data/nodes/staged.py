@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from attrs import frozen
 
@@ -123,6 +123,22 @@ class StagedCursor(Cursor):
     carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
 
 
+class _Entered(NamedTuple):
+    """The stage a lane is in, and all that the places of its leaves follow from."""
+
+    number: int
+    carried: tuple[int, ...]
+    left: list[tuple[Node[Any, Any], Cursor]]  # the nodes of the stages before, where they stopped
+
+    def holds(self, number: int, carried: tuple[int, ...]) -> bool:
+        """Return whether nothing has moved since."""
+        return (
+            self.number == number
+            and self.carried == carried
+            and all(node.cursor is at or node.cursor == at for node, at in self.left)
+        )
+
+
 class StagedNode(Node[Any, StagedCursor]):
     """The stages in one lane.
 
@@ -134,7 +150,8 @@ class StagedNode(Node[Any, StagedCursor]):
     def __init__(self, spec: StagedSpec, context: Context) -> None:
         self.spec, self.context = spec, context
         super().__init__(StagedCursor(), {stage.name: self._built(stage) for stage in spec.stages})
-        self._entered: tuple[int, list[Any]] | None = None  # stage, and what led to it
+        self._entered: _Entered | None = None
+        self._used: set[int] = set()  # stages that have computed or opened anything
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
         restarts = stage.on_enter == "restart"
@@ -173,12 +190,7 @@ class StagedNode(Node[Any, StagedCursor]):
 
     def _enter(self, number: int) -> None:
         """Let the leaves of a stage go on where the stages before have left them."""
-        led: list[Any] = [self.cursor.carried, *_cursors(self._left(number))]
-        if (
-            self._entered is not None
-            and self._entered[0] == number
-            and _same(self._entered[1], led)
-        ):
+        if self._entered is not None and self._entered.holds(number, self.cursor.carried):
             return
         stage = self.spec.stages[number]
         if stage.on_enter == "continue":
@@ -195,20 +207,22 @@ class StagedNode(Node[Any, StagedCursor]):
                     )
                 )
         self._forget(number)
-        self._entered = number, [self.cursor.carried, *_cursors(self._left(number))]
+        self._used = {number}
+        left = [inner for child in self._left(number) for inner in _walk(child)]
+        self._entered = _Entered(number, self.cursor.carried, [(one, one.cursor) for one in left])
 
     def _left(self, number: int) -> list[Node[Any, Any]]:
         return [self.children[stage.name] for stage in self.spec.stages[:number]]
 
     def _forget(self, number: int) -> None:
         """Let go of what other stages have computed or opened; their cursors stay."""
-        for at, stage in enumerate(self.spec.stages):
-            if at != number:
-                fresh = self._built(stage)
-                pairs = zip(fresh.walk(), self.children[stage.name].walk(), strict=True)
-                for (_, new), (_, old) in pairs:
-                    new.cursor = old.cursor
-                self.children[stage.name] = fresh
+        for at in self._used - {number}:
+            stage = self.spec.stages[at]
+            fresh = self._built(stage)
+            pairs = zip(_walk(fresh), _walk(self.children[stage.name]), strict=True)
+            for new, old in pairs:
+                new.cursor = old.cursor
+            self.children[stage.name] = fresh
 
     def history(self, number: int) -> tuple[dict[str, int], dict[str, list[tuple[int, int]]]]:
         """Return what the stages before `number` have done to the leaves of the run, by leaf id.
@@ -218,9 +232,10 @@ class StagedNode(Node[Any, StagedCursor]):
         """
         drawn: dict[str, int] = defaultdict(int, self.carried())
         returned: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for stage, child in zip(self.spec.stages[:number], self._left(number), strict=True):
-            if stage.on_enter == "restart":
+        for at, child in enumerate(self._left(number)):
+            if self.spec.stages[at].on_enter == "restart":
                 continue
+            self._used.add(at)
             for tree in _order_trees(child):
                 if not tree.cursor.draws:
                     continue
@@ -267,14 +282,6 @@ def _walk(node: Node[Any, Any]) -> Iterator[Node[Any, Any]]:
 
 def _order_trees(node: Node[Any, Any]) -> list[ReferencesNode]:
     return [inner for inner in _walk(node) if isinstance(inner, ReferencesNode)]
-
-
-def _cursors(nodes: Iterable[Node[Any, Any]]) -> list[Cursor]:
-    return [inner.cursor for node in nodes for inner in _walk(node)]
-
-
-def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    return all(one is other or one == other for one, other in zip(ours, theirs, strict=True))
 
 
 def _ended(stage: Stage, batch: int) -> DataError:
