@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from energy_data.cli.ask import TYPES, ask_again, ask_definition, ask_ratio, show_samples
+from energy_data.cli.prepare_metadataset import prepare_metadataset
 from energy_data.sources.dataset_yaml import CRUDE
 from energy_data.sources.dataset_yaml_new import (
     LOADER,
@@ -87,10 +88,11 @@ DEFAULT_RATIO = "1,0,0"
 @click.option("--media-metadata-by-extension", is_flag=True, hidden=True)
 @click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
 def command(path: Path, **given: Any) -> None:
-    """Prepare a folder of tars, or a JSONL file, for reading at random.
+    """Prepare a folder of tars, a JSONL file, or the joins of a metadataset.
 
     Writes what Energon's `prepare` writes: `shard.tar.idx` next to each tar, and `.nv-meta` with
-    the splits and the type of the samples; next to a JSONL file its index.
+    the splits and the type of the samples; next to a JSONL file its index. For a metadataset, which
+    samples its joins put together.
     """
     if any(given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")):
         raise click.UsageError("--media-metadata-by-...: facts about media are not collected here.")
@@ -99,10 +101,13 @@ def command(path: Path, **given: Any) -> None:
     if is_jsonl(path):
         count = write_jsonl_index(str(path), f"{path}{SUFFIX}")
         click.echo(f"{path}: {count:,} samples")
+    elif path.suffix in (".yaml", ".yml"):
+        for line in prepare_metadataset(path):
+            click.echo(line)
     elif path.is_dir():
         _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
     else:
-        raise click.UsageError(f"{path}: it is neither a folder nor a .jsonl file.")
+        raise click.UsageError(f"{path}: it is no folder, .jsonl file or metadataset (.yaml).")
 
 
 def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:

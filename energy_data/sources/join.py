@@ -240,9 +240,12 @@ def _numbered(sample: Sample, number: int) -> Sample:
 
 def _where(sample: Any) -> dict[str, Any]:
     """Return where the first sample of a join is from, for an error."""
-    fields = sample if isinstance(sample, dict) else vars(sample)
-    source = (fields.get("__sources__") or [None])[0]
-    where = {"key": fields.get("__key__")}
+    source = (_field(sample, "__sources__") or [None])[0]
+    where = {"key": _field(sample, "__key__")}
     if source is not None:
         where |= {"dataset": source.dataset, "shard": source.shard, "index": source.index}
     return where
+
+
+def _field(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)

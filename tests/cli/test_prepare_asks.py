@@ -207,3 +207,16 @@ def read_until(end, seen, text):
         assert select.select([end], [], [], max(0, deadline - time.monotonic()))[0], seen
         seen += os.read(end, 4096).decode()
     return seen.partition(text)[2]
+
+
+def test_the_joins_of_a_metadataset_are_computed(dataset, tmp_path):
+    for name in ("a", "b"):
+        folder = dataset(name, 3)
+        prepare(folder)
+    (tmp_path / "b" / "shard-0.tar").write_bytes((tmp_path / "a" / "shard-0.tar").read_bytes())
+    prepare(tmp_path / "b", "--force")
+    text = {"splits": {"train": {"join": [{"path": "a"}, {"path": "b"}]}}}
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(text))
+    said = prepare(tmp_path / "m.yaml")
+    assert said == f"{tmp_path}/m.yaml: train: 3 samples\n"
+    assert any((tmp_path / "m.yaml.cache").iterdir())
