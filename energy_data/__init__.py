@@ -35,8 +35,11 @@ from energy_data.errors import (
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.exchange import StepsError
 from energy_data.loader.loader import Loader, LoaderIterator, merge_states
+from energy_data.nodes.staged import StagedSpec
+from energy_data.plan import Plan
 from energy_data.randomness import sample_rng
 from energy_data.sample import Sample, SampleSource
+from energy_data.stage import Stage
 from energy_data.steps.rules import DocsPerStep
 from energy_data.steps.step import Step
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
@@ -51,11 +54,14 @@ __all__ = [
     "Loader",
     "LoaderIterator",
     "MissingExtraError",
+    "Plan",
     "Sample",
     "SampleError",
     "SampleSource",
     "SkipSample",
     "SpecError",
+    "Stage",
+    "StagedSpec",
     "StateError",
     "StateIncompleteError",
     "StateMismatchError",

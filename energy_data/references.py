@@ -294,10 +294,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         return self.plan.table.leaves
 
     def goes_on(self, before: Before) -> None:
-        """Let the leaves go on where other order trees of this lane have left them.
-
-        It is not part of the place: who says so says it again after a restore.
-        """
+        """Let leaves go on where others have left them; said again by a parent after a restore."""
         self._before = before
 
     def draw(self, count: int) -> References:
