@@ -19,7 +19,7 @@ from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
 from energy_data.loader.step_known import in_shares
 from energy_data.loader.step_loader import StepLoader
-from energy_data.metadataset.compile import compile_split, compile_stream
+from energy_data.metadataset.compile import compile_split, compile_stream, steps_of
 from energy_data.metadataset.load import load
 from energy_data.metadataset.opening import OpenSource, Options
 from energy_data.nodes.leaf import LeafSpec
@@ -114,8 +114,9 @@ def get_train_dataset(
         samples_per_microbatch=samples_per_microbatch,
     )
     options = _options(allow_modules, shuffle_over_epochs_multiplier)
+    metadataset = load(path)
     spec = compile_stream(
-        load(path),
+        metadataset,
         split_part,
         open_source=_opener(samples, options),
         pipeline=pipeline,
@@ -129,6 +130,7 @@ def get_train_dataset(
         seed=seed,
         virtual_epoch_length=virtual_epoch_length,
         even_batches=even_batches,
+        docs_per_step=steps_of(metadataset, split_part),
     )
 
 

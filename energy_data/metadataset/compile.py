@@ -9,6 +9,7 @@ from energy_data.errors import DataError, SpecError
 from energy_data.metadataset.compile_staged import staged_order, staged_stream
 from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_docs_per_step import DocsPerStepDefinition
 from energy_data.metadataset.kind_staged import StagedDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.opening import DEFAULT, Opener, OpenSource, Options
@@ -20,6 +21,7 @@ from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec
 from energy_data.source import Source
 from energy_data.spec import Spec
+from energy_data.steps.rules import DocsPerStep
 from energy_data.storage.file_store import FileStore
 
 
@@ -43,7 +45,7 @@ def compile_split(
     every fault, as `load_metadataset` does: no such split, datasets that are not there or empty,
     ids that clash. Raises StructureError for a damaged dataset.
     """
-    tree = expand(metadataset, split, options.shuffle_over_epochs_multiplier)
+    tree = _below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
     compiler = _Compiler(Opener(open_source, options), mode_of(split, mode))
     spec = compiler.spec(tree)
     compiler.faults.raise_any()
@@ -64,13 +66,33 @@ def compile_stream(
 
     Otherwise as `compile_split`.
     """
-    tree = expand(metadataset, split, options.shuffle_over_epochs_multiplier)
+    tree = _below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
     opener = Opener(open_source, options)
     compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite)
     spec = compiler.stream(tree, pipeline)
     compiler.faults.raise_any()
     assert spec is not None
     return spec
+
+
+def steps_of(metadataset: Metadataset, split: str) -> DocsPerStep | None:
+    """Return how a split groups its micro-batches into steps; None: it does not say."""
+    definition = expand(metadataset, split).definition
+    if isinstance(definition, DocsPerStepDefinition):
+        return definition.docs_per_step.rules()
+    return None
+
+
+def _below_steps(tree: Branch | Twig) -> Branch | Twig:
+    """Return the tree without the node at its top that groups micro-batches: the loader does."""
+    if isinstance(tree, Branch) and isinstance(tree.definition, DocsPerStepDefinition):
+        return tree.children[0]
+    return tree
+
+
+def _misplaced(compiler: _Compiler, tree: Branch, *_: Pipeline) -> None:
+    assert isinstance(tree.definition, DocsPerStepDefinition)
+    tree.definition.note_misplaced(compiler.faults)
 
 
 def mode_of(split: str, mode: Mode | None) -> Mode:
@@ -90,6 +112,7 @@ class AboveBatching(NamedTuple):
 
 ABOVE_BATCHING: Mapping[type[Definition], AboveBatching] = {
     StagedDefinition: AboveBatching(staged_stream, staged_order),
+    DocsPerStepDefinition: AboveBatching(_misplaced, _misplaced),
 }
 """The kinds that stand above batching; all others are compiled by `Definition.compile`."""
 

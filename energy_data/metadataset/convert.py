@@ -92,7 +92,7 @@ class _Converter:
             problem = (
                 f"must have {listed(f'`{name}`' for name in _newer(allowed))}, found '{named[0]}'."
             )
-            self.faults.add(value.keys[named[0]], where, f"{problem} {_elsewhere(named[0])}")
+            self.faults.add(value.keys[named[0]], where, f"{problem} {KINDS[named[0]].elsewhere}")
         if named:
             return [KINDS[name] for name in named]
         known = {*allowed, *keys_of(PathDefinition), *keys_of(part)}
@@ -227,14 +227,7 @@ def _advice(value: Value) -> str:
 
 def _newer(kinds: Iterable[str]) -> list[str]:
     """Return the kinds that are worth a mention: not those of older files."""
-    return [kind for kind in kinds if not KINDS[kind].below_split_only]
-
-
-def _elsewhere(kind: str) -> str:
-    """Return what to do about a kind that may not stand where it is."""
-    if KINDS[kind].below_split_only:
-        return "It is of the older `Metadataset`: write `blend` in its place."
-    return "Name datasets by their `path`."
+    return [kind for kind in kinds if not KINDS[kind].older]
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

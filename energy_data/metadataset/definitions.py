@@ -106,6 +106,8 @@ class Definition:
     renews: ClassVar[bool] = False  # whether its children go on without end wherever it stands
     below_split_only: ClassVar[bool] = False  # whether it stands directly below a split
     outermost: ClassVar[bool] = False  # whether nothing of an order tree may stand over it
+    older: ClassVar[bool] = False  # whether it is of Energon's older `Metadataset`
+    elsewhere: ClassVar[str] = "Name datasets by their `path`."  # what to do if it may not stand
 
     place: Place
     where: str  # such as `splits.train.blend[1]`
@@ -295,9 +297,9 @@ class FileDefinition:
     def check(self, faults: Faults) -> None:
         """Note it if a split is of another class of files than the header says."""
         for name, split in self.splits.items():
-            if self.class_ is None or split.below_split_only == (self.class_ == "Metadataset"):
+            if self.class_ is None or split.older == (self.class_ == "Metadataset"):
                 continue
-            found, wanted = split.kind, "blend" if split.below_split_only else "datasets"
+            found, wanted = split.kind, "blend" if split.older else "datasets"
             other = "MetadatasetV2" if self.class_ == "Metadataset" else "Metadataset"
             problem = f"'{found}' is of `{other}`, found it in a `{self.class_}`. Write `{wanted}`"
             faults.add(split.place, f"splits.{name}", f"{problem}, or another `__class__`.")

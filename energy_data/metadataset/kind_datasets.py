@@ -32,6 +32,8 @@ class DatasetsDefinition(Definition):
     kind: ClassVar[str] = "datasets"
     weighs: ClassVar[bool] = True
     below_split_only: ClassVar[bool] = True
+    older: ClassVar[bool] = True
+    elsewhere: ClassVar[str] = "It is of the older `Metadataset`: write `blend` in its place."
 
     datasets: tuple[OldPart, ...] = field(
         metadata=key(

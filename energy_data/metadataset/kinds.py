@@ -18,6 +18,7 @@ from energy_data.metadataset.kind_blend import BlendDefinition
 from energy_data.metadataset.kind_blend_epochized import BlendEpochizedDefinition
 from energy_data.metadataset.kind_concat import ConcatDefinition
 from energy_data.metadataset.kind_datasets import DatasetsDefinition
+from energy_data.metadataset.kind_docs_per_step import DocsPerStepDefinition
 from energy_data.metadataset.kind_epochize import EpochizeDefinition
 from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.kind_mix import MixDefinition
@@ -38,6 +39,7 @@ KINDS: Mapping[str, type[Definition]] = {
         MixDefinition,
         StagedDefinition,
         DatasetsDefinition,
+        DocsPerStepDefinition,
     )
 }
 """The key that makes a node of a kind -> what such a node is."""

@@ -140,6 +140,17 @@ AMOUNT = Rule(
     },
     _amount,
 )
+
+
+def _target(value: Value) -> int | tuple[tuple[int, int], ...]:
+    if not isinstance(value.data, list):
+        return _whole(value.data, 1)
+    pairs = [each.data for each in value.data if isinstance(each.data, list)]
+    if not pairs or [len(pair) for pair in pairs] != [2] * len(value.data):
+        raise ValueError
+    return tuple((_whole(step.data, 0), _whole(amount.data, 1)) for step, amount in pairs)
+
+
 COUNT = Rule("a whole number >= 1", {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, _count)
 TEXT = Rule(
     "text, not empty, without control characters",
@@ -150,6 +161,28 @@ NAME = Rule(
     "a name without '/', '.' or blanks at its ends",
     {"type": "string", "pattern": NAME_PATTERN.pattern},
     _name,
+)
+TARGET = Rule(
+    "a whole number >= 1, or pairs [step, number from then on]",
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": MAX_COUNT},
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "type": "array",
+                    "prefixItems": [
+                        {"type": "integer", "minimum": 0, "maximum": MAX_COUNT},
+                        {"type": "integer", "minimum": 1, "maximum": MAX_COUNT},
+                    ],
+                    "items": False,
+                    "minItems": 2,
+                },
+            },
+        ]
+    },
+    _target,
 )
 FLAG = Rule("true or false", {"type": "boolean"}, _flag)
 EPOCHS = Rule(

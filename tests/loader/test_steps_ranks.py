@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from loader.steps import STREAM, ranks_of, take
+from loader.steps import STREAM, ranks_of, stream, take
 from loader.test_steps_ends import one_pass
+from loader.test_steps_gradients import EXACT, documents, gradients
 
 RANK = """
 import json, os, signal, sys, time
@@ -22,8 +24,13 @@ from energy_data.context import default_worker_config
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
+from contextlib import nullcontext
+import torch
 from attrs import evolve
-from loader.steps import STREAM, plain
+from torch.nn.parallel import DistributedDataParallel
+from energy_data.loader.step_known import in_shares
+from loader.steps import STREAM, plain, stream
+from loader.test_steps_gradients import EXACT, documents, tiny_model
 from loader.test_steps_ends import one_pass
 
 folder, scenario = Path(sys.argv[1]), sys.argv[2]
@@ -50,6 +57,24 @@ def steps():
         ends[way] = [plain(short), plain(short)]
     return given + rest, ends
 
+def trained():
+    model = DistributedDataParallel(tiny_model())
+    loader = StepLoader(
+        in_shares(Dataset(spec=stream(documents), worker_config=config), DocsPerStep(**EXACT)),
+        DocsPerStep(**EXACT),
+    )
+    found = []
+    for batch in loader:
+        step = batch["__step__"]
+        with nullcontext() if step.is_last else model.no_sync():
+            loss = (model(batch["tokens"]) - 1).square().sum()
+            (loss * step.dp_size / step.step_tokens).backward()
+        if step.is_last:
+            found.append(torch.cat([p.grad.flatten() for p in model.parameters()]).tolist())
+            model.zero_grad()
+        if len(found) == 3:
+            return found
+
 def broken(how, timeout_s):
     loader = loader_of(STREAM, target=25, lookahead=2, timeout_s=timeout_s)
     begin = time.monotonic()
@@ -61,7 +86,7 @@ def broken(how, timeout_s):
         return type(error).__name__, str(error), time.monotonic() - begin
 
 if scenario == "steps":
-    found = steps()
+    found = *steps(), trained()
 elif scenario == "killed":
     found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
 elif scenario == "silent":
@@ -125,14 +150,23 @@ def by_hand(folder: Path, ranks: int, scenario: str) -> dict:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_real_ranks_give_the_same_steps_and_the_same_ends(tmp_path, ranks):
+def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(tmp_path, ranks):
     found = by_torchrun(tmp_path, ranks, "steps")
     expected = listed(take(ranks_of(STREAM, ranks, target=25), 30))
-    assert [given for given, _ in found] == expected
+    assert [given for given, _, _ in found] == expected
     for way in ("stop", "pad"):
         loaders = ranks_of(one_pass(19), ranks, target=7, on_rank_end=way, last="short")
         passes = zip(listed(take(loaders)), listed(take(loaders)), strict=True)
-        assert [ends[way] for _, ends in found] == [list(both) for both in passes]
+        assert [ends[way] for _, ends, _ in found] == [list(both) for both in passes]
+    check_gradients(found)
+
+
+def check_gradients(found):
+    expected = gradients(ranks_of(stream(documents, 2), 1, **EXACT), 3)
+    for _, _, trained in found:
+        torch.testing.assert_close(
+            torch.tensor(trained, dtype=torch.float64), expected, rtol=0, atol=1e-6
+        )
 
 
 def listed(given):

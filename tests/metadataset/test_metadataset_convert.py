@@ -67,7 +67,7 @@ PATH = "Write it like `path: ./coco`."
         (
             "{id: x}",
             "2:10: splits.train: names no kind, found {id: x}. Add one of path, join, blend, "
-            "blend_epochized, concat, epochize, repeat, mix or staged.",
+            "blend_epochized, concat, epochize, repeat, mix, staged or docs_per_step.",
         ),
         (
             "./coco",

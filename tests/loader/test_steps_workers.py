@@ -1,0 +1,90 @@
+"""Steps over worker processes: the same, however little memory there is for batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import islice
+
+import pytest
+import torch
+
+from energy_data.context import WorkerConfig
+from energy_data.loader.dataset import Dataset
+from energy_data.loader.host import InProcess
+from energy_data.loader.loader import Loader
+from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.step_loader import StepLoader
+from energy_data.steps.rules import DocsPerStep
+from loader.steps import STREAM, plain, stream
+from loader.workers import processes
+
+
+def large(batch):
+    """A batch of about 300 KB."""
+    numbers = torch.tensor([sample["number"] for sample in batch])
+    return {
+        "__key__": [sample["__key__"] for sample in batch],
+        "x": numbers.repeat_interleave(12_000),
+    }
+
+
+def loader_of(spec, workers=2, arena_bytes=1 << 30, **rules):
+    config = WorkerConfig(num_workers=workers, lanes=8)
+    dataset = Dataset(spec=spec, worker_config=config)
+    options = PoolOptions(start_method="fork", arena_bytes=arena_bytes)
+    host = Pool(dataset, options) if workers else InProcess()
+    return StepLoader(dataset, DocsPerStep(**rules), host)
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_a_step_larger_than_the_shared_memory_is_given_all_the_same(lookahead):
+    rules = {"target": 30, "lookahead": lookahead}  # ten micro-batches; two fit
+    loader = loader_of(stream(large), arena_bytes=800_000, **rules)
+    expected = loader_of(stream(large), workers=0, **rules)
+    kept = []
+    for ours, theirs in zip(islice(loader, 25), expected, strict=False):
+        assert ours["__key__"] == theirs["__key__"]
+        assert ours["__step__"] == theirs["__step__"]
+        assert torch.equal(ours["x"], theirs["x"])
+        kept = [*kept, ours["x"]][-1:]
+    loader.close()
+
+
+def test_steps_of_workers_are_those_of_this_process_saved_restored_and_killed():
+    expected = plain(islice(loader_of(STREAM, workers=0, target=25), 40))
+    loader = loader_of(STREAM, target=25)
+    assert plain(islice(loader, 17)) == expected[:17]
+    state = json.loads(json.dumps(loader.state_dict()))
+    os.kill(processes(loader)[0], signal.SIGKILL)
+    assert plain(islice(loader, 10)) == expected[17:27]
+    loader.load_state_dict(state)
+    assert plain(islice(loader, 12)) == expected[17:29]
+    again = loader_of(STREAM, workers=1, target=25)
+    again.load_state_dict(state)
+    assert plain(islice(again, 12)) == expected[17:29]
+    again.close()
+    loader.close()
+
+
+def test_micro_batches_are_let_go_as_they_are_handed_out():
+    loader = loader_of(stream(large), target=24, lookahead=1)
+    for batch in islice(loader, 24):
+        left = batch["__step__"].num_microbatches - batch["__step__"].index
+        assert loader.stats().slots_in_use <= left + 1
+        del batch
+    loader.close()
+
+
+def test_without_steps_a_loader_goes_through_none_of_it(monkeypatch):
+    def called(*_):
+        raise AssertionError("steps were asked for")
+
+    for name in ("next_batch", "_draw", "state_dict"):
+        monkeypatch.setattr(StepLoader, name, called)
+    config = WorkerConfig(lanes=8)
+    loader = Loader(Dataset(spec=STREAM, worker_config=config))
+    assert type(loader) is Loader
+    assert all("__step__" not in batch for batch in islice(loader, 20))
+    assert loader._host._steps._kept is None

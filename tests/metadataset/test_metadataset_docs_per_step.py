@@ -1,0 +1,93 @@
+"""`docs_per_step` in a metadataset: at the top of a split, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from energy_data.errors import SpecError
+from energy_data.metadataset.compile import compile_split, steps_of
+from energy_data.metadataset.load import load, parse_metadataset
+from energy_data.metadataset.resolve import resolve
+from energy_data.steps.rules import DocsPerStep
+
+
+def parsed(node):
+    return parse_metadataset(f"splits:\n  train: {node}\n", name="m.yaml")
+
+
+def test_it_says_the_same_as_in_python():
+    said = "{target: [[0, 64], [9, 256]], mode: exact, shares: 4, lookahead: 2, of: {path: x}}"
+    rules = DocsPerStep(target=[[0, 64], [9, 256]], mode="exact", shares=4, lookahead=2)
+    assert steps_of(parsed(f"{{docs_per_step: {said}}}"), "train") == rules
+    assert steps_of(parsed("{path: x}"), "train") is None
+
+
+def test_the_tree_below_is_that_without_it(datasets):
+    node = "{blend: [{path: a, weight: 3}, {path: b}]}"
+    with_steps = parsed(f"{{docs_per_step: {{target: 5, of: {node}}}}}")
+    assert compile_split(with_steps, "train", open_source=datasets) == compile_split(
+        parsed(node), "train", open_source=datasets
+    )
+
+
+def test_written_out_it_stands_alone():
+    said = "{docs_per_step: {target: [[0, 64], [9, 256]], last: short, of: {path: x}}}"
+    metadataset = parsed(said)
+    again = resolve(metadataset, "train")
+    assert steps_of(load(again), "train") == steps_of(metadataset, "train")
+    assert resolve(load(again), "train") == again
+
+
+@pytest.mark.parametrize(
+    ("node", "fault"),
+    [
+        (
+            "{blend: [{docs_per_step: {target: 5, of: {path: x}}}]}",
+            "m.yaml:2:20: splits.train.blend[0]: must have `path`, ",
+        ),
+        (
+            "{docs_per_step: {target: 5, shares: 4, of: {path: x}}}",
+            "m.yaml:2:26: splits.train.docs_per_step: shares are for mode 'exact': leave them out.",
+        ),
+        (
+            "{docs_per_step: {target: 0, of: {path: x}}}",
+            "m.yaml:2:35: splits.train.docs_per_step.target: must be a whole number >= 1, or pairs "
+            "[step, number from then on], found the number 0. Write it like `target: [[0, 64], "
+            "[1000, 256]]`.",
+        ),
+        (
+            "{docs_per_step: {target: [[3, 5]], of: {path: x}}}",
+            "m.yaml:2:26: splits.train.docs_per_step: target must be a number >= 1, or pairs",
+        ),
+        (
+            "{docs_per_step: {taget: 5, of: {path: x}}}",
+            "m.yaml:2:27: splits.train.docs_per_step: unknown key 'taget'. Did you mean 'target'?",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(node, fault):
+    with pytest.raises(SpecError) as caught:
+        parsed(node)
+    assert str(caught.value).startswith(fault)
+
+
+def test_inside_a_split_it_says_where_to_put_it():
+    with pytest.raises(
+        SpecError, match=r"found 'docs_per_step'\. It groups .* over all of the split"
+    ):
+        parsed("{blend: [{docs_per_step: {target: 5, of: {path: x}}}]}")
+
+
+def test_a_file_with_steps_may_be_the_whole_of_a_split_but_no_part_of_it(tmp_path, datasets):
+    (tmp_path / "steps.yaml").write_text(
+        "splits: {train: {docs_per_step: {target: 5, of: {path: x}}}}"
+    )
+    (tmp_path / "whole.yaml").write_text("splits: {train: {path: steps.yaml}}")
+    (tmp_path / "part.yaml").write_text("splits: {train: {blend: [{path: steps.yaml}]}}")
+    whole = load(tmp_path / "whole.yaml")
+    assert steps_of(whole, "train") == DocsPerStep(target=5)
+    compile_split(whole, "train", open_source=datasets)
+    with pytest.raises(
+        SpecError, match=r"steps.yaml:1:33: .*must be all of a split, found its file"
+    ):
+        compile_split(load(tmp_path / "part.yaml"), "train", open_source=datasets)
