@@ -7,6 +7,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import mixtures
 from click.testing import CliRunner
 from megatron.energon import (
     Cooker,
@@ -79,7 +80,7 @@ def store(path):
     return [[*one, digest(kept[one[0]][0])] for one in parts if one[1]]
 
 
-JOBS = {"read": read, "prepare": prepare, "store": store}
+JOBS = {"read": read, "prepare": prepare, "store": store, **mixtures.JOBS}
 
 
 def main():
