@@ -15,7 +15,8 @@ from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.twigs import DatasetPart, Joined, Twig
 from energy_data.samples.table import SAMPLE_TYPES
 from energy_data.source import Source
-from energy_data.sources.join import Joiner, JoinMember, open_join
+from energy_data.sources.join import Joiner, JoinMember, keyed, open_join
+from energy_data.sources.join_table import Member
 from energy_data.sources.tar_store import WebdatasetFileStore
 from energy_data.storage.file_store import FileStore, SystemFileStore
 from energy_data.trust import Trust
@@ -75,6 +76,11 @@ class Opener:
                 folder=twig.cache,
             )
         return self._sources[key]
+
+    def keyed(self, twig: Twig) -> list[Member]:
+        """Return what the keys of the datasets of a join are found by. No joiner is looked at."""
+        assert not isinstance(twig.of, DatasetPart)
+        return [keyed(self._member(member, None)) for member in twig.of]
 
     def stores(self, twig: Twig) -> dict[str, FileStore[bytes]]:
         """Return the files beside the samples, by name. SpecError if there are none at a path."""

@@ -62,7 +62,7 @@ def open_join(
             f"others, has no `nonmatch` of its own, found {len(listed)} datasets and nonmatch "
             f"{listed[0].nonmatch if listed else None!r}. Add one, or put another first."
         )
-    table = open_table([_keyed(member) for member in listed], folder)
+    table = open_table([keyed(member) for member in listed], folder)
     start, end = subset or (0, None)
     end = table.rows if end is None else end
     if not 0 <= start < end <= table.rows:
@@ -174,7 +174,7 @@ class JoinSource(Source):
             return fault
 
 
-def _keyed(member: JoinMember) -> Member:
+def keyed(member: JoinMember) -> Member:
     """Return what the keys of a member are found by."""
     part, path = getattr(member.source, "part", None), getattr(member.source, "path", "a member")
     if not isinstance(part, SplitPart) or getattr(member.source, "subset", None):

@@ -218,5 +218,5 @@ def test_the_joins_of_a_metadataset_are_computed(dataset, tmp_path):
     text = {"splits": {"train": {"join": [{"path": "a"}, {"path": "b"}]}}}
     (tmp_path / "m.yaml").write_text(yaml.safe_dump(text))
     said = prepare(tmp_path / "m.yaml")
-    assert said == f"{tmp_path}/m.yaml: train: 3 samples\n"
+    assert said.startswith(f"{tmp_path}/m.yaml: train: join(a:train,b:train): 3 samples, ")
     assert any((tmp_path / "m.yaml.cache").iterdir())

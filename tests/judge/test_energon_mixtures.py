@@ -17,8 +17,10 @@ from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import load
 from energy_data.metadataset.opening import Options
+from energy_data.metadataset.prepare import prepare_joins
 from energy_data.nodes.read import ReadSpec
 from energy_data.references import ReferencesSpec, Shuffle, leaf_entries
+from energy_data.sources.open import open_source
 from energy_data.sources.prepare import prepare
 from energy_data.sources.typed import open_typed
 from energy_data.trust import Trust
@@ -346,3 +348,19 @@ def test_leaves_have_the_aux_stores_of_the_files(folder, energon, write):
         key = f"{sample['key']}.txt"
         said = {name: store.get(key).hex() for name, store in leaf.aux.items()}
         assert said == sample["fields"]["aux"]
+
+
+@pytest.mark.parametrize("rule", ["skip", "none"])
+def test_both_compute_the_same_index_of_a_join_and_read_it(energon, write, rule):
+    node = f"{{join: [{{path: a}}, {{path: b, {WHOLE}, nonmatch: {rule}}}], {CODE}}}"
+    path = write(node)
+    [join] = prepare_joins(load(path), open_source=open_source)
+    written = Path(join.energon).read_bytes()
+    Path(join.energon).unlink()
+    theirs = energon.do("joins", path)
+    assert [Path(file).read_bytes() for file in theirs] == [written]
+    if rule == "skip":  # Energon cannot read the other
+        [join] = prepare_joins(load(path), open_source=open_source)
+        assert bag(energon.do("samples", path, training=False)) == bag(
+            our_samples(path, training=False)
+        )
