@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import json
+import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,7 +112,7 @@ def _pack_column(column: Integers) -> list[Any]:
     delta = column.astype(np.uint64) - np.uint64(least)
     size = next(size for size in (1, 2, 4, 8) if int(delta.max()) >> (8 * size) == 0)
     data = delta.astype(f"<u{size}").view(np.uint8).reshape(-1, size).T.tobytes()
-    return [least, size, len(column), _pack(data) if int(delta.max()) else ""]
+    return [least, size, len(column), _deflate(data) if int(delta.max()) else ""]
 
 
 def _unpack_column(packed: Sequence[Any]) -> Integers:
@@ -125,6 +126,11 @@ def _unpack_column(packed: Sequence[Any]) -> Integers:
     return (delta.astype(np.uint64) + np.uint64(least)).astype(np.int64)
 
 
+def _deflate(data: bytes) -> str:
+    # a sixteenth of the time of bz2, and smaller where there is little to gain
+    return b85encode(zlib.compress(data)).decode()
+
+
 def _pack(data: bytes) -> str:
     # bz2 takes digits a tenth smaller than zlib, and a state has hardly anything else
     return b85encode(bz2.compress(data)).decode()
@@ -132,9 +138,10 @@ def _pack(data: bytes) -> str:
 
 def _unpack(text: str) -> bytes:
     try:
-        engine = bz2.BZ2Decompressor()
-        data = engine.decompress(b85decode(text), MAX_BYTES)
-    except (OSError, TypeError, ValueError) as error:
+        packed = b85decode(text)
+        engine = bz2.BZ2Decompressor() if packed[:3] == b"BZh" else zlib.decompressobj()
+        data = engine.decompress(packed, MAX_BYTES)
+    except (OSError, TypeError, ValueError, zlib.error) as error:
         raise StateError(f"state: a packed part is damaged ({error}).") from error
     if not engine.eof:
         raise StateError("state: a packed part is cut off, or larger than any state.")
