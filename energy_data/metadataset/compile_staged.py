@@ -23,7 +23,7 @@ from energy_data.nodes.staged import StagedSpec
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
 from energy_data.spec import Spec
-from energy_data.stage import Stage, wrong_bodies
+from energy_data.stage import OnEnter, Stage, wrong_bodies
 
 FOR_STEPS = ("microbatches_per_step", "global_batch_size")
 
@@ -57,7 +57,7 @@ class _Around:
     begin: int = 0
     end: int | None = None  # of the stage around, in micro-batches
     prefix: str = ""
-    on_enter: str | None = None
+    on_enter: OnEnter | None = None
 
 
 @frozen(kw_only=True)
@@ -83,6 +83,7 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
     if pipeline.finite:
         problem = "stages need a stream without end. Leave `repeat=False` out."
         compiler.faults.add(tree.definition.place, tree.definition.where, problem)
+        return None
     if tree.definition.staged.at is not None:
         problem = "`at` picks a stage for validation; training runs all of them. Take it out."
         place = tree.definition.places["staged"]
@@ -321,33 +322,30 @@ class _Stages:
             problem = f"it would never run within stage {around.prefix.rstrip('.')!r}. Take it out."
             self.note(body, problem)
             return
-        part = body.part
-        on_enter = (part and part.on_enter) or around.on_enter or definition.staged.on_enter
-        name = around.prefix + body.span.name
+        name, part, pipeline = around.prefix + body.span.name, body.part, body.pipeline
+        on_enter = (part and part.on_enter) or around.on_enter
         if body.order is None:
             assert isinstance(body.tree, Branch)
-            yield from self.of(
-                body.tree,
-                _Around(
-                    pipeline=body.pipeline,
-                    begin=begin,
-                    end=end,
-                    prefix=f"{name}.",
-                    on_enter=(part and part.on_enter) or around.on_enter,
-                ),
+            inside = _Around(
+                pipeline=pipeline, begin=begin, end=end, prefix=f"{name}.", on_enter=on_enter
             )
+            yield from self.of(body.tree, inside)
+            return
+        try:
+            whole = pipeline.over(body.order, first_microbatch=begin)
+        except SpecError as error:
+            for fault in error.faults:
+                self.note(body, fault)
             return
         yield Stage(
             name=name,
-            of=body.pipeline.over(body.order, first_microbatch=begin),
+            of=whole,
             begin=begin,
             end=end,
-            on_enter="restart" if on_enter == "restart" else "continue",
+            on_enter=on_enter or definition.staged.on_enter,
             seed=None if part is None else part.seed,
-            params={
-                name: value for name, value in body.pipeline.params.items() if _is_plain(value)
-            },
-            microbatches_per_step=body.pipeline.microbatches_per_step,
+            params={key: value for key, value in pipeline.params.items() if _is_plain(value)},
+            microbatches_per_step=pipeline.microbatches_per_step,
             asked=_asked(body, definition.staged),
         )
 
