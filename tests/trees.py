@@ -227,6 +227,8 @@ KINDS: dict[str, list[Spec]] = {
     "share": [
         shares(samples(A), ((0, 7),), 2),
         shares(FilterSpec(of=samples(BAD), predicate=not_third), ((0, 3), (2, 9)), 4),
+        shares(packs(samples(A)), ((0, 7),), 2, 1),
+        shares(packs(samples(A), limits={"tokens": 5}, over_long="split"), ((0, 9),), 2),
     ],
     "batch": [
         batches(samples(A)),

@@ -11,11 +11,13 @@ from energy_data.errors import SpecError
 from energy_data.loader.run import Run
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.share import ShareSpec
 from energy_data.order.quotas import quota
 from energy_data.references import OrderSpec, ReferencesSpec
-from energy_data.spec import Spec
+from energy_data.spec import Spec, kind_of
 from energy_data.steps.counts import Counts, known_counts
 from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import TaskEncoder
@@ -67,6 +69,13 @@ def _is_plain(spec: Spec) -> bool:
     )
 
 
+def _packs_by_itself(spec: Spec, below: Spec) -> bool:
+    """Return whether a node makes packs that cannot be told where to close."""
+    if isinstance(spec, PackSpec):
+        return spec.packing.quota is not None or spec is not below
+    return isinstance(spec, PackSelectedSpec)
+
+
 def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
     """Return the run with its batches cut into shares of steps, as "exact" needs it."""
     spec, ranks = run.spec, run.worker_config.world_size
@@ -80,6 +89,13 @@ def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
         raise SpecError(
             "docs_per_step: mode 'exact' cuts the batches of an endless training stream (repeat="
             "True); this tree gives other ones. Use mode 'at_least'."
+        )
+    packed = next((each for _, each in spec.of.walk() if _packs_by_itself(each, spec.of)), None)
+    if packed is not None:
+        raise SpecError(
+            f"docs_per_step: mode 'exact' closes packs where a share of the step is full; this "
+            f"tree has a {kind_of(packed)} that decides by itself. Pack by `packing`, without a "
+            f"quota of its own and right below the batches, or use mode 'at_least'."
         )
     shared = ShareSpec(
         of=spec.of,

@@ -94,14 +94,23 @@ class PackNode(PendingNode[PackCursor]):
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_within(self, docs: int) -> tuple[list[Any], int]:
+        """Return the next pack, of at most `docs` documents, and how many it has.
+
+        Without a pack if that was left out. For steps of exactly so many documents.
+        """
+        before = self.cursor.docs
+        packs = [pack for _, pack in self.draw_marked(1, within=docs)]
+        return packs, self.cursor.docs - before
+
+    def draw_marked(self, count: int, *, within: int | None = None) -> list[tuple[Mark, Any]]:
         buffer = self._buffer()
         self.buffered = None  # until the cursor has the marks of the buffer again
         packs = list[tuple[Mark, Any]]()
         self._fill(buffer)
         ended = not buffer
         while buffer and len(packs) < count:
-            documents = self._choose(buffer)
+            documents = self._choose(buffer) if within is None else buffer.take(within)
             try:
                 packs.append((joined([one.mark for one in documents]), self._packed(documents)))
             except SkipSample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -20,10 +20,11 @@ MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets
 
 @frozen(kw_only=True)
 class ShareSpec(Spec):
-    """Give `quota` samples at a time, as a tuple of batches of `batch_size`, the last one shorter.
+    """Give `quota` documents at a time, as a tuple of batches of `batch_size` and a shorter one.
 
     Item g of the run is share g; `shares` in a row make a step, so share g belongs to step
-    g // shares, whatever ranks there are. `SkipSample` in `collate` leaves a batch out; others
+    g // shares, whatever ranks there are. A sample is a document; over packs, the last pack of a
+    share is closed where the share is full. `SkipSample` in `collate` leaves a batch out; others
     come in its place. For endless streams.
     """
 
@@ -59,6 +60,14 @@ class ShareCursor(Cursor):
     skipped: int = 0  # batches left out
 
 
+@runtime_checkable
+class _Packs(Protocol):
+    """A node below that gives packs."""
+
+    def draw_within(self, docs: int) -> tuple[list[Any], int]:
+        """Return the next pack, of at most so many documents, and how many it has."""
+
+
 class ShareNode(Node[Any, ShareCursor]):
     """Collates so many samples as a share holds."""
 
@@ -78,7 +87,7 @@ class ShareNode(Node[Any, ShareCursor]):
     def _share(self, left: int) -> tuple[Any, ...]:
         batches = []
         while left:
-            samples = self._samples(min(left, self.spec.batch_size))
+            samples, documents = self._samples(left)
             if self.trace is not None:
                 self.trace(f"the batch that begins with {describe_source(samples[0])}")
             try:
@@ -91,14 +100,21 @@ class ShareNode(Node[Any, ShareCursor]):
                 )
                 raise
             else:
-                left -= len(samples)
+                left -= documents
         return tuple(batches)
 
-    def _samples(self, count: int) -> list[Any]:
+    def _samples(self, left: int) -> tuple[list[Any], int]:
+        """Return the samples of one batch, of at most `left` documents, and how many it has."""
+        child, room = self.children["of"], self.spec.batch_size
         samples: list[Any] = []
-        empty = 0
-        while len(samples) < count:
-            drawn = self.children["of"].draw(count - len(samples))
+        documents = empty = 0
+        while len(samples) < room and documents < left:
+            if isinstance(child, _Packs):
+                drawn, docs = child.draw_within(left - documents)
+            else:
+                drawn = list(child.draw(min(room - len(samples), left - documents)))
+                docs = len(drawn)
+            documents += docs
             empty = 0 if drawn else empty + 1
             if empty > MAX_EMPTY_DRAWS:
                 raise DataError(
@@ -106,4 +122,4 @@ class ShareNode(Node[Any, ShareCursor]):
                     f"samples out: a filter, SkipSample, or bad data."
                 )
             samples += drawn
-        return samples
+        return samples, documents

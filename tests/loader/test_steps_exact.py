@@ -8,7 +8,10 @@ import pytest
 from attrs import evolve
 
 from energy_data.errors import SkipSample, SpecError
+from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.pack import PackSpec
+from energy_data.packing import Packing, Quota
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from loader.steps import Hub, numbered, ranks_of, stream, take, take_steps
 from loader.test_steps_ends import one_pass
@@ -95,6 +98,81 @@ def test_plain_batches_cut_to_size_need_no_message(batch_size):
     known = take_steps(ranks_of(spec, 3, hub=hub, **rules), 4)
     assert known == asked
     assert hub.tables == []
+
+
+def sizes(sample):
+    return {"tokens": 1 + sample["number"] % 7}
+
+
+def packed(documents):
+    return {
+        "__key__": [sample["__key__"] for sample in documents],
+        "tokens": sum(sizes(sample)["tokens"] for sample in documents),
+    }
+
+
+def one_pack(batch):
+    (pack,) = batch
+    return pack
+
+
+def packs(**facts):
+    rule = Packing(limits={"tokens": 20}, lengths=sizes, pack=packed, **facts)
+    read = stream().of
+    return BatchSpec(of=PackSpec(of=read, packing=rule), batch_size=1, collate=one_pack)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_packs_are_closed_where_a_share_is_full(ranks):
+    rules = {"mode": "exact", "target": 50, "shares": 4}
+    steps = take_steps(ranks_of(packs(), ranks, **rules), 6)
+    assert [len(keys) for keys in keys_of(steps)] == [50] * 6
+    assert keys_of(steps) == keys_of(take_steps(ranks_of(packs(), 4, **rules), 6))
+    said = [step for mine in steps for one in mine for _, step in one]
+    assert {(step.step_docs, step.dp_size) for step in said} == {(50, ranks)}
+    # 50 documents of 4 tokens each, on average, in packs of 20: only the last of a share is open.
+    assert all(step.num_microbatches <= (4 // ranks) * 4 for step in said)
+    assert all(step.step_tokens >= 100 for step in said)
+
+
+def test_packs_cut_to_size_go_on_identically_from_every_micro_batch():
+    rules = {"mode": "exact", "target": [[0, 30], [2, 41]]}
+    expected = take(ranks_of(packs(), 2, **rules), 30)
+    for count in range(20):
+        loaders = ranks_of(packs(), 2, **rules)
+        take(loaders, count)
+        again = ranks_of(packs(), 2, **rules)
+        for loader in again:
+            loader.restore_state_global([one.state_dict() for one in loaders])
+        assert take(again, 6) == [mine[count : count + 6] for mine in expected]
+
+
+@pytest.mark.parametrize("fragments", ["last", "each"])
+def test_documents_split_over_packs_count_once_unless_asked(fragments):
+    def cut(sample, start, stop):
+        return {**sample, "part": stop - start}
+
+    def lengths(sample):
+        return {"tokens": sample.get("part", 1 + sample["number"] % 30)}
+
+    rule = Packing(
+        limits={"tokens": 10},
+        lengths=lengths,
+        cut=cut,
+        over_long="split",
+        fragments=fragments,
+        pack=lambda parts: {"__key__": [part["__key__"] for part in parts]},
+    )
+    spec = BatchSpec(of=PackSpec(of=stream().of, packing=rule), batch_size=1, collate=one_pack)
+    steps = take_steps(ranks_of(spec, 2, mode="exact", target=40), 3)
+    assert {step.step_docs for mine in steps for one in mine for _, step in one} == {40}
+    parts = [len(keys) for keys in keys_of(steps)]
+    assert (parts == [40] * 3) == (fragments == "each")
+
+
+def test_packs_that_decide_by_themselves_are_refused():
+    with pytest.raises(SpecError, match="this tree has a pack that decides by itself"):
+        ranks_of(packs(quota=Quota(docs=5)), mode="exact")
 
 
 @pytest.mark.parametrize("ranks", [4, 5])
