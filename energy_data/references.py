@@ -61,10 +61,16 @@ class Leaf:
     source: Source = field(eq=False)
     aux: Mapping[str, FileStore[Any]] = field(factory=dict, eq=False)  # for cookers, by name
     epochs: int | None = 1  # mixed with each other; -1: all; None: each in the order of the files
+    tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: as its source says
+    max_repetitions: Fraction | None = field(default=None, eq=False)  # over the run; None: any
 
     @property
     def num_samples(self) -> int:
         return len(self.source)
+
+    @property
+    def mean_tokens(self) -> Fraction | None:
+        return self.tokens_per_sample or self.source.tokens_per_sample
 
     @property
     def fingerprint(self) -> str:

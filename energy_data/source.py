@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Self
 
 import numpy as np
@@ -24,6 +25,11 @@ class Source(ABC):
     # For statistics: what this object has read so far; None if counting it would cost something.
     bytes_read: int | None = None
     tokens_read: int | None = None
+
+    @property
+    def tokens_per_sample(self) -> Fraction | None:
+        """Mean tokens of a sample, if its index knows; else None. Reads no shard."""
+        return None
 
     @abstractmethod
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 from energy_data.errors import DataError, SpecError
@@ -147,7 +148,13 @@ class _Compiler:
         if len(built) < len(specs):
             return None
         shares = [child.share or 0 for child in children]
-        return tree.definition.compile(built, shares, self.mode)
+        try:
+            return tree.definition.compile(built, shares, self.mode)
+        except SpecError as error:
+            definition = tree.definition
+            for fault in error.faults:
+                self.faults.add(definition.places[tree.kind], definition.where, fault)
+            return None
 
     def check_schedules(self, tree: Branch, *, known: bool) -> None:
         """Note weights that change where nobody knows how far the run is."""
@@ -188,7 +195,16 @@ class _Compiler:
                 "shuffle_over_epochs_multiplier",
             )
             return None
-        return LeafSpec(Leaf(id=twig.id, source=source, aux=stores, epochs=epochs))
+        said = twig.definition
+        leaf = Leaf(
+            id=twig.id,
+            source=source,
+            aux=stores,
+            epochs=epochs,
+            tokens_per_sample=exact(said.tokens_per_sample),
+            max_repetitions=exact(said.max_repetitions),
+        )
+        return LeafSpec(leaf)
 
     def source(self, twig: Twig) -> Source | None:
         """Return the source of a leaf. None: noted."""
@@ -233,3 +249,8 @@ class _Compiler:
         definition = twig.definition
         place = definition.places.get(key or twig.kind, definition.place)
         self.faults.add(place, definition.where, f"leaf {twig.id!r}: {problem}")
+
+
+def exact(said: float | None) -> Fraction | None:
+    """Return a number as it is written; None: nothing is."""
+    return None if said is None else Fraction(str(said))

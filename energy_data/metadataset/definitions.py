@@ -15,7 +15,16 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from attrs import Attribute, field, fields, frozen
 
 from energy_data.metadataset.faults import Faults, Place
-from energy_data.metadataset.rules import EPOCHS, FLAG, MAPPING, TEXT, Rule, one_of, subset_range
+from energy_data.metadataset.rules import (
+    EPOCHS,
+    FLAG,
+    MAPPING,
+    POSITIVE,
+    TEXT,
+    Rule,
+    one_of,
+    subset_range,
+)
 from energy_data.metadataset.subset import Subset
 from energy_data.references import OrderSpec
 
@@ -229,6 +238,22 @@ class LeafDefinition(Definition):
             EPOCHS,
             "Epochs that are mixed with each other; -1: all; null: the order of the files.",
             "shuffle_over_epochs_multiplier: 3",
+        ),
+    )
+    tokens_per_sample: float | None = field(
+        default=None,
+        metadata=key(
+            POSITIVE,
+            "Mean tokens of its samples, for weights by tokens. Default: what its index knows.",
+            "tokens_per_sample: 812.5",
+        ),
+    )
+    max_repetitions: float | None = field(
+        default=None,
+        metadata=key(
+            POSITIVE,
+            "How often each of its samples may come up over the run, at most; more is an error.",
+            "max_repetitions: 4",
         ),
     )
 

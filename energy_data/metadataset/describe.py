@@ -83,7 +83,10 @@ class _Describer:
         if len(tree.children) == 1 or tree.definition.apart:
             return [Fraction(1)] * len(tree.children)
         by_weight = endless and tree.definition.weighs
-        if by_weight and any(isinstance(child.share, Schedule) for child in tree.children):
+        of_tokens = getattr(tree.definition, "weight_unit", "samples") == "tokens"
+        if by_weight and (
+            of_tokens or any(isinstance(child.share, Schedule) for child in tree.children)
+        ):
             return [Fraction(0) if child.share == 0 else None for child in tree.children]
         sizes = [
             Fraction(child.share or 0) if by_weight else self.drawn(tree, child)

@@ -28,7 +28,7 @@ class Faults:
     """The faults found so far, each told once."""
 
     def __init__(self) -> None:
-        self._texts: dict[tuple[Place, str], str] = {}
+        self._texts: dict[tuple[Place, str, str], str] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -41,15 +41,16 @@ class Faults:
         has its faults told once.
         """
         text = f"{place}: {where}: {problem}" if where else f"{place}: {problem}"
-        self._texts.setdefault((place, problem), text)
+        # Without a line, only the key tells two places apart.
+        self._texts.setdefault((place, "" if place.line else where, problem), text)
 
     def texts(self) -> list[str]:
         """Return one line per fault: file by file as they were read, from top to bottom."""
-        files = {place.file: None for place, _ in self._texts}
+        files = {place.file: None for place, *_ in self._texts}
         rank = {file: number for number, file in enumerate(files)}
         ordered = sorted(
             ((rank[place.file], place.line, place.column), number, text)
-            for number, ((place, _), text) in enumerate(self._texts.items())
+            for number, ((place, *_), text) in enumerate(self._texts.items())
         )
         return [text for *_, text in ordered]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from attrs import field, frozen
 
+from energy_data.lengths import blend_by_tokens
 from energy_data.metadataset.definitions import (
     Definition,
     Mode,
@@ -17,6 +18,7 @@ from energy_data.metadataset.definitions import (
     key,
 )
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.rules import one_of
 from energy_data.metadataset.schedules import plain_schedule, weight
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend import Part as Weighted
@@ -62,6 +64,15 @@ class BlendDefinition(Definition):
             "blend: [{path: ./coco, weight: 2}, {path: ./coyo}]",
         )
     )
+    weight_unit: Literal["samples", "tokens"] = field(
+        default="samples",
+        metadata=key(
+            one_of("samples", "tokens"),
+            "What weights are shares of: of tokens, each is divided by the mean length of its "
+            "child.",
+            "weight_unit: tokens",
+        ),
+    )
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -83,7 +94,15 @@ class BlendDefinition(Definition):
         self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode
     ) -> OrderSpec:
         """Return a blend in training, else the children one after another."""
+        if mode == "train" and self.weight_unit == "tokens":
+            pairs = zip(children, shares, strict=True)
+            return blend_by_tokens([Weighted(spec, weight) for spec, weight in pairs])
         return blended(children, shares, mode)
+
+    def plain(self, children: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the node as it is written in YAML."""
+        unit = {} if self.weight_unit == "samples" else {"weight_unit": self.weight_unit}
+        return {self.kind: list(children), **unit}
 
 
 def blended(children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode) -> OrderSpec:

@@ -26,6 +26,8 @@ class JoinedPart(Part):
         "subset": _OF_THE_JOIN,
         "shuffle_over_epochs_multiplier": _OF_THE_JOIN,
         "id": _OF_THE_JOIN,
+        "tokens_per_sample": _OF_THE_JOIN,
+        "max_repetitions": _OF_THE_JOIN,
         "independent": _OF_THE_JOIN,
         "aux": "Cookers of joined samples get no files: take it out",
     }

@@ -20,6 +20,8 @@ class PathDefinition(LeafDefinition):
 
     kind: ClassVar[str] = "path"
     of_datasets: ClassVar[Mapping[str, str]] = {
+        "tokens_per_sample": "it is of a single dataset, found a metadataset. Write it there.",
+        "max_repetitions": "it is of a single dataset, found a metadataset. Write it there.",
         "id": "an id is for a single dataset, found a metadataset. Give the ids there.",
         "dataset_config": "it is of a single dataset, found a metadataset. Write it there.",
         "split_config": "it is of a single dataset, found a metadataset. Write it there.",

@@ -27,6 +27,9 @@ def _plain_leaf(leaf: Twig) -> dict[str, Any]:
     plain |= {"id": leaf.id}
     if leaf.epochs != 1:
         plain["shuffle_over_epochs_multiplier"] = leaf.epochs
+    for name in ("tokens_per_sample", "max_repetitions"):
+        if (said := getattr(leaf.definition, name)) is not None:
+            plain[name] = said
     if leaf.aux:
         plain["aux"] = {name: store.plain() for name, store in leaf.aux.items()}
     subset = leaf.subset

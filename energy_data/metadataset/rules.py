@@ -63,6 +63,13 @@ def number(maximum: float) -> Rule:
     return Rule(f"a number from 0 to {maximum:g}", schema, accept)
 
 
+def _positive(value: Value) -> float:
+    found: float = number(_MOST).accept(value)
+    if not found:
+        raise ValueError
+    return found
+
+
 def one_of(*words: str) -> Rule:
     """Return the rule of one of a few words."""
 
@@ -139,6 +146,12 @@ AMOUNT = Rule(
         ]
     },
     _amount,
+)
+_MOST = 1e15
+POSITIVE = Rule(
+    f"a number above 0, to {_MOST:g}",
+    {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST},
+    _positive,
 )
 
 

@@ -38,8 +38,8 @@ PATH = "Write it like `path: ./coco`."
         (
             "{path: x, colour: red}",
             "2:20: splits.train: unknown key 'colour'. Known here: split_part, subflavors, "
-            "subflavor, independent, subset, id, shuffle_over_epochs_multiplier, path, "
-            "dataset_config, split_config, aux.",
+            "subflavor, independent, subset, id, shuffle_over_epochs_multiplier, "
+            "tokens_per_sample, max_repetitions, path, dataset_config, split_config, aux.",
         ),
         (
             "{path: x, weight: 2}",
@@ -372,3 +372,11 @@ def test_the_header_of_energon_is_accepted(module):
 
 def test_every_kind_has_a_class_with_its_key():
     assert all(cls.__name__.endswith("Definition") for cls in KINDS.values())
+
+
+@pytest.mark.parametrize("wrong", [{"repeat": {}}, {"blend": None}])
+def test_equal_faults_of_a_dict_are_told_for_each_key(wrong):
+    with pytest.raises(SpecError) as caught:
+        load_metadataset({"splits": {"train": {"blend": [wrong, wrong]}}})
+    for number in (0, 1):
+        assert any(f"splits.train.blend[{number}]." in line for line in caught.value.faults)

@@ -6,6 +6,7 @@ from jsonschema import Draft202012Validator
 from energy_data.errors import SpecError
 from energy_data.metadataset.definitions import FileDefinition, keys_of
 from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_blend import BlendDefinition
 from energy_data.metadataset.kind_join import JoinDefinition, JoinedPart
 from energy_data.metadataset.kind_mix import MixedPart
 from energy_data.metadataset.kind_staged import StagePart
@@ -211,6 +212,7 @@ TEMPLATES = {
     JoinDefinition: "splits: {train: {%s, join: [{path: x}, {path: y}]}}",
     StagePart: "splits: {train: {staged: {stages: [{name: first, end: 1000, path: y}, "
     "{name: second, %s, path: x}]}}}",
+    BlendDefinition: "splits: {train: {%s, blend: [{path: x, tokens_per_sample: 3}]}}",
     MixedPart: "splits: {train: {mix: {parts: [{%s, path: x}]}}}",
     JoinedPart: "splits: {train: {join: [{path: x}, {%s, path: y}]}}",
     **{
