@@ -11,7 +11,7 @@ from energy_data.energon.trees import references_of
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.references import Leaf, leaf_entries
 from energy_data.running import restore_key
-from energy_data.sources.tar_store import WebdatasetFileStore
+from energy_data.sources.stores import open_store
 from energy_data.spec import Spec
 from energy_data.storage.file_store import DecodeFileStore, FileStore
 from energy_data.tasks.cooking import Cooker, matching_cooker
@@ -79,7 +79,7 @@ def cooked_by_leaf(spec: Spec, encoder: Any) -> Spec:
         recipes[leaf.id] = recipe_of(
             encoder,
             getattr(source, "subflavors", {}),
-            lambda path=path: WebdatasetFileStore(path),  # type: ignore[misc]  # its type is plain
+            lambda path=path: open_store(path),  # type: ignore[misc]  # its type is plain
             leaf.aux,
             f"leaf {leaf.id!r}",
         )

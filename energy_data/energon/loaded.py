@@ -18,7 +18,7 @@ from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.references import Leaf, OrderSpec, leaf_entries
-from energy_data.sources.tar_store import WebdatasetFileStore
+from energy_data.sources.stores import open_store
 from energy_data.storage.file_store import FileStore
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class BaseCoreDatasetFactory(Generic[T]):
 
     def as_file_store(self) -> FileStore[bytes]:
         """Return the files of the dataset, by key."""
-        return WebdatasetFileStore(str(self.paths[0]))
+        return open_store(self.paths[0])
 
     def __len__(self) -> int:
         """Return how many samples one pass has, over all ranks."""

@@ -17,7 +17,7 @@ from energy_data.samples.table import SAMPLE_TYPES
 from energy_data.source import Source
 from energy_data.sources.join import Joiner, JoinMember, keyed, open_join
 from energy_data.sources.join_table import Member
-from energy_data.sources.tar_store import WebdatasetFileStore
+from energy_data.sources.stores import open_store
 from energy_data.storage.file_store import FileStore, SystemFileStore
 from energy_data.trust import Trust
 
@@ -129,8 +129,10 @@ class Opener:
         if aux not in self._stores:
             if aux.kind == "filesystem" and not Path(aux.path).is_dir():
                 raise SpecError(f"{name!r}: there is no folder {aux.path}. Look at the path.")
-            made = SystemFileStore if aux.kind == "filesystem" else WebdatasetFileStore
-            self._stores[aux] = made(aux.path)
+            if aux.kind == "filesystem":
+                self._stores[aux] = SystemFileStore(aux.path)
+            else:
+                self._stores[aux] = open_store(aux.path)
         return self._stores[aux]
 
 

@@ -67,6 +67,18 @@ class Decoding:
         return _DECODERS.get(last, bytes)
 
 
+class Unwanted:
+    """Stands in a sample for a part that nobody wanted decoded."""
+
+
+UNWANTED = Unwanted()
+
+
+def skip_part(data: Buffer) -> Unwanted:
+    """Decode nothing: parts that this decodes need not be read."""
+    return UNWANTED
+
+
 def decode_text(data: Buffer) -> str:
     """Return strictly decoded UTF-8."""
     return str(data, "utf-8")

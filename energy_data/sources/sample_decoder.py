@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from energy_data.errors import SpecError
-from energy_data.sources.decode import Buffer, Decoding
+from energy_data.sources.decode import Buffer, Decoding, skip_part
 from energy_data.sources.images import EXTENSIONS, ImageMode, check_image_mode
 from energy_data.sources.media import MEDIA_EXTENSIONS, AVMode, media_decoder
 from energy_data.sources.sniff import extension_of
@@ -90,18 +90,6 @@ class SampleDecoder:
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
         return f"{type(self).__name__}({said})"
-
-
-class _Unwanted:
-    """Stands in a sample for a part that nobody wanted decoded."""
-
-
-UNWANTED = _Unwanted()
-
-
-def skip_part(data: Buffer) -> _Unwanted:
-    """Decode nothing."""
-    return UNWANTED
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
-from energy_data.sources.decode import Buffer, Decoding
+from energy_data.sources.decode import Buffer, Decoding, skip_part
 from energy_data.sources.tar_headers import BLOCK, Fault, Member, are_idle, plain_header, walk
 from energy_data.sources.tar_names import split_name
 from energy_data.storage.files import File, Window
@@ -122,7 +122,9 @@ def _fill(sample: Sample, place: Place, decoders: Decoders) -> None:
         if extension in sample:
             problem = f"it has two parts {extension!r}. Write each part of a sample once."
             raise Fault(problem, member.offset)
-        sample[extension] = _decode(decoders, extension, read(member.data, member.size), member)
+        wanted = decoders.find(extension) is not skip_part
+        data = read(member.data, member.size) if wanted else b""
+        sample[extension] = _decode(decoders, extension, data, member)
     if not sample["__key__"]:
         raise Fault(f"no file with a key and an extension is here. {_AGAIN}", begin)
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
-from energy_data.sources.decode import Buffer, decode_npy, decode_text
+from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_part
 from energy_data.sources.tar_alone import Decoders, Place, read_alone
 from energy_data.sources.tar_headers import BLOCK, PAX, Bools, are_idle, parse_headers
 from energy_data.storage.files import File
@@ -217,7 +217,10 @@ class SampleReader:
         for (row, name, begin, end), (number, shift) in zip(parts, places, strict=True):
             size = end - begin
             data: Buffer
-            if origins[row].decoders.find_sane(name.partition(".")[2]) is decode_npy:
+            decode = origins[row].decoders.find_sane(name.partition(".")[2])
+            if decode is skip_part:
+                data, size = b"", 0
+            elif decode is decode_npy:
                 data = memoryview(bytearray(size))
                 files[number].read_into(data, begin - shift)
             else:

@@ -21,10 +21,10 @@ from energy_data.samples.source_info import SourceInfo
 from energy_data.samples.typed import Sample
 from energy_data.source import Source
 from energy_data.sources.dataset_yaml import PartsOf, Typing, read_dataset_yaml
-from energy_data.sources.decode import Decoding
+from energy_data.sources.decode import UNWANTED, Decoding
 from energy_data.sources.field_map import FieldMap, parse_access
 from energy_data.sources.jsonl import JsonlSource, is_jsonl, open_jsonl
-from energy_data.sources.sample_decoder import UNWANTED, PartDecoding, PartFilter, SampleDecoder
+from energy_data.sources.sample_decoder import PartDecoding, PartFilter, SampleDecoder
 from energy_data.sources.tar_meta import SplitPart, is_prepared
 from energy_data.sources.webdataset import WebdatasetSource
 from energy_data.trust import Trust
@@ -118,6 +118,11 @@ class TypedSource(Source):
     def subset(self) -> tuple[int, int | None] | None:
         """The range of samples."""
         return self.inner.subset
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """The `__subflavors__` of every sample."""
+        return self.inner.subflavors
 
     @property
     def part(self) -> SplitPart | None:

@@ -75,7 +75,10 @@ def prepare(path, *, options, answers):
 
 def store(path):
     path = EPath(path)
-    kept = JsonlFileStore(path) if str(path).endswith(".jsonl") else WebdatasetFileStore(path)
+    if str(path).endswith(".jsonl"):
+        kept = JsonlFileStore(path)
+        return [digest(kept[f"{number}.json"][0]) for number in range(len(kept))]
+    kept = WebdatasetFileStore(path)
     parts = sorted(list(one) for one in kept.list_all_sample_parts())
     return [[*one, digest(kept[one[0]][0])] for one in parts if one[1]]
 

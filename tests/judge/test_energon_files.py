@@ -20,6 +20,7 @@ from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
 from energy_data.errors import SampleError
 from energy_data.sources.sample_decoder import SampleDecoder
+from energy_data.sources.stores import open_store
 from energy_data.sources.tar_store import WebdatasetFileStore
 from energy_data.sources.typed import open_typed
 from energy_data.trust import Trust
@@ -234,6 +235,9 @@ def test_jsonl_files_are_equal(energon, tmp_path, lines, prepared_by):
         assert CliRunner().invoke(main, ["prepare", str(path)]).exit_code == 0
     ours = we_read(path)
     assert same(ours, energon.reads(path, config={"split_part": None}))
+    store = open_store(path)
+    lines_by_key = [digest(store[f"{number}.json"][0]) for number in range(len(ours))]
+    assert lines_by_key == energon.do("store", path)
     index = (tmp_path / "x.jsonl.idx").read_bytes()
     other = tmp_path / "y.jsonl"
     shutil.copy(path, other)

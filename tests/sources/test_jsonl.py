@@ -17,6 +17,7 @@ from energy_data.errors import DataError, SampleError, SpecError, StructureError
 from energy_data.sources import jsonl_index
 from energy_data.sources.jsonl import open_jsonl
 from energy_data.sources.open import open_source
+from energy_data.sources.stores import open_store
 from energy_data.storage.files import open_anew
 
 
@@ -192,3 +193,18 @@ def test_a_jsonl_file_trains_like_any_dataset(tmp_path):
     config = WorkerConfig(lanes=2)
     dataset = get_train_dataset(path, batch_size=4, repeat=False, worker_config=config)
     assert sorted(n["n"] for batch in get_loader(dataset) for n in batch["json"]) == list(range(12))
+
+
+def test_lines_are_had_by_key(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"b": 2}\n'])
+    store = pickle.loads(pickle.dumps(open_store(path)))
+    assert store["1.json"] == (b'{"b": 2}\n', (str(path), "x.jsonl", "1.json"))
+    assert list(store.list_all_sample_parts()) == [("0.json", 9, 0), ("1.json", 9, 0)]
+    assert (len(store), store.get_total_size(), store.get_path()) == (2, 18, str(path))
+
+
+@pytest.mark.parametrize("key", ["2.json", "-1.json", "1", "1.txt", "x.json", "../0.json"])
+def test_keys_that_are_no_lines_are_refused(tmp_path, key):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"b": 2}\n'])
+    with pytest.raises(KeyError, match=r"only 0\.json to 1\.json"):
+        open_store(path)[key]

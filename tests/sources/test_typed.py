@@ -21,6 +21,7 @@ from energy_data.sources.dataset_yaml import WEBDATASETS
 from energy_data.sources.prepare import prepare
 from energy_data.sources.sample_decoder import SampleDecoder
 from energy_data.sources.typed import TypedSource, open_typed
+from energy_data.storage.files import File
 from energy_data.trust import Trust
 
 TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}
@@ -340,3 +341,23 @@ def test_blocks_of_several_typed_datasets_are_read_together(folder, tmp_path_fac
     ]
     assert found[2]["json"] == {"n": 3}
     assert found[2]["__sources__"][0].file_names == ("3.json",)
+
+
+@pytest.mark.parametrize("block", [1, 40])
+def test_large_parts_that_no_field_needs_are_not_read(folder, block, monkeypatch):
+    large = b"x" * 300_000
+    write_tar(folder / "0.tar", [("s0.mp4", large), ("s0.txt", b"a"), ("s0.jpg", large)])
+    prepare(folder, force=True, workers=1)
+    say(folder, sample_type=TEXT, field_map={"text": "txt"})
+    source, sizes = open_typed(folder, subset=(0, 1)), []
+    read, read_runs = File.read, File.read_runs
+    monkeypatch.setattr(
+        File, "read", lambda self, at, size: sizes.append(size) or read(self, at, size)
+    )
+    monkeypatch.setattr(
+        File,
+        "read_runs",
+        lambda self, buffer, runs: sizes.append(len(buffer)) or read_runs(self, buffer, runs),
+    )
+    assert [one.text for one in source.read(np.zeros(block, np.int64))] == ["a"] * block
+    assert max(sizes) < 100_000
