@@ -48,8 +48,8 @@ def image(kind="PNG", mode="RGB", size=(5, 3)):
         ("json", b' {"a": [1]} \n', {"a": [1]}),
         ("json", b"\xef\xbb\xbf[]", []),
         ("seg.jsn", b"3", 3),
-        ("json.gz", gzip.compress(b"[1]", mtime=0) + gzip.compress(b""), [1]),
-        ("txt.gz", gzip.compress(b"a", mtime=0) + gzip.compress(b"b") + b"\0\0", "ab"),
+        ("json.gz", gzip.compress(b"[1]", mtime=0) + gzip.compress(b"", mtime=0), [1]),
+        ("txt.gz", gzip.compress(b"a", mtime=0) + gzip.compress(b"b", mtime=0) + b"\0\0", "ab"),
         ("gz", gzip.compress(b"a", mtime=0), b"a"),
         ("bin.gz", gzip.compress(b"a", mtime=0), b"a"),
         ("cls", b"12\n", 12),
@@ -202,10 +202,10 @@ def test_bombs_do_not_unpack(tmp_path, monkeypatch):
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1 << 20))
     files = [
-        ("1.gz", gzip.compress(bytes(1 << 24))),
-        ("2.gz", gzip.compress(bytes(1 << 16)) + gzip.compress(b"x", mtime=0)),
+        ("1.gz", gzip.compress(bytes(1 << 24), mtime=0)),
+        ("2.gz", gzip.compress(bytes(1 << 16), mtime=0) + gzip.compress(b"x", mtime=0)),
         ("3.npz", stream.getvalue()),
-        ("4.gz", gzip.compress(bytes(1 << 16))),
+        ("4.gz", gzip.compress(bytes(1 << 16), mtime=0)),
     ]
     *errors, sample = read_all(one_shard(tmp_path, files))
     for error in errors:
