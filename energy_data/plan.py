@@ -112,6 +112,11 @@ class Plan:
             planned.append(one)
         return planned
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether the run has stages."""
+        return any(isinstance(inner, StagedSpec) for _, inner in self.spec.walk())
+
     def stage_of(self, microbatch: int) -> PlannedStage | None:
         """Return the stage of a micro-batch of the run; None after the end."""
         begins = [one.stage.begin for one in self.stages]

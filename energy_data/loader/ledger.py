@@ -67,6 +67,11 @@ class Ledgers:
                         total[leaf_id] = total.get(leaf_id, 0) + drawn
         return total
 
+    def of_run(self, lane: int) -> Ledger:
+        """Return how often a lane has drawn each leaf, of which several order trees are one."""
+        of_stages = self.of_stages(lane)
+        return _of_tree(self.of_lane(lane), "") if of_stages is None else of_stages
+
     def _context(self, path: str, lane: int) -> Context:
         """Return the context that an order tree was built in."""
         context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
@@ -92,7 +97,7 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
             if isinstance(inner, ReferencesNode):
                 known = saved.of_stages(lane) or _of_tree(ledgers, path)
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
-                _put(inner, drawn, saved.state.batch)
+                put(inner, drawn, saved.state.batch)
         pending.move(node, lane)
     if pending.lost:
         log.warning(
@@ -151,7 +156,7 @@ def _entries(tree: ReferencesSpec) -> list[str]:
     return [leaf.id for _, leaf in leaf_entries(tree.of)]
 
 
-def _put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
+def put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
     """Let an order tree go on after so many draws of its leaves, at a micro-batch of the run."""
     clock = node.spec.clock
     if clock is not None and follows_run(node.spec.of):

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from energy_data.errors import StateMismatchError
 from energy_data.loader.host import Nodes
-from energy_data.loader.ledger import Ledgers
+from energy_data.loader.ledger import Ledgers, put
 from energy_data.loader.stages import Plan, Row, edits
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, differences
@@ -41,7 +41,7 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
     if now is None:
         return False
     record = TreeRecord.unpack(saved.tree)
-    before = Plan.of(record)
+    ledgers, before = Ledgers(saved), Plan.of(record)
     if before is None and now.path == "root":
         saved = _staged(saved)
         before = Plan.plain(record, now)
@@ -54,7 +54,7 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
     if not misfits(before, now, saved.batch, "ablation"):
         _continue(saved, before, now, nodes)
     else:
-        _carry(saved, before, now, nodes)
+        _carry(saved, ledgers, before, now, nodes)
     for difference in (*edits(before, now), *differences(record, ours)):
         log.info("restored after an edit that lies ahead, or is ignored: %s", difference)
     return True
@@ -150,9 +150,8 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
         staged.carry(known)
 
 
-def _carry(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
+def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: Nodes) -> None:
     """Let leaves go on by their ids; nothing else of what was played is kept."""
-    ledgers = Ledgers(saved)
     kept = {
         leaf_id
         for leaf_id, (_, fingerprint) in now.leaves.items()
@@ -161,19 +160,17 @@ def _carry(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
     current = now.at(saved.batch)
     for lane, node in nodes.items():
         staged = _staged_of(node)
-        drawn = ledgers.of_stages(lane)
-        assert drawn is not None
+        drawn = ledgers.of_run(lane)
         staged.cursor.taken = saved.places[lane][before.path]["taken"]
         staged.carry({leaf_id: count for leaf_id, count in drawn.items() if leaf_id in kept})
-        if current is None or current.on_enter != "restart":
+        if current is None:
             continue
-        of_trees = ledgers.of_lane(lane)
+        own = ledgers.of_lane(lane) if current.on_enter == "restart" else {}
         for path, inner in node.walk():
             if path.startswith(f"{now.path}/{current.name}/") and isinstance(inner, ReferencesNode):
-                own = of_trees.get(path, {})
-                inner.cursor.offsets = tuple(
-                    own.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves
-                )
+                known = {name: n for name, n in own.get(path, {}).items() if name in kept}
+                counts = [known.get(leaf.id, 0) for leaf in inner.leaves]
+                put(inner, counts, saved.batch)
     log.warning(
         "restored although stages were edited: %d leaves go on where they were, the others begin; "
         "samples drawn and not given yet are left out",

@@ -21,7 +21,7 @@ class Transitions:
 
     def __init__(self, run: Run[object], counting: Counting) -> None:
         self.plan = Plan(run.spec)
-        self.tells = len(self.plan.stages) > 1 and run.worker_config.rank == 0
+        self.tells = self.plan.is_staged and run.worker_config.rank == 0
         self._counting = counting
         self._told: int | None = None  # number of a stage
 

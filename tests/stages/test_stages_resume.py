@@ -189,6 +189,41 @@ def test_a_run_without_stages_goes_on_as_the_stage_default():
     assert goes_on(state, later) == in_order([loader_of(later, lanes=4)], 22)[7:]
 
 
+def test_ignore_takes_a_state_without_stages_too():
+    state = state_at(9, MIXED)
+    before = {key for batch in in_order([loader_of(MIXED, lanes=4)], 9) for key in batch}
+    spec = plan(("z", 12), ("x", None), resume="ignore")
+    given = goes_on(state, spec, 12)
+    assert not before & {key for batch in given for key in batch}
+
+
+def test_a_stage_that_restarts_goes_on_in_its_own_order_when_another_is_ignored():
+    def restarting(of_x):
+        spec = plan(("x", 10, of_x), ("y", None), resume="ignore")
+        return evolve(spec, stages=(spec.stages[0], evolve(spec.stages[1], on_enter="restart")))
+
+    whole = in_order([loader_of(restarting(BODY["x"]), lanes=4)], 40)
+    state = state_at(16, restarting(BODY["x"]))
+    given = goes_on(state, restarting(MIXED), 24)
+    assert sorted(sum(given, ())) == sorted(sum(whole[16:], ()))
+
+
+def test_stages_cost_a_state_nothing_per_leaf():
+    many = batches(samples(BlendSpec(tuple(Part(leaf(f"l{n}", 50)) for n in range(1000)))))
+    one, three = (
+        loader_of(spec, lanes=8)
+        for spec in (
+            plan(("x", None, many)),
+            plan(("x", 9, many), ("y", 18, many), ("z", None, many)),
+        )
+    )
+    sizes = []
+    for loader in (one, three):
+        in_order([loader], 19)
+        sizes.append(len(json.dumps(loader.state_dict())))
+    assert sizes[1] - sizes[0] < 1000  # for 1,000 leaves, 8 lanes and two stages that are over
+
+
 def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
     state = state_at(15)
     (field,) = (entry for entry in state["start"] if entry[:2] == ["root/y/of/of", "draws"])

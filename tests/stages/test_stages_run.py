@@ -6,6 +6,8 @@ import json
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from loader.runs import in_order, loader_of, loaders_of, run
 from trees import A, B, C, batches, leaf, references, samples, staged
 
@@ -231,3 +233,21 @@ def test_shares_of_lanes_stay_complete_over_stages():
     counts = Counter(key for batch in given for key in batch if key.startswith("x"))
     assert len(counts) == 100
     assert max(counts.values()) - min(counts.values()) <= 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), lane=st.integers(0, 2))
+def test_whatever_the_stages_each_leaf_is_drawn_from_as_if_it_were_alone(data, lane):
+    known = {leaf.leaf.id: leaf for leaf in (leaf("a", 10), leaf("b", 4), leaf("d", 23))}
+    mixtures = st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=4).map(
+        lambda ids: BlendSpec(tuple(Part(known[name], n + 1) for n, name in enumerate(ids)))
+    )
+    bodies = data.draw(st.lists(st.tuples(mixtures, st.integers(1, 4)), min_size=1, max_size=5))
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=5, max_size=5))
+    pipelines = [batches(samples(order), size) for order, size in bodies]
+    node = staged(*pipelines, steps=lengths).build(Context(lane=lane, lanes=3))
+    keys = [key for _ in range(15) for key in next(node)]
+    for name, one in known.items():
+        of_leaf = [key for key in keys if key.startswith(name)]
+        alone = batches(samples(one), 1).build(Context(lane=lane, lanes=3))
+        assert of_leaf == [key for _ in of_leaf for key in next(alone)]
