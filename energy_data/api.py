@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from typing_extensions import TypeVar
 
 from energy_data.context import Context, WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.hosts import host_of
-from energy_data.loader.loader import Loader, T_batch
+from energy_data.loader.loader import Loader
 from energy_data.loader.pool import PoolOptions
 from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
@@ -35,6 +36,8 @@ from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.trust import Trust
 
 Samples = Literal["dicts", "typed"]
+
+T_batch = TypeVar("T_batch", default=dict[str, Any])  # what the default task encoder makes
 
 
 def get_train_dataset(
