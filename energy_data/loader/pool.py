@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import pickle
+import time
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from typing import Any, Literal
@@ -20,11 +21,12 @@ from energy_data.loader.process import (
     WorkerGoneError,
     WorkerProcess,
     portable_run,
+    prepare,
     stop,
 )
 from energy_data.loader.run import Run
 from energy_data.loader.wire import Go, Message
-from energy_data.meter import Meter
+from energy_data.meter import STARTING, Meter
 from energy_data.node import State
 
 log = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Pool(Host):
         self._failures: dict[int, tuple[int, int]] = {}
         self._process = os.getpid()
         self._meter = Meter()
+        prepare(options.start_method)  # imports while the trainer makes its model
         # Not `weakref.finalize`: at exit, multiprocessing waits for its children, and these end
         # when we say so. Its own finalizers run before it waits.
         Finalize(self, _stop_all, (self._workers, self._process), exitpriority=100)
@@ -129,11 +132,10 @@ class Pool(Host):
             except EnergyDataError:
                 self._drop(number)
                 raise
+            self._charge(worker, message)
             if message is None:
                 self._report_silence(number, batch)
                 continue
-            if message.spent is not None:
-                self._meter.add(message.spent)
             if message.kind == "full" and self._found_room(number):
                 self._stale.add(number)
             elif message.kind != "end" or message.batch == batch:
@@ -167,10 +169,10 @@ class Pool(Host):
         return self._workers[number]
 
     def _start(self) -> WorkerProcess:
-        options = self.options
+        options, began = self.options, time.perf_counter()
         if self._portable is None:
             self._portable = portable_run(self.run, options.start_method)
-        return WorkerProcess(
+        worker = WorkerProcess(
             self._portable,
             start_method=options.start_method,
             prefetch=options.prefetch,
@@ -178,6 +180,8 @@ class Pool(Host):
             siblings=self._workers.values(),
             pin=options.pin,
         )
+        worker.starting_s = time.perf_counter() - began
+        return worker
 
     def _tell(self, number: int, batch: int) -> None:
         died_at, _ = self._failures.get(number, (-1, 0))
@@ -191,6 +195,13 @@ class Pool(Host):
             )
         )
         self._stale.discard(number)
+
+    def _charge(self, worker: WorkerProcess, message: Message | None) -> None:
+        if worker.starting_s:
+            self._meter.charge(STARTING, worker.starting_s)
+            worker.starting_s = 0.0
+        if message is not None and message.spent is not None:
+            self._meter.add(message.spent)
 
     def _handed_over(self, number: int, lane: int, batch: int, message: Message) -> Sequence[Any]:
         assert message.batch == batch, f"worker {number} gave {message.batch}, {batch} was next"

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from copy import copy
+from multiprocessing import forkserver
 from types import ModuleType
 from typing import Any, Literal
 
@@ -59,8 +60,7 @@ class WorkerProcess:
     ) -> None:
         """Start the process; does not wait for it. `run` is as `portable_run` returned it."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed knows no Process on it
-        if start_method == "forkserver":
-            context.set_forkserver_preload(["energy_data.loader.worker"])
+        prepare(start_method)
         self.connection, theirs = context.Pipe()
         others = [sibling.connection for sibling in siblings]
         setup = Setup(
@@ -87,6 +87,7 @@ class WorkerProcess:
         self._stacks = -1
         self._generation = 0
         self._untold = 0  # messages taken since we last said so
+        self.starting_s = 0.0  # that somebody waited for the process to be there
         self.interrupted = False  # in the middle of a message: what comes next makes no sense
 
     @property
@@ -214,7 +215,10 @@ class WorkerProcess:
 
     def _met(self, timeout_s: float | None) -> bool:
         """Take over the worker's memory, which it sends first; false if it does not in time."""
-        if not self._wait(None if timeout_s is None else max(timeout_s, _START_S)):
+        began = time.perf_counter()
+        ready = self._wait(None if timeout_s is None else max(timeout_s, _START_S))
+        self.starting_s += time.perf_counter() - began
+        if not ready:
             return False
         with self._whole():
             memory, self._stacks = receive_files(self.connection, 2)
@@ -257,6 +261,14 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self._handle, number)
             elif self.process.pid is not None and not self.has_ended():
                 os.kill(self.process.pid, number)
+
+
+def prepare(start_method: StartMethod) -> None:
+    """Begin to start what processes are started from; does not wait for it, idempotent."""
+    if start_method == "forkserver":
+        with _START_LOCK, contextlib.suppress(ChildProcessError):  # `_start` says what it means
+            forkserver.set_forkserver_preload(["energy_data.loader.worker"])
+            forkserver.ensure_running()
 
 
 def _start(process: Any, setup: Setup, start_method: StartMethod) -> None:

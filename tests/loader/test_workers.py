@@ -282,3 +282,15 @@ def test_batches_left_out_and_limits_are_the_same_with_workers():
     spec = LimitSpec(of=batches(samples(BLEND), 2), length=33)
     assert list(worker_loader(spec, start_method="fork")) == list(worker_loader(spec, workers=0))
     assert STREAM.gives == "batches"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_workers_are_started_before_the_first_is_waited_for(method):
+    loader = worker_loader(workers=4, start_method=method)
+    loader._host._ready(0, 0)
+    started = list(loader._host._workers.values())
+    assert len(started) == 4
+    assert not any(worker.has_ended() or worker._arena for worker in started)
+    next(iter(loader))
+    assert "starting worker processes" in loader.stats().seconds
+    loader.close()
