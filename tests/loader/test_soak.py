@@ -25,8 +25,8 @@ def test_nothing_grows_in_a_long_run(batches):
 
 
 def test_what_grows_is_noticed():
-    flat = {"pss_mb": 300.0, "descriptors": 9, "processes": 5, "shared_mb": 1, "slots_in_use": 3}
+    flat = {"own_mb": 300.0, "descriptors": 9, "processes": 5, "shared_mb": 1, "slots_in_use": 3}
     assert grows([flat] * 30) == []
     assert grows([{**flat, "descriptors": 9 + n} for n in range(30)]) == ["descriptors"]
-    assert grows([{**flat, "pss_mb": 300 + n / 2} for n in range(30)]) == ["pss_mb"]
+    assert grows([{**flat, "own_mb": 300 + n / 2} for n in range(30)]) == ["own_mb"]
     assert grows([{**flat, "slots_in_use": 4}] * 30) == ["slots_in_use"]
