@@ -9,11 +9,12 @@ import json
 import statistics
 import time
 from itertools import islice
+from typing import Any
 
 from attrs import evolve
 from torch import distributed
 
-from energy_data import Dataset, DocsPerStep, Loader, default_worker_config, get_loader
+from energy_data import Dataset, DocsPerStep, Loader, Sample, default_worker_config, get_loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.read import ReadSpec
@@ -24,7 +25,7 @@ WARM_UP = 64
 WAYS = ("without", "known", "1", "4", "16")  # or the lookahead
 
 
-def counted(samples):
+def counted(samples: list[Sample]) -> dict[str, Any]:
     keys = [sample["__key__"] for sample in samples]
     return {"__key__": keys, "__docs__": sum(sample["number"] for sample in samples) % 17}
 
