@@ -216,11 +216,6 @@ def follows_run(spec: OrderSpec) -> bool:
     return any(isinstance(inner, OrderSpec) and inner.follows_run for _, inner in spec.walk())
 
 
-def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
-    """Return children named by their number: in an order tree names carry no state."""
-    return {str(number): spec for number, spec in enumerate(specs)}
-
-
 @dataclass
 class DrawsCursor(Cursor):
     epoch: int = 0  # passes finished, of a finite stream

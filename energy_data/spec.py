@@ -7,7 +7,7 @@ Two kinds of items flow. Below reading, *references*: which sample of which leaf
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from energy_data.context import Context
@@ -73,3 +73,8 @@ def kind_of(spec: Spec | type[Spec]) -> str:
     cls = spec if isinstance(spec, type) else type(spec)
     name = cls.__name__.removesuffix("Spec")
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
+    """Return children named by their number: in an order tree names carry no state."""
+    return {str(number): spec for number, spec in enumerate(specs)}

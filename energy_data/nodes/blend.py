@@ -28,8 +28,8 @@ from energy_data.order.schedule import (
 from energy_data.order.scheduled import Place, ScheduledChoice
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
 from energy_data.pending import again_by_child, moved_by_child
-from energy_data.references import LeafTable, OrderSpec, order_children
-from energy_data.spec import Gives, Spec
+from energy_data.references import LeafTable, OrderSpec
+from energy_data.spec import Gives, Spec, order_children
 
 T = TypeVar("T")
 

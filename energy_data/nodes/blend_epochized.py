@@ -14,8 +14,8 @@ from energy_data.order.epochized import EpochizedChoice
 from energy_data.order.keys import key
 from energy_data.order.permutation import permute
 from energy_data.order.tree import ChoiceOrder, LeafOrder, Order
-from energy_data.references import LeafTable, OrderSpec, order_children
-from energy_data.spec import Spec
+from energy_data.references import LeafTable, OrderSpec
+from energy_data.spec import Spec, order_children
 
 
 def _exact(times: float | str | Fraction) -> Fraction:

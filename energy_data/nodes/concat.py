@@ -14,8 +14,8 @@ from energy_data.errors import SpecError
 from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.tree import ConcatOrder
 from energy_data.pending import again_by_child, moved_by_child
-from energy_data.references import LeafTable, OrderSpec, order_children
-from energy_data.spec import Gives, Spec
+from energy_data.references import LeafTable, OrderSpec
+from energy_data.spec import Gives, Spec, order_children
 
 T = TypeVar("T")
 
