@@ -25,6 +25,7 @@ from energy_data.sources.dataset_yaml_new import (
 )
 from energy_data.sources.jsonl import is_jsonl
 from energy_data.sources.jsonl_index import SUFFIX, write_jsonl_index
+from energy_data.sources.media_facts import MediaFilter, collect_media
 from energy_data.sources.prepare import Summary, parse_patterns, prepare, reindex
 from energy_data.sources.tar_meta import DATASET, is_prepared
 from energy_data.sources.tar_plain import find_tars
@@ -83,9 +84,13 @@ DEFAULT_RATIO = "1,0,0"
     default=None,
     help="Ask for what is not said here.  [default: on a terminal]",
 )
-@click.option("--media-metadata-by-glob", hidden=True)
-@click.option("--media-metadata-by-header", is_flag=True, hidden=True)
-@click.option("--media-metadata-by-extension", is_flag=True, hidden=True)
+@click.option(
+    "--media-metadata-by-glob",
+    metavar="PATTERNS",
+    help="Note size and length of the media with such names, as '*.jpg,*.mp4'.",
+)
+@click.option("--media-metadata-by-header", is_flag=True, help="... of those that begin so.")
+@click.option("--media-metadata-by-extension", is_flag=True, help="... with such extensions.")
 @click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
 def command(path: Path, **given: Any) -> None:
     """Prepare a folder of tars, a JSONL file, or the joins of a metadataset.
@@ -94,10 +99,13 @@ def command(path: Path, **given: Any) -> None:
     the splits and the type of the samples; next to a JSONL file its index. For a metadataset, which
     samples its joins put together.
     """
-    if any(given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")):
-        raise click.UsageError("--media-metadata-by-...: facts about media are not collected here.")
+    given["media"] = _media_filter(
+        *(given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension"))
+    )
     interactive = given.pop("interactive")
     asking = sys.stdin.isatty() if interactive is None else interactive
+    if given["media"] and not path.is_dir():
+        raise click.UsageError("--media-metadata-by-...: it is for folders of tars.")
     if is_jsonl(path):
         count = write_jsonl_index(str(path), f"{path}{SUFFIX}")
         click.echo(f"{path}: {count:,} samples")
@@ -143,6 +151,8 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
             )
     for line in _told(summary, perf_counter() - began):
         click.echo(line)
+    if given["media"]:
+        click.echo(f"  noted size and length of {collect_media(path, given['media']):,} files")
     if typed and not given["tar_index_only"]:
         _declare(path, summary, given, asking=asking)
 
@@ -151,6 +161,8 @@ def _check(given: Mapping[str, Any]) -> None:
     """Raise UsageError for options that cannot be, before anything is written."""
     if given["split_ratio"] is not None and given["split_parts"]:
         raise click.UsageError("--split-ratio and --split-parts exclude each other: give one.")
+    if given["media"] and (given["tar_index_only"] or not given["sqlite"]):
+        raise click.UsageError("--media-metadata-by-...: they need index.sqlite written anew.")
     kind = given["sample_type"]
     if kind is not None and kind not in TYPES:
         raise click.UsageError(f"--sample-type: there is no {kind!r}, only: {', '.join(TYPES)}.")
@@ -158,6 +170,15 @@ def _check(given: Mapping[str, Any]) -> None:
         _field_map(given["field_map"])
         if kind is None:
             raise click.UsageError("--field-map: it needs a --sample-type.")
+
+
+def _media_filter(glob: str | None, header: bool, extension: bool) -> MediaFilter | None:
+    """Return what the options say. Raises UsageError for more than one of them."""
+    if sum(map(bool, (glob, header, extension))) > 1:
+        raise click.UsageError("--media-metadata-by-...: they exclude each other: give one.")
+    if glob:
+        return MediaFilter("GLOB", tuple(glob.split(",")))
+    return MediaFilter("HEADER") if header else MediaFilter("EXTENSION") if extension else None
 
 
 def _field_map(text: str) -> dict[str, str]:

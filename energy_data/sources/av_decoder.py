@@ -190,28 +190,34 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """Return facts of the streams; counting frames reads the file, counting samples decodes."""
+        """Return facts of the streams.
+
+        Counting frames reads the file, as does a length that the file does not say by itself;
+        counting samples decodes the sound.
+        """
         said = AVMetadata()
         with self._opened() as container:
-            if get_video and container.streams.video:
+            kinds = {kind for kind in ("video", "audio") if getattr(container.streams, kind)}
+        if get_video and "video" in kinds:
+            with self._opened() as container:
                 stream = container.streams.video[0]
                 said.video_fps = float(stream.average_rate) if stream.average_rate else None
-                if get_video_duration:
-                    said.video_duration = _duration(stream)
                 if get_video_frame_size:
                     said.video_width, said.video_height = stream.width, stream.height
-            if get_audio and container.streams.audio:
+                count, said.video_duration = _extent(
+                    container, stream, count=get_video_frame_count, length=get_video_duration
+                )
+                said.video_num_frames = count if get_video_frame_count else None
+        if get_audio and "audio" in kinds:
+            with self._opened() as container:
                 stream = container.streams.audio[0]
                 said.audio_sample_rate, said.audio_channels = stream.sample_rate, stream.channels
-                if get_audio_duration:
-                    said.audio_duration = _duration(stream)
-        if get_video and get_video_frame_count and self.has_video_stream():
-            with self._opened("video") as container:
-                packets = container.demux(video=0)
-                said.video_num_frames = sum(packet.pts is not None for packet in packets)
-        if get_audio and get_audio_num_samples and self.has_audio_stream():
-            with self._opened("audio") as container:
-                said.audio_num_samples = sum(one.samples for one in container.decode(audio=0))
+                _, said.audio_duration = _extent(
+                    container, stream, count=False, length=get_audio_duration
+                )
+            if get_audio_num_samples:
+                with self._opened() as container:
+                    said.audio_num_samples = sum(one.samples for one in container.decode(audio=0))
         return said
 
     def _opened(self, kind: Literal["video", "audio"] | None = None) -> Any:
@@ -315,5 +321,14 @@ def _end(frame: Any) -> float:
     return float(((frame.pts or 0) + (frame.duration or 0)) * frame.time_base)
 
 
-def _duration(stream: Any) -> float | None:
-    return None if stream.duration is None else float(stream.duration * stream.time_base)
+def _extent(container: Any, stream: Any, *, count: bool, length: bool) -> tuple[int, float | None]:
+    """Return how many packets and seconds a stream has; what is not asked for may be missing."""
+    known = stream.duration
+    packets, end = 0, None
+    if count or (length and known is None):
+        for packet in container.demux(stream):
+            if packet.pts is not None:
+                packets += 1
+                end = max(end or 0, packet.pts + (packet.duration or 0))
+    ticks = known if known is not None else end and end - (stream.start_time or 0)
+    return packets, float(ticks * stream.time_base) if length and ticks is not None else None

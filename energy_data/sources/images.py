@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -72,6 +72,15 @@ def check_image_mode(mode: str) -> None:
     """Raise SpecError if there is no such mode."""
     if mode not in _MODES:
         raise SpecError(f"image_decode: there is no mode {mode!r}, only: {', '.join(_MODES)}.")
+
+
+def open_image(stream: BinaryIO) -> Any:
+    """Return an open image of Pillow. Raises MissingExtraError if that is not installed."""
+    try:
+        from PIL import Image  # noqa: PLC0415 - optional, and needed for images only
+    except ImportError as error:
+        raise MissingExtraError("looking at images", "images") from error
+    return Image.open(stream, formats=_FORMATS)
 
 
 def image_decoder(mode: str) -> Callable[[bytes | memoryview], Any]:

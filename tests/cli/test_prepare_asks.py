@@ -125,7 +125,8 @@ def test_a_dataset_yaml_can_be_skipped(dataset):
         (["--sample-type", "TextSample", "--field-map", "{"], "it is no JSON"),
         (["--sample-type", "TextSample", "--field-map", "[1]"], "an object of texts"),
         (["--field-map", "{}"], "it needs a --sample-type"),
-        (["--media-metadata-by-header"], "facts about media are not collected"),
+        (["--media-metadata-by-header", "--no-sqlite"], "they need index.sqlite"),
+        (["--media-metadata-by-header", "--media-metadata-by-glob", "*"], "exclude each other"),
     ],
 )
 def test_options_that_cannot_be_are_named_before_anything_is_written(dataset, options, said):

@@ -381,3 +381,34 @@ def test_older_layouts_are_read_alike(energon, tmp_path, layout):
     said["field_map"] = {"image": "png", "caption": "txt"}
     (meta / "dataset.yaml").write_text(yaml.safe_dump(said))
     assert same(we_read(folder), energon.reads(folder))
+
+
+@pytest.mark.parametrize(
+    "strategy", ["--media-metadata-by-extension", "--media-metadata-by-header"]
+)
+def test_facts_about_media_are_equal(energon, tmp_path, strategy):
+    pytest.importorskip("av")
+    said = {**parts_of(1), "mkv": video(suffix="mkv"), "wav": wav(), "mp4": video()}
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        with tarfile.open(tmp_path / name / "s.tar", "w") as tar:
+            for extension, data in said.items():
+                member = tarfile.TarInfo(f"a.{extension}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    options = ["--split-ratio", "1,0,0", "--non-interactive", strategy, "--skip-dataset-yaml"]
+    energon.prepares(tmp_path / "theirs", *options)
+    done = CliRunner().invoke(main, ["prepare", str(tmp_path / "ours"), *options])
+    assert done.exit_code == 0, done.output
+    ours, theirs = facts(tmp_path / "ours"), facts(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys()
+    for key, one in ours.items():
+        assert one == theirs[key], key
+
+
+def facts(folder):
+    database = sqlite3.connect(folder / ".nv-meta" / "index.sqlite")
+    rows = database.execute("SELECT * FROM media_metadata").fetchall()
+    filters = database.execute("SELECT strategy, patterns FROM media_filters").fetchall()
+    database.close()
+    return {key: (kind, json.loads(text)) for key, kind, text in rows} | {"": filters}
