@@ -50,10 +50,11 @@ class Call:
             setattr(cursor, self.counter, 0)
         return made
 
-    def parts(self, item: Any, cursor: Cursor) -> Iterator[Any]:
+    def parts(self, item: Any, cursor: Callable[[], Cursor]) -> Iterator[Any]:
         """Yield what a generator function makes of an item, part by part.
 
         It ends where the function raises what is put up with: what it gave before stays given.
+        cursor: returns the cursor that counts, which may be another one from part to part.
         """
         made: Iterator[Any] | None = None
         while True:
@@ -64,12 +65,12 @@ class Call:
             except (StopIteration, SkipSample):
                 return
             except Exception as error:  # noqa: BLE001 - `_failed` raises what is not put up with
-                self._failed(error, item, cursor)
+                self._failed(error, item, cursor())
                 return
             finally:
                 RUNNING.role = None
             if self.on_failure is not None:
-                setattr(cursor, self.counter, 0)
+                setattr(cursor(), self.counter, 0)
             yield part
 
     def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:

@@ -17,6 +17,7 @@ from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
@@ -68,6 +69,17 @@ def not_fifth(item: object) -> object:
     if isinstance(item, dict) and item["number"] % 5 == 4:
         raise SkipSample
     return item
+
+
+def by_number(sample: dict) -> object:
+    for part in range(sample["number"] % 3):
+        yield {**sample, "part": part}
+
+
+def twice(batch: tuple) -> object:
+    yield batch
+    if len(batch) > 1:
+        yield batch[1:]
 
 
 def not_third(item: object) -> bool:
@@ -187,6 +199,11 @@ KINDS: dict[str, list[Spec]] = {
     "limit": [LimitSpec(of=samples(A), length=5), RepeatSpec(of=LimitSpec(of=STREAM_A, length=3))],
     "read": [samples(BAD), samples(ConcatSpec((BAD, B)), 4)],
     "map": [MapSpec(of=samples(A), function=renamed), MapSpec(of=samples(A), function=not_fifth)],
+    "flat_map": [
+        FlatMapSpec(of=samples(A), function=by_number),
+        FlatMapSpec(of=FlatMapSpec(of=finite(A), function=twice), function=twice),
+        RepeatSpec(of=FlatMapSpec(of=LimitSpec(of=batches(STREAM_A), length=2), function=twice)),
+    ],
     "filter": [FilterSpec(of=samples(A), predicate=not_third)],
     "encode": [
         EncodeSpec(of=samples(A)),
@@ -400,6 +417,8 @@ def random_trees(draw: st.DrawFn) -> Spec:
         st.builds(batches, packed(finite_samples), st.integers(1, 3)),
         st.builds(groups, packed(finite_samples), st.integers(1, 3), drop_last=st.booleans()),
         st.integers(1, 5).flatmap(dealt),
+        st.builds(FlatMapSpec, of=st.integers(1, 5).flatmap(dealt), function=st.just(twice)),
+        st.builds(FlatMapSpec, of=filled, function=st.just(twice)),
         st.builds(LimitSpec, of=filled, length=st.integers(0, 40)),
         st.builds(RepeatSpec, of=st.integers(1, 5).flatmap(dealt), times=st.integers(1, 3)),
         st.lists(st.builds(Part, filled, st.sampled_from([1, 2, 0.5])), min_size=1, max_size=3)

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
-from attrs import evolve
-
 from energy_data.context import WorkerConfig
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.cooking import cooked, cooked_alike, cooked_by_leaf, recipe_of
-from energy_data.energon.dataset import SavableDataset
+from energy_data.energon.dataset import SavableDataset, changed
 from energy_data.energon.epochs import EpochizeDataset, LimitDataset, RepeatDataset
 from energy_data.energon.loaded import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energy_data.energon.mapping import LogSampleDataset, MapDataset, ShuffleBufferDataset
 from energy_data.energon.mixing import BlendDataset, ConcatDataset
+from energy_data.energon.trees import on_failure, with_references
 from energy_data.errors import SpecError
+from energy_data.failures import OnFailure
 from energy_data.storage.file_store import FileStore
 from energy_data.tasks.cooking import Cooker
 from energy_data.tasks.stateless import get_failure_tolerance
@@ -169,7 +169,7 @@ class Building:
     ) -> SavableDataset[Any]:
         """Return a dataset of crude samples, cooked by the cooker for these subflavors."""
         recipe = recipe_of(self, subflavors, get_primary_aux, aux or {}, "the dataset")
-        return evolve(dataset, spec=cooked(dataset.spec, self, recipe))
+        return changed(dataset, spec=cooked(dataset.spec, self, recipe, self._policy(dataset)))
 
     def _load_dataset(
         self,
@@ -181,8 +181,9 @@ class Building:
         samples = dataset.dataset.build(worker_rotation_offset)
         if not self.cookers:
             return samples
+        policy = self._policy(samples)
         if len(dataset.dataset.leaves) > 1:  # a part of a mixture that is not a plain blend
-            return evolve(samples, spec=cooked_by_leaf(samples.spec, self))
+            return changed(samples, spec=cooked_by_leaf(samples.spec, self, policy))
         if not dataset.dataset.is_crude:
             return samples
         return self.build_cook_crude_sample(
@@ -197,8 +198,8 @@ class Building:
         """Return the mixture as the metadataset says it, nested as it is there."""
         whole = datasets.whole
         parts = [self._load_dataset(loaded, 0, whole.worker_config) for loaded in datasets]
-        whole = evolve(whole, spec=cooked_alike(whole.spec, [part.spec for part in parts]))
-        return RepeatDataset(whole) if repeat else RepeatDataset(whole, repeats=1)
+        whole = changed(whole, spec=cooked_alike(whole.spec, [part.spec for part in parts]))
+        return whole if repeat else changed(whole, spec=with_references(whole.spec, deal=1))
 
     def _mixed(
         self,
@@ -249,6 +250,9 @@ class Building:
         if function is None:
             return dataset
         return MapDataset(dataset, function, failure_tolerance=self._tolerance(function))
+
+    def _policy(self, dataset: SavableDataset[Any]) -> OnFailure:
+        return on_failure(dataset.worker_config, self.__default_failure_tolerance__ or 0)
 
     def _tolerance(self, function: Callable[..., Any]) -> int:
         return get_failure_tolerance(function, self.__default_failure_tolerance__)

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from energy_data.energon.trees import references_of
+from energy_data.failures import OnFailure
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.references import Leaf, leaf_entries
 from energy_data.running import restore_key
@@ -63,12 +64,13 @@ def recipe_of(
     return Recipe(cooker, stores)
 
 
-def cooked(spec: Spec, encoder: Any, recipe: Recipe) -> Spec:
+def cooked(spec: Spec, encoder: Any, recipe: Recipe, policy: OnFailure) -> Spec:
     """Return a tree whose samples are all cooked by one recipe."""
-    return _cooked(spec, encoder, dict.fromkeys((leaf.id for leaf in _leaves(spec)), recipe))
+    recipes = dict.fromkeys((leaf.id for leaf in _leaves(spec)), recipe)
+    return _cooked(spec, encoder, recipes, policy)
 
 
-def cooked_by_leaf(spec: Spec, encoder: Any) -> Spec:
+def cooked_by_leaf(spec: Spec, encoder: Any, policy: OnFailure) -> Spec:
     """Return a tree whose samples are cooked as each leaf needs."""
     recipes = {}
     for leaf in _leaves(spec):
@@ -83,7 +85,7 @@ def cooked_by_leaf(spec: Spec, encoder: Any) -> Spec:
             leaf.aux,
             f"leaf {leaf.id!r}",
         )
-    return _cooked(spec, encoder, recipes)
+    return _cooked(spec, encoder, recipes, policy)
 
 
 def cooked_alike(spec: Spec, parts: Sequence[Spec]) -> Spec:
@@ -98,16 +100,22 @@ def cooked_alike(spec: Spec, parts: Sequence[Spec]) -> Spec:
     return spec
 
 
+def uncooked(spec: Spec) -> Spec:
+    """Return the tree below cooking."""
+    return spec.of if isinstance(spec, EncodeSpec) and isinstance(spec.encode, Cooking) else spec
+
+
 def is_crude(leaf: Leaf) -> bool:
-    """Return whether the samples of a leaf may be dicts of parts, for cookers."""
+    """Return whether the samples of a leaf are dicts of parts; joined ones never are."""
     typing = getattr(leaf.source, "typing", None)
-    return typing is None or typing.sample_type is None
+    return typing is not None and typing.sample_type is None
 
 
-def _cooked(spec: Spec, encoder: Any, recipes: Mapping[str, Recipe]) -> Spec:
+def _cooked(spec: Spec, encoder: Any, recipes: Mapping[str, Recipe], policy: OnFailure) -> Spec:
     if not recipes:
         return spec
-    return EncodeSpec(of=spec, encode=Cooking(encoder.cook_crude_sample, recipes))
+    cooking = Cooking(encoder.cook_crude_sample, recipes)
+    return EncodeSpec(of=spec, encode=cooking, on_failure=policy)
 
 
 def _leaves(spec: Spec) -> list[Leaf]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, Generic, TypeVar
 
+from attrs import fields
+
 from energy_data.context import WorkerConfig
 from energy_data.energon.trees import items_per_pass
 from energy_data.errors import SpecError
@@ -65,6 +67,12 @@ class BaseWrapperDataset(SavableDataset[T], Generic[T]):
             even_batches=first.even_batches,
             virtual_epoch_length=virtual_epoch_length,
         )
+
+
+def changed(dataset: Run[T], **changes: Any) -> SavableDataset[T]:
+    """Return a dataset with some facts changed; of a wrapper, what it made is kept."""
+    facts = {field.name: getattr(dataset, field.name) for field in fields(SavableDataset)}
+    return SavableDataset(**{**facts, **changes})
 
 
 def tree_of(dataset: Run[Any]) -> Spec:

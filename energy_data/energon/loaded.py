@@ -9,10 +9,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from energy_data.energon.cooking import is_crude
-from energy_data.energon.dataset import SavableDataset
+from energy_data.energon.dataset import SavableDataset, changed
 from energy_data.energon.trees import references_of, with_references
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
@@ -68,7 +68,7 @@ class BaseCoreDatasetFactory(Generic[T]):
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[T]:
         """Return one pass over the samples; the argument is taken for Energon's sake."""
-        return evolve(self.samples, spec=with_references(self.samples.spec, deal=1))
+        return changed(self.samples, spec=with_references(self.samples.spec, deal=1))
 
     def as_file_store(self) -> FileStore[bytes]:
         """Return the files of the dataset, by key."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from attrs import evolve
-
 from energy_data.context import WorkerConfig
+from energy_data.energon.dataset import changed
 from energy_data.errors import SpecError
 from energy_data.loader.hosts import host_of
 from energy_data.loader.loader import Loader
@@ -62,7 +61,7 @@ class SavableDataLoader(Loader[T], Generic[T]):
                 `if __name__ == "__main__":`. With threads or CUDA in the trainer, "forkserver" is
                 safer.
         """
-        run = dataset if cache_pool is None else evolve(dataset, cache=cache_pool)
+        run = dataset if cache_pool is None else changed(dataset, cache=cache_pool)
         options = PoolOptions(
             prefetch=prefetch_factor,
             start_method=start_method,

@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from energy_data.context import WorkerConfig
 from energy_data.energon.dataset import BaseWrapperDataset, dataset_of, pairs_of, tree_of
-from energy_data.energon.trees import batched, blended, concatenated, on_failure
+from energy_data.energon.orders import blended, concatenated
+from energy_data.energon.trees import batched, on_failure
 from energy_data.errors import SpecError
 from energy_data.tasks.batching import batch_list
 

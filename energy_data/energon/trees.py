@@ -1,12 +1,8 @@
-"""What wrappers do to trees: put what can be said below reading there, where it is exact.
-
-A blend of datasets whose samples are only read (and cooked) is a blend of *references*: each sample
-comes exactly once per epoch over all paths that lead to it, and the place is one integer per lane.
-"""
+"""What wrappers do to trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -17,35 +13,22 @@ from energy_data.context import WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.failures import OnFailure, log_exception
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.repeat import RepeatSpec
-from energy_data.references import OrderSpec, ReferencesSpec
+from energy_data.pending import gives_parts
+from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec
+from energy_data.tasks.batching import batch_list
 from energy_data.tasks.stateless import DEFAULT_TOLERANCE
 
 _SAMPLEWISE = (ReadSpec, EncodeSpec, MapSpec, FilterSpec)  # give one item per item at most
-
-
-def blended(specs: Sequence[Spec], weights: Sequence[float]) -> Spec:
-    """Return the blend of some trees."""
-
-    def blend(parts: Sequence[Spec]) -> BlendSpec:
-        return BlendSpec(tuple(map(Part, parts, weights)))
-
-    return _below_reading(specs, blend) or blend(specs)
-
-
-def concatenated(specs: Sequence[Spec]) -> Spec:
-    """Return trees one after another."""
-    return _below_reading(specs, lambda parts: ConcatSpec(tuple(parts))) or ConcatSpec(tuple(specs))
 
 
 def repeated(spec: Spec, times: float | None) -> Spec:
@@ -102,23 +85,6 @@ def items_per_pass(spec: Spec) -> Fraction:
     return sum(below, Fraction(0))
 
 
-def _below_reading(
-    specs: Sequence[Spec], join: Callable[[Sequence[OrderSpec]], OrderSpec]
-) -> Spec | None:
-    """Return trees that only read as one tree that reads what `join` makes of their orders."""
-    first = specs[0]
-    if not isinstance(first, ReadSpec):
-        return None
-    orders = []
-    for spec in specs:
-        if not isinstance(spec, ReadSpec):
-            return None
-        orders.append(spec.of.of)
-        if with_references(spec, of=first.of.of) != first:
-            return None
-    return with_references(first, of=join(orders))
-
-
 def batched(
     spec: Spec,
     batch_size: int,
@@ -131,6 +97,9 @@ def batched(
 
     A pass over samples is dealt to the lanes batch by batch, so that one batch is short at most.
     """
+    if gives_parts(batcher):
+        lists = batched(spec, batch_size, batch_list, policy, drop_last=drop_last)
+        return FlatMapSpec(of=lists, function=batcher, on_failure=policy)
     references = references_of(spec)
     finite = references is not None and bool(references.deal)
     if finite:
@@ -152,5 +121,7 @@ def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) 
 
 
 def mapped(spec: Spec, function: Callable[[Any], Any], policy: OnFailure) -> Spec:
-    """Return a tree whose items are mapped by a function of the user."""
+    """Return a tree whose items are mapped by a function of the user, to one or to several."""
+    if gives_parts(function) and spec.cannot_make_again():
+        return FlatMapSpec(of=spec, function=function, on_failure=policy)
     return EncodeSpec(of=spec, encode=function, on_failure=policy)

@@ -187,10 +187,9 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         samples = list(dict.fromkeys(mark[1:] for mark in marks))
         last = {mark: max(m[0] for m in marks if m[1:] == mark) for mark in samples}
         parts: dict[Mark, Any] = {}
+        aside = copy(self.cursor)  # what is made again counts for nothing
         for mark, sample in zip(samples, self.child.again(samples), strict=True):
-            for n, part in enumerate(
-                islice(self._parts(sample, copy(self.cursor)), last[mark] + 1)
-            ):
+            for n, part in enumerate(islice(self._parts(sample, lambda: aside), last[mark] + 1)):
                 parts[n, *mark] = part
             if (last[mark], *mark) not in parts:
                 raise _changed_its_mind(sample)
@@ -225,7 +224,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         mark = at.pending[0]
         under_way, self._under_way = self._under_way, None
         if under_way is None or under_way[:2] != (mark, at.part):
-            iterator = self._parts(samples[0], at)
+            iterator = self._parts(samples[0], lambda: self.cursor)
             if len(list(islice(iterator, at.part))) < at.part:
                 raise _changed_its_mind(samples[0])
         else:
@@ -242,7 +241,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         at.pending, at.part = at.pending[1:], 0
         self.stock.keep(at.pending, samples[1:])
 
-    def _parts(self, sample: Any, cursor: Cursor) -> Iterator[Any]:
+    def _parts(self, sample: Any, cursor: Callable[[], Cursor]) -> Iterator[Any]:
         if self.trace is not None:
             self.trace(sample)
         return self.encode.parts(sample, cursor)
