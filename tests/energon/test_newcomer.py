@@ -1,0 +1,68 @@
+"""A program written for Energon runs here with its import changed, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from data import make_dataset
+from test_names import PYTHON
+
+PROGRAM = Path(__file__).with_name("newcomer.py").read_text()
+BLEND = """
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {weight: 3, path: ./ones, subflavors: {weight: 1.0}}
+      - {weight: 1, path: ./twos, subflavors: {weight: 0.5}}
+  val:
+    path: ./ones
+    subflavors: {weight: 1.0}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tars as a newcomer has them, prepared from the command line."""
+    made = tmp_path_factory.mktemp("newcomer")
+    for name in ("ones", "twos"):
+        make_dataset(made / name, None, count=40, images=False)
+        command = [
+            sys.executable, "-m", "energy_data.cli.main", "prepare", "--non-interactive",
+            "--split-parts", "train:shard-.*", "--split-parts", "val:shard-.*",
+            "--sample-type", "CrudeWebdataset", str(made / name),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "CrudeWebdataset" in (made / name / ".nv-meta" / "dataset.yaml").read_text()
+    (made / "blend.yaml").write_text(BLEND)
+    return made
+
+
+def run(python, program, folder, *arguments):
+    (folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [python, "program.py", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_it_prepares_blends_trains_saves_and_goes_on(folder):
+    program = PROGRAM.replace("from megatron.energon import", "from energy_data.energon import")
+    assert run(sys.executable, program, folder, "2", "safely") == "36 36"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path(PYTHON).exists(), reason="Energon is not installed")
+def test_the_real_energon_runs_the_same_program(folder):
+    assert run(PYTHON, PROGRAM, folder, "2") == "36 36"
