@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from typing_extensions import TypeVar
 
+from energy_data.budget import check_repetitions
 from energy_data.context import Context, WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
 from energy_data.loader.dataset import Dataset
@@ -59,6 +60,8 @@ def get_train_dataset(
     packing_buffer_size: int | None = None,
     tokens_per_sample: float | None = None,
     samples_per_microbatch: int | None = None,
+    budget_samples: int | None = None,
+    budget_tokens: int | None = None,
     shuffle_over_epochs_multiplier: int | None = 1,
     samples: Samples = "dicts",
     allow_modules: Sequence[str] = (),
@@ -98,6 +101,9 @@ def get_train_dataset(
         samples: "dicts" of parts by extension; or "typed", as each dataset.yaml declares them.
         allow_modules: Python modules, and folders with Python files, whose functions and classes
             files may name: see `energy_data.trust`.
+        budget_samples: Samples that the run will draw over all ranks, if known: a mixture that asks
+            for more than `max_repetitions` of a leaf is told at once, with what is feasible.
+        budget_tokens: The same in tokens, by the mean lengths of the leaves.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -127,6 +133,7 @@ def get_train_dataset(
         options=options,
     )
     _check_even(spec, even_batches if pipeline.finite else None)
+    check_repetitions(spec, samples=budget_samples, tokens=budget_tokens)
     return Dataset(
         spec=spec,
         worker_config=worker_config or default_worker_config(),

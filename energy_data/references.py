@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +21,17 @@ from attrs import evolve, field, frozen
 from energy_data.before import NOTHING_BEFORE, Before
 from energy_data.block import Integers, Reference, References, rank_within
 from energy_data.context import Context
-from energy_data.errors import SpecError
+from energy_data.errors import DataError, SpecError
 from energy_data.node import Cursor, Node
 from energy_data.order.keys import key
 from energy_data.order.schedule import Clock
 from energy_data.order.scheduled import Place
 from energy_data.order.several_epochs import shares_of
 from energy_data.order.tree import Order
+from energy_data.planned import PlannedDraws
 from energy_data.source import Source
 from energy_data.spec import Gives, Spec, kind_of
 from energy_data.storage.file_store import FileStore
-
-# Draws computed ahead: a cache of a pure function, not state. A start wants few; in the long run
-# blocks below some thousand draws cost several times as much per draw.
-FIRST_PLANNED, MOST_PLANNED = 128, 4096
 
 
 @frozen(kw_only=True)
@@ -67,6 +64,11 @@ class Leaf:
     @property
     def num_samples(self) -> int:
         return len(self.source)
+
+    @property
+    def most_draws(self) -> int | None:
+        most = self.max_repetitions
+        return None if most is None else int(most * self.num_samples)
 
     @property
     def mean_tokens(self) -> Fraction | None:
@@ -195,6 +197,15 @@ def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
     for path, inner in spec.walk():
         if (leaf := getattr(inner, "leaf", None)) is not None:
             yield path, leaf
+
+
+def too_often(leaf: Leaf) -> DataError:
+    """Return the error of a leaf that is asked for more than it may give."""
+    return DataError(
+        f"leaf {leaf.id!r}: its {leaf.num_samples:,} samples have come up {leaf.max_repetitions} "
+        f"times, its `max_repetitions`, and the run goes on to draw from it. Lower its weight, or "
+        f"raise the number; with `budget_samples` a start says what is feasible."
+    )
 
 
 def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
@@ -355,45 +366,15 @@ class DealtReferences(ReferencesNode):
         return drawn
 
 
-class Plan:
-    """The order tree as one lane sees it, with the block computed last."""
+class Plan(PlannedDraws):
+    """The order tree as one lane sees it."""
 
     def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
         self.table = LeafTable(spec.of, context, spec.shuffle, spec.clock or Clock())
         # Paths within the order tree start at its root, so that wrapping it changes nothing.
-        self.order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
-        self._start = 0
-        self._offsets: tuple[int, ...] = ()
-        self._block = References(*(np.empty(0, np.int64) for _ in range(3)))
-        self._after: tuple[int, tuple[int, ...], Integers] | None = None
-        self._ahead = FIRST_PLANNED
+        order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
+        most = [leaf.most_draws for leaf in self.table.leaves]
+        super().__init__(order, self.table.leaf_of_entry, self.table.shares, most)
 
-    def block(
-        self, start: int, count: int, offsets: tuple[int, ...], most: int = MOST_PLANNED
-    ) -> References:
-        """Return the references of the draws start .. start + count; plans up to `most`."""
-        at = start - self._start
-        if not (at >= 0 and at + count <= len(self._block) and offsets == self._offsets):
-            self._resolve(start, max(count, min(self._ahead, most)), offsets)
-            self._ahead = min(4 * self._ahead, MOST_PLANNED)
-            at = 0
-        return self._block[at : at + count]
-
-    def ledger(self, draws: int, offsets: tuple[int, ...]) -> Integers:
-        """Return how often each leaf was drawn before draw number `draws`, int64 [leaves]."""
-        drawn = np.zeros(len(self.table.leaves), np.int64)
-        np.add.at(drawn, self.table.leaf_of_entry, self.order.counts(draws))
-        return drawn + np.array(offsets, np.int64) if offsets else drawn
-
-    def _resolve(self, start: int, count: int, offsets: tuple[int, ...]) -> None:
-        entry = self.order.choose(start, count).astype(np.int64)
-        leaf = self.table.leaf_of_entry[entry]
-        if self._after is not None and self._after[:2] == (start, offsets):
-            before = self._after[2]
-        else:
-            before = self.ledger(start, offsets)
-        epoch, index = self.table.shares.locate(leaf, before[leaf] + rank_within(leaf))
-        after = before + np.bincount(leaf, minlength=len(before))
-        self._start, self._offsets = start, offsets
-        self._block = References(entry, epoch, index)
-        self._after = start + count, offsets, after
+    def refuse(self, leaf: int) -> NoReturn:
+        raise too_often(self.table.leaves[leaf])

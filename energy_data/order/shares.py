@@ -76,6 +76,10 @@ class Shares:
         """The number of this lane among the lanes as this leaf permutes them, 0 to lanes - 1."""
         return int(self._positions[leaf])
 
+    def part(self, leaf: int, draws: int) -> int:
+        """How many of the leaf's first `draws` draws over all lanes are this lane's; any size."""
+        return (draws + self.position(leaf)) // self._lanes
+
     def begin(self, leaf: int, epoch: int) -> int:
         """How many draws this lane makes from the leaf before the epoch begins; any size."""
         return (epoch * int(self._samples[leaf]) + self.position(leaf)) // self._lanes
