@@ -94,13 +94,30 @@ class PendingNode(Node[Any, P]):
 
 def read_marked(child: Node[T, Any], count: int) -> Sequence[tuple[Mark, T]]:
     """Return the next items with their marks, one at least. StopIteration at the end."""
-    for _ in range(MAX_EMPTY_BLOCKS):
-        if drawn := child.draw_marked(count):
-            return drawn
-    raise DataError(
-        f"no sample came through in {MAX_EMPTY_BLOCKS} blocks in a row. Look at what leaves "
-        f"samples out: a filter, SkipSample, or bad data."
-    )
+    patience = Patience()
+    while not (drawn := child.draw_marked(count)):
+        patience.nothing_came()
+    return drawn
+
+
+class Patience:
+    """Counts blocks of which nothing came, and gives up: better an error than a hang."""
+
+    def __init__(self) -> None:
+        self._blocks = 0
+
+    def something_came(self) -> None:
+        """Begin to count anew."""
+        self._blocks = 0
+
+    def nothing_came(self) -> None:
+        """Count a block. DataError after too many in a row."""
+        self._blocks += 1
+        if self._blocks > MAX_EMPTY_BLOCKS:
+            raise DataError(
+                f"no sample came through in {MAX_EMPTY_BLOCKS} blocks in a row. Look at what "
+                f"leaves samples out: a filter, SkipSample, a limit that all are above, bad data."
+            )
 
 
 def check_makes_again(spec: Spec, of: Spec) -> None:

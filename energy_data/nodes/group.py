@@ -16,7 +16,7 @@ from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.failures import OnFailure
 from energy_data.meter import COLLATING
 from energy_data.node import Mark
-from energy_data.pending import PendingCursor, PendingNode, check_makes_again, read_marked
+from energy_data.pending import Patience, PendingCursor, PendingNode, check_makes_again, read_marked
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
@@ -121,10 +121,13 @@ class GroupNode(PendingNode[GroupCursor]):
         self.groups = None  # until the cursor has the marks of what waits again
         batches: list[Any] = []
         ended = False
-        while len(batches) < count and not ended:
+        while len(batches) < count:
             samples = self._next_group(groups)
             ended = not samples
-            batches += self._collated(samples) if samples else []
+            collated = self._collated(samples) if samples else []
+            batches += collated
+            if not collated:
+                break  # a block may be short: who leaves all batches out must not wait for ever
         self.cursor.pending = self.grouped = tuple(groups.marks.values())
         self.cursor.unseen = len(groups.unseen)
         self.groups = groups
@@ -146,9 +149,11 @@ class GroupNode(PendingNode[GroupCursor]):
 
     def _next_group(self, groups: Groups) -> list[Any]:
         """Return the samples of the next full group; at the end of the stream the oldest, or []."""
+        patience = Patience()
         while True:
             while groups.unseen:
                 key, size = self._group(groups, self.cursor)
+                patience.something_came() if key is not _NO_GROUP else patience.nothing_came()
                 if len(groups.by_key.get(key, ())) >= size:
                     return groups.let_go(groups.by_key.pop(key))
             self._check(groups)

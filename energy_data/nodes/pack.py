@@ -17,6 +17,7 @@ from energy_data.meter import PACKING
 from energy_data.node import Change, Mark
 from energy_data.packing import Packing
 from energy_data.pending import (
+    Patience,
     PendingCursor,
     PendingNode,
     check_makes_again,
@@ -116,9 +117,9 @@ class PackNode(PendingNode[PackCursor]):
             except SkipSample:
                 self.cursor.skipped += len(documents)
                 self.cursor.cut += sum(one.sizes[0] for one in documents)
-            else:
-                self.cursor.packs += 1
-                self.cursor.docs += sum(one.docs for one in documents)
+                break  # the block is short or empty: who left all packs out must not wait for ever
+            self.cursor.packs += 1
+            self.cursor.docs += sum(one.docs for one in documents)
             self._fill(buffer)
         self.cursor.pending = self.buffered = tuple(buffer.marks.values())
         if ended:
@@ -183,7 +184,9 @@ class PackNode(PendingNode[PackCursor]):
         """Read ahead, in blocks: a buffer that lacks little is left as it is."""
         if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
             return
+        patience = Patience()
         while len(buffer) < self.buffer_size:
+            before = len(buffer)
             try:
                 drawn = read_marked(self.child, self.buffer_size - len(buffer))
             except StopIteration:
@@ -195,6 +198,10 @@ class PackNode(PendingNode[PackCursor]):
                 self.cursor.cut += lost
                 self.cursor.skipped += not documents
                 self.cursor.truncated += bool(documents and lost)
+            if len(buffer) == before:
+                patience.nothing_came()
+            else:
+                patience.something_came()
 
     def _choose(self, buffer: Buffer) -> list[Document]:
         quota, at = self.packing.quota, self.cursor

@@ -25,6 +25,8 @@ from trees import (
 
 from energy_data.errors import StateError
 from energy_data.loader.blob import pack_marks, unpack_marks
+from energy_data.loader.pool import WorkerError
+from energy_data.loader.state import RunState
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
@@ -34,6 +36,7 @@ from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.packing import Packing, Quota
 from energy_data.references import ReferencesSpec, Shuffle
+from loader import encoders
 from loader.runs import loader_of, loaders_of, run, run_in_step
 from loader.workers import is_alive, processes, worker_loader
 
@@ -214,6 +217,31 @@ def test_a_stage_that_is_left_hands_back_what_waited_to_be_packed(over):
     alone = run([loader_of(body, lanes=1)], 30)
     first = {key.split("[")[0] for g in range(6) for pack in alone[g] for key in pack}
     assert {key.split("[")[0] for key in keys} > first
+
+
+def test_a_state_of_version_3_goes_on():
+    loader, other = (loader_of(STREAMS["packs in groups"], lanes=4) for _ in range(2))
+    run([loader], 9)
+    state = loader.state_dict()
+    rows = RunState.from_dict(state).places.values()
+    columns = {
+        path: {name: [row[path][name] for row in rows] for name in cursor}
+        for path, cursor in next(iter(rows)).items()
+    }
+    for path in ("root", "root/of"):
+        columns[path]["pending"] = pack_marks(columns[path]["pending"])
+    older = {name: state[name] for name in ("format", "seed", "lanes", "tree")}
+    older |= {"version": 3, "epoch": 0, "begun": 0, "batch": 9, "hosted": [0, 1], "places": columns}
+    other.load_state_dict(json.loads(json.dumps(older)))
+    assert run([other], 8) == run([loader], 8)
+
+
+def test_a_sample_that_kills_its_worker_is_named_where_it_is_packed_too():
+    encoded = EncodeSpec(of=samples(leaf("x", 40)), encode=encoders.killed)
+    loader = worker_loader(batches(packs(encoded), 2), start_method="fork", max_restarts=2)
+    with pytest.raises(WorkerError, match="key x/17"):
+        run([loader], 40)
+    loader.close()
 
 
 marks = st.lists(st.integers(0, 2**62), max_size=5).map(tuple)

@@ -6,12 +6,15 @@ import json
 from itertools import islice
 
 import pytest
+from attrs import evolve
 from trees import (
     batches,
     finite,
     groups,
     leaf,
     not_fifth,
+    packing,
+    packs,
     pairs,
     parity,
     parts,
@@ -24,6 +27,7 @@ from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.map import MapSpec
+from energy_data.nodes.pack import PackSpec
 
 ONE_PASS = samples(leaf("x", 23), deal=4)
 
@@ -204,8 +208,35 @@ def test_a_map_that_changes_its_mind_is_found_out_after_a_restore():
         next(again)
 
 
-def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang():
+def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang(monkeypatch):
+    monkeypatch.setattr("energy_data.pending.MAX_EMPTY_BLOCKS", 300)
     nothing = FilterSpec(of=samples(leaf("x", 5)), predicate=lambda _: False)
     for spec in (groups(nothing), selected(nothing), batches(EncodeSpec(of=nothing, encode=parts))):
         with pytest.raises(DataError, match="no sample came through"):
             taken(spec, 1)
+
+
+def nobody(sample):
+    raise SkipSample
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        evolve(groups(samples(leaf("x", 5))), criterion=nobody),
+        evolve(groups(samples(leaf("x", 5))), collate=nobody),
+        evolve(selected(samples(leaf("x", 5))), encode=nobody),
+        evolve(selected(samples(leaf("x", 5))), select=lambda samples: []),
+        PackSpec(of=samples(leaf("x", 5)), packing=evolve(packing(), pack=nobody)),
+        packs(
+            FilterSpec(of=samples(leaf("x", 5)), predicate=lambda sample: sample["number"] == 2),
+            limits={"tokens": 1},
+            over_long="skip",
+        ),
+    ],
+)
+def test_what_leaves_everything_out_is_an_error_and_not_a_hang(spec, monkeypatch):
+    monkeypatch.setattr("energy_data.node.MAX_EMPTY_DRAWS", 300)
+    monkeypatch.setattr("energy_data.pending.MAX_EMPTY_BLOCKS", 300)
+    with pytest.raises(DataError, match=r"no (sample|item) came through in 300"):
+        taken(spec, 1)
