@@ -58,8 +58,8 @@ def open_table(members: Sequence[Member], folder: str | None) -> Kept:
     Several processes may compute it at once: the file is there whole or not at all.
 
     Raises SpecError for keys that are there twice, samples without a match where `nonmatch` is
-    "error", or a join without samples; StructureError for a damaged shard. Computing takes some
-    2 us per key, and 5 more where there is no `index.sqlite`.
+    "error", or a join without samples; StructureError for a damaged shard. Computing takes 1.5 us
+    per key, and 2.6 where there is no `index.sqlite` (small samples, page cache warm).
     """
     name = f"{PREFIX}{_digest(members)}{SUFFIX}"
     places = [str(Path(place, name)) for place in (folder, _cache_folder()) if place]

@@ -364,3 +364,15 @@ def test_both_compute_the_same_index_of_a_join_and_read_it(energon, write, rule)
         assert bag(energon.do("samples", path, training=False)) == bag(
             our_samples(path, training=False)
         )
+
+
+def test_two_splits_are_one_index_to_energon_so_we_write_none_of_it(energon, folder):
+    join = f"{{join: [{{path: a, split_config: whole.yaml}}, {SKIP}], {CODE}}}"
+    other = join.replace("whole.yaml", "other.yaml")
+    for name, shards in (("a", "{1..2}"), ("b", "{0..3}")):
+        text = f"split_parts: {{val: ['{shards}.tar']}}\n"
+        (folder / name / ".nv-meta" / "other.yaml").write_text(text)
+    path = folder / "two.yaml"
+    path.write_text(f"{HEADER}  train: {join}\n  val: {other}\n")
+    assert [one.energon for one in prepare_joins(load(path), open_source=open_source)] == [None] * 2
+    assert len(energon.do("joins", path)) == 1

@@ -1,0 +1,167 @@
+"""Keys that Energon has: how they merge over nodes and files, and what they do to leaves."""
+
+import pytest
+from tars import write_tar
+
+from energy_data import get_train_dataset
+from energy_data.errors import SpecError
+from energy_data.metadataset.compile import compile_split
+from energy_data.metadataset.load import load, parse_metadataset
+from energy_data.metadataset.opening import Options
+from energy_data.metadataset.resolve import expand, resolve
+from energy_data.metadataset.twigs import twigs
+from energy_data.references import leaf_entries
+
+
+def leaves(path, datasets, mode="train", **options):
+    spec = compile_split(
+        load(path), "train", open_source=datasets, mode=mode, options=Options(**options)
+    )
+    return [leaf for _, leaf in leaf_entries(spec)]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "merged"),
+    [
+        ("1", "1", 1),
+        ("2", "3", 6),
+        ("~", "3", None),
+        ("3", "~", None),
+        ("-1", "3", -1),
+        ("3", "-1", -1),
+        ("~", "-1", None),
+    ],
+)
+def test_epochs_that_mix_are_multiplied_over_files(write, datasets, outer, inner, merged):
+    name = "shuffle_over_epochs_multiplier"
+    write("n.yaml", f"splits: {{train: {{path: x, {name}: {inner}}}}}")
+    path = write("m.yaml", f"splits: {{train: {{path: n.yaml, {name}: {outer}}}}}")
+    assert [leaf.epochs for leaf in leaves(path, datasets)] == [merged]
+    assert [leaf.epochs for leaf in leaves(path, datasets, "val")] == [1]
+
+
+def test_the_call_counts_as_one_more_file(write, datasets):
+    path = write("m.yaml", "splits: {train: {path: x, shuffle_over_epochs_multiplier: 3}}")
+    (leaf,) = leaves(path, datasets, shuffle_over_epochs_multiplier=2)
+    assert leaf.epochs == 6
+
+
+def test_an_order_of_its_own_is_a_leaf_of_its_own(write, datasets):
+    path = write(
+        "m.yaml",
+        """
+        splits:
+          train:
+            blend:
+              - {path: x}
+              - {path: x, shuffle_over_epochs_multiplier: 2}
+              - {path: x, split_config: other.yaml}
+              - {path: x, dataset_config: crude.yaml, split_config: other.yaml}
+              - {path: x, split_config: other.yaml}
+        """,
+    )
+    assert [leaf.id for leaf in leaves(path, datasets)] == [
+        "x:train",
+        "x:train;epochs=2",
+        "x:train;split_config=other.yaml",
+        "x:train;split_config=other.yaml;dataset_config=crude.yaml",
+        "x:train;split_config=other.yaml",
+    ]
+    assert [opened[3:] for opened in datasets.opened] == [
+        (),
+        (("split_config", "other.yaml"),),
+        (("dataset_config", "crude.yaml"), ("split_config", "other.yaml")),
+    ]
+
+
+def test_one_id_for_two_orders_of_a_dataset_is_a_fault(write):
+    node = "[{path: x, id: a}, {path: x, id: a, shuffle_over_epochs_multiplier: 2}]"
+    path = write("m.yaml", f"splits: {{train: {{blend: {node}}}}}")
+    with pytest.raises(SpecError, match="the id 'a' stands for two different datasets"):
+        expand(load(path), "train")
+
+
+def test_another_number_of_epochs_is_another_fingerprint(write, datasets):
+    text = "splits: {{train: {{path: x, id: a, shuffle_over_epochs_multiplier: {}}}}}"
+    found = {
+        leaf.fingerprint
+        for number in (1, 2, -1, "~")
+        for leaf in leaves(write("m.yaml", text.format(number)), datasets)
+    }
+    assert len(found) == 4
+
+
+def test_without_repetition_epochs_cannot_be_mixed(tmp_path):
+    write_tar(tmp_path / "x.tar", [("a.txt", b"a")])
+    path = tmp_path / "m.yaml"
+    path.write_text("splits: {train: {path: x.tar, shuffle_over_epochs_multiplier: 2}}")
+    with pytest.raises(SpecError, match=r"m.yaml:1:\d+: .*pass repeat=True"):
+        get_train_dataset(path, batch_size=1, repeat=False)
+    path.write_text("splits: {train: {path: x.tar, shuffle_over_epochs_multiplier: ~}}")
+    get_train_dataset(path, batch_size=1, repeat=False)
+    with pytest.raises(SpecError, match="pass repeat=True"):
+        get_train_dataset(
+            tmp_path / "x.tar", batch_size=1, repeat=False, shuffle_over_epochs_multiplier=-1
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("aux", "{a: x}"),
+        ("dataset_config", "a.yaml"),
+        ("split_config", "a.yaml"),
+        ("id", "a"),
+        ("subset", "{range: [0, 5]}"),
+    ],
+)
+def test_what_is_of_one_dataset_is_refused_beside_a_metadataset(write, key, value):
+    write("n.yaml", "splits: {train: {path: x}}")
+    path = write("m.yaml", f"splits: {{train: {{path: n.yaml, {key}: {value}}}}}")
+    with pytest.raises(
+        SpecError, match=rf"m.yaml:1:\d+: splits.train.{key}: .*found a metadataset"
+    ):
+        load(path)
+
+
+def test_an_absolute_range_is_taken_before_those_of_the_files_around_it(write, datasets):
+    write("n.yaml", "splits: {train: {blend: [{path: x, subset: {range: [20, 60]}}, {path: y}]}}")
+    path = write("m.yaml", "splits: {train: {path: n.yaml, subset: {range: [25%, 50%]}}}")
+    assert [leaf.source.subset for leaf in leaves(path, datasets)] == [(30, 40), (25, 50)]
+
+
+def test_older_files_blend_as_new_ones_do(datasets):
+    old = "{datasets: [{path: x, weight: 2, subflavor: s}, {path: y, split_part: val}]}"
+    metadataset = parse_metadataset(
+        f"{{__module__: megatron.energon, __class__: Metadataset, splits: {{train: {old}}}}}"
+    )
+    spec = compile_split(metadataset, "train", open_source=datasets)
+    found = [(leaf.id, leaf.source.subflavors) for _, leaf in leaf_entries(spec)]
+    assert found == [("x:train", {"__subflavor__": "s"}), ("y:val", {})]
+    new = resolve(metadataset, "train")["splits"]["train"]
+    assert [node["weight"] for node in new["blend"]] == [2, 1.0]
+
+
+def test_aux_paths_start_at_their_file_and_stay_when_written_out(write, tmp_path):
+    write("n.yaml", "splits: {train: {path: x, aux: {a: ../y, f: 'filesystem://./z'}}}")
+    path = write("m.yaml", "splits: {train: {path: n.yaml}}")
+    (twig,) = twigs(expand(load(path), "train"))
+    folder = str(tmp_path.resolve())
+    assert {name: (aux.path, aux.kind) for name, aux in twig.aux.items()} == {
+        "a": (f"{folder.rpartition('/')[0]}/y", "dataset"),
+        "f": (f"{folder}/z", "filesystem"),
+    }
+    assert resolve(load(path), "train")["splits"]["train"]["aux"] == {
+        "a": {"path": f"{folder.rpartition('/')[0]}/y"},
+        "f": {"fs_path": f"{folder}/z"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("store", "problem"),
+    [("nothing", "no prepared dataset"), ("filesystem://nothing", "there is no folder")],
+)
+def test_aux_that_is_not_there_is_a_fault_with_its_place(write, datasets, store, problem):
+    path = write("m.yaml", f"splits: {{train: {{path: x, aux: {{a: '{store}'}}}}}}")
+    with pytest.raises(SpecError, match=rf"m.yaml:1:32: splits.train: leaf 'x:train': .*{problem}"):
+        leaves(path, datasets)
