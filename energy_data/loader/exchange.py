@@ -8,11 +8,12 @@ has not signed is missing.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -153,6 +154,8 @@ class GlooExchange(Exchange):
             wires = _Wires(group, self._config.rank, ranks, self._timeout_s)
             self._thread = _Thread(wires, self._outbox, self._inbox)
             self._thread.start()
+        if message.problem:  # this process may end before the others listen
+            self._thread.wires.write_down(message.problem)
         self._outbox.put(message)
 
     def _next(self) -> tuple[int, list[Rows] | StepsError]:
@@ -174,12 +177,18 @@ def _own_group(config: WorkerConfig, timeout_s: float) -> tuple[Any, list[int]]:
             f"docs_per_step: the data-parallel group has {len(ranks)} ranks, WorkerConfig says "
             f"{config.world_size}. Pass the group as WorkerConfig(data_parallel_group=...)."
         )
-    group = distributed.new_group(
-        ranks,
-        backend="gloo",
-        timeout=timedelta(seconds=timeout_s + 60),  # ours is over before
-        use_local_synchronization=True,  # only these ranks need to call it
-    )
+    try:
+        group = distributed.new_group(
+            ranks,
+            backend="gloo",
+            timeout=timedelta(seconds=timeout_s + 60),  # ours is over before
+            use_local_synchronization=True,  # only these ranks need to call it
+        )
+    except RuntimeError as error:
+        raise StepsError(
+            f"docs_per_step: the data-parallel ranks {ranks} could not meet: {error}. All of them "
+            f"must draw from a loader with docs_per_step; look at the logs of the others."
+        ) from error
     return group, ranks
 
 
@@ -282,13 +291,27 @@ class _Wires:
         except RuntimeError as error:
             detail = f"{detail}; nor can the store of the process group be reached: {error}"
         if missing:
+            said = "".join(f" Rank {rank} said: {text}." for rank, text in self.words(missing))
             return StepsError(
                 f"docs_per_step: data-parallel ranks {missing} of {self.num_ranks} {fate} while "
-                f"the others waited for what they have drawn. Look at their logs."
+                f"the others waited for what they have drawn.{said} Look at their logs."
             )
         return StepsError(
             f"docs_per_step: ranks {fate}, the exchange of counts broke off: {detail}."
         )
+
+    def write_down(self, problem: str) -> None:
+        """Leave in the store why this rank fails."""
+        with contextlib.suppress(RuntimeError):  # the others will miss us all the same
+            self.store.set(f"problem/{self.rank}", problem)
+            self.store.check([f"problem/{self.rank}"])  # it has arrived when this is answered
+
+    def words(self, ranks: list[int]) -> Iterator[tuple[int, str]]:
+        """Yield what ranks that are missing have left in the store."""
+        with contextlib.suppress(RuntimeError):  # its keeper may be among them
+            for rank in ranks:
+                if self.store.check([f"problem/{rank}"]):
+                    yield rank, self.store.get(f"problem/{rank}").decode(errors="replace")
 
     def await_keys(self, keys: list[str]) -> None:
         """Wait until all keys are in the store, for a little while."""

@@ -74,7 +74,10 @@ def varying(batch: list) -> dict:
     """Batches that hold between 0 and 6 documents, and say so."""
     keys = [sample["__key__"] for sample in batch]
     count = sum(sample["number"] for sample in batch) % 7
-    return {"__key__": keys, "__docs__": {"documents": count, "tokens": 10 * count + 1}}
+    return {
+        "__key__": keys,
+        "__docs__": {"documents": count, "tokens": 10 * count + 1, "labels": 3},
+    }
 
 
 def stream(collate=varying, batch_size=3, size=1000) -> BatchSpec:

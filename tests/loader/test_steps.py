@@ -59,7 +59,8 @@ def test_every_micro_batch_says_where_in_the_step_it_is_and_what_the_step_holds(
         assert {step.step_docs for step in every} == {docs}
         assert {step.step_samples for step in every} == {3 * len(every)}
         assert {step.step_tokens for step in every} == {10 * docs + len(every)}
-        assert {step.step_labels for step in every} == {None}
+        assert {step.step_labels for step in every} == {3 * len(every)}
+        assert {step.step_groups for step in every} == {None}
         seen += docs
         assert docs >= 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -29,10 +30,17 @@ import torch
 from attrs import evolve
 from torch.nn.parallel import DistributedDataParallel
 from energy_data.loader.step_known import in_shares
-from loader.steps import STREAM, plain, stream
+from loader.steps import STREAM, plain, stream, varying
 from loader.test_steps_gradients import EXACT, documents, tiny_model
 from loader.test_steps_ends import one_pass
 
+def failing(batch):
+    failing.calls += 1
+    if failing.calls == 9:
+        raise ZeroDivisionError("what now")
+    return varying(batch)
+
+failing.calls = 0
 folder, scenario = Path(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo")
 config = evolve(default_worker_config(0), lanes=12)
@@ -76,11 +84,13 @@ def trained():
             return found
 
 def broken(how, timeout_s):
-    loader = loader_of(STREAM, target=25, lookahead=2, timeout_s=timeout_s)
+    bad = how is None and config.rank == 1
+    spec = stream(failing, size=1000) if bad else STREAM
+    loader = loader_of(spec, target=25, lookahead=2, timeout_s=timeout_s)
     begin = time.monotonic()
     try:
         for count, _ in enumerate(loader):
-            if count == 6 and config.rank == 1:
+            if how and count == 6 and config.rank == 1:
                 how()
     except Exception as error:
         return type(error).__name__, str(error), time.monotonic() - begin
@@ -89,6 +99,8 @@ if scenario == "steps":
     found = *steps(), trained()
 elif scenario == "killed":
     found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
+elif scenario == "failing":
+    found = broken(None, 60)
 elif scenario == "silent":
     found = broken(lambda: time.sleep(8), 2)
 (folder / f"found-{config.rank}.json").write_text(json.dumps(found))
@@ -182,6 +194,7 @@ def listed(given):
     [
         ("killed", "have gone"),
         pytest.param("silent", "have said nothing for 2 s", marks=pytest.mark.slow),
+        pytest.param("failing", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(tmp_path, scenario, fate):
@@ -189,6 +202,9 @@ def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(tmp_path, scenario
     for rank in (0, 2):
         name, text, seconds = found[rank]
         assert name == "StepsError"
-        assert f"data-parallel ranks [1] of 3 {fate} while the others waited" in text
+        if scenario == "failing":  # it says so itself, or what it left in the store does
+            assert re.search(r"ank 1 (has failed|said): ZeroDivisionError: what now", text)
+        else:
+            assert f"data-parallel ranks [1] of 3 {fate} while the others waited" in text
         assert seconds < 30
-    assert (1 in found) == (scenario == "silent")
+    assert (1 in found) == (scenario != "killed")
