@@ -12,6 +12,7 @@ from joined import join_leaf
 from energy_data.errors import SkipSample
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
@@ -63,6 +64,10 @@ def numbers(batch: list) -> tuple:
 
 def renamed(item: object) -> object:
     return ("mapped", item) if isinstance(item, tuple) else {**item, "mapped": True}
+
+
+def number_cost(sample: dict) -> int:
+    return 1 + sample["number"] % 7
 
 
 def not_fifth(item: object) -> object:
@@ -188,6 +193,10 @@ KINDS: dict[str, list[Spec]] = {
         samples(MixSpec((Mixed(A, 3), Mixed(BlendSpec((Part(B), Part(C, UP))))), "batches")),
         MixSpec((Mixed(samples(A), 0.7), Mixed(samples(BAD), 1.3)), batch_size=3),
         MixSpec((Mixed(STREAM_A), Mixed(samples(C), 0), Mixed(samples(B), 2)), "batches", 2),
+    ],
+    "blend_by_cost": [
+        BlendByCostSpec((Costed(samples(A), 2), Costed(samples(BAD))), cost=number_cost),
+        BlendByCostSpec((Costed(STREAM_A), Costed(samples(B, 2), 0.3)), cost=number_cost),
     ],
     "blend_epochized": [samples(BlendEpochizedSpec((Repeated(A, 1.5), Repeated(B, 2))))],
     "concat": [samples(ConcatSpec((A, B, A))), ConcatSpec((STREAM_A, STREAM_B))],
@@ -346,6 +355,9 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
         st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3)
         .map(tuple)
         .map(BlendSpec),
+        st.lists(st.builds(Costed, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3).map(
+            lambda parts: BlendByCostSpec(tuple(parts), cost=number_cost)
+        ),
         st.builds(EncodeSpec, of=mixed, encode=st.just(parts)),
         packed(st.one_of(mixed, st.builds(EncodeSpec, of=mixed, encode=st.just(parts)))),
     )

@@ -84,8 +84,7 @@ class BlendSpec(OrderSpec):
             raise SpecError("blend: the children give different things (references and samples).")
         if not self.weights and self.gives != "references":
             raise SpecError(
-                "blend: weights that change are for blends below reading. Above it, use "
-                "`BlendByCostSpec`."
+                "blend: weights that change are for blends below reading. Put the blend there."
             )
 
     @property

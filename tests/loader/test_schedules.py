@@ -155,7 +155,7 @@ def test_a_finite_stream_has_no_weights_that_change():
 
 def test_streams_are_not_blended_by_weights_that_change():
     stream = ReadSpec(of=ReferencesSpec(of=LEAVES["a"]))
-    with pytest.raises(SpecError, match="BlendByCostSpec"):
+    with pytest.raises(SpecError, match="Put the blend there"):
         BlendSpec((Part(stream, UP), Part(stream)))
 
 

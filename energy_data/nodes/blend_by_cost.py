@@ -1,0 +1,153 @@
+"""BlendByCost: several streams as one, in given proportions of what their samples cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from attrs import field, frozen
+
+from energy_data.context import Context
+from energy_data.errors import DataError, SpecError
+from energy_data.node import MAX_EMPTY_DRAWS, Change, Cursor, Mark, Node
+from energy_data.order.choice import WeightedChoice, integer_weights
+from energy_data.order.keys import key
+from energy_data.pending import again_by_child, moved_by_child
+from energy_data.spec import Gives, Spec, order_children
+
+T = TypeVar("T")
+
+
+@frozen
+class Costed:
+    """One child of a blend by cost."""
+
+    of: Spec
+    weight: float = 1.0  # share of the cost; relative, any scale, > 0
+
+
+@frozen
+class BlendByCostSpec(Spec):
+    """Draw from streams so that the costs of their samples, as measured, keep the weights.
+
+    For lengths that nobody knows beforehand: `cost` might count a sample's tokens. The next sample
+    is of the child that has cost least for its weight so far, so that a lane is never off by more
+    than what single samples cost. What a child has cost is part of the place. A child that ends
+    leaves its share to the others. Where mean lengths are known, weights by tokens below reading
+    (`energy_data.lengths`) need no state.
+    """
+
+    parts: tuple[Costed, ...]
+    cost: Callable[[Any], int]  # of a sample; a whole number >= 1, the same whenever it is asked
+    weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
+
+    @weights.default
+    def _integers(self) -> tuple[int, ...]:
+        try:
+            weights = integer_weights([part.weight for part in self.parts])
+        except ValueError as error:
+            raise SpecError(f"blend_by_cost: {error}.") from error
+        if not all(weights):
+            raise SpecError("blend_by_cost: a child has weight 0. Take it out.")
+        return tuple(weights)
+
+    def __attrs_post_init__(self) -> None:
+        if {part.of.gives for part in self.parts} != {"samples"}:
+            raise SpecError("blend_by_cost: its children must be streams of samples.")
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        return order_children([part.of for part in self.parts])
+
+    @property
+    def gives(self) -> Gives:
+        return "samples"
+
+    def describe(self) -> list[Any]:
+        return ["blend_by_cost", self.weights, [part.of.describe() for part in self.parts]]
+
+    def cannot_make_again(self) -> str | None:
+        return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+
+    def build(self, context: Context) -> BlendByCostNode:
+        return BlendByCostNode(self, context)
+
+
+@dataclass
+class BlendByCostCursor(Cursor):
+    cost: tuple[int, ...] = ()  # of what each child has given
+    ended: tuple[int, ...] = ()  # children that have ended
+
+
+class BlendByCostNode(Node[Any, BlendByCostCursor]):
+    """A blend by cost in one lane."""
+
+    def __init__(self, spec: BlendByCostSpec, context: Context) -> None:
+        children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
+        super().__init__(BlendByCostCursor(cost=(0,) * len(children)), children)
+        self.spec, self.context = spec, context
+
+    def draw(self, count: int) -> list[Any]:
+        return [item for _, item in self._mixed(count, lambda child: child.draw(1), _itself)]
+
+    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+        mixed = self._mixed(count, lambda child: child.draw_marked(1), lambda pair: pair[1])
+        return [((number, *mark), item) for number, (mark, item) in mixed]
+
+    def again(self, marks: Sequence[Mark]) -> list[Any]:
+        return again_by_child(self.children, marks)
+
+    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+        return moved_by_child(self.children, marks, change)
+
+    def _mixed(
+        self,
+        count: int,
+        draw: Callable[[Node[Any, Any]], Sequence[T]],
+        sample_of: Callable[[T], Any],
+    ) -> list[tuple[int, T]]:
+        """Return the next items with the numbers of the children that gave them."""
+        at, items = self.cursor, list[tuple[int, T]]()
+        empty = 0
+        while len(items) < count and len(at.ended) < len(self.children):
+            number = self._cheapest()
+            try:
+                drawn = draw(self.children[str(number)])
+            except StopIteration:
+                at.ended = (*at.ended, number)
+                continue
+            for item in drawn:
+                items.append((number, item))
+                self._count(number, self.spec.cost(sample_of(item)))
+            empty = 0 if drawn else empty + 1
+            if empty > MAX_EMPTY_DRAWS:
+                raise DataError(
+                    f"no sample came through in {empty} draws in a row. Look at what leaves "
+                    f"samples out: a filter, SkipSample, or bad data."
+                )
+        if not items:
+            raise StopIteration
+        return items
+
+    def _cheapest(self) -> int:
+        """Return the child that has cost least for its weight; at first, one by weight."""
+        at, weights = self.cursor, self.spec.weights
+        if not any(at.cost):
+            facts = {"lane": self.context.lane, "lanes": self.context.lanes}
+            place = key(self.context.seed, "blend_by_cost", *self.context.path)
+            living = [0 if n in at.ended else weight for n, weight in enumerate(weights)]
+            return int(WeightedChoice(living, key=place, **facts).choose(0, 1)[0])
+        living = [number for number in range(len(weights)) if number not in at.ended]
+        return min(living, key=lambda number: Fraction(at.cost[number], weights[number]))
+
+    def _count(self, number: int, cost: int) -> None:
+        if type(cost) is not int or cost < 1:
+            raise DataError(f"blend_by_cost: a cost must be a whole number >= 1, got {cost!r}.")
+        at = self.cursor
+        at.cost = tuple(c + cost if n == number else c for n, c in enumerate(at.cost))
+
+
+def _itself(item: T) -> T:
+    return item
