@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from attrs import evolve
 
 from energy_data.errors import DataError, SpecError
 from energy_data.loader.arena import ArenaFullError
@@ -74,8 +75,10 @@ class RoundLoader(Loader[Any]):
                 f"docs_per_step: it does not go with {found}. Passes of training end on all ranks "
                 f"together as `on_rank_end` and `last` say."
             )
-        self.rules, self._ranks = rules, config.world_size
-        self._stride = self._ranks if rules.mode == "at_least" else rules.shares or self._ranks
+        self._ranks = config.world_size
+        if rules.mode == "exact":
+            rules = evolve(rules, shares=rules.shares or self._ranks)
+        self.rules, self._stride = rules, rules.shares or self._ranks
         self._lookahead = 1 if rules.mode == "exact" else rules.lookahead
         self._foreknown: Foreknown | None = foreknown(dataset, rules)
         self._exchange = exchange or GlooExchange(config, rules.timeout_s)

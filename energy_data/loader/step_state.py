@@ -124,8 +124,9 @@ class StepState:
         if self.rule != rules.fixed:
             return (
                 f"state: it was saved with docs_per_step of mode, count and shares {self.rule}, "
-                f"this run has {rules.fixed}. Only the target may change inside a run; pass the "
-                f"same, or restore with on_mismatch='restart'."
+                f"this run has {rules.fixed}. Only the target may change inside a run "
+                f"(without `shares`, they are as many as ranks); pass the same, or restore with "
+                f"on_mismatch='restart'."
             )
         if self.index and self.ranks != ranks:
             return (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
+import torch
 from attrs import evolve
 
-from energy_data.errors import SkipSample, SpecError
+from energy_data.errors import SkipSample, SpecError, StateMismatchError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
@@ -74,6 +76,19 @@ def test_between_exact_steps_another_number_of_ranks_goes_on():
     for loader in others:
         loader.restore_state_global([one.state_dict() for one in loaders])
     assert before + keys_of(take_steps(others, 4)) == expected
+
+
+def test_shares_that_were_left_out_are_those_of_the_ranks_that_began():
+    loaders = ranks_of(stream(numbered), 4, mode="exact", target=18)
+    before = keys_of(take_steps(loaders, 2))
+    saved = [loader.state_dict() for loader in loaders]
+    with pytest.raises(StateMismatchError, match=r"shares \['exact', 'documents', 4\], this run"):
+        ranks_of(stream(numbered), 2, mode="exact", target=18)[0].restore_state_global(saved)
+    others = ranks_of(stream(numbered), 2, mode="exact", target=18, shares=4)
+    for loader in others:
+        loader.restore_state_global(saved)
+    expected = keys_of(take_steps(ranks_of(stream(numbered), 4, mode="exact", target=18), 4))
+    assert before + keys_of(take_steps(others, 2)) == expected
 
 
 def skipping(batch):
@@ -168,6 +183,21 @@ def test_documents_split_over_packs_count_once_unless_asked(fragments):
     assert {step.step_docs for mine in steps for one in mine for _, step in one} == {40}
     parts = [len(keys) for keys in keys_of(steps)]
     assert (parts == [40] * 3) == (fragments == "each")
+
+
+def test_padding_is_counted_neither_as_tokens_nor_as_documents():
+    def tokens(sample):
+        return {"__key__": sample["__key__"], "tokens": torch.ones(7)}
+
+    read = EncodeSpec(of=stream().of, encode=tokens)
+    packed = PackSpec(of=read, packing=Packing(limits={"tokens": 20}))  # two documents and padding
+    spec = BatchSpec(of=packed, batch_size=3, collate=DefaultTaskEncoder().collate)
+    (loader,) = ranks_of(spec, target=11)
+    batches = list(islice(loader, 2))
+    assert [batch["tokens"].shape for batch in batches] == [(3, 20)] * 2
+    step = batches[1]["__step__"]
+    assert (step.docs, step.step_docs, step.step_samples, step.step_tokens) == (6, 12, 6, 84)
+    assert step.is_last
 
 
 def test_packs_that_decide_by_themselves_are_refused():

@@ -12,12 +12,14 @@ import torch
 
 from energy_data.context import WorkerConfig
 from energy_data.loader.dataset import Dataset
+from energy_data.loader.device import OnDevice
 from energy_data.loader.host import InProcess
 from energy_data.loader.loader import Loader
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from loader.steps import STREAM, plain, stream
+from loader.test_device import DEVICE, FakeCuda
 from loader.workers import processes
 
 
@@ -30,11 +32,13 @@ def large(batch):
     }
 
 
-def loader_of(spec, workers=2, arena_bytes=1 << 30, **rules):
+def loader_of(spec, workers=2, arena_bytes=1 << 30, cuda=None, **rules):
     config = WorkerConfig(num_workers=workers, lanes=8)
     dataset = Dataset(spec=spec, worker_config=config)
     options = PoolOptions(start_method="fork", arena_bytes=arena_bytes)
     host = Pool(dataset, options) if workers else InProcess()
+    if cuda is not None:
+        host = OnDevice(host, DEVICE, 1, cuda)
     return StepLoader(dataset, DocsPerStep(**rules), host)
 
 
@@ -74,6 +78,18 @@ def test_micro_batches_are_let_go_as_they_are_handed_out():
         left = batch["__step__"].num_microbatches - batch["__step__"].index
         assert loader.stats().slots_in_use <= left + 1
         del batch
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_on_a_device_are_those_of_the_host(workers):
+    expected = plain(islice(loader_of(STREAM, workers=0, target=25), 40))
+    loader = loader_of(STREAM, workers=workers, cuda=FakeCuda(), target=25)
+    assert plain(islice(loader, 17)) == expected[:17]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert plain(islice(loader, 10)) == expected[17:27]
+    loader.load_state_dict(state)
+    assert plain(islice(loader, 12)) == expected[17:29]
     loader.close()
 
 
