@@ -166,3 +166,29 @@ def test_a_split_that_is_not_there_is_an_error(energy_data, datasets, write):
     assert done.stderr.startswith(
         "meta.yaml: splits: there is no split 'test', it has train or val"
     )
+
+
+CHANGING = """\
+splits:
+  train:
+    blend:
+      - {path: ./books, weight: {linear: {0: 1, 40: 3}}}
+      - {path: ./code, weight: {step: {0: 0, 20: 2}}}
+"""
+
+
+def test_weights_that_change_are_shown_and_counted_as_they_change(energy_data, datasets, write):
+    write("meta.yaml", CHANGING)
+    done = energy_data("inspect", "meta.yaml")
+    assert done.exit_code == 0
+    assert "linear 0: 1, 40: 3 steps" in done.stdout
+    counted = ("--batches", "80", "--batch-size", "4")
+    refused = energy_data("inspect", "meta.yaml", *counted)
+    assert refused.exit_code != 0
+    assert "Give `microbatches_per_step`" in refused.stderr
+    steps = ("--microbatches-per-step", "2", "--json")
+    found = nodes(energy_data("inspect", "meta.yaml", *counted, *steps))
+    assert found[1]["weight"] == {"linear": {"0": 1, "40": 3}}
+    drawn = {node["id"]: node["drawn"] for node in found if node["id"]}
+    # Half of the run has books alone; then they rise from 2 to 3 beside 2.
+    assert abs(drawn["books:train"] - (160 + 160 * 0.554)) < 20

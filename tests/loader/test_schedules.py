@@ -18,6 +18,7 @@ from energy_data.nodes.read import ReadSpec
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.references import ReferencesSpec
 from loader.runs import loader_of, loaders_of, run
+from loader.workers import worker_loader
 
 SIZES = {"a": 1000, "b": 300, "c": 450, "d": 90}
 LEAVES = {name: leaf(name, size) for name, size in SIZES.items()}
@@ -47,6 +48,16 @@ def test_batches_are_the_same_on_any_number_of_ranks():
     one = run(loaders_of(CHANGING, 1), rounds=240)
     for ranks in (2, 3, 8):
         assert run(loaders_of(CHANGING, ranks), rounds=240 // ranks) == one
+
+
+def test_workers_give_the_same_batches_and_go_on_from_a_save_within_a_change():
+    expected = run(loaders_of(CHANGING, 1), rounds=90)
+    first = worker_loader(CHANGING, workers=2, lanes=24, prefetch=4)
+    given = run([first], 41)
+    second = worker_loader(CHANGING, workers=3, lanes=24)
+    second.load_state_dict(through_json([first])[0])
+    given |= run([second], 49)
+    assert given == expected
 
 
 @pytest.mark.parametrize("round_", [0, 1, 15, 16, 17, 31, 33, 60])
