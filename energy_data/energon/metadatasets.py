@@ -22,7 +22,7 @@ from energy_data.energon.loaded import (
 )
 from energy_data.errors import SpecError
 from energy_data.failures import reraise_exception
-from energy_data.metadataset.compile import compile_split
+from energy_data.metadataset.compile import compile_split, steps_of
 from energy_data.metadataset.load import Metadataset as _Metadataset
 from energy_data.metadataset.load import is_metadataset, load, load_metadataset
 from energy_data.metadataset.opening import Options
@@ -87,14 +87,19 @@ class DatasetLoaderInterface(ABC):
             decoder: Makes values of parts; None: they stay bytes.
             allow_modules: Modules and folders with code that files may name.
         """
-        trust = Trust.of(allow_modules)
+        metadataset, trust = self.metadataset(), Trust.of(allow_modules)
+        if training and steps_of(metadataset, split_part) is not None:
+            raise SpecError(
+                f"split {split_part!r}: it has `docs_per_step`, which Energon does not know. Use "
+                f"get_train_dataset and get_loader of `energy_data`, or take it out."
+            )
         shuffle = Shuffle(
             buffer_size=shuffle_buffer_size or 0,
             sequence_length=max_samples_per_sequence or 0,
             parallel_sequences=parallel_shard_iters or 16,
         )
         order = compile_split(
-            self.metadataset(),
+            metadataset,
             split_part,
             open_source=partial(open_typed, decoder=decoder, trust=trust),
             mode="train" if training else "val",

@@ -289,3 +289,9 @@ def test_arguments_of_older_versions_are_understood(folder):
     assert next(iter(dataset)).image.dtype == torch.uint8
     dataset = training(folder / "captions", DefaultTaskEncoder(), auto_decode=False)
     assert next(iter(dataset)).image[0][:4] == b"\x89PNG"
+
+
+def test_what_only_we_know_is_refused_and_not_passed_over(folder):
+    steps = {"docs_per_step": {"target": 8, "of": {"path": str(folder / "texts")}}}
+    with pytest.raises(SpecError, match="it has `docs_per_step`, which Energon does not know"):
+        training({"splits": {"train": steps}})
