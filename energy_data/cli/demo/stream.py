@@ -49,7 +49,8 @@ def continuation(
     """
     loader = make_loader(meta, batch_size, WorkerConfig(rank, world_size))
     loader.load_state_dict(state)
-    first = int(state["batch"])
+    last = loader.last_batch
+    first = 0 if last is None else last + 1
     numbers = [n for n in range(first, first + batches) if n % world_size == rank]
     for number, batch in zip(numbers, islice(loader, len(numbers)), strict=True):
         yield {"batch": number, "key": batch["__key__"][0], "digest": digest(batch)}
