@@ -251,6 +251,12 @@ class ReferencesSpec(Spec):
 
     def __attrs_post_init__(self) -> None:
         self.of.check_clock(None if self.deal else self.clock or Clock())
+        entries = leaf_entries(self.of) if self.deal else ()
+        if mixing := [leaf.id for _, leaf in entries if leaf.epochs not in (1, None)]:
+            raise SpecError(
+                f"leaf {mixing[0]!r}: in one pass each sample comes once, so epochs cannot be "
+                f"mixed. Leave `shuffle_over_epochs_multiplier` out, or pass repeat=True."
+            )
 
     @property
     def children(self) -> Mapping[str, Spec]:

@@ -281,7 +281,7 @@ KINDS: dict[str, list[Spec]] = {
 def leaves() -> st.SearchStrategy[LeafSpec]:
     sizes = {"a": 10, "b": 4, "c": 1, "d": 23, "e": 7}
     plain = [leaf(name, size) for name, size in sizes.items()]
-    return st.sampled_from([*plain, JOINED, MIXING, IN_ORDER])
+    return st.sampled_from([*plain, JOINED, IN_ORDER])
 
 
 def changing(below: st.SearchStrategy[OrderSpec]) -> st.SearchStrategy[OrderSpec]:

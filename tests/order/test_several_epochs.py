@@ -4,7 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from attrs import evolve
+from trees import MIXING, references
 
+from energy_data.errors import SpecError
 from energy_data.order.keys import key
 from energy_data.order.several_epochs import SeveralEpochs, epochs_mixed, shares_of
 from energy_data.order.shares import Shares
@@ -64,6 +67,11 @@ def test_leaves_of_one_epoch_have_the_shares_they_always_had():
     assert type(shares([5, 9], [1, 1])) is Shares
     assert type(shares([5, 9], [1, 2])) is SeveralEpochs
     assert shares([5, 9], [1, 2]).begin(1, 3) == shares([5, 9], [1, 1]).begin(1, 3)
+
+
+def test_a_pass_in_which_each_sample_comes_once_mixes_no_epochs():
+    with pytest.raises(SpecError, match=r"leaf 'm': in one pass .* pass repeat=True"):
+        evolve(references(MIXING), deal=2, clock=None)
 
 
 @pytest.mark.parametrize("size", [1, 3, 10**9, 2**60])
