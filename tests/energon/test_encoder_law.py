@@ -107,6 +107,19 @@ def test_saved_with_workers_it_goes_on_without(mixture, expected):
     assert taken(again, 8) == expected[7:15]
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 4])
+def test_what_workers_restored_can_be_saved_before_they_have_given_anything(mixture, expected, at):
+    loader = loader_of(mixture, num_workers=3)
+    assert taken(loader, at) == expected[:at]
+    state = loader.save_state_rank()
+    loader.close()
+    again = loader_of(mixture, num_workers=3)
+    again.restore_state_rank(state)
+    assert again.save_state_rank() == state
+    assert taken(again, 3) == expected[at : at + 3]
+    again.close()
+
+
 def test_what_is_left_out_is_counted_in_the_state(mixture):
     loader = loader_of(mixture)
     taken(loader, 10)

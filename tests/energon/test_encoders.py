@@ -106,14 +106,14 @@ class Louder(AugmentTaskEncoder):
         return [text + "!" for text in super().encode_batch(batch)]
 
 
-def test_another_encoder_can_be_augmented(folder):
+def test_another_encoder_can_be_augmented(folder, caplog):
     plain = list(validation(folder / "texts", Upper()))
     louder = list(validation(folder / "texts", Louder(Upper())))
     assert plain[0][0] == "TEXTS 0"
     assert louder == [[text + "!" for text in batch] for batch in plain]
     everything = training(folder / "texts", Everything(), packing_buffer_size=4)
     augmented = training(folder / "texts", AugmentTaskEncoder(Everything()), packing_buffer_size=4)
-    logging.getLogger("energy_data.failures").setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, "energy_data.failures")
     ours, theirs = (
         [facts(one) for one in islice(get_loader(d), 5)] for d in (everything, augmented)
     )

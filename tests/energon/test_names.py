@@ -53,6 +53,7 @@ NOT_HERE = {
 }
 
 
+@pytest.mark.slow
 def test_the_stored_list_is_that_of_the_judge():
     if not Path(PYTHON).exists():
         pytest.skip("Energon is not installed")

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from data import make_dataset
 from test_names import PYTHON
+
+from energy_data.cli.main import main
 
 PROGRAM = Path(__file__).with_name("newcomer.py").read_text()
 BLEND = """
@@ -31,13 +34,12 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("newcomer")
     for name in ("ones", "twos"):
         make_dataset(made / name, None, count=40, images=False)
-        command = [
-            sys.executable, "-m", "energy_data.cli.main", "prepare", "--non-interactive",
-            "--split-parts", "train:shard-.*", "--split-parts", "val:shard-.*",
-            "--sample-type", "CrudeWebdataset", str(made / name),
+        options = [
+            "--non-interactive", "--split-parts", "train:shard-.*", "--split-parts", "val:shard-.*",
+            "--sample-type", "CrudeWebdataset",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = CliRunner().invoke(main, ["prepare", *options, str(made / name)])
+        assert done.exit_code == 0, done.output
         assert "CrudeWebdataset" in (made / name / ".nv-meta" / "dataset.yaml").read_text()
     (made / "blend.yaml").write_text(BLEND)
     return made
