@@ -7,10 +7,13 @@ from typing import Any, Generic, TypeVar
 
 from energy_data.context import WorkerConfig
 from energy_data.energon.dataset import BaseWrapperDataset, tree_of
-from energy_data.energon.trees import batched, on_failure
+from energy_data.energon.trees import batched, mapped, on_failure
 from energy_data.loader.run import Run
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.pack_selected import PackFailures, PackSelectedSpec
+from energy_data.pending import gives_parts
+from energy_data.spec import Spec
+from energy_data.tasks.batching import batch_list
 
 T = TypeVar("T")
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
@@ -130,10 +133,11 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
             worker_config: That of the dataset, which is the default.
         """
         config = dataset.worker_config
-        spec = PackSelectedSpec(
+        several = gives_parts(final_packer)
+        spec: Spec = PackSelectedSpec(
             of=tree_of(dataset),
             select=pre_packer,
-            pack=final_packer,
+            pack=batch_list if several else final_packer,
             encode=sample_encoder,
             buffer_size=buffer_size,
             on_failure=PackFailures(
@@ -142,4 +146,6 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
                 pack=on_failure(config, final_packer_failure_tolerance),
             ),
         )
+        if several:
+            spec = mapped(spec, final_packer, on_failure(config, final_packer_failure_tolerance))
         super().__init__(spec, [dataset], worker_config)

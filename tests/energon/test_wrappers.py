@@ -21,6 +21,7 @@ from energy_data.energon import (
     LimitDataset,
     LogSampleDataset,
     MapDataset,
+    PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
     WorkerConfig,
@@ -82,6 +83,23 @@ def test_wrappers_give_what_they_say(texts):
     batches = BatchDataset(once(texts), 8, lambda samples: len(samples))
     assert list(batches) == [8, 8, 4]
     assert [len(one) for one in (once(texts), batches, LimitDataset(batches, 2))] == [20, 3, 2]
+
+
+def in_fives(samples):
+    return [samples[at : at + 5] for at in range(0, len(samples), 5)]
+
+
+def ends(samples):
+    yield samples[0].text
+    yield samples[-1].text
+
+
+def test_packs_are_selected_and_a_packer_may_give_several_samples_for_one(texts):
+    packed = PackingDataset(once(texts), 10, in_fives, lambda samples: samples[-1].text)
+    all_ = numbers(once(texts))
+    assert list(packed) == [f"texts {n}" for n in all_[4::5]]
+    packed = PackingDataset(once(texts), 10, in_fives, ends)
+    assert list(packed) == [f"texts {n}" for at in range(0, 20, 5) for n in all_[at : at + 5 : 4]]
 
 
 @pytest.mark.parametrize("repeats", [0.5, 1, 2, 2.5])
