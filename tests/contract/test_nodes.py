@@ -9,7 +9,8 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import KINDS, B, batches, finite, leaf, random_trees, samples
+from random_trees import random_trees
+from trees import KINDS, B, batches, finite, leaf, samples
 
 import energy_data.nodes
 from energy_data.context import Context

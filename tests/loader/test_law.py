@@ -7,7 +7,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import KINDS, A, B, C, batches, finite, leaf, not_third, numbers, random_trees, samples
+from random_trees import random_trees
+from trees import KINDS, A, B, C, batches, finite, leaf, not_third, numbers, samples
 
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.batch import BatchSpec

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import KINDS, A, B, batches, finite, leaf, random_trees, samples
+from random_trees import random_trees
+from trees import KINDS, A, B, batches, finite, leaf, samples
 
 from energy_data import merge_states
 from energy_data.context import Context
