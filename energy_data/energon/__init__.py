@@ -6,7 +6,7 @@
     loader = get_savable_loader(get_train_dataset("meta.yaml", batch_size=32, worker_config=config))
 
 Signatures are those of 7.4, and older ones where they differ; datasets, metadatasets and task
-encoders stay as they are. What is different, and why, is in docs/energon.md.
+encoders stay as they are. What is different, and why, is in docs/migrating-from-energon.md.
 """
 
 from importlib.metadata import version

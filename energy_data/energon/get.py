@@ -57,7 +57,7 @@ def get_train_dataset(
         task_encoder: What is made of samples and batches.
         repeat: Go on without end; else one pass.
         kwargs: Arguments of older versions, and `allow_modules`: the modules and folders with code
-            that a metadataset or a dataset.yaml may name. See docs/energon.md.
+            that a metadataset or a dataset.yaml may name. See docs/migrating-from-energon.md.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -117,7 +117,7 @@ def get_val_dataset(
         limit: The first so many batches of each rank; None or 0: all.
         task_encoder: What is made of samples and batches.
         kwargs: Arguments of older versions, and `allow_modules`: the modules and folders with code
-            that a metadataset or a dataset.yaml may name. See docs/energon.md.
+            that a metadataset or a dataset.yaml may name. See docs/migrating-from-energon.md.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
@@ -217,6 +217,6 @@ def _other_arguments(kwargs: dict[str, Any], encoder: Any) -> _Others:
     if left:
         raise SpecError(
             f"get_train_dataset, get_val_dataset: they have no argument "
-            f"{', '.join(map(repr, sorted(left)))}. See docs/energon.md for what became of them."
+            f"{', '.join(map(repr, sorted(left)))}. See docs/migrating-from-energon.md for what became of them."
         )
     return others
