@@ -217,6 +217,7 @@ def _other_arguments(kwargs: dict[str, Any], encoder: Any) -> _Others:
     if left:
         raise SpecError(
             f"get_train_dataset, get_val_dataset: they have no argument "
-            f"{', '.join(map(repr, sorted(left)))}. See docs/migrating-from-energon.md for what became of them."
+            f"{', '.join(map(repr, sorted(left)))}. See "
+            f"docs/migrating-from-energon.md for what became of them."
         )
     return others
