@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from attrs import field, frozen
 
 from energy_data.context import Context
-from energy_data.errors import SpecError
+from energy_data.errors import DataError, SpecError
 from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.exhausting import ExhaustingChoice
@@ -34,6 +34,7 @@ from energy_data.spec import Gives, Spec, order_children
 T = TypeVar("T")
 
 PLANNED_ITEMS = 256  # choices computed ahead
+MAX_EMPTY_DRAWS = 10_000  # in a row: filters that let nothing pass
 
 
 @frozen
@@ -211,7 +212,7 @@ class BlendNode(Node[Any, BlendCursor]):
         self, count: int, draw: Callable[[Node[Any, Any]], Sequence[T]]
     ) -> list[tuple[str, T]]:
         """Return the next items with the names of the children that gave them."""
-        at, items = self.cursor, list[tuple[str, T]]()
+        at, items, empty = self.cursor, list[tuple[str, T]](), 0
         while len(items) < count and len(at.ended) < len(self.children):
             name = self._choose(at.ended, at.draws)
             try:
@@ -221,6 +222,12 @@ class BlendNode(Node[Any, BlendCursor]):
             else:
                 at.draws += 1
                 items.extend((name, item) for item in drawn)
+                empty = 0 if drawn else empty + 1
+            if empty > MAX_EMPTY_DRAWS:
+                raise DataError(
+                    f"blend: none of its children gave an item in {empty} draws in a row. Look at "
+                    f"what leaves samples out: a filter, SkipSample, or bad data."
+                )
         if not items:
             raise StopIteration
         return items

@@ -24,6 +24,7 @@ from trees import (
 
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.map import MapSpec
@@ -214,6 +215,15 @@ def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang(monkeypatch)
     for spec in (groups(nothing), selected(nothing), batches(EncodeSpec(of=nothing, encode=parts))):
         with pytest.raises(DataError, match="no sample came through"):
             taken(spec, 1)
+
+
+def test_a_blend_of_filters_that_let_nothing_pass_is_an_error_and_not_a_hang(monkeypatch):
+    monkeypatch.setattr("energy_data.nodes.blend.MAX_EMPTY_DRAWS", 300)
+    children = [
+        Part(FilterSpec(of=samples(leaf(name, 5)), predicate=lambda _: False)) for name in "xy"
+    ]
+    with pytest.raises(DataError, match="none of its children gave an item in 301 draws"):
+        taken(batches(BlendSpec(tuple(children))), 1)
 
 
 def nobody(sample):
