@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from energy_data.before import Before
 from energy_data.context import Context
+from energy_data.crossed import crossed_leaves
 from energy_data.errors import DataError, SpecError
 from energy_data.node import Cursor, Node
 from energy_data.references import Leaf, ReferencesNode, leaf_entries
@@ -153,7 +154,9 @@ class StagedNode(Node[Any, StagedCursor]):
     def _built(self, stage: Stage) -> Node[Any, Any]:
         restarts = stage.on_enter == "restart"
         context = stage_context(self.context, stage.name, restarts=restarts, seed=stage.seed)
-        return stage.of.build(context)
+        # Of the stage alone: another one, however it draws, leaves its order as it is.
+        crossed = context.shared(("crossed", context.path), lambda: crossed_leaves(stage.of))
+        return stage.of.build(evolve(context, crossed_leaves=crossed))
 
     @property
     def batch(self) -> int:
