@@ -7,7 +7,8 @@ can read, emptied ("short") or as it is ("pad"); or no rank gets a batch in that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -68,14 +69,15 @@ def _empty(value: Any) -> Any:
 def with_values(batch: Any, change: Callable[[Any], Any], *, into_lists: bool = False) -> Any:
     """Return the batch with `change` done to each value in it, however deep; types are kept.
 
-    Goes through dicts, tuples, named tuples, dataclasses and attrs classes, and, if asked, lists.
+    Goes through mappings, tuples, named tuples, dataclasses and attrs classes, and, if asked,
+    lists.
     """
 
     def inner(value: Any) -> Any:
         return with_values(value, change, into_lists=into_lists)
 
-    if isinstance(batch, dict):
-        return type(batch)((name, inner(value)) for name, value in batch.items())
+    if isinstance(batch, Mapping):
+        return _with_items(batch, {name: inner(value) for name, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(inner(value) for value in batch))
     if isinstance(batch, tuple) or (into_lists and isinstance(batch, list)):
@@ -87,3 +89,22 @@ def with_values(batch: Any, change: Callable[[Any], Any], *, into_lists: bool = 
         settable = [a for a in type(batch).__attrs_attrs__ if a.init]
         return evolve(batch, **{a.alias: inner(getattr(batch, a.name)) for a in settable})
     return change(batch)
+
+
+def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return a mapping like this one, of its type and with its attributes, with other values."""
+    if type(batch) is dict:
+        return items
+    if not isinstance(batch, MutableMapping):
+        return type(batch)(items)  # type: ignore[call-arg]  # as read-only mappings are made
+    made: Any = copy.copy(batch)
+    if not isinstance(batch, dict):
+        # A copy may share the dict that it wraps, and the batch itself must stay as it is.
+        for name, value in list(getattr(made, "__dict__", {}).items()):
+            if type(value) is dict:
+                made.__dict__[name] = value.copy()
+    elif getattr(batch, "__dict__", None) is batch:  # its items are its attributes
+        made.__dict__ = made
+    for name, value in items.items():
+        made[name] = value
+    return made

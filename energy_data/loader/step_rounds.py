@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +71,7 @@ def summed(counts: Sequence[Counts]) -> Counts:
 def stage_of(batch: Any) -> Any:
     """Return the stage a batch says it is of; None if it says none."""
     name = "__stage__"
-    return batch.get(name) if isinstance(batch, dict) else getattr(batch, name, None)
+    return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
 
 
 def own(batch: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict, defaultdict
 from itertools import islice
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from trees import finite, leaf, samples
 
 from energy_data.errors import SpecError
-from energy_data.loader.ends import emptied
+from energy_data.loader.ends import emptied, with_values
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import ReadSpec
@@ -105,3 +107,44 @@ def test_an_endless_stream_needs_no_evening():
     spec = BatchSpec(of=samples(leaf("x", 9)), batch_size=2, collate=tensors)
     loaders = loaders_of(spec, 2, lanes=4, even_batches="short")
     assert [len(list(islice(loader, 20))) for loader in loaders] == [20, 20]
+
+
+class Encoding(UserDict):
+    """As tokenizers give them: made from more than its items."""
+
+    def __init__(self, items, *, encodings):
+        super().__init__(items)
+        self.encodings = encodings
+
+
+class Attributes(dict):
+    """Its items are its attributes."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        dict,
+        OrderedDict,
+        lambda items: defaultdict(list, items),
+        UserDict,
+        lambda items: Encoding(items, encodings="kept"),
+        Attributes,
+        MappingProxyType,
+    ],
+)
+def test_values_are_changed_in_mappings_of_every_type(made):
+    batch = made({"x": torch.ones(2), "y": {"z": torch.ones(3)}})
+    given = with_values({"inner": batch}, lambda value: value * 5)["inner"]
+    assert type(given) is type(batch)
+    assert (given["x"].tolist(), given["y"]["z"].tolist()) == ([5, 5], [5, 5, 5])
+    assert (batch["x"].tolist(), batch["y"]["z"].tolist()) == ([1, 1], [1, 1, 1])
+    assert getattr(given, "encodings", "kept") == "kept"
+    assert getattr(given, "default_factory", list) is list
+    if made is Attributes:
+        assert given.x is given["x"]
+        assert batch.x is batch["x"]
