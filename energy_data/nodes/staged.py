@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from energy_data.before import Before
 from energy_data.context import Context
-from energy_data.crossed import crossed_leaves
 from energy_data.errors import DataError, SpecError
 from energy_data.node import Cursor, Node
-from energy_data.references import Leaf, ReferencesNode, leaf_entries
+from energy_data.references import (
+    ReferencesNode,
+    leaf_entries,
+)
 from energy_data.spec import Gives, Spec
 from energy_data.stage import (
     Buffers,
@@ -154,9 +156,7 @@ class StagedNode(Node[Any, StagedCursor]):
     def _built(self, stage: Stage) -> Node[Any, Any]:
         restarts = stage.on_enter == "restart"
         context = stage_context(self.context, stage.name, restarts=restarts, seed=stage.seed)
-        # Of the stage alone: another one, however it draws, leaves its order as it is.
-        crossed = context.shared(("crossed", context.path), lambda: crossed_leaves(stage.of))
-        return stage.of.build(evolve(context, crossed_leaves=crossed))
+        return stage.of.build(context)
 
     @property
     def batch(self) -> int:
@@ -237,7 +237,7 @@ class StagedNode(Node[Any, StagedCursor]):
                 continue
             self._used.add(at)
             for tree in _order_trees(child):
-                if not tree.cursor.draws:
+                if not (tree.cursor.draws or tree.cursor.offsets):
                     continue
                 for leaf, count in zip(tree.leaves, tree.ledger().tolist(), strict=True):
                     again = min(count, len(returned[leaf.id]))
@@ -269,12 +269,11 @@ def leaf_ids(spec: StagedSpec) -> list[str]:
 def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield what nodes under `node` have drawn and not given on: leaf id, epoch, sample number."""
     for inner in _walk(node):
-        entries: dict[Node[Any, Any], list[Leaf]] = {}
-        for tree, (entry, epoch, number) in inner.held:
-            assert isinstance(tree, ReferencesNode)
-            if tree not in entries:
-                entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]
-            yield entries[tree][entry].id, epoch, number
+        if inner.held:
+            (tree,) = _order_trees(inner)
+            entries = [leaf for _, leaf in leaf_entries(tree.spec.of)]
+            for entry, epoch, number in inner.held:
+                yield entries[entry].id, epoch, number
 
 
 def _walk(node: Node[Any, Any]) -> Iterator[Node[Any, Any]]:
