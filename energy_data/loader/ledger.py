@@ -97,7 +97,7 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
             if isinstance(inner, ReferencesNode):
                 known = saved.of_stages(lane) or _of_tree(ledgers, path)
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
-                put(inner, drawn, saved.state.batch)
+                put(inner, drawn, saved.state.clock)
         pending.move(node, lane)
     if pending.lost:
         log.warning(

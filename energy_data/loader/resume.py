@@ -49,9 +49,9 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
         return False
     (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
     rule: Rule = "ignore" if keep else staged.resume
-    if wrong := misfits(before, now, saved.batch, rule):
-        raise StateMismatchError(_told(wrong, saved.batch, rule))
-    if not misfits(before, now, saved.batch, "ablation"):
+    if wrong := misfits(before, now, saved.clock, rule):
+        raise StateMismatchError(_told(wrong, saved.clock, rule))
+    if not misfits(before, now, saved.clock, "ablation"):
         _continue(saved, before, now, nodes)
     else:
         _carry(saved, ledgers, before, now, nodes)
@@ -135,7 +135,7 @@ def _told(wrong: list[str], clock: int, rule: Rule) -> str:
 
 def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
     """Go on with all that was played as it was; what lies ahead is new."""
-    played = tuple(f"{now.path}/{row.name}" for row in before.rows if row.begin < saved.batch)
+    played = tuple(f"{now.path}/{row.name}" for row in before.rows if row.begin < saved.clock)
     for lane, node in nodes.items():
         state = node.state_dict()
         for path, cursor in saved.places[lane].items():
@@ -157,7 +157,7 @@ def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: No
         for leaf_id, (_, fingerprint) in now.leaves.items()
         if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
     }
-    current = now.at(saved.batch)
+    current = now.at(saved.clock)
     for lane, node in nodes.items():
         staged = _staged_of(node)
         drawn = ledgers.of_run(lane)
@@ -170,7 +170,7 @@ def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: No
             if path.startswith(f"{now.path}/{current.name}/") and isinstance(inner, ReferencesNode):
                 known = {name: n for name, n in own.get(path, {}).items() if name in kept}
                 counts = [known.get(leaf.id, 0) for leaf in inner.leaves]
-                put(inner, counts, saved.batch)
+                put(inner, counts, saved.clock)
     log.warning(
         "restored although stages were edited: %d leaves go on where they were, the others begin; "
         "samples drawn and not given yet are left out",

@@ -59,6 +59,11 @@ class RunState:
     start: State  # of a tree whose lane has not begun
     step: dict[str, Any] | None = None
 
+    @property
+    def clock(self) -> int:
+        """The first micro-batch of the round: the same on all ranks, which `batch` is not."""
+        return self.batch - self.batch % self.hosted[1]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         inside = {} if self.step is None else {"step": self.step}

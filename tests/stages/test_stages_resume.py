@@ -7,8 +7,8 @@ import logging
 
 import pytest
 from attrs import evolve
-from loader.runs import in_order, loader_of
-from trees import batches, leaf, samples
+from loader.runs import in_order, loader_of, loaders_of
+from trees import batches, leaf, packs, samples
 
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
@@ -232,3 +232,44 @@ def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
         goes_on(state, BEFORE)
     with pytest.raises(StateMismatchError):
         goes_on(state, EDITS_AHEAD["it moves nearer"])
+
+
+PACKED = batches(packs(samples(X)))
+ON_TWO_AND_FOUR = [
+    (plan(("x", 8), ("y", 16), ("z", None)), 16, plan(("x", 8), ("y", 16), ("w", None, MIXED))),
+    (
+        plan(("x", 8), ("y", 16), ("z", None)),
+        12,
+        plan(("x", 8), ("y", 12), ("z", None), resume="ablation"),
+    ),
+    (
+        plan(("x", 8, PACKED), ("y", None)),
+        8,
+        plan(("x", 8, PACKED), ("w", None, MIXED), resume="ignore"),
+    ),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("before", "at", "after"), ON_TWO_AND_FOUR)
+def test_ranks_that_restore_their_own_states_decide_as_those_that_restore_the_whole(
+    ranks, before, at, after
+):
+    first = loaders_of(before, ranks, lanes=4)
+    in_order(first, at // ranks)
+    states = json.loads(json.dumps([loader.state_dict() for loader in first]))
+    own, whole = (loaders_of(after, ranks, lanes=4) for _ in range(2))
+    for mine, other, state in zip(own, whole, states, strict=True):
+        mine.load_state_dict(state)
+        other.restore_state_global(states)
+    assert in_order(own, 16 // ranks) == in_order(whole, 16 // ranks)
+
+
+def test_what_was_kept_of_an_edited_tree_and_not_drawn_from_since_is_not_lost_by_a_stage():
+    seen = {key for batch in in_order([loader_of(BODY["x"], lanes=4)], 16) for key in batch}
+    kept = loader_of(MIXED, lanes=4)
+    kept.load_state_dict(state_at(16, BODY["x"]), on_mismatch="keep_matching")
+    state = json.loads(json.dumps(kept.state_dict()))
+    spec = plan(("default", 16, MIXED), ("x", None), resume="ablation")
+    given = goes_on(state, spec, 8)
+    assert not seen & {key for batch in given for key in batch}
