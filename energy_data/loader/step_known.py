@@ -103,5 +103,6 @@ def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
         collate=spec.collate,
         target=rules.target,
         shares=shares,
+        on_failure=spec.on_failure,
     )
     return evolve(run, spec=shared)

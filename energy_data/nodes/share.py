@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from attrs import frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.failures import OnFailure
+from energy_data.meter import COLLATING
 from energy_data.node import Cursor, Node
 from energy_data.order.quotas import quota
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
-MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
+MAX_EMPTY_DRAWS = 10_000  # in a row: blocks without a sample, or batches left out
 
 
 @frozen(kw_only=True)
@@ -33,6 +37,7 @@ class ShareSpec(Spec):
     collate: Callable[[list[Any]], Any]
     target: tuple[tuple[int, int], ...]  # samples in a step: (step, how many from then on)
     shares: int
+    on_failure: OnFailure | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
@@ -60,6 +65,11 @@ class ShareCursor(Cursor):
     skipped: int = 0  # batches left out
 
 
+@dataclass
+class FailingShareCursor(ShareCursor):
+    failures: int = 0  # since the last success
+
+
 @runtime_checkable
 class _Packs(Protocol):
     """A node below that gives packs."""
@@ -71,10 +81,15 @@ class _Packs(Protocol):
 class ShareNode(Node[Any, ShareCursor]):
     """Collates so many samples as a share holds."""
 
+    leaves_out = "SkipSample while making batches"
+
     def __init__(self, spec: ShareSpec, context: Context) -> None:
-        super().__init__(ShareCursor(), {"of": spec.of.build(context.under("of"))})
+        start = ShareCursor() if spec.on_failure is None else FailingShareCursor()
+        super().__init__(start, {"of": spec.of.build(context.under("of"))})
+        doing = "making the batch that begins with"
+        self.collate = Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.lane, self.lanes = spec, context.lane, context.lanes
-        self.trace = context.trace
+        self.trace, self.meter = context.trace, context.meter
 
     def draw(self, count: int) -> list[Any]:
         items = []
@@ -85,22 +100,26 @@ class ShareNode(Node[Any, ShareCursor]):
         return items
 
     def _share(self, left: int) -> tuple[Any, ...]:
-        batches = []
+        batches: list[Any] = []
+        skipped = 0  # in a row
         while left:
             samples, documents = self._samples(left)
             if self.trace is not None:
                 self.trace(f"the batch that begins with {describe_source(samples[0])}")
+            began = time.perf_counter()
             try:
-                batches.append(self.spec.collate(samples))
+                batches.append(self.collate(samples, self.cursor))
             except SkipSample:
                 self.cursor.skipped += 1
-            except Exception as error:
-                error.add_note(
-                    f"while making the batch that begins with {describe_source(samples[0])}"
-                )
-                raise
+                skipped += 1
             else:
-                left -= documents
+                left, skipped = left - documents, 0
+            self.meter.charge(COLLATING, time.perf_counter() - began)
+            if skipped > MAX_EMPTY_DRAWS:
+                raise DataError(
+                    f"{skipped} batches in a row were left out while they were made. Look at what "
+                    f"leaves them out: SkipSample in `batch` or `encode_batch`, or errors there."
+                )
         return tuple(batches)
 
     def _samples(self, left: int) -> tuple[list[Any], int]:

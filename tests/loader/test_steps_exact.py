@@ -9,11 +9,19 @@ import pytest
 import torch
 from attrs import evolve
 
-from energy_data.errors import SkipSample, SpecError, StateMismatchError
+from energy_data.errors import (
+    DataError,
+    FatalSampleError,
+    SkipSample,
+    SpecError,
+    StateMismatchError,
+)
+from energy_data.failures import OnFailure
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.packing import Packing, Quota
+from energy_data.randomness import sample_rng
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from loader.steps import Hub, numbered, ranks_of, stream, take, take_steps
 from loader.test_steps_ends import one_pass
@@ -100,6 +108,48 @@ def skipping(batch):
 def test_batches_left_out_are_replaced():
     steps = take_steps(ranks_of(stream(skipping), 2, mode="exact", target=13), 4)
     assert [len(keys) for keys in keys_of(steps)] == [13] * 4
+
+
+def test_batches_that_are_all_left_out_are_an_error_and_not_a_hang(monkeypatch):
+    def none(batch):
+        raise SkipSample
+
+    monkeypatch.setattr("energy_data.nodes.share.MAX_EMPTY_DRAWS", 30)
+    (loader,) = ranks_of(stream(none), mode="exact")
+    with pytest.raises(DataError, match="31 batches in a row were left out while they were made"):
+        next(iter(loader))
+
+
+def failing(batch):
+    if batch[0]["number"] % 3 == 0:
+        raise ValueError("a bad batch")
+    return {**numbered(batch), "drawn": int(sample_rng().integers(1 << 30))}
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 8])
+def test_batches_that_fail_are_reported_and_replaced_also_after_a_restart(count):
+    heard = []
+    on_failure = OnFailure(handler=lambda error, *_: heard.append(str(error)))
+    spec = evolve(stream(failing), on_failure=on_failure)
+    expected = take(ranks_of(spec, 2, mode="exact", target=13), 16)
+    assert set(heard) == {"a bad batch"}
+    loaders = ranks_of(spec, 2, mode="exact", target=13)
+    take(loaders, count)
+    saved = json.loads(json.dumps([loader.state_dict() for loader in loaders]))
+    again = ranks_of(spec, 2, mode="exact", target=13)
+    for loader in again:
+        loader.restore_state_global(saved)
+    assert take(again, 8) == [mine[count : count + 8] for mine in expected]
+
+
+def test_batches_that_fail_too_often_end_the_run():
+    def bad(batch):
+        raise ValueError("a bad batch")
+
+    on_failure = OnFailure(handler=lambda *_: None, tolerance=4)
+    (loader,) = ranks_of(evolve(stream(bad), on_failure=on_failure), mode="exact")
+    with pytest.raises(FatalSampleError, match="bad: it failed 4 times in a row"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
