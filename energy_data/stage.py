@@ -116,6 +116,27 @@ def wrong_bodies(stages: Sequence[Stage]) -> Iterator[str]:
                         f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it could "
                         f"not go on where it was. Make them equal, or write `on_enter: restart`."
                     )
+    yield from _two_of_one_id(stages)
+
+
+def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield which ids mean one thing in one stage, another in another: a state has them once."""
+    known: dict[str, tuple[str, Leaf]] = {}
+    for stage in stages:
+        for leaf in distinct_leaves([leaf for tree in stage.order_trees for leaf in _leaves(tree)]):
+            first, other = known.setdefault(leaf.id, (stage.name, leaf))
+            where = f"in the stages {first!r} and {stage.name!r}"
+            if other.epochs != leaf.epochs:
+                yield (
+                    f"staged: leaf {leaf.id!r} has shuffle_over_epochs_multiplier {other.epochs} "
+                    f"and {leaf.epochs} {where}: it could not go on where it was. Make them equal, "
+                    f"or give one of them another `id:`."
+                )
+            elif other.source is not leaf.source and other.fingerprint != leaf.fingerprint:
+                yield (
+                    f"staged: leaf {leaf.id!r} is two different datasets {where}: the one would "
+                    f"go on where the other was. Give one of them another `id:`."
+                )
 
 
 def _leaves(tree: ReferencesSpec) -> list[Leaf]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader.runs import in_order, loader_of, loaders_of, run
@@ -21,6 +22,7 @@ from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.staged import StagedSpec
 from energy_data.references import ReferencesSpec, Shuffle
 from energy_data.stage import Stage
+from energy_data.testing import NumberSource
 
 X, Y = leaf("x", 100), leaf("y", 60)
 
@@ -217,6 +219,23 @@ def test_a_leaf_cannot_go_on_in_another_shuffle():
         staged(batches(samples(A)), batches(other))
     anew = Stage(name="b", of=batches(other), begin=5, on_enter="restart")
     stages_of(Stage(name="a", of=batches(samples(A)), begin=0, end=5), anew)
+
+
+@pytest.mark.parametrize("on_enter", ["continue", "restart"])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"epochs": 3}, "has shuffle_over_epochs_multiplier 1 and 3 in the stages 's0' and 's1'"),
+        ({"source": NumberSource(11, "a")}, "is two different datasets in the stages 's0' and"),
+    ],
+)
+def test_a_leaf_is_the_same_in_all_stages(changed, said, on_enter):
+    first = staged(batches(samples(A))).stages[0]
+    other = batches(samples(evolve(A, leaf=evolve(A.leaf, **changed))))
+    second = evolve(first, name="s1", of=other, begin=5, end=None, on_enter=on_enter)
+    with pytest.raises(SpecError, match=f"leaf 'a' {said}"):
+        stages_of(evolve(first, end=5), second)
+    stages_of(evolve(first, end=5), evolve(second, of=batches(samples(leaf("a")))))
 
 
 def test_a_leaf_of_two_pipelines_of_one_stage_cannot_go_on():
