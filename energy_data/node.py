@@ -25,6 +25,9 @@ State = dict[str, dict[str, Any]]
 Mark = tuple[int, ...]
 """What an item is made again from: the reference of its sample, after what nodes add to it."""
 
+Held = tuple["Node[Any, Any]", Mark]
+"""The root of an order tree and one of its references, (entry, epoch, number)."""
+
 Change = Callable[["Node[Any, Any]", Mark], Mark | None]
 """Takes the root of an order tree and one of its references, (entry, epoch, number); returns the
 same after an edit of the tree, None if its leaf is gone."""
@@ -64,10 +67,10 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         """
 
     @property
-    def held(self) -> Sequence[tuple[int, int, int]]:
-        """References (entry, epoch, number) that were drawn and are not given on yet, in order.
+    def held(self) -> Sequence[Held]:
+        """What was drawn and is not given on yet: roots of order trees with a reference each.
 
-        Of this node alone, not of those under it. A stage that is left hands them back.
+        In order. Of this node alone, not of those under it. A stage that is left hands them back.
         """
         return ()
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from energy_data.errors import DataError, SpecError
-from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.node import Change, Cursor, Held, Mark, Node
 from energy_data.spec import Spec, kind_of
 
 T = TypeVar("T")
@@ -72,16 +72,15 @@ class PendingNode(Node[Any, P]):
         at.pending, at.lost = tuple(kept), at.lost + len(at.pending) - len(kept)
 
     @property
-    def held(self) -> Sequence[tuple[int, int, int]]:
+    def held(self) -> Sequence[Held]:
         """References of what is pending."""
         return self._references(self.cursor.pending)
 
-    def _references(self, marks: Sequence[Mark]) -> list[tuple[int, int, int]]:
-        found: dict[tuple[int, int, int], None] = {}
+    def _references(self, marks: Sequence[Mark]) -> list[Held]:
+        found: dict[Held, None] = {}
 
-        def noted(_: Node[Any, Any], reference: Mark) -> Mark:
-            entry, epoch, number = reference
-            found[entry, epoch, number] = None
+        def noted(tree: Node[Any, Any], reference: Mark) -> Mark:
+            found[tree, reference] = None
             return reference
 
         self.pending_moved(marks, noted)

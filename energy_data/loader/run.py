@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, frozen
 
 from energy_data.context import Context, WorkerConfig
+from energy_data.crossed import crossed_leaves
 from energy_data.errors import SpecError
 from energy_data.meter import Meter
 from energy_data.node import Node, State
-from energy_data.references import ReferencesSpec, leaf_entries
 from energy_data.spec import Spec, kind_of
 from energy_data.steps.rules import DocsPerStep
 
@@ -88,27 +87,6 @@ class Run(Generic[T_co]):
             cache=self.cache,
         )
         return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
-
-
-def crossed_leaves(spec: Spec) -> frozenset[str]:
-    """Return the ids of leaves that more than one order tree under `spec` draws from.
-
-    Trees that draw one after another, as stages do, are one.
-    """
-    return frozenset(leaf_id for leaf_id, times in _reached(spec).items() if times > 1)
-
-
-def _reached(spec: Spec) -> Counter[str]:
-    """Return how many order trees that run at the same time draw from each leaf."""
-    if isinstance(spec, ReferencesSpec):
-        return Counter({leaf.id for _, leaf in leaf_entries(spec.of)})
-    reached: Counter[str] = Counter()
-    for child in spec.children.values():
-        if spec.one_after_another:
-            reached |= _reached(child)
-        else:
-            reached += _reached(child)
-    return reached
 
 
 def _check_counts(spec: Spec, above: Spec | None = None) -> None:

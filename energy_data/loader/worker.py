@@ -174,12 +174,10 @@ class _Worker:
         if draft and not draft.end:  # nothing was made in it
             draft.close()
             draft = None
-        try:
-            parcel = self.written(items[0], draft)
-        except ArenaFullError:
-            if draft is None:
-                raise
-            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy: the draft was in the way
+        parcel = self.fitted(items, draft)
+        if parcel is None:  # the draft is in the way of the whole
+            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own
+            assert draft is not None
             draft.close()
             draft = None
             parcel = self.written(items[0], None)
@@ -189,6 +187,18 @@ class _Worker:
         # The task encoder keeps something of its batches, which is not to change under its hands.
         self.drafts = False
         return self.written(self.arena.read(parcel), None)
+
+    def fitted(self, items: list[Any], draft: Draft | None) -> Parcel | None:
+        """Return the batch in the arena, None if it is too large beside its draft.
+
+        A function of its own: while an error is handled, its traceback holds on to the batch.
+        """
+        try:
+            return self.written(items[0], draft)
+        except ArenaFullError:
+            if draft is None:
+                raise
+        return None
 
     def written(self, batch: Any, draft: Draft | None) -> Parcel:
         """Return the batch in the arena. Waits for room as long as batches are on their way.

@@ -19,6 +19,7 @@ from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
 MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
+MAX_LEFT_OUT = 1_000  # batches in a row
 
 
 @frozen(kw_only=True)
@@ -87,6 +88,7 @@ class BatchNode(Node[Any, BatchCursor]):
 
     def draw(self, count: int) -> list[Any]:
         batches: list[Any] = []
+        left_out = 0
         while len(batches) < count:
             try:
                 samples = self._aligned() if self.spec.aligned else self._filled()
@@ -102,6 +104,14 @@ class BatchNode(Node[Any, BatchCursor]):
             except SkipSample:
                 self.cursor.skipped += 1
                 samples = []
+                left_out += 1
+            else:
+                left_out = 0
+            if left_out > MAX_LEFT_OUT:
+                raise DataError(
+                    f"no batch came through in {left_out} in a row: making batches raises "
+                    f"SkipSample for all of them. Look at what it does."
+                )
             self.meter.charge(COLLATING, time.perf_counter() - began)
             if not samples and self.spec.aligned:
                 return batches  # a batch left out keeps its place: the caller counts micro-batches

@@ -17,7 +17,7 @@ from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.failures import OnFailure
 from energy_data.meter import ENCODING
-from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.node import Change, Cursor, Held, Mark, Node
 from energy_data.pending import PendingCursor, PendingNode, Stock, check_makes_again, gives_parts
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
@@ -203,7 +203,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         ]
 
     @property
-    def held(self) -> Sequence[tuple[int, int, int]]:
+    def held(self) -> Sequence[Held]:
         """References of what is pending; without a sample that was given in part."""
         return self._references(self.cursor.pending[self.cursor.part > 0 :])
 

@@ -14,7 +14,7 @@ from energy_data.context import Context
 from energy_data.documents import Buffer, Document, documents_of
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.meter import PACKING
-from energy_data.node import Change, Mark
+from energy_data.node import Change, Held, Mark
 from energy_data.packing import Packing
 from energy_data.pending import (
     Patience,
@@ -135,7 +135,7 @@ class PackNode(PendingNode[PackCursor]):
         return joined_and_moved(marks, lambda apart: self.pending_moved(apart, change))
 
     @property
-    def held(self) -> Sequence[tuple[int, int, int]]:
+    def held(self) -> Sequence[Held]:
         """References of what is pending; without documents that were given in part."""
         pending, n = self.cursor.pending, self.num_prefixed
         if not n:

@@ -8,16 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from energy_data.before import Before
 from energy_data.context import Context
+from energy_data.crossed import crossed_leaves
 from energy_data.errors import DataError, SpecError
 from energy_data.node import Cursor, Node
-from energy_data.references import (
-    ReferencesNode,
-    leaf_entries,
-)
+from energy_data.references import Leaf, ReferencesNode, leaf_entries
 from energy_data.spec import Gives, Spec
 from energy_data.stage import (
     Buffers,
@@ -156,7 +154,9 @@ class StagedNode(Node[Any, StagedCursor]):
     def _built(self, stage: Stage) -> Node[Any, Any]:
         restarts = stage.on_enter == "restart"
         context = stage_context(self.context, stage.name, restarts=restarts, seed=stage.seed)
-        return stage.of.build(context)
+        # Of the stage alone: another one, however it draws, leaves its order as it is.
+        crossed = context.shared(("crossed", context.path), lambda: crossed_leaves(stage.of))
+        return stage.of.build(evolve(context, crossed_leaves=crossed))
 
     @property
     def batch(self) -> int:
@@ -269,11 +269,12 @@ def leaf_ids(spec: StagedSpec) -> list[str]:
 def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield what nodes under `node` have drawn and not given on: leaf id, epoch, sample number."""
     for inner in _walk(node):
-        if inner.held:
-            (tree,) = _order_trees(inner)
-            entries = [leaf for _, leaf in leaf_entries(tree.spec.of)]
-            for entry, epoch, number in inner.held:
-                yield entries[entry].id, epoch, number
+        entries: dict[Node[Any, Any], list[Leaf]] = {}
+        for tree, (entry, epoch, number) in inner.held:
+            assert isinstance(tree, ReferencesNode)
+            if tree not in entries:
+                entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]
+            yield entries[tree][entry].id, epoch, number
 
 
 def _walk(node: Node[Any, Any]) -> Iterator[Node[Any, Any]]:

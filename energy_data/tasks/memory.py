@@ -48,4 +48,4 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         memory = _HERE.place.take(num_bytes)
         if memory is not None:
             return torch.frombuffer(memory, dtype=dtype).reshape(*shape)
-    return torch.empty(*shape, dtype=dtype)
+    return torch.empty(*shape, dtype=dtype, device="cpu")  # whatever the default device is

@@ -130,3 +130,30 @@ def test_an_encoder_that_keeps_its_batches_shares_no_memory_with_the_trainer():
             expected = collate(images(batch["image"][0, 0, 0].item()))["image"]
             assert torch.equal(batch["image"], expected), number
             batch["image"] += 100
+
+
+class Growing:
+    """Makes small batches, and some that fit the arena only if nothing else is in it."""
+
+    def __call__(self, samples: list[dict]) -> dict:
+        large = samples[0]["number"] % 3 == 0
+        return {
+            "tokens": empty((1 << 15,), torch.uint8),
+            "image": torch.ones(7 if large else 2, MIB // 4),
+        }
+
+
+def test_a_draft_is_not_in_the_way_of_a_batch_that_fits_the_arena():
+    spec = BatchSpec(of=samples(leaf("a", 30)), batch_size=1, collate=Growing())
+    loader = worker_loader(spec, workers=1, lanes=1, arena_bytes=8 * MIB)
+    with contextlib.closing(loader):
+        stream, sizes = iter(loader), set()
+        for _ in range(20):
+            sizes.add(len(next(stream)["image"]))
+    assert sizes == {2, 7}
+
+
+def test_tensors_are_made_on_the_cpu_whatever_the_default_device_is():
+    with torch.device("meta"):
+        assert collate([{"x": torch.ones(5, device="cpu")}] * 2)["x"].device.type == "cpu"
+        assert collate([{"x": np.ones(5)}] * 2)["x"].sum() == 10

@@ -230,6 +230,11 @@ def nobody(sample):
     raise SkipSample
 
 
+def test_a_collate_that_leaves_every_batch_out_is_an_error_and_not_a_hang():
+    with pytest.raises(DataError, match="no batch came through in 1001 in a row"):
+        taken(evolve(batches(samples(leaf("x", 5))), collate=nobody), 1)
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -129,6 +129,21 @@ def test_a_stage_that_is_added_leaves_the_others_as_they_are():
     assert order_of_c("a") == order_of_c("a", "b") == order_of_c("z", "b", "a")
 
 
+def test_a_stage_that_draws_a_leaf_through_two_order_trees_changes_no_other():
+    one, first = batches(samples(X)), Stage(name="a", of=batches(samples(X)), begin=0, end=20)
+    two = batches(BlendSpec((Part(samples(X)), Part(samples(X)))))
+    last = Stage(name="c", of=two, begin=40, on_enter="restart")
+    plain = stages_of(first, Stage(name="b", of=one, begin=20))
+    crossed = stages_of(first, Stage(name="b", of=one, begin=20, end=40), last)
+    expected = in_order([loader_of(plain, lanes=4)], 40)
+    assert in_order([loader_of(crossed, lanes=4)], 40) == expected
+    before = loader_of(plain, lanes=4)
+    in_order([before], 12)
+    after = loader_of(crossed, lanes=4)
+    after.load_state_dict(before.state_dict())
+    assert in_order([after], 28) == expected[12:]
+
+
 def test_the_stage_default_draws_as_a_run_without_stages():
     body = batches(samples(BlendSpec((Part(X, 2), Part(Y)))))
     spec = stages_of(Stage(name="default", of=body, begin=0))

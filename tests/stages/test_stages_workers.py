@@ -10,10 +10,13 @@ import pytest
 from attrs import evolve
 from loader.runs import in_order, loader_of, run
 from loader.workers import worker_loader
-from trees import batches, leaf, packs, samples, staged
+from trees import batches, groups, leaf, number_cost, packs, samples, staged
 
 from energy_data.context import Context
 from energy_data.loader.stats import Counting
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
+from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.staged import held
 from energy_data.testing import assert_resumes_exactly
 
@@ -158,3 +161,24 @@ def test_a_stage_that_restarts_gets_nothing_back():
 def test_stages_that_hold_samples_back_resume_at_every_step():
     assert_resumes_exactly(PACKED, lane=1, lanes=2, steps=16)
     assert_resumes_exactly(evolve(PACKED, buffers="drop"), steps=24)
+
+
+MIXED = {
+    "blend": lambda *of: BlendSpec(tuple(map(Part, of))),
+    "mix": lambda *of: MixSpec(tuple(map(Mixed, of)), batch_size=4),
+    "blend_by_cost": lambda *of: BlendByCostSpec(tuple(map(Costed, of)), number_cost),
+}
+
+
+@pytest.mark.parametrize("kept", [lambda of: batches(packs(of)), groups])
+@pytest.mark.parametrize("mixed", MIXED)
+def test_what_is_held_of_several_order_trees_goes_back_to_the_leaf_of_each(mixed, kept, caplog):
+    both = kept(MIXED[mixed](samples(X), samples(Y)))
+    spec = staged(both, batches(samples(X), 1), batches(samples(Y), 1), steps=(6, 30))
+    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+        given = [key for batch in in_order([loader_of(spec, lanes=1)], 66) for key in flat(batch)]
+    assert "were drawn and not given: they go back to their leaves" in caplog.text
+    for name, one in (("x", X), ("y", Y)):
+        of_leaf = [key for key in given if key.startswith(name)]
+        drawn = in_order([loader_of(batches(samples(one), 1), lanes=1)], len(of_leaf))
+        assert Counter(of_leaf) == Counter(flat(drawn))
