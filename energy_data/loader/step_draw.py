@@ -11,7 +11,8 @@ from attrs import evolve
 
 from energy_data.errors import DataError, SpecError
 from energy_data.loader.arena import ArenaFullError
-from energy_data.loader.exchange import Exchange, GlooExchange
+from energy_data.loader.exchange import Exchange
+from energy_data.loader.exchange_gloo import GlooExchange
 from energy_data.loader.host import Host
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run

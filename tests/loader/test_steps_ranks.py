@@ -83,6 +83,17 @@ def trained():
         if len(found) == 3:
             return found
 
+def in_more_groups():
+    for ranks in ([0], [0], [1]):
+        distributed.new_group(ranks)
+    return plain(islice(loader_of(STREAM, target=25), 9))
+
+def told(**rules):
+    try:
+        next(iter(loader_of(STREAM, target=25, **rules)))
+    except Exception as error:
+        return type(error).__name__, str(error)
+
 def broken(how, timeout_s):
     bad = how is None and config.rank == 1
     spec = stream(failing, size=1000) if bad else STREAM
@@ -101,6 +112,10 @@ elif scenario == "killed":
     found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
 elif scenario == "failing":
     found = broken(None, 60)
+elif scenario == "more groups":
+    found = in_more_groups()
+elif scenario == "other rules":
+    found = told(lookahead=2 + config.rank // 2)
 elif scenario == "silent":
     found = broken(lambda: time.sleep(8), 2)
 (folder / f"found-{config.rank}.json").write_text(json.dumps(found))
@@ -171,6 +186,20 @@ def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(tmp
         passes = zip(listed(take(loaders)), listed(take(loaders)), strict=True)
         assert [ends[way] for _, ends, _ in found] == [list(both) for both in passes]
     check_gradients(found)
+
+
+def test_ranks_may_be_in_different_numbers_of_process_groups(tmp_path):
+    found = by_torchrun(tmp_path, 2, "more groups")
+    assert found == listed(take(ranks_of(STREAM, 2, target=25), 9))
+
+
+def test_ranks_with_another_lookahead_are_an_error_on_all(tmp_path):
+    text = (
+        "docs_per_step: rank 2 has another docs_per_step than rank 0, or is at another step. "
+        "Restore states that were saved together, and pass the same docs_per_step on all ranks."
+    )
+    found = by_hand(tmp_path, 3, "other rules")
+    assert [found.get(rank) for rank in range(3)] == [["StepsError", text]] * 3
 
 
 def check_gradients(found):
