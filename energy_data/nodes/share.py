@@ -16,6 +16,7 @@ from energy_data.failures import OnFailure
 from energy_data.meter import COLLATING
 from energy_data.node import Cursor, Node
 from energy_data.order.quotas import quota
+from energy_data.running import RUNNING
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
@@ -101,12 +102,14 @@ class ShareNode(Node[Any, ShareCursor]):
 
     def _share(self, left: int) -> tuple[Any, ...]:
         batches: list[Any] = []
-        skipped = 0  # in a row
+        tried = skipped = 0  # in all, and in a row
         while left:
             samples, documents = self._samples(left)
             if self.trace is not None:
                 self.trace(f"the batch that begins with {describe_source(samples[0])}")
             began = time.perf_counter()
+            RUNNING.mark = (tried,)  # batches of a share have one number in the run
+            tried += 1
             try:
                 batches.append(self.collate(samples, self.cursor))
             except SkipSample:
@@ -114,6 +117,8 @@ class ShareNode(Node[Any, ShareCursor]):
                 skipped += 1
             else:
                 left, skipped = left - documents, 0
+            finally:
+                RUNNING.mark = ()
             self.meter.charge(COLLATING, time.perf_counter() - began)
             if skipped > MAX_EMPTY_DRAWS:
                 raise DataError(
