@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from energy_data.errors import DataError
 from energy_data.loader.ends import emptied, with_values
 from energy_data.loader.exchange import Rows
-from energy_data.steps.counts import EMPTY, FIELD, Counts
+from energy_data.steps.counts import BESIDE, EMPTY, FIELD, Counts
 from energy_data.steps.plan import Round
 from energy_data.steps.rules import DocsPerStep
 
@@ -77,20 +78,30 @@ def stage_of(batch: Any) -> Any:
 def own(batch: Any) -> Any:
     """Return the batch in memory of its own."""
 
-    def copy(value: Any) -> Any:
+    def copied(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.clone()
         return value.copy() if isinstance(value, np.ndarray) else value
 
-    return with_values(batch, copy, into_lists=True)
+    return with_values(batch, copied, into_lists=True)
 
 
 def blank(batch: Any, empty: Callable[[Any], Any] | None) -> Any:
     """Return an empty micro-batch like this one; it holds none of its memory."""
     made = own((empty or emptied)(batch))
-    if isinstance(made, dict) and FIELD in made:
-        made[FIELD] = 0
+    names = [name for name in (FIELD, *BESIDE.values()) if _has(made, name)]
+    if not isinstance(made, Mapping) and names:
+        made = copy.copy(made)  # it may be the batch itself
+    for name in names:
+        if isinstance(made, MutableMapping):
+            made[name] = 0
+        else:
+            object.__setattr__(made, name, 0)  # of a frozen class too: nobody else has this one
     return made
+
+
+def _has(batch: Any, name: str) -> bool:
+    return name in batch if isinstance(batch, Mapping) else hasattr(batch, name)
 
 
 def check_known(number: int, found: Counts | None, said: Counts) -> None:

@@ -15,6 +15,9 @@ FIELD = "__docs__"
 as {"documents": 5, "tokens": 4096}; or a list of these, one per sample. Fields `__tokens__`,
 `__labels__` and `__groups__` may stand beside it: a number, or a list."""
 
+BESIDE = {name: f"__{name}__" for name in COUNTED[2:]}
+"""What is counted -> the field beside `__docs__` that says how much of it there is."""
+
 
 class Counts(NamedTuple):
     """What is in a micro-batch. None: it does not say."""
@@ -81,9 +84,12 @@ def known_counts(rules: DocsPerStep, number: int) -> Counts:
 
 
 def _said_by(batch: Any) -> Any:
-    """Return what a micro-batch says is in it."""
+    """Return what a micro-batch says is in it; of a list of samples or packs, what these say."""
+    if _is_list(batch):
+        parts = [_said_by(each) for each in batch]
+        return None if all(part is None for part in parts) else parts
     said = _value(batch, FIELD)
-    beside = {name: _value(batch, f"__{name}__") for name in COUNTED[2:]}
+    beside = {name: _value(batch, field) for name, field in BESIDE.items()}
     named = {name: _total(value) for name, value in beside.items() if value is not None}
     return {**named, **_by_name(said)} if named else said
 
@@ -131,28 +137,35 @@ def _whole(value: Any) -> int:
 def num_samples(batch: Any) -> int | None:
     """Return how many samples are in a micro-batch; None if it cannot be told.
 
-    That is the length of its `__key__`, else of its first field that has a length.
+    That is the length of its `__key__`, or of the list that `__docs__` is; else that of all its
+    fields that have one, if it is the same: in packs laid end to end it is not that of samples.
     """
-    keys = _value(batch, "__key__")
-    if isinstance(keys, list | tuple):
-        return len(keys)
-    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+    for name in ("__key__", FIELD):
+        if isinstance(found := _value(batch, name), list | tuple):
+            return len(found)
+    if _is_list(batch):
         return len(batch)
-    for value in _values(batch):
-        shape = getattr(value, "shape", None)
-        if shape is not None and len(shape):
-            return int(shape[0])
-        if isinstance(value, list):
-            return len(value)
-    return None
+    lengths = {length for value in _values(batch) if (length := _length(value)) is not None}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _length(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[0])
+    return len(value) if isinstance(value, list) else None
+
+
+def _is_list(batch: Any) -> bool:
+    return isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
 
 
 def _value(batch: Any, name: str) -> Any:
-    return batch.get(name) if isinstance(batch, dict) else getattr(batch, name, None)
+    return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
 
 
 def _values(batch: Any) -> Iterable[Any]:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return batch.values()
     if hasattr(batch, "shape"):
         return [batch]

@@ -142,6 +142,14 @@ def test_batches_that_fail_are_reported_and_replaced_also_after_a_restart(count)
     assert take(again, 8) == [mine[count : count + 8] for mine in expected]
 
 
+def test_batches_of_one_share_draw_numbers_of_their_own():
+    def drawing(batch):
+        return {**numbered(batch), "drawn": int(sample_rng().integers(1 << 60))}
+
+    (loader,) = ranks_of(stream(drawing), mode="exact", target=12)
+    assert len({batch["drawn"] for batch in islice(loader, 8)}) == 8
+
+
 def test_batches_that_fail_too_often_end_the_run():
     def bad(batch):
         raise ValueError("a bad batch")
@@ -264,3 +272,21 @@ def test_ranks_that_cannot_share_the_step_are_refused(ranks):
 def test_a_pass_that_ends_has_no_exact_steps():
     with pytest.raises(SpecError, match="cuts the batches of an endless training stream"):
         ranks_of(one_pass(9), mode="exact")
+
+
+def stacked(packs):
+    return {"tokens": torch.stack([pack["tokens"] for pack in packs])}
+
+
+def end_to_end(packs):
+    return {"tokens": torch.cat([pack["tokens"] for pack in packs])}
+
+
+@pytest.mark.parametrize("collate", [stacked, end_to_end])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_packs_whose_batch_does_not_say_what_is_in_it_are_an_error(collate, ranks):
+    read = EncodeSpec(of=stream().of, encode=lambda sample: {"tokens": torch.ones(7)})
+    packed = PackSpec(of=read, packing=Packing(limits={"tokens": 20}))
+    loaders = ranks_of(BatchSpec(of=packed, batch_size=2, collate=collate), ranks, mode="exact")
+    with pytest.raises(DataError, match=r"cut to exactly 10 documents, but its micro-"):
+        take(loaders, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ class Fields:
         {"scale": torch.tensor(1.0), "x": torch.ones(3, 5)},
         {"name": "all", "x": np.ones((3, 2))},
         {"x": [1, 2, 3]},
+        UserDict({"__key__": ["a", "b", "c"], "x": torch.ones(7)}),
         ["a", "b", "c"],
         ("a", "b", "c"),
         torch.ones(3, 4),
@@ -70,6 +72,17 @@ def test_a_batch_says_what_is_in_it(said, counts):
     assert counts_of({"__key__": ["a", "b"], "__docs__": said}, RULES) == counts
 
 
+def test_a_list_of_packs_holds_what_they_say_together():
+    packs = [{"__docs__": 3, "__tokens__": 10}, {"__docs__": 4, "__tokens__": 20}]
+    assert counts_of(packs, RULES) == Counts(7, 2, 30, None, None)
+    assert counts_of([packs[0], {"x": 1}], RULES) == Counts(4, 2, None, None, None)
+
+
+def test_a_list_of_what_packs_say_has_an_entry_for_each():
+    batch = {"tokens": torch.ones(30), "__docs__": [3, 4]}
+    assert counts_of(batch, RULES) == Counts(7, 2, None, None, None)
+
+
 def test_packs_say_their_tokens_beside():
     batch = {"__key__": ["a", "b"], "__docs__": [3, 4], "__tokens__": [10, 20], "__labels__": 9}
     assert counts_of(batch, RULES) == Counts(7, 2, 30, 9, None)
@@ -89,6 +102,7 @@ def test_a_function_says_it():
     ("batch", "facts", "message"),
     [
         ({"x": torch.tensor(1)}, {}, "nobody says how many samples"),
+        ({"tokens": torch.ones(30), "ends": [12, 30]}, {}, "nobody says how many samples"),
         ({"x": [1]}, {"count": "tokens"}, "does not say how many tokens it holds"),
         ({"x": [1], "__docs__": {"words": 4}}, {}, "unknown count 'words', known are documents"),
         ({"x": [1], "__docs__": -1}, {}, "must be a whole number >= 0, got -1"),
