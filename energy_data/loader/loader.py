@@ -257,7 +257,14 @@ class Loader(Generic[T_batch]):
         self._host.adopt(nodes, num_lanes, self._next)
         self._uneven = last_whole_round(self.dataset, 0, num_lanes)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the last stage has ended. Its place stays then: the stage may become longer."""
+        return self._transitions.plan.stage_of(self._next) is None
+
     def _begin_epoch(self) -> None:
+        if self._is_over:
+            return
         self._host.rewind(self.dataset.worker_config.rank)
         self._place, self._ended = Place(epoch=self._place.epoch + 1), set()
         self._uneven = last_whole_round(self.dataset, self._place.epoch, self._num_lanes)

@@ -1,6 +1,7 @@
 """Going on after the stages of a run were edited: what may change, and where each lane is then.
 
-`strict`    what was played, and the stage that is played, are as they were; what lies ahead is free
+`strict`    what was played, and the stage that is played, are as they were; what lies ahead is
+            free, and a run that has ended may go on with its last stage
 `ablation`  as strict, and a stage may begin exactly where the state was saved
 `ignore`    any change that does not lead back to a stage that is over; leaves go on by their ids
 """
@@ -67,6 +68,8 @@ def misfits(before: Plan, now: Plan, clock: int, rule: Rule) -> list[str]:
         wrong.append("something else than the stages was edited: what stands over them, `buffers`")
     if rule == "ignore":
         current, over = now.at(clock), {row.name for row in before.rows if row.is_over(clock)}
+        if before.at(clock) is None and before.rows[-1].end == clock:
+            over.discard(before.rows[-1].name)  # the run has ended, and goes on
         if current is not None and current.name in over:
             wrong.append(
                 f"stage {current.name!r} is over, and would be played at micro-batch {clock} again"
@@ -91,7 +94,8 @@ def _of_stage(
         return
     if ours.begin != row.begin:
         yield f"stage {name!r} is {kind}; it began at {row.begin}, and now at {ours.begin}"
-    yield from _of_end(row, ours, clock, rule)
+    if not (row is before.rows[-1] and row.end == clock and _is_longer(ours, clock)):
+        yield from _of_end(row, ours, clock, rule)
     for key in ("on_enter", "seed", "microbatches_per_step"):
         was, is_ = getattr(row, key), getattr(ours, key)
         if was != is_ and not (key == "microbatches_per_step" and was is None):
@@ -102,6 +106,11 @@ def _of_stage(
             yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
     for difference in differences(before.alone(row), now.alone(ours)):
         yield f"stage {name!r} is {kind}; {difference}"
+
+
+def _is_longer(ours: Row, clock: int) -> bool:
+    """Return whether a run that ended at `clock` goes on with its last stage."""
+    return ours.end is None or ours.end > clock
 
 
 def _of_end(row: Row, ours: Row, clock: int, rule: Rule) -> Iterator[str]:

@@ -209,6 +209,8 @@ class StepLoader(RoundLoader):
     def _end_pass(self) -> bool:
         """Begin the next pass, on all ranks; return whether the trainer is to be told."""
         at, filled = self._at, self._buffer.so_far[0]
+        if self._is_over:
+            return True
         if self.rules.last == "carry" and filled.microbatches:
             is_news = len(at.passes) >= at.told
             self._begin_pass(filled.rounds)

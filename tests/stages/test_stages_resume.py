@@ -273,3 +273,20 @@ def test_what_was_kept_of_an_edited_tree_and_not_drawn_from_since_is_not_lost_by
     spec = plan(("default", 16, MIXED), ("x", None), resume="ablation")
     given = goes_on(state, spec, 8)
     assert not seen & {key for batch in given for key in batch}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_has_ended_keeps_its_place_and_goes_on_when_its_last_stage_is_longer(ranks):
+    longer = plan(("x", 8), ("y", 40))
+    expected = in_order([loader_of(longer, lanes=4)], 24)
+    ended = loaders_of(plan(("x", 8), ("y", 16)), ranks, lanes=4)
+    assert in_order(ended) == expected[:16]
+    assert [list(loader) for loader in ended] == [[]] * ranks
+    states = json.loads(json.dumps([loader.state_dict() for loader in ended]))
+    own, whole = (loaders_of(longer, ranks, lanes=4) for _ in range(2))
+    for mine, other, state in zip(own, whole, states, strict=True):
+        mine.load_state_dict(state)
+        other.restore_state_global(states)
+    assert in_order(own, 8 // ranks) == in_order(whole, 8 // ranks) == expected[16:]
+    with pytest.raises(StateMismatchError, match="stage 'x' is over; it ended at 8, and now at 4"):
+        loader_of(plan(("x", 4), ("y", 40)), lanes=4).restore_state_global(states)
