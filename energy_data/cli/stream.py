@@ -9,10 +9,11 @@ import yaml
 
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_stream
-from energy_data.metadataset.compile_staged import FOR_STEPS, PIPELINE_PARAMS, changed_params
+from energy_data.metadataset.compile_staged import PIPELINE_PARAMS, changed_params
 from energy_data.metadataset.kind_staged import StagedDefinition
 from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import expand
+from energy_data.metadataset.step_size import FOR_STEPS
 from energy_data.pipeline import Pipeline
 from energy_data.sources.open import open_source
 from energy_data.spec import Spec

@@ -5,7 +5,7 @@ A `staged` inside a stage becomes stages of the outer one, so that a run has one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 from typing import Any, Protocol
@@ -18,15 +18,14 @@ from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults, did_you_mean, listed
 from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
 from energy_data.metadataset.spans import Span
+from energy_data.metadataset.step_size import FOR_STEPS, with_steps
 from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.nodes.staged import StagedSpec
+from energy_data.order.keys import key
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
 from energy_data.spec import Spec
 from energy_data.stage import OnEnter, Stage, wrong_bodies
-
-FOR_STEPS = ("microbatches_per_step", "global_batch_size")
-
 
 # What is told of every stage, and kept in states; of the rest, what some stage changes.
 PIPELINE_PARAMS = (
@@ -58,6 +57,7 @@ class _Around:
     end: int | None = None  # of the stage around, in micro-batches
     prefix: str = ""
     on_enter: OnEnter | None = None
+    seed: int | None = None
 
 
 @frozen(kw_only=True)
@@ -98,7 +98,9 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
         for problem in wrong_bodies(stages):
             compiler.faults.add(tree.definition.place, tree.definition.where, problem)
         if len(compiler.faults) == before:
-            return StagedSpec(stages=stages, buffers=staged.buffers, resume=staged.resume)
+            return StagedSpec(
+                stages=stages, buffers=staged.buffers or "handoff", resume=staged.resume or "strict"
+            )
     return None
 
 
@@ -144,6 +146,7 @@ class _Stages:
         definition = tree.definition
         assert isinstance(definition, StagedDefinition)
         staged = definition.staged
+        self.of_the_run(definition, around)
         bodies = [self.body(tree, span, around) for span in definition.spans]
         known = [body for body in bodies if body is not None]
         if len(known) < len(bodies):
@@ -162,7 +165,7 @@ class _Stages:
             if end is not None and end <= begin:
                 problem = "it is shorter than what was rounded up before it, and would never run."
                 self.note(body, f"{problem} Make it longer.")
-            mixed = self.ramped(previous, body, staged, None if end is None else length)
+            mixed = self.ramped(previous, body, around, staged, None if end is None else length)
             yield from self.cut(mixed, begin, end, around, definition)
             previous, begin = body, begin if end is None else end
             if end is None:
@@ -175,8 +178,21 @@ class _Stages:
                 "end out.",
             )
 
+    def of_the_run(self, definition: StagedDefinition, around: _Around) -> None:
+        """Note what is said of the run as a whole inside a stage."""
+        for name in ("buffers", "resume") if around.prefix else ():
+            if getattr(definition.staged, name) is not None:
+                problem = f"`{name}` is of the run as a whole. Write it in the outermost `staged`."
+                place = definition.places["staged"]
+                self.faults.add(place, f"{definition.where}.staged.{name}", problem)
+
     def ramped(
-        self, previous: _Body | None, body: _Body, staged: Staged, length: int | None
+        self,
+        previous: _Body | None,
+        body: _Body,
+        around: _Around,
+        staged: Staged,
+        length: int | None,
     ) -> _Body:
         """Return a stage with the mixture before it fading in; faults are noted."""
         ramp = None if body.part is None else body.part.ramp
@@ -186,7 +202,7 @@ class _Stages:
         if previous is not None:
             worth = self.worth(body, staged)
             steps = ceil(ramp.over / worth / body.per_step) if worth else 0
-            on_enter = body.part.on_enter or staged.on_enter
+            on_enter = body.part.on_enter or staged.on_enter or around.on_enter or "continue"
             fade = Fade(
                 kind=ramp.kind,
                 batches=steps * body.per_step,
@@ -242,7 +258,7 @@ class _Stages:
         if len(self.faults) > before:
             return None
         try:
-            return _with_steps(pipeline.with_params(own), steps)
+            return with_steps(pipeline.with_params(own), steps)
         except SpecError as error:
             for fault in error.faults:
                 self.wrong(part, fault)
@@ -278,7 +294,7 @@ class _Stages:
             return None
         worth = self.worth(body, staged)
         if not worth:
-            self.note(body, self.unknown(body, unit))
+            self.unknown(body, unit)
             return None
         asked = span.end - (span.start if unit in ("steps", "epochs") else counted)
         return max(ceil(asked / worth / body.per_step), 0) * body.per_step
@@ -294,16 +310,25 @@ class _Stages:
         if unit == "samples":
             return samples
         if unit == "tokens":
-            return samples * int(pipeline.params.get("seq_len") or 0)
+            tokens = pipeline.params.get("seq_len")
+            return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
         return samples / body.order.size if body.order is not None else Fraction(0)
 
-    def unknown(self, body: _Body, unit: str) -> str:
-        if unit == "tokens":
-            return (
+    def unknown(self, body: _Body, unit: str) -> None:
+        """Note that `unit` says nothing of a stage."""
+        found = body.pipeline.params.get("seq_len")
+        problem = f"how long one of its {unit} is cannot be told. Count in steps or samples."
+        if unit == "tokens" and found is None:
+            problem = (
                 "how many tokens a sample has is not known. Give the task encoder a parameter "
                 "`seq_len`, or count in samples."
             )
-        return f"how long one of its {unit} is cannot be told. Count in steps or samples."
+        elif unit == "tokens":
+            problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
+            if body.part is not None and "seq_len" in body.part.params:
+                self.wrong(body.part, problem)
+                return
+        self.note(body, problem)
 
     def cut(
         self,
@@ -323,11 +348,19 @@ class _Stages:
             self.note(body, problem)
             return
         name, part, pipeline = around.prefix + body.span.name, body.part, body.pipeline
-        on_enter = (part and part.on_enter) or around.on_enter
+        on_enter = (part and part.on_enter) or definition.staged.on_enter or around.on_enter
+        seed = None if part is None else part.seed
+        if seed is None and around.seed is not None:
+            seed = key(around.seed, "stage", body.span.name) % 2**32
         if body.order is None:
             assert isinstance(body.tree, Branch)
             inside = _Around(
-                pipeline=pipeline, begin=begin, end=end, prefix=f"{name}.", on_enter=on_enter
+                pipeline=pipeline,
+                begin=begin,
+                end=end,
+                prefix=f"{name}.",
+                on_enter=on_enter,
+                seed=seed,
             )
             yield from self.of(body.tree, inside)
             return
@@ -342,9 +375,9 @@ class _Stages:
             of=whole,
             begin=begin,
             end=end,
-            on_enter=on_enter or definition.staged.on_enter,
-            seed=None if part is None else part.seed,
-            params={key: value for key, value in pipeline.params.items() if _is_plain(value)},
+            on_enter=on_enter or "continue",
+            seed=seed,
+            params={name: at for name, at in pipeline.params.items() if _is_plain(at)},
             microbatches_per_step=pipeline.microbatches_per_step,
             asked=_asked(body, definition.staged),
         )
@@ -359,25 +392,6 @@ def _asked(body: _Body, staged: Staged) -> str:
     amount = span.end - span.start if length else span.end
     number = f"{int(amount):,}" if amount.denominator == 1 else f"{float(amount):g}"
     return f"{'' if length else 'an end at '}{number} {staged.unit}"
-
-
-def _with_steps(pipeline: Pipeline, steps: Mapping[str, Any]) -> Pipeline:
-    """Return the pipeline with what a step is. SpecError if it cannot be."""
-    if not steps:
-        return pipeline
-    if len(steps) > 1:
-        raise SpecError("both `microbatches_per_step` and `global_batch_size` are given. Keep one.")
-    ((name, value),) = steps.items()
-    if type(value) is not int or value < 1:
-        raise SpecError(f"{name}: must be a whole number >= 1, got {value!r}.")
-    if name == "global_batch_size":
-        if value % pipeline.batch_size:
-            raise SpecError(
-                f"global_batch_size: must be a multiple of the batch size {pipeline.batch_size}, "
-                f"got {value}."
-            )
-        value //= pipeline.batch_size
-    return evolve(pipeline, microbatches_per_step=value)
 
 
 def _is_plain(value: Any) -> bool:

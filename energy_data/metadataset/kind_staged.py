@@ -139,29 +139,30 @@ class Staged:
             "global_batch_size: 1024",
         ),
     )
-    on_enter: Literal["continue", "restart"] = field(
-        default="continue",
+    on_enter: Literal["continue", "restart"] | None = field(
+        default=None,
         metadata=key(
             one_of("continue", "restart"),
-            "What the leaves of a stage do that earlier stages had, if the stage does not say.",
+            "What the leaves of a stage do that earlier stages had, if the stage does not say. "
+            "Default: that of the stage around; without one, continue.",
             "on_enter: restart",
         ),
     )
-    buffers: Literal["handoff", "drop"] = field(
-        default="handoff",
+    buffers: Literal["handoff", "drop"] | None = field(
+        default=None,
         metadata=key(
             one_of("handoff", "drop"),
             "What was drawn and not given when a stage ends comes first when its leaf is drawn "
-            "from again, or is lost.",
+            "from again, or is lost. Default: handoff.",
             "buffers: drop",
         ),
     )
-    resume: Literal["strict", "ablation", "ignore"] = field(
-        default="strict",
+    resume: Literal["strict", "ablation", "ignore"] | None = field(
+        default=None,
         metadata=key(
             one_of("strict", "ablation", "ignore"),
             "Which changes since a state was saved are taken: of what lies ahead; also a new stage "
-            "exactly there; any that does not lead backward.",
+            "exactly there; any that does not lead backward. Default: strict.",
             "resume: ablation",
         ),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_split, compile_stream
@@ -245,6 +245,55 @@ def test_stages_inside_a_stage_count_from_its_beginning_or_from_that_of_the_run(
     assert bounds(relative) == bounds(absolute) == expected
     inner = compiled(relative).stages[1]
     assert (inner.params["batch_size"], inner.params["seq_len"]) == (2, 4)
+
+
+INNER = """
+staged:
+  on_enter: restart
+  stages:
+    - {{name: a, end: 10, path: x}}
+    - name: b
+      seed: {seed}
+      staged:
+        {more}
+        stages:
+          - {{name: c, end: 5, path: x}}
+          - {{name: d, end: 9, path: x, seed: 3}}
+          - {{name: e, path: x, on_enter: continue}}
+"""
+
+
+def test_stages_inside_a_stage_have_its_seed_and_the_nearest_on_enter():
+    given = compiled(INNER.format(seed=7, more="")).stages
+    assert [stage.on_enter for stage in given] == [*["restart"] * 3, "continue"]
+    said = compiled(INNER.format(seed=7, more="on_enter: continue")).stages
+    assert [stage.on_enter for stage in said] == ["restart", *["continue"] * 3]
+    other = compiled(INNER.format(seed=8, more="")).stages
+    assert given[0].seed is None
+    assert given[2].seed == other[2].seed == 3
+    assert len({stage.seed for stage in (given[1], given[3], other[1], other[3])}) == 4
+    assert given == compiled(INNER.format(seed=7, more="")).stages
+
+
+@pytest.mark.parametrize("name", ["buffers: drop", "resume: strict"])
+def test_what_is_of_the_run_as_a_whole_is_refused_inside_a_stage(name):
+    told = faults(INNER.format(seed=7, more=name))
+    key = name.split(":")[0]
+    where = f"splits.train.staged.stages[1].staged.{key}: `{key}` is of the run as a whole."
+    assert where in told
+    assert told.startswith("m.yaml:10:13: ")
+
+
+@pytest.mark.parametrize("value", ["abc", "[1, 2]", "1.5", "true"])
+def test_tokens_of_a_sample_are_a_whole_number(value):
+    @dataclass
+    class Any(DefaultTaskEncoder):
+        seq_len: object = 8
+
+    text = stages(f"name: a, end: 64, params: {{seq_len: {value}}}", "name: b", unit="tokens")
+    told = faults(text, pipeline=evolve(PIPELINE, task_encoder=Any()))
+    place = "m.yaml:7:38: splits.train.staged.stages[0].params: stage 'a': seq_len: "
+    assert f"{place}must be a whole number >= 1 to count tokens, got " in told
 
 
 def test_stages_inside_a_stage_must_fill_it():
