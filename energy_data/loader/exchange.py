@@ -89,11 +89,11 @@ def answer(messages: Sequence[Message]) -> list[Rows] | StepsError | None:
     None: some have restarted and others not; those that have say it again, for the others' message
     may have been on its way before.
     """
+    if len({message.place[0] for message in messages}) > 1:
+        return None  # what went wrong before they restarted is void, too
     for rank, message in enumerate(messages):
         if message.problem:
             return StepsError(f"docs_per_step: rank {rank} has failed: {message.problem}")
-    if len({message.place[0] for message in messages}) > 1:
-        return None
     places = [message.place for message in messages]
     for rank, place in enumerate(places):
         if place != places[0]:

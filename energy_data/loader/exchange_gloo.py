@@ -50,23 +50,43 @@ class GlooExchange(Exchange):
         self._inbox: queue.SimpleQueue[tuple[int, list[Rows] | StepsError]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._thread: _Thread | None = None
+        self._has_restarted = False
 
     def close(self) -> None:  # noqa: D102
         super().close()
         self._end_thread()
 
     def restart(self) -> None:  # noqa: D102
-        if self._failure is not None:  # the group may be broken, so there will be another
-            self._end_thread()
         super().restart()
+        self._has_restarted = True
 
     def _end_thread(self) -> None:
         if self._thread is not None:
             self._thread.stopped.set()
             self._outbox.put(None)
-            self._outbox, self._thread = queue.SimpleQueue(), None
+            self._outbox, self._inbox = queue.SimpleQueue(), queue.SimpleQueue()
+            self._thread = None
+
+    def _renew(self, thread: _Thread) -> None:
+        """After a restart, take another group if any rank found this one broken.
+
+        A failure that a rank told of broke nothing, and not all ranks may have heard of it.
+        """
+        try:
+            if thread.wires.is_given_up():
+                self._end_thread()
+            else:
+                thread.wires.write_down("")
+        except RuntimeError as error:
+            raise StepsError(
+                f"docs_per_step: the store of the process group cannot be reached: {error}. Start "
+                f"all ranks again."
+            ) from error
 
     def _post(self, message: Message) -> None:
+        if self._thread is not None and self._has_restarted:
+            self._renew(self._thread)
+        self._has_restarted = False
         if self._thread is None:
             wires = _met(self._config, self._timeout_s, message.rows.shape)
             self._thread = _Thread(wires, self._outbox, self._inbox)
@@ -290,8 +310,9 @@ class _Wires:
         """Yield what ranks that are missing have left in the store."""
         with contextlib.suppress(RuntimeError):  # its keeper may be among them
             for rank in ranks:
-                if self.store.check([f"problem/{rank}"]):
-                    yield rank, self.store.get(f"problem/{rank}").decode(errors="replace")
+                key = f"problem/{rank}"
+                if self.store.check([key]) and (text := self.store.get(key)):
+                    yield rank, text.decode(errors="replace")
 
     def part(self, ranks: Iterable[int]) -> None:
         """Wait a little until these ranks know: one keeps the store, and may end once it raised."""

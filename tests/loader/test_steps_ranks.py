@@ -23,9 +23,12 @@ from pathlib import Path
 from torch import distributed
 from energy_data.context import default_worker_config
 from energy_data.loader.dataset import Dataset
+from energy_data.loader.exchange import StepsError
+from energy_data.loader.exchange_gloo import GlooExchange
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from contextlib import nullcontext
+import numpy as np
 import torch
 from attrs import evolve
 from torch.nn.parallel import DistributedDataParallel
@@ -88,6 +91,28 @@ def in_more_groups():
         distributed.new_group(ranks)
     return plain(islice(loader_of(STREAM, target=25), 9))
 
+def restored(breaks):
+    # Rank 0 fails, or is silent until the others give up; then all restart, twice.
+    exchange = GlooExchange(config, 1.5 if breaks else 30)
+    said = []
+    def say(rank=config.rank, **facts):
+        exchange.send(np.full((2, 3), rank), place=0, **facts)
+        said.append([int(rows[0, 0]) for rows in exchange.receive()])
+    exchange.restart()
+    say()
+    try:
+        if breaks and config.rank:
+            say()
+        elif not breaks and config.rank == 0:
+            say(problem="KeyError: a bad sample")
+    except StepsError as error:
+        said.append("failed")
+    distributed.barrier()
+    for _ in range(2):
+        exchange.restart()
+        say()
+    return said
+
 def told(**rules):
     try:
         next(iter(loader_of(STREAM, target=25, **rules)))
@@ -116,10 +141,14 @@ elif scenario == "more groups":
     found = in_more_groups()
 elif scenario == "other rules":
     found = told(lookahead=2 + config.rank // 2)
+elif scenario == "told":
+    found = restored(breaks=False)
+elif scenario == "given up":
+    found = restored(breaks=True)
 elif scenario == "silent":
     found = broken(lambda: time.sleep(8), 2)
 (folder / f"found-{config.rank}.json").write_text(json.dumps(found))
-if scenario == "steps":
+if scenario in ("steps", "told", "given up"):
     distributed.barrier()
     distributed.destroy_process_group()
 os._exit(0)
@@ -200,6 +229,13 @@ def test_ranks_with_another_lookahead_are_an_error_on_all(tmp_path):
     )
     found = by_hand(tmp_path, 3, "other rules")
     assert [found.get(rank) for rank in range(3)] == [["StepsError", text]] * 3
+
+
+@pytest.mark.parametrize(("scenario", "failed"), [("told", [0]), ("given up", [1])])
+def test_ranks_restart_after_a_failure_that_only_some_have_seen(tmp_path, scenario, failed):
+    found = by_torchrun(tmp_path, 2, scenario)
+    for rank in range(2):
+        assert found[rank] == [[0, 1], *["failed"] * (rank in failed), [0, 1], [0, 1]]
 
 
 def check_gradients(found):
