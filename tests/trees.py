@@ -172,7 +172,8 @@ def staged(*bodies: Spec, steps: Sequence[int] = (), every: int = 1, **facts) ->
 A, B, C = leaf("a", 10), leaf("b", 4), leaf("c", 1)
 STREAM_A, STREAM_B = samples(A, 2), samples(B, 2)
 BAD = leaf("bad", 9, frozenset({0, 4}))
-JOINED = join_leaf()
+# Rows and lanes without a common divisor: else, unshuffled, a lane might see the bad row alone.
+JOINED = join_leaf(rows=11)
 MIXING = LeafSpec(evolve(leaf("m", 6).leaf, epochs=3))
 IN_ORDER = LeafSpec(evolve(leaf("o", 6).leaf, epochs=None))
 
