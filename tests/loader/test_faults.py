@@ -336,11 +336,8 @@ def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(worker
     loader.close()
 
 
-def shared_memory() -> set[str]:
-    """What is in /dev/shm, but for files of the kinds that other programs make there."""
-    return {path.name for path in Path("/dev/shm").iterdir()} - {
-        path.name for kind in ("psm_*", "sem.*", "torch_*") for path in Path("/dev/shm").glob(kind)
-    }
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
 
 
 def soak(kills: int, methods: list[str]) -> None:

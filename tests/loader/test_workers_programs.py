@@ -61,14 +61,14 @@ def said(program: subprocess.Popen) -> str:
 def end(program: subprocess.Popen) -> tuple[str, str]:
     """What a program says until its end, which must come soon."""
     try:
-        return program.communicate(timeout=90)
+        return program.communicate(timeout=20)
     except subprocess.TimeoutExpired:
         raise AssertionError("the program does not end") from None
 
 
 def until_gone(processes: set[int]) -> None:
     """Wait until all of these processes are gone."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 20
     while any(map(is_alive, processes)):
         assert time.monotonic() < deadline, "orphans"
         time.sleep(0.02)
