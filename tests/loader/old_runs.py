@@ -1,0 +1,101 @@
+"""Runs whose states earlier versions of energy_data saved: `old_states/*.json`.
+
+Each file was written by the code of the commit it names (`PYTHONPATH=THAT_CODE python old_runs.py
+NAME COMMIT > old_states/NAME.json`): the `states` its ranks saved after `ROUNDS` batches each, and
+the batches that followed there. When the format changes, save with the code before the change, and
+leave the files that are there.
+"""
+
+import io
+import json
+import sys
+import tarfile
+import tempfile
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset
+
+BLEND = """splits:
+  train:
+    blend:
+      - {path: ./a, weight: 2}
+      - blend_epochized:
+          - {path: ./b, repetitions: 1}
+          - {path: ./c, repetitions: 2}
+        weight: 1
+"""
+STAGED = """splits:
+  train:
+    staged:
+      unit: microbatches
+      stages:
+        - {name: first, for: 16, path: ./a}
+        - {name: second, for: 8, blend: [{path: ./a, weight: 1}, {path: ./b, weight: 3}]}
+        - {name: third, path: ./a}
+"""
+ROUNDS = 10
+# name -> metadataset, ranks that saved, arguments of get_loader
+RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "version_1": (BLEND, 2, {}),
+    "version_2": (BLEND, 2, {}),
+    "version_3_steps": (BLEND, 1, {"docs_per_step": 7}),
+    "version_4": (BLEND, 2, {}),
+    "version_4_staged": (STAGED, 2, {}),
+}
+
+
+def write(folder: Path, metadataset: str) -> Path:
+    """Write the shards and the metadataset; the same bytes whenever and wherever."""
+    for name, count in (("a", 50), ("b", 30), ("c", 20)):
+        (folder / name).mkdir()
+        with tarfile.open(folder / name / "shard_0.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(count):
+                info = tarfile.TarInfo(f"{name}_{number:04d}.txt")
+                info.size = len(f"{name}{number}")
+                tar.addfile(info, io.BytesIO(f"{name}{number}".encode()))
+    path = folder / "meta.yaml"
+    path.write_text(metadataset)
+    return path
+
+
+def loaders(path: Path, ranks: int, **arguments: Any) -> list[Any]:
+    """Return the loaders of all ranks of a run."""
+    return [
+        get_loader(
+            get_train_dataset(
+                path,
+                batch_size=3,
+                shuffle_buffer_size=10,
+                max_samples_per_sequence=5,
+                seed=4,
+                worker_config=WorkerConfig(rank=rank, world_size=ranks, lanes=4),
+            ),
+            **arguments,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def batches(ranks: list[Any], number: int) -> list[list[str]]:
+    """Return the texts of the next batches, in the order of the run."""
+    rounds = zip(*map(iter, ranks), strict=True)
+    return [list(map(str, batch["txt"])) for made in islice(rounds, number) for batch in made]
+
+
+def main() -> None:
+    """Save the states of a run with whatever energy_data is imported."""
+    name, commit = sys.argv[1:]
+    metadataset, ranks, arguments = RUNS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        made = loaders(write(Path(folder), metadataset), ranks, **arguments)
+        started = [iter(loader) for loader in made]
+        batches(started, ROUNDS)
+        states = [loader.state_dict() for loader in made]
+        said = {"saved_by": commit, "states": states, "after": batches(started, 24 // ranks)}
+    sys.stdout.write(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""States saved by earlier versions of energy_data go on as the run that saved them went on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loader.old_runs import RUNS, batches, loaders, write
+
+SAVED = {
+    name: json.loads(path.read_text())
+    for name, path in sorted(
+        (path.stem, path) for path in (Path(__file__).parent / "old_states").glob("*.json")
+    )
+}
+
+
+def test_there_is_a_state_of_each_version():
+    versions = {state["version"] for saved in SAVED.values() for state in saved["states"]}
+    assert SAVED.keys() == RUNS.keys()
+    assert versions == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", sorted(name for name, run in RUNS.items() if run[1] > 1))
+def test_an_old_state_goes_on_on_any_number_of_ranks(name, ranks, tmp_path):
+    going_on = loaders(write(tmp_path, RUNS[name][0]), ranks)
+    for loader in going_on:
+        loader.restore_state_global(SAVED[name]["states"])
+    assert batches(going_on, 24 // ranks) == SAVED[name]["after"]
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_ranks_go_on_from_their_own_old_states(name, tmp_path):
+    metadataset, ranks, arguments = RUNS[name]
+    going_on = loaders(write(tmp_path, metadataset), ranks, **arguments)
+    for loader, state in zip(going_on, SAVED[name]["states"], strict=True):
+        loader.load_state_dict(state)
+    assert batches(going_on, 24 // ranks) == SAVED[name]["after"]
