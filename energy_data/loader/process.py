@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -71,6 +72,7 @@ class WorkerProcess:
             os.getpid(),
             (*others, self.connection) if start_method == "fork" else (),
             dict(os.environ) if start_method == "forkserver" else None,
+            _collects(),
         )
         self.process = context.Process(target=main, args=(setup,), daemon=True)
         _start(self.process, setup, start_method)
@@ -271,6 +273,11 @@ def prepare(start_method: StartMethod) -> None:
             forkserver.ensure_running()
 
 
+def _collects() -> bool:
+    with _START_LOCK:  # else it may be off for a moment, see `_started_in`
+        return gc.isenabled()
+
+
 def _start(process: Any, setup: Setup, start_method: StartMethod) -> None:
     try:
         with _START_LOCK, _started_in(start_method, setup.run):
@@ -365,9 +372,13 @@ def _started_in(start_method: StartMethod, run: Run[Any] | bytes) -> Iterator[No
     mask: Iterable[int] = ()
     if start_method != "forkserver":  # its children have the signals of the server, not ours
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    collects = gc.isenabled()
+    gc.disable()  # a child that was forked has to keep its hands off our garbage, see `worker.main`
     try:
         yield
     finally:
+        if collects:
+            gc.enable()
         if start_method != "forkserver":
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         sys.modules["__main__"] = main_module

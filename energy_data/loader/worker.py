@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -49,6 +50,7 @@ class Setup(NamedTuple):
     parent: int  # process id
     inherited: tuple[Connection, ...]  # ends of others that fork gave us too
     environ: dict[str, str] | None  # of the trainer, where ours is that of the fork server
+    collects: bool  # whether the trainer collects garbage
 
 
 class _AbandonedError(Exception):
@@ -57,6 +59,11 @@ class _AbandonedError(Exception):
 
 def main(setup: Setup) -> None:
     """Run a worker until the trainer closes the connection."""
+    # What a fork gave us is not ours to free: of a tensor of a GPU, that would take us down. So
+    # whatever is there, garbage too, is never collected here.
+    gc.freeze()
+    if setup.collects:
+        gc.enable()
     for connection in setup.inherited:
         connection.close()
     _prepare_process(setup)

@@ -181,6 +181,8 @@ class _Folder:
             return entry
 
     def release(self, entry: _Entry) -> None:
+        if self.process != os.getpid():  # a forked child: the lock may be held for ever
+            return
         with self._lock:
             entry.asked -= 1
             if entry.asked:
