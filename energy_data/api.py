@@ -124,6 +124,7 @@ def get_train_dataset(
     )
     options = _options(allow_modules, shuffle_over_epochs_multiplier)
     metadataset = load(path)
+    config = worker_config or default_worker_config()
     spec = compile_stream(
         metadataset,
         split_part,
@@ -131,12 +132,13 @@ def get_train_dataset(
         pipeline=pipeline,
         mode="train",
         options=options,
+        run=None if config.lanes is None else Context(seed=seed, lanes=config.lanes),
     )
     _check_even(spec, even_batches if pipeline.finite else None)
     check_repetitions(spec, samples=budget_samples, tokens=budget_tokens)
     return Dataset(
         spec=spec,
-        worker_config=worker_config or default_worker_config(),
+        worker_config=config,
         seed=seed,
         virtual_epoch_length=virtual_epoch_length,
         even_batches=even_batches,

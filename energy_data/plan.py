@@ -210,6 +210,8 @@ def _described(one: PlannedStage) -> Iterator[str]:
     for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
         if amount is not None:
             yield f"  {name}: {short(amount)}"
+    if told := said_of_data(stage):
+        yield f"  {told[0].upper()}{told[1:]}"
     yield f"  On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
     for name, value in stage.params.items():
         if value is not None:
@@ -220,6 +222,21 @@ def _described(one: PlannedStage) -> Iterator[str]:
         yield f"    - {planned.leaf.id}: {_percent(planned)} of the samples{epochs}"
     if len(one.leaves) > SHOWN_LEAVES:
         yield f"    ... and {len(one.leaves) - SHOWN_LEAVES} more"
+
+
+def said_of_data(stage: Stage) -> str:
+    """Return in words that a stage ends with its data; nothing if it does not."""
+    end = stage.data_end
+    if end is None:
+        return ""
+    asked = "" if end.asked is None else f", before micro-batch {end.asked:,} that was asked for"
+    if not end.unread:
+        left = "" if end.unread is None else "; none of their samples is left"
+        return f"ends with its data{asked}{left}"
+    fate = "come first when their datasets are read again"
+    if stage.on_enter == "restart":
+        fate = "are left out, as the stage reads in an order of its own"
+    return f"ends with its data{asked}; {end.unread:,} of their samples are left and {fate}"
 
 
 def _range(begin: int, end: int | None) -> str:
@@ -244,4 +261,4 @@ def short(amount: float) -> str:
     return f"{amount:,.0f}"
 
 
-__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "short"]
+__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "said_of_data", "short"]

@@ -87,6 +87,7 @@ class OrderSpec(Spec):
     needs_sizes: ClassVar[bool] = False  # whether its order depends on how large its leaves are
     keeps_place: ClassVar[bool] = False  # whether places of the run are known to what is below
     only_root: ClassVar[bool] = False  # whether it may only be the root of an order tree
+    ends: ClassVar[bool] = True  # whether its passes have an end in training, where children repeat
 
     @property
     def gives(self) -> Gives:
@@ -284,6 +285,14 @@ class ReferencesSpec(Spec):
         node = self.build(context)
         draws = node.plan.order.begin(epoch + 1) - node.plan.order.begin(epoch)
         return draws // self.deal * self.deal if self.drop_last else draws
+
+    def pass_of_lane(self, context: Context) -> int:
+        if self.deal or not self.of.ends:
+            raise SpecError(
+                f"a {kind_of(self.of)} goes on without end, as its children begin again one by "
+                f"one. Put it into an `epochize`, with the number of samples that it is to have"
+            )
+        return ReferencesNode(self, context).plan.order.begin(1)
 
     def build(self, context: Context) -> ReferencesNode:
         if self.deal:

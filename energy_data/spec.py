@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from energy_data.context import Context
+from energy_data.errors import SpecError
 from energy_data.node import Node
 
 Gives = Literal["references", "samples", "batches"]
@@ -42,6 +43,16 @@ class Spec(ABC):
         None: it does not end, or nobody knows.
         """
         return None
+
+    def pass_of_lane(self, context: Context) -> int:
+        """Return how many whole items a lane gives before it ends, or draws its leaves anew.
+
+        If nothing is left out. Raises SpecError where only running it would tell.
+        """
+        raise SpecError(
+            f"how many items a {kind_of(self)} gives is known only once it has run: {context.lanes}"
+            f" lanes could not end together"
+        )
 
     def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds do not care
         """Raise SpecError if so many ranks cannot run this node; children are asked themselves."""

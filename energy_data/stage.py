@@ -19,11 +19,20 @@ from energy_data.spec import Spec
 OnEnter = Literal["continue", "restart"]
 Buffers = Literal["handoff", "drop"]
 Resume = Literal["strict", "ablation", "ignore"]
+OnExhausted = Literal["repeat", "advance", "error"]
 
 DEFAULT = "default"
 """The name of a stage that draws as a run without stages does."""
 
 STAGE_KEY = "__stage__"
+
+
+@frozen(kw_only=True)
+class DataEnd:
+    """That a stage ends with its data, and not where it was asked to."""
+
+    asked: int | None  # the end that was asked for, in micro-batches of the run; None: none was
+    unread: int | None  # samples of one pass that are left by then, over all lanes; None: not known
 
 
 @frozen(kw_only=True)
@@ -39,6 +48,7 @@ class Stage:
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
     microbatches_per_step: int | None = None  # of all ranks; None: not said
     asked: str = ""  # how its end was written, for people
+    data_end: DataEnd | None = None  # None: it ends where it was asked to
 
     @property
     def num_batches(self) -> int | None:

@@ -106,6 +106,7 @@ def command(
             batch_size=run.batch_size or 1,
             microbatches_per_step=run.microbatches_per_step or 1,
             params=params_of(param),
+            run=Context(seed=run.seed, lanes=run.lanes),
         )
         _show_stages(meta, metadataset, spec, as_json=as_json)
         return

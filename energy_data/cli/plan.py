@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from energy_data.plan import Plan, PlannedStage, short
+from energy_data.plan import Plan, PlannedStage, said_of_data, short
 
 LINE_WIDTH = 1_000  # characters: ids stay in one piece, to be copied
 
@@ -37,6 +37,7 @@ def _rows(one: PlannedStage) -> Iterator[list[str]]:
     steps = "?" if one.first_step is None else _range(one.first_step, one.steps)
     amounts = [short(amount) if amount else "" for amount in (one.samples, one.tokens)]
     said = [f"{stage.asked}"] if stage.asked else []
+    said += [said_of_data(stage)] if stage.data_end else []
     said += ["restart"] if stage.on_enter == "restart" else []
     said += [f"{name}={value}" for name, value in stage.params.items() if value is not None]
     batches = _range(stage.begin, one.microbatches)
@@ -64,6 +65,8 @@ def plain_plan(plan: Plan) -> list[dict[str, Any]]:
             "samples": one.samples,
             "tokens": one.tokens,
             "asked": one.stage.asked,
+            "asked_end": one.stage.end if one.stage.data_end is None else one.stage.data_end.asked,
+            "unread": None if one.stage.data_end is None else one.stage.data_end.unread,
             "on_enter": one.stage.on_enter,
             "seed": one.stage.seed,
             "params": dict(one.params),

@@ -6,13 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
 from attrs import field, frozen
 
 from energy_data.cli.stream import params_of, stream
+from energy_data.context import Context
 from energy_data.errors import StateError
 from energy_data.loader.ledger import Ledgers
 from energy_data.loader.resume import Rule, misfits
@@ -38,31 +38,34 @@ from energy_data.spec import Spec
 )
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--microbatches-per-step", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--lanes", type=click.IntRange(min=1), help="Lanes of the run. Default: the state's.")
+@click.option("--seed", type=int, help="Seed of the run. Default: the state's; without one, 0.")
 @click.option("--param", multiple=True, help="A parameter of the task encoder: `seq_len=4096`.")
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     *,
     old: str,
     new: str,
     split: str,
     state: tuple[Path, ...],
-    batch_size: int,
-    microbatches_per_step: int,
+    lanes: int | None,
+    seed: int | None,
     param: tuple[str, ...],
+    **facts: int,
 ) -> None:
     """Tell what NEW would do to each leaf of a run that was begun with OLD.
 
     Prints what differs, what becomes of each leaf, and whether a state would be taken; the exit
     code is 1 if not. Give what the run is called with, so that steps and tokens are counted alike.
     """
-    facts: dict[str, Any] = {
-        "batch_size": batch_size,
-        "microbatches_per_step": microbatches_per_step,
-        "params": params_of(param),
-    }
-    specs = [stream(load(path), split, **facts) for path in (old, new)]
     saved = _state(state) if state else None
+    if saved is not None:
+        lanes, seed = lanes or saved.lanes, saved.seed if seed is None else seed
+    run = None if lanes is None else Context(seed=seed or 0, lanes=lanes)
+    params = params_of(param)
+    specs = [stream(load(path), split, params=params, run=run, **facts) for path in (old, new)]
     edit = _Edit(specs[0], specs[1], saved)
     for line in edit.lines():
         click.echo(line)

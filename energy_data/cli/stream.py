@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from energy_data.context import Context
 from energy_data.errors import SpecError
 from energy_data.metadataset.compile import compile_stream
 from energy_data.metadataset.compile_staged import PIPELINE_PARAMS, changed_params
@@ -48,8 +49,12 @@ def stream(
     batch_size: int = 1,
     microbatches_per_step: int | None = 1,
     params: Mapping[str, Any] | None = None,
+    run: Context | None = None,
 ) -> Spec:
-    """Return the tree of batches of a split in training. SpecError as `compile_stream`."""
+    """Return the tree of batches of a split in training. SpecError as `compile_stream`.
+
+    run: its seed and its lanes, as far as they are known.
+    """
     own = {*PIPELINE_PARAMS, *FOR_STEPS} - {"seq_len"}
     named = [name for name in changed_params(expand(metadataset, split)) if name not in own]
     free: dict[str, Any] = dict.fromkeys(named)
@@ -59,7 +64,7 @@ def stream(
         microbatches_per_step=microbatches_per_step,
     )
     return compile_stream(
-        metadataset, split, open_source=open_source, pipeline=pipeline, mode="train"
+        metadataset, split, open_source=open_source, pipeline=pipeline, mode="train", run=run
     )
 
 

@@ -9,7 +9,7 @@ from energy_data.loader.run import Run
 from energy_data.loader.stats import Counting
 from energy_data.node import State
 from energy_data.nodes.staged import StagedNode, held
-from energy_data.plan import RULE, SHOWN_LEAVES, Plan
+from energy_data.plan import RULE, SHOWN_LEAVES, Plan, said_of_data
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class Transitions:
         step = "" if now.first_step is None else f"Step {now.first_step:,}, "
         yield from (RULE, "STAGE TRANSITION", RULE)
         yield f"{step}micro-batch {batch:,}: {left.name!r} -> {now.name!r}"
+        if told := said_of_data(left.stage):
+            yield f"  {left.name!r} {told}"
         for change in self.plan.changes(number):
             yield f"  {change}"
         known = self._counting.leaves(places, num_lanes, {})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
+from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
 from energy_data.metadataset.compile_staged import staged_order, staged_stream
 from energy_data.metadataset.definitions import Definition, Mode
@@ -62,14 +63,15 @@ def compile_stream(
     pipeline: Pipeline,
     mode: Mode | None = None,
     options: Options = DEFAULT,
+    run: Context | None = None,
 ) -> Spec:
     """Return the tree of batches of one split: a pipeline over its order tree, or its stages.
 
-    Otherwise as `compile_split`.
+    run: its seed and its lanes, for stages that end with their data. Otherwise as `compile_split`.
     """
     tree = _below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
     opener = Opener(open_source, options)
-    compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite)
+    compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite, run=run)
     spec = compiler.stream(tree, pipeline)
     compiler.faults.raise_any()
     assert spec is not None
@@ -121,8 +123,10 @@ ABOVE_BATCHING: Mapping[type[Definition], AboveBatching] = {
 class _Compiler:
     """Builds specs bottom-up. A node below which there are faults becomes None."""
 
-    def __init__(self, opener: Opener, mode: Mode, *, finite: bool = False) -> None:
-        self.opener, self.mode, self.finite = opener, mode, finite
+    def __init__(
+        self, opener: Opener, mode: Mode, *, finite: bool = False, run: Context | None = None
+    ) -> None:
+        self.opener, self.mode, self.finite, self.run = opener, mode, finite, run
         self.faults = Faults()
 
     def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:

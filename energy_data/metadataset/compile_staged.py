@@ -6,15 +6,25 @@ A `staged` inside a stage becomes stages of the outer one, so that a run has one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from math import ceil
 from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
+from energy_data.context import Context
 from energy_data.errors import SpecError
+from energy_data.exhausted import ended
+from energy_data.metadataset.compile_lengths import (
+    Body,
+    Counted,
+    length_of,
+    note,
+    said,
+    worth,
+    wrong,
+)
 from energy_data.metadataset.compile_ramp import Fade, ramp_order
-from energy_data.metadataset.definitions import Definition, Mode
+from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.faults import Faults, did_you_mean, listed
 from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
 from energy_data.metadataset.spans import Span
@@ -25,7 +35,7 @@ from energy_data.order.keys import key
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
 from energy_data.spec import Spec
-from energy_data.stage import OnEnter, Stage, wrong_bodies
+from energy_data.stage import OnEnter, OnExhausted, Stage, wrong_bodies
 
 # What is told of every stage, and kept in states; of the rest, what some stage changes.
 PIPELINE_PARAMS = (
@@ -43,6 +53,7 @@ class Compiler(Protocol):
 
     mode: Mode
     faults: Faults
+    run: Context | None  # its seed and its lanes; None: these are not known
 
     def spec(self, tree: Branch | Twig) -> OrderSpec | None:
         """Return the order tree of a node; None: faults are noted."""
@@ -57,23 +68,8 @@ class _Around:
     end: int | None = None  # of the stage around, in micro-batches
     prefix: str = ""
     on_enter: OnEnter | None = None
+    exhausted: OnExhausted | None = None
     seed: int | None = None
-
-
-@frozen(kw_only=True)
-class _Body:
-    """A stage whose node was compiled: all that its length may depend on is known."""
-
-    span: Span
-    definition: Definition  # as written where the stage is
-    part: StagePart | None  # None: what fills the gap at the front
-    tree: Branch | Twig
-    order: OrderSpec | None  # None: it is a `staged`
-    pipeline: Pipeline
-
-    @property
-    def per_step(self) -> int:
-        return self.pipeline.microbatches_per_step or 1
 
 
 def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec | None:
@@ -153,30 +149,49 @@ class _Stages:
             return
         absolute = staged.clock_origin == "absolute"
         begin = 0 if absolute else around.begin
-        counted = Fraction(0)  # in `unit`, up to `begin`
-        previous: _Body | None = None
+        counted = Counted()
+        previous: Body | None = None
         for body in known:
-            length = self.length(body, staged, counted)
+            length = length_of(self.faults, body, staged, counted)
             if length is None:
                 return
+            self.check_begin(body, counted)
             end = None if body.span.end is None else begin + length
-            if end is not None:
-                counted += length * self.worth(body, staged)
             if end is not None and end <= begin:
                 problem = "it is shorter than what was rounded up before it, and would never run."
-                self.note(body, f"{problem} Make it longer.")
+                note(self.faults, body, f"{problem} Make it longer.")
             mixed = self.ramped(previous, body, around, staged, None if end is None else length)
-            yield from self.cut(mixed, begin, end, around, definition)
-            previous, begin = body, begin if end is None else end
-            if end is None:
+            made = list(self.cut(mixed, begin, end, around, definition))
+            yield from made
+            until = made[-1].end if made and made[-1].data_end is not None else end
+            if until is None:
                 return
-        if around.prefix and (around.end is None or begin < around.end):
-            self.note(
-                known[-1],
-                f"it ends at micro-batch {begin} of the run, but the stage around, "
-                f"{around.prefix.rstrip('.')!r}, lasts until {around.end or 'the end'}. Leave its "
-                "end out.",
+            amount = (until - begin) * worth(body, staged)
+            counted = counted.after(body, amount, early=until != end)
+            previous, begin = body, until
+        if around.prefix and around.exhausted != "advance":
+            self.check_filled(known[-1], begin, around)
+
+    def check_begin(self, body: Body, counted: Counted) -> None:
+        """Note a stage that cannot begin where it says, as the one before may end earlier."""
+        if counted.moved and body.part is not None and body.part.start is not None:
+            problem = (
+                "it cannot begin where its `start` says, as the stage before ends with its data. "
+                "Leave `start` out, and write the `end` of the stage before."
             )
+            note(self.faults, body, problem, "start")
+
+    def check_filled(self, last: Body, end: int, around: _Around) -> None:
+        """Note stages inside a stage that end before it does."""
+        if around.end is not None and end >= around.end:
+            return
+        note(
+            self.faults,
+            last,
+            f"it ends at micro-batch {end} of the run, but the stage around, "
+            f"{around.prefix.rstrip('.')!r}, lasts until {around.end or 'the end'}. Leave its "
+            "end out.",
+        )
 
     def of_the_run(self, definition: StagedDefinition, around: _Around) -> None:
         """Note what is said of the run as a whole inside a stage."""
@@ -188,20 +203,20 @@ class _Stages:
 
     def ramped(
         self,
-        previous: _Body | None,
-        body: _Body,
+        previous: Body | None,
+        body: Body,
         around: _Around,
         staged: Staged,
         length: int | None,
-    ) -> _Body:
+    ) -> Body:
         """Return a stage with the mixture before it fading in; faults are noted."""
         ramp = None if body.part is None else body.part.ramp
         if ramp is None or body.part is None:
             return body
         found: OrderSpec | str = "it is the first stage, there is nothing to fade from. Take it out"
         if previous is not None:
-            worth = self.worth(body, staged)
-            steps = ceil(ramp.over / worth / body.per_step) if worth else 0
+            each = worth(body, staged)
+            steps = ceil(ramp.over / each / body.per_step) if each else 0
             on_enter = body.part.on_enter or staged.on_enter or around.on_enter or "continue"
             fade = Fade(
                 kind=ramp.kind,
@@ -219,7 +234,7 @@ class _Stages:
         self.faults.add(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {found}.")
         return body
 
-    def body(self, tree: Branch, span: Span, around: _Around) -> _Body | None:
+    def body(self, tree: Branch, span: Span, around: _Around) -> Body | None:
         """Return what a stage is made of; None: faults are noted."""
         definition, child = tree.definition, tree.children[span.child]
         assert isinstance(definition, StagedDefinition)
@@ -230,7 +245,7 @@ class _Stages:
         order = None if inner else self.compiler.spec(child)
         if pipeline is None or (order is None and not inner):
             return None
-        return _Body(
+        return Body(
             span=span,
             definition=part.of,
             part=own,
@@ -254,85 +269,19 @@ class _Stages:
         for name in own.keys() - pipeline.params.keys():
             near = did_you_mean(name, known)
             advice = f"Did you mean {near!r}?" if near else f"There are {listed(known)}."
-            self.wrong(part, f"unknown parameter {name!r}. {advice}")
+            wrong(self.faults, part, f"unknown parameter {name!r}. {advice}")
         if len(self.faults) > before:
             return None
         try:
             return with_steps(pipeline.with_params(own), steps)
         except SpecError as error:
             for fault in error.faults:
-                self.wrong(part, fault)
+                wrong(self.faults, part, fault)
             return None
-
-    def wrong(self, part: StagePart | None, problem: str) -> None:
-        """Note what is wrong with the parameters of a stage."""
-        assert part is not None, problem
-        place = part.of.places.get("params", part.of.place)
-        self.faults.add(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
-
-    def note(self, body: _Body, problem: str) -> None:
-        definition = body.definition
-        place = definition.place
-        for name in ("for", "end"):
-            place = definition.places.get(name, place)
-        self.faults.add(place, definition.where, f"stage {body.span.name!r}: {problem}")
-
-    def length(self, body: _Body, staged: Staged, counted: Fraction) -> int | None:
-        """Return the micro-batches of a stage, whole steps. None: faults are noted.
-
-        counted: what the stages before have, which is more than asked where they were rounded up.
-        """
-        unit, span = staged.unit, body.span
-        if span.end is None:
-            return 0
-        if unit == "steps" and body.pipeline.microbatches_per_step is None:
-            self.note(
-                body,
-                "how many micro-batches a step has is not known, so its bounds in steps say "
-                "nothing. Give `microbatches_per_step`: those of all ranks in an optimizer step.",
-            )
-            return None
-        worth = self.worth(body, staged)
-        if not worth:
-            self.unknown(body, unit)
-            return None
-        asked = span.end - (span.start if unit in ("steps", "epochs") else counted)
-        return max(ceil(asked / worth / body.per_step), 0) * body.per_step
-
-    def worth(self, body: _Body, staged: Staged) -> Fraction:
-        """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
-        unit, pipeline = staged.unit, body.pipeline
-        if unit == "microbatches":
-            return Fraction(1)
-        if unit == "steps":
-            return Fraction(1, body.per_step)
-        samples = Fraction(pipeline.batch_size)
-        if unit == "samples":
-            return samples
-        if unit == "tokens":
-            tokens = pipeline.params.get("seq_len")
-            return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
-        return samples / body.order.size if body.order is not None else Fraction(0)
-
-    def unknown(self, body: _Body, unit: str) -> None:
-        """Note that `unit` says nothing of a stage."""
-        found = body.pipeline.params.get("seq_len")
-        problem = f"how long one of its {unit} is cannot be told. Count in steps or samples."
-        if unit == "tokens" and found is None:
-            problem = (
-                "how many tokens a sample has is not known. Give the task encoder a parameter "
-                "`seq_len`, or count in samples."
-            )
-        elif unit == "tokens":
-            problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
-            if body.part is not None and "seq_len" in body.part.params:
-                self.wrong(body.part, problem)
-                return
-        self.note(body, problem)
 
     def cut(
         self,
-        body: _Body,
+        body: Body,
         begin: int,
         end: int | None,
         around: _Around,
@@ -345,10 +294,12 @@ class _Stages:
         begin = max(begin, around.begin)
         if end is not None and end <= begin:
             problem = f"it would never run within stage {around.prefix.rstrip('.')!r}. Take it out."
-            self.note(body, problem)
+            note(self.faults, body, problem)
             return
         name, part, pipeline = around.prefix + body.span.name, body.part, body.pipeline
         on_enter = (part and part.on_enter) or definition.staged.on_enter or around.on_enter
+        exhausted = (part and part.on_exhausted) or definition.staged.on_exhausted
+        exhausted = exhausted or around.exhausted
         seed = None if part is None else part.seed
         if seed is None and around.seed is not None:
             seed = key(around.seed, "stage", body.span.name) % 2**32
@@ -360,6 +311,7 @@ class _Stages:
                 end=end,
                 prefix=f"{name}.",
                 on_enter=on_enter,
+                exhausted=exhausted,
                 seed=seed,
             )
             yield from self.of(body.tree, inside)
@@ -368,9 +320,9 @@ class _Stages:
             whole = pipeline.over(body.order, first_microbatch=begin)
         except SpecError as error:
             for fault in error.faults:
-                self.note(body, fault)
+                note(self.faults, body, fault)
             return
-        yield Stage(
+        stage = Stage(
             name=name,
             of=whole,
             begin=begin,
@@ -379,19 +331,39 @@ class _Stages:
             seed=seed,
             params={name: at for name, at in pipeline.params.items() if _is_plain(at)},
             microbatches_per_step=pipeline.microbatches_per_step,
-            asked=_asked(body, definition.staged),
+            asked=said(body, definition.staged),
         )
+        yield self.with_data(stage, body, exhausted or "repeat")
 
-
-def _asked(body: _Body, staged: Staged) -> str:
-    """Return how the end of a stage was written."""
-    span = body.span
-    if span.end is None:
-        return ""
-    length = body.part is not None and body.part.length is not None
-    amount = span.end - span.start if length else span.end
-    number = f"{int(amount):,}" if amount.denominator == 1 else f"{float(amount):g}"
-    return f"{'' if length else 'an end at '}{number} {staged.unit}"
+    def with_data(self, stage: Stage, body: Body, rule: OnExhausted) -> Stage:
+        """Return the stage, ending with its data if it is to; faults are noted."""
+        run = self.compiler.run
+        if rule == "repeat":
+            return stage
+        if run is None:
+            problem = (
+                f"`on_exhausted: {rule}`: where its data end follows from the number of lanes, "
+                "which must then be said. Pass WorkerConfig(lanes=...), or `--lanes`."
+            )
+            note(self.faults, body, problem, "on_exhausted")
+            return stage
+        try:
+            made = ended(stage, run)
+        except SpecError as error:
+            for fault in error.faults:
+                text = fault.removesuffix(".")
+                advice = "Or let it go on: `on_exhausted: repeat`."
+                problem = f"`on_exhausted: {rule}`: {text}. {advice}"
+                note(self.faults, body, problem, "on_exhausted")
+            return stage
+        if rule == "error" and made.data_end is not None:
+            problem = (
+                f"its data end at micro-batch {made.end} of the run, and it lasts until "
+                f"{stage.end or 'the end'} (`on_exhausted: error`). Make it shorter, or give it "
+                "more data."
+            )
+            note(self.faults, body, problem)
+        return made
 
 
 def _is_plain(value: Any) -> bool:

@@ -72,6 +72,15 @@ class StagePart(Part):
             "on_enter: restart",
         ),
     )
+    on_exhausted: Literal["repeat", "advance", "error"] | None = field(
+        default=None,
+        metadata=key(
+            one_of("repeat", "advance", "error"),
+            "After one pass over its data: the stage goes on with the next pass, ends, or was "
+            "wrong to last so long. Default: that of `staged`.",
+            "on_exhausted: advance",
+        ),
+    )
     seed: int | None = field(
         default=None,
         metadata=key(COUNT, "Seed of the stage, in place of its name.", "seed: 7"),
@@ -103,6 +112,7 @@ class StagePart(Part):
             "end": amount(self.end),
             "for": amount(self.length),
             "on_enter": self.on_enter,
+            "on_exhausted": self.on_exhausted,
             "seed": self.seed,
             "ramp": self.ramp and self.ramp.plain(),
             "params": self.params or None,
@@ -146,6 +156,16 @@ class Staged:
             "What the leaves of a stage do that earlier stages had, if the stage does not say. "
             "Default: that of the stage around; without one, continue.",
             "on_enter: restart",
+        ),
+    )
+    on_exhausted: Literal["repeat", "advance", "error"] | None = field(
+        default=None,
+        metadata=key(
+            one_of("repeat", "advance", "error"),
+            "After one pass over its data, a stage goes on with the next pass, ends (in whole "
+            "steps), or was wrong to last so long. Default: that of the stage around; without "
+            "one, repeat.",
+            "on_exhausted: advance",
         ),
     )
     buffers: Literal["handoff", "drop"] | None = field(
@@ -239,6 +259,7 @@ class StagedDefinition(Definition):
                 start=part.start,
                 end=part.end,
                 length=part.length,
+                advances=(part.on_exhausted or self.staged.on_exhausted) == "advance",
                 place=part.of.place,
                 places=part.of.places,
                 where=part.of.where,
@@ -285,6 +306,7 @@ class StagedDefinition(Definition):
             "microbatches_per_step": staged.microbatches_per_step,
             "global_batch_size": staged.global_batch_size,
             "on_enter": staged.on_enter,
+            "on_exhausted": staged.on_exhausted,
             "buffers": staged.buffers,
             "resume": staged.resume,
             "clock_origin": staged.clock_origin,

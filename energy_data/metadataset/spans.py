@@ -20,6 +20,7 @@ class Asked:
     start: Fraction | None
     end: Fraction | None
     length: Fraction | None
+    advances: bool  # it ends with its data, so the next may follow it without more being said
     place: Place
     places: Mapping[str, Place]
     where: str
@@ -32,7 +33,7 @@ class Span:
     name: str
     child: int  # its number among the children of the node
     start: Fraction
-    end: Fraction | None  # None: the last, without end
+    end: Fraction | None  # None: it has none but that of its data
 
 
 def spans(asked: Sequence[Asked], *, with_default: bool) -> list[Span]:
@@ -43,7 +44,7 @@ def spans(asked: Sequence[Asked], *, with_default: bool) -> list[Span]:
             name=asked[number].name,
             child=number + with_default,
             start=start,
-            end=_end(asked[number], start, begun[at + 1][0] if at + 1 < len(begun) else None),
+            end=_end(asked[number], start, _following(begun, at)),
         )
         for at, (start, number) in enumerate(begun)
     ]
@@ -61,7 +62,16 @@ def _begun(asked: Sequence[Asked]) -> list[tuple[Fraction, int]]:
         if start is not None:
             begun.append((start, number))
         before = None if start is None else _end(stage, start, None)
+        if before is None and stage.advances:
+            before = start  # and then wherever it ends
     return begun
+
+
+def _following(begun: Sequence[tuple[Fraction, int]], at: int) -> Fraction | None:
+    """Return where the stage after number `at` begins, if that is said."""
+    if at + 1 == len(begun) or begun[at + 1][0] == begun[at][0]:
+        return None
+    return begun[at + 1][0]
 
 
 def _end(asked: Asked, start: Fraction, following: Fraction | None) -> Fraction | None:
@@ -154,6 +164,8 @@ class _Check:
         """Note it if there is a gap between two stages, or they overlap."""
         end = _end(one, start, following)
         said = f"it begins at {_text(following)}"
+        if one.advances and one.end is None and one.length is None and other.start is None:
+            return
         if start == following:
             problem = f"{said}, as stage {one.name!r} does. One of them would never run."
         elif end is not None and end < following:

@@ -60,6 +60,9 @@ class BatchSpec(Spec):
             return None
         return -(-samples // self.batch_size)
 
+    def pass_of_lane(self, context: Context) -> int:
+        return self.of.pass_of_lane(context.under("of")) // self.batch_size
+
     def build(self, context: Context) -> BatchNode:
         return BatchNode(self, context)
 

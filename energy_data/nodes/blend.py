@@ -61,6 +61,7 @@ class BlendSpec(OrderSpec):
     """
 
     keeps_place: ClassVar[bool] = True
+    ends: ClassVar[bool] = False
 
     parts: tuple[Part, ...]
     # Exact, or to 2**-32; empty where weights change.

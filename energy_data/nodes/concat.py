@@ -62,6 +62,9 @@ class ConcatSpec(OrderSpec):
             ]
         )
 
+    def pass_of_lane(self, context: Context) -> int:
+        return sum(part.pass_of_lane(context.under(name)) for name, part in self.children.items())
+
     def cannot_make_again(self) -> str | None:
         return next(filter(None, (part.cannot_make_again() for part in self.parts)), None)
 

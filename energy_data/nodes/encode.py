@@ -65,6 +65,11 @@ class EncodeSpec(Spec):
         several = self.yields == "several"
         return None if several else self.of.num_items(context.under("of"), epoch)
 
+    def pass_of_lane(self, context: Context) -> int:
+        if self.yields == "several":
+            return super().pass_of_lane(context)
+        return self.of.pass_of_lane(context.under("of"))
+
     def cannot_make_again(self) -> str | None:
         return self.of.cannot_make_again()
 

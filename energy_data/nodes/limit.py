@@ -46,6 +46,17 @@ class LimitSpec(Spec):
         inner = self.of.num_items(context.under("of"), epoch)
         return self.length if inner is None else min(inner, self.length)
 
+    def pass_of_lane(self, context: Context) -> int:
+        own = self.items_of_lane(context)
+        try:
+            return min(self.of.pass_of_lane(context.under("of")), own)
+        except SpecError:  # what is under it has no end that is known: this is it
+            return own
+
+    def items_of_lane(self, context: Context) -> int:
+        """Return how many of the first items a lane gives: item i is in lane i mod lanes."""
+        return (self.length + context.lanes - 1 - context.lane) // context.lanes
+
     def cannot_make_again(self) -> str | None:
         return self.of.cannot_make_again()
 
@@ -63,7 +74,7 @@ class LimitNode(Node[Any, LimitCursor]):
 
     def __init__(self, spec: LimitSpec, context: Context) -> None:
         super().__init__(LimitCursor(), {"of": spec.of.build(context.under("of"))})
-        self.length = (spec.length + context.lanes - 1 - context.lane) // context.lanes
+        self.length = spec.items_of_lane(context)
 
     def draw(self, count: int) -> list[Any]:
         return self._first(self.children["of"].draw, count)

@@ -54,6 +54,7 @@ class MixSpec(OrderSpec):
     """
 
     keeps_place: ClassVar[bool] = True
+    ends: ClassVar[bool] = False
     only_root: ClassVar[bool] = True
 
     parts: tuple[Mixed, ...]

@@ -57,6 +57,9 @@ class ReadSpec(Spec):
     def num_items(self, context: Context, epoch: int) -> int | None:
         return self.of.num_items(context.under("of"), epoch)
 
+    def pass_of_lane(self, context: Context) -> int:
+        return self.of.pass_of_lane(context.under("of"))
+
     def cannot_make_again(self) -> None:
         return None
 

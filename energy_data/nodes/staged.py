@@ -61,7 +61,10 @@ class StagedSpec(Spec):
             ("on_exhausted", ("repeat", "error")),
         ):
             if (found := getattr(self, name)) not in known:
-                faults.append(f"staged: {name} must be one of {', '.join(known)}, got {found!r}.")
+                advice = "; it takes stages of `ended_with_data`" if found == "advance" else ""
+                faults.append(
+                    f"staged: {name} must be one of {', '.join(known)}, got {found!r}{advice}."
+                )
         if faults:
             raise SpecError(faults)
 
@@ -152,11 +155,7 @@ class StagedNode(Node[Any, StagedCursor]):
         self._used: set[int] = set()  # stages that have computed or opened anything
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
-        restarts = stage.on_enter == "restart"
-        context = stage_context(self.context, stage.name, restarts=restarts, seed=stage.seed)
-        # Of the stage alone: another one, however it draws, leaves its order as it is.
-        crossed = context.shared(("crossed", context.path), lambda: crossed_leaves(stage.of))
-        return stage.of.build(evolve(context, crossed_leaves=crossed))
+        return stage.of.build(context_of(stage, self.context))
 
     @property
     def batch(self) -> int:
@@ -258,6 +257,15 @@ class StagedNode(Node[Any, StagedCursor]):
         if not self.cursor.carried:
             return {}
         return dict(zip(leaf_ids(self.spec), self.cursor.carried, strict=True))
+
+
+def context_of(stage: Stage, around: Context) -> Context:
+    """Return the context that the pipeline of a stage is built in."""
+    restarts = stage.on_enter == "restart"
+    context = stage_context(around, stage.name, restarts=restarts, seed=stage.seed)
+    # Of the stage alone: another one, however it draws, leaves its order as it is.
+    crossed = context.shared(("crossed", context.path), lambda: crossed_leaves(stage.of))
+    return evolve(context, crossed_leaves=crossed)
 
 
 def leaf_ids(spec: StagedSpec) -> list[str]:

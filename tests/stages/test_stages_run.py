@@ -186,7 +186,7 @@ def test_a_pipeline_that_ends_is_played_again_or_is_an_error():
     assert len([next(again) for _ in range(12)]) == 12
     strict = StagedSpec(stages=stages, on_exhausted="error").build(Context())
     with pytest.raises(SpecError, match="on_exhausted must be one of repeat, error, got 'advance'"):
-        StagedSpec(stages=stages, on_exhausted="advance")  # lanes end apart: who would tell
+        StagedSpec(stages=stages, on_exhausted="advance")  # it must be known beforehand: see below
     with pytest.raises(DataError, match="stage 'a' has no more batches at micro-batch 2"):
         [next(strict) for _ in range(12)]
 

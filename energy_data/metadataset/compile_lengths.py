@@ -1,0 +1,141 @@
+"""Compiling `staged`: how long a stage is, in micro-batches of the run."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+
+from attrs import frozen
+
+from energy_data.metadataset.definitions import Definition
+from energy_data.metadataset.faults import Faults
+from energy_data.metadataset.kind_staged import Staged, StagePart
+from energy_data.metadataset.spans import Span
+from energy_data.metadataset.twigs import Branch, Twig
+from energy_data.pipeline import Pipeline
+from energy_data.references import OrderSpec
+
+
+@frozen(kw_only=True)
+class Body:
+    """A stage whose node was compiled: all that its length may depend on is known."""
+
+    span: Span
+    definition: Definition  # as written where the stage is
+    part: StagePart | None  # None: what fills the gap at the front
+    tree: Branch | Twig
+    order: OrderSpec | None  # None: it is a `staged`
+    pipeline: Pipeline
+
+    @property
+    def per_step(self) -> int:
+        """Micro-batches of all ranks in a step."""
+        return self.pipeline.microbatches_per_step or 1
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it is written as `for`, and moves with the end of the stage before."""
+        return self.part is not None and self.part.length is not None
+
+    @property
+    def asked(self) -> Fraction:
+        """What is written as its length or its end."""
+        assert self.span.end is not None
+        return self.span.end - self.span.start if self.lasts else self.span.end
+
+
+@frozen
+class Counted:
+    """How far the stages are that are compiled so far, in `unit`."""
+
+    amount: Fraction = Fraction(0)  # more than asked where stages were rounded up
+    moved: Fraction = Fraction(0)  # what is written lies so much before: stages ended with data
+
+    def after(self, body: Body, amount: Fraction, *, early: bool) -> Counted:
+        """Return how far they are after one more, of `amount`. early: it ended with its data."""
+        amount += self.amount
+        if early or body.span.end is None:
+            return Counted(amount, amount - (body.span.end or body.span.start))
+        return Counted(amount, self.moved if body.lasts else Fraction(0))
+
+
+def length_of(faults: Faults, body: Body, staged: Staged, counted: Counted) -> int | None:
+    """Return the micro-batches that a stage with an end is to have, whole steps.
+
+    None: faults are noted.
+    """
+    unit, span = staged.unit, body.span
+    if span.end is None:
+        return 0
+    if unit == "steps" and body.pipeline.microbatches_per_step is None:
+        note(
+            faults,
+            body,
+            "how many micro-batches a step has is not known, so its bounds in steps say "
+            "nothing. Give `microbatches_per_step`: those of all ranks in an optimizer step.",
+        )
+        return None
+    each = worth(body, staged)
+    if not each:
+        unknown(faults, body, unit)
+        return None
+    end = span.end + (counted.moved if body.lasts else 0)
+    begin = span.start + counted.moved if unit in ("steps", "epochs") else counted.amount
+    return max(ceil((end - begin) / each / body.per_step), 0) * body.per_step
+
+
+def worth(body: Body, staged: Staged) -> Fraction:
+    """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
+    unit, pipeline = staged.unit, body.pipeline
+    if unit == "microbatches":
+        return Fraction(1)
+    if unit == "steps":
+        return Fraction(1, body.per_step)
+    samples = Fraction(pipeline.batch_size)
+    if unit == "samples":
+        return samples
+    if unit == "tokens":
+        tokens = pipeline.params.get("seq_len")
+        return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
+    return samples / body.order.size if body.order is not None else Fraction(0)
+
+
+def unknown(faults: Faults, body: Body, unit: str) -> None:
+    """Note that `unit` says nothing of a stage."""
+    found = body.pipeline.params.get("seq_len")
+    problem = f"how long one of its {unit} is cannot be told. Count in steps or samples."
+    if unit == "tokens" and found is None:
+        problem = (
+            "how many tokens a sample has is not known. Give the task encoder a parameter "
+            "`seq_len`, or count in samples."
+        )
+    elif unit == "tokens":
+        problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
+        if body.part is not None and "seq_len" in body.part.params:
+            wrong(faults, body.part, problem)
+            return
+    note(faults, body, problem)
+
+
+def note(faults: Faults, body: Body, problem: str, *keys: str) -> None:
+    """Note what is wrong with a stage, at the last of `keys` that is written there."""
+    definition = body.definition
+    place = definition.place
+    for name in keys or ("for", "end"):
+        place = definition.places.get(name, place)
+    faults.add(place, definition.where, f"stage {body.span.name!r}: {problem}")
+
+
+def wrong(faults: Faults, part: StagePart | None, problem: str) -> None:
+    """Note what is wrong with the parameters of a stage."""
+    assert part is not None, problem
+    place = part.of.places.get("params", part.of.place)
+    faults.add(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
+
+
+def said(body: Body, staged: Staged) -> str:
+    """Return how the end of a stage was written."""
+    if body.span.end is None:
+        return ""
+    number = f"{int(body.asked):,}" if body.asked.denominator == 1 else f"{float(body.asked):g}"
+    return f"{'' if body.lasts else 'an end at '}{number} {staged.unit}"
