@@ -19,8 +19,8 @@ from energy_data.loader.loader import Loader
 from energy_data.loader.pool import PoolOptions
 from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
-from energy_data.loader.step_known import in_shares
 from energy_data.loader.step_loader import StepLoader
+from energy_data.loader.step_stages import for_steps
 from energy_data.metadataset.compile import compile_split, compile_stream, steps_of
 from energy_data.metadataset.load import load
 from energy_data.metadataset.opening import OpenSource, Options
@@ -275,8 +275,8 @@ def get_loader(
             metadataset says, if it does.
     """
     rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
-    if rules is not None and rules.mode == "exact":
-        dataset = in_shares(dataset, rules)
+    if rules is not None:
+        dataset = for_steps(dataset, rules)
     options = PoolOptions(
         prefetch=prefetch,
         start_method=start_method,

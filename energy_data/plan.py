@@ -46,6 +46,8 @@ class PlannedStage:
     @property
     def steps(self) -> int | None:
         """The number of optimizer steps."""
+        if self.stage.counts == "steps":
+            return None if self.stage.end is None else self.stage.end - self.stage.begin
         per_step = self.stage.microbatches_per_step
         if self.microbatches is None or not per_step:
             return None
@@ -107,6 +109,7 @@ class Plan:
         planned = []
         for number, stage in enumerate(_stages(self.spec)):
             first = steps if stage.microbatches_per_step else None
+            first = stage.begin if stage.counts == "steps" else first
             one = PlannedStage(number=number, stage=stage, first_step=first)
             steps = None if first is None or one.steps is None else first + one.steps
             planned.append(one)
@@ -117,8 +120,16 @@ class Plan:
         """Whether the run has stages."""
         return any(isinstance(inner, StagedSpec) for _, inner in self.spec.walk())
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether stages begin and end at steps of any number of micro-batches."""
+        return self.stages[0].stage.counts == "steps"
+
     def stage_of(self, microbatch: int) -> PlannedStage | None:
-        """Return the stage of a micro-batch of the run; None after the end."""
+        """Return the stage of a micro-batch of the run; None after the end.
+
+        Where stages count steps (`Stage.counts`), it is not known, and the number is of a step.
+        """
         begins = [one.stage.begin for one in self.stages]
         return self._until(self.stages[bisect_right(begins, microbatch) - 1], microbatch)
 
@@ -133,6 +144,8 @@ class Plan:
         if len(known) < len(self.stages):
             raise ValueError("the size of a step is not known: give microbatches_per_step.")
         at = known[bisect_right([one.first_step or 0 for one in known], step) - 1]
+        if at.stage.counts == "steps":
+            return self._until(at, step)
         into = (step - (at.first_step or 0)) * (at.stage.microbatches_per_step or 1)
         return self._until(at, at.stage.begin + into)
 
@@ -171,9 +184,9 @@ class Plan:
             yield "its leaves begin anew, in an order of its own"
 
     @staticmethod
-    def _until(one: PlannedStage, microbatch: int) -> PlannedStage | None:
+    def _until(one: PlannedStage, place: int) -> PlannedStage | None:
         end = one.stage.end
-        return None if end is not None and microbatch >= end else one
+        return None if end is not None and place >= end else one
 
 
 def _stages(spec: Spec) -> Sequence[Stage]:
@@ -206,7 +219,8 @@ def _described(one: PlannedStage) -> Iterator[str]:
         end = None if one.steps is None else one.first_step + one.steps
         yield f"  Steps: {_range(one.first_step, end)}{asked}"
         asked = ""
-    yield f"  Micro-batches: {_range(stage.begin, stage.end)}{asked}"
+    if stage.counts == "microbatches":
+        yield f"  Micro-batches: {_range(stage.begin, stage.end)}{asked}"
     for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
         if amount is not None:
             yield f"  {name}: {short(amount)}"

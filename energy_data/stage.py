@@ -20,6 +20,7 @@ OnEnter = Literal["continue", "restart"]
 Buffers = Literal["handoff", "drop"]
 Resume = Literal["strict", "ablation", "ignore"]
 OnExhausted = Literal["repeat", "advance", "error"]
+Counts = Literal["microbatches", "steps"]
 
 DEFAULT = "default"
 """The name of a stage that draws as a run without stages does."""
@@ -37,12 +38,17 @@ class DataEnd:
 
 @frozen(kw_only=True)
 class Stage:
-    """One stage: a pipeline of batches, and the micro-batches of the run that it gives."""
+    """One stage: a pipeline of batches, and the micro-batches of the run that it gives.
+
+    Or the optimizer steps, where these are of any number of micro-batches (`counts="steps"`): then
+    the loader that groups them says when the next stage begins.
+    """
 
     name: str
     of: Spec
-    begin: int  # the first micro-batch
+    begin: int  # the first micro-batch, or step
     end: int | None = None  # the first that is no longer of this stage; None: it goes on for ever
+    counts: Counts = "microbatches"  # what `begin` and `end` are numbers of
     on_enter: OnEnter = "continue"
     seed: int | None = None  # in place of the name
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
@@ -52,8 +58,15 @@ class Stage:
 
     @property
     def num_batches(self) -> int | None:
-        """The number of micro-batches; None: without end."""
-        return None if self.end is None else self.end - self.begin
+        """The number of micro-batches; None: without end, or not known beforehand."""
+        if self.end is None or self.counts == "steps":
+            return None
+        return self.end - self.begin
+
+    @property
+    def unit(self) -> str:
+        """What the stage counts, in words."""
+        return "step" if self.counts == "steps" else "micro-batch"
 
     @property
     def order_trees(self) -> Iterator[ReferencesSpec]:
@@ -78,14 +91,19 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
             yield "staged: a stage has no name. Give it one: seeds and states are kept by it."
         if stage.end is not None and stage.end <= stage.begin:
             yield (
-                f"staged: stage {stage.name!r} would never run, it begins at micro-batch "
+                f"staged: stage {stage.name!r} would never run, it begins at {stage.unit} "
                 f"{stage.begin} and ends at {stage.end}. Take it out, or make it longer."
             )
+    if len({stage.counts for stage in stages}) > 1:
+        yield (
+            "staged: some stages count micro-batches, some steps. Count steps in all of them, or "
+            "in none."
+        )
     begin: int | None = 0
     for stage in stages:
         if begin is None or stage.begin != begin:
             yield (
-                f"staged: stage {stage.name!r} begins at micro-batch {stage.begin}, where the one "
+                f"staged: stage {stage.name!r} begins at {stage.unit} {stage.begin}, where the one "
                 f"before ends at {begin}. Stages follow each other without gap or overlap."
             )
         begin = stage.end

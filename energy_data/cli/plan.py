@@ -40,7 +40,7 @@ def _rows(one: PlannedStage) -> Iterator[list[str]]:
     said += [said_of_data(stage)] if stage.data_end else []
     said += ["restart"] if stage.on_enter == "restart" else []
     said += [f"{name}={value}" for name, value in stage.params.items() if value is not None]
-    batches = _range(stage.begin, one.microbatches)
+    batches = "?" if stage.counts == "steps" else _range(stage.begin, one.microbatches)
     yield [one.name, steps, batches, *amounts, "", "", ", ".join(said)]
     for leaf in one.leaves:
         share = "?" if leaf.share is None else f"{100 * leaf.share:.2f}"

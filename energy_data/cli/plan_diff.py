@@ -13,9 +13,9 @@ from attrs import field, frozen
 
 from energy_data.cli.stream import params_of, stream
 from energy_data.context import Context
-from energy_data.errors import StateError
+from energy_data.errors import StateError, StateMismatchError
 from energy_data.loader.ledger import Ledgers
-from energy_data.loader.resume import Rule, misfits
+from energy_data.loader.resume import Rule, clock_of, misfits
 from energy_data.loader.stages import Plan as Remembered
 from energy_data.loader.stages import edits
 from energy_data.loader.state import RunState, merge
@@ -112,9 +112,12 @@ class _Edit:
         """Return why a state would be refused."""
         before, now = self.records
         plans = [Remembered.of(record) for record in self.records]
-        clock = 0 if self.saved is None else self.saved.batch
         if plans[1] is None:
-            return differences(before, now) if clock else []
+            return differences(before, now) if self.saved and self.saved.batch else []
+        try:
+            clock = 0 if self.saved is None else clock_of(self.saved, plans[1])
+        except StateMismatchError as error:
+            return [str(error)]
         old = plans[0] or Remembered.plain(before, plans[1])
         return misfits(old, plans[1], clock, self.rule)
 

@@ -8,8 +8,8 @@ from attrs import frozen
 
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run, T_co
-from energy_data.loader.step_known import in_shares
 from energy_data.loader.step_loader import StepLoader
+from energy_data.loader.step_stages import for_steps
 from energy_data.plan import Plan
 
 
@@ -30,5 +30,4 @@ class Dataset(Run[T_co]):
         rules = self.docs_per_step
         if rules is None:
             return iter(Loader(self))
-        dataset = in_shares(self, rules) if rules.mode == "exact" else self
-        return iter(StepLoader(dataset, rules))
+        return iter(StepLoader(for_steps(self, rules), rules))

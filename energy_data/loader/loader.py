@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from rich.console import Console
 from torch import distributed
@@ -48,6 +48,8 @@ class Loader(Generic[T_batch]):
     time, also between two batches; the next batch is then the saved one.
     """
 
+    groups_steps: ClassVar[bool] = False  # whether it can play stages that count steps
+
     def __init__(self, dataset: Run[T_batch], host: Host | None = None) -> None:
         self.dataset = dataset
         self._host = host or InProcess()
@@ -61,6 +63,11 @@ class Loader(Generic[T_batch]):
         self._wait_s, self._handed_over = 0.0, 0
         self._counting = Counting(dataset)
         self._transitions = Transitions(dataset, self._counting)
+        if self._transitions.plan.counts_steps and not self.groups_steps:
+            raise SpecError(
+                "docs_per_step: the stages of this run count steps of any size, and nothing says "
+                "what a step is. Pass docs_per_step, by the names of stages."
+            )
         self._recent = Recent(self._host.meter)
         self._build(self._num_lanes)
 
@@ -137,7 +144,7 @@ class Loader(Generic[T_batch]):
     def stage(self) -> tuple[int, str] | None:
         """Number and name of the stage of the batch handed over last; None before the first."""
         batch = self.last_batch
-        stage = None if batch is None else self._transitions.plan.stage_of(batch)
+        stage = None if batch is None else self._transitions.stage_of(batch)
         return None if stage is None else (stage.number, stage.name)
 
     def stats(self) -> Stats:
@@ -260,7 +267,7 @@ class Loader(Generic[T_batch]):
     @property
     def _is_over(self) -> bool:
         """Whether the last stage has ended. Its place stays then: the stage may become longer."""
-        return self._transitions.plan.stage_of(self._next) is None
+        return self._transitions.stage_of(self._next) is None
 
     def _begin_epoch(self) -> None:
         if self._is_over:

@@ -44,16 +44,22 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
     record = TreeRecord.unpack(saved.tree)
     ledgers, before = Ledgers(saved), Plan.of(record)
     if before is None and now.path == "root":
-        saved = _staged(saved)
+        saved = _staged(saved, now)
         before = Plan.plain(record, now)
     if before is None:
         return False
     (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
     rule: Rule = "ignore" if keep else staged.resume
-    if wrong := misfits(before, now, saved.clock, rule):
-        raise StateMismatchError(_told(wrong, saved.clock, rule))
-    if not misfits(before, now, saved.clock, "ablation"):
-        _continue(saved, before, now, nodes)
+    clock = clock_of(saved, now)
+    if wrong := misfits(before, now, clock, rule):
+        raise StateMismatchError(_told(wrong, clock, rule, now))
+    if not misfits(before, now, clock, "ablation"):
+        _continue(saved, before, now, nodes, clock)
+    elif now.counts_steps:
+        raise StateMismatchError(
+            "state: stages that count steps were edited in a way that only `resume: ignore` takes, "
+            "and they cannot: where each of them began is not known beforehand. Undo these changes."
+        )
     else:
         _carry(saved, ledgers, before, now, nodes)
     for difference in (*edits(before, now), *differences(record, ours)):
@@ -61,8 +67,28 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
     return True
 
 
+def clock_of(saved: RunState, now: Plan) -> int:
+    """Return where a state is, in what the stages count: the next micro-batch, or step.
+
+    Raises StateMismatchError if the state does not say.
+    """
+    if not now.counts_steps:
+        return saved.clock
+    if saved.step is None:
+        raise StateMismatchError(
+            "state: it was saved without docs_per_step, and the stages of this run count steps, so "
+            "nobody knows how many are over. Restore with on_mismatch='restart'."
+        )
+    if saved.step["index"]:
+        raise StateMismatchError(
+            f"state: the stages were edited, and the state was saved inside step "
+            f"{saved.step['step']}. Restore a state saved at the end of a step."
+        )
+    return int(saved.step["step"])
+
+
 def misfits(before: Plan, now: Plan, clock: int, rule: Rule) -> list[str]:
-    """Return in sentences what keeps a state at micro-batch `clock` from going on."""
+    """Return in sentences what keeps a state at `clock` (micro-batch, or step) from going on."""
     wrong = []
     if before.around != now.around:
         wrong.append("something else than the stages was edited: what stands over them, `buffers`")
@@ -71,8 +97,9 @@ def misfits(before: Plan, now: Plan, clock: int, rule: Rule) -> list[str]:
         if before.at(clock) is None and before.rows[-1].end == clock:
             over.discard(before.rows[-1].name)  # the run has ended, and goes on
         if current is not None and current.name in over:
+            unit = "step" if now.counts_steps else "micro-batch"
             wrong.append(
-                f"stage {current.name!r} is over, and would be played at micro-batch {clock} again"
+                f"stage {current.name!r} is over, and would be played at {unit} {clock} again"
             )
         return wrong
     for number, row in enumerate(before.rows):
@@ -127,7 +154,7 @@ def _of_end(row: Row, ours: Row, clock: int, rule: Rule) -> Iterator[str]:
         )
 
 
-def _told(wrong: list[str], clock: int, rule: Rule) -> str:
+def _told(wrong: list[str], clock: int, rule: Rule, now: Plan) -> str:
     advice = {
         "strict": "Undo these changes. `resume: ablation` lets a new stage begin at a saved state, "
         "`resume: ignore` goes on with the leaves that are known.",
@@ -136,15 +163,16 @@ def _told(wrong: list[str], clock: int, rule: Rule) -> str:
         "ignore": "A run never goes back: let what is played go on, or start anew.",
     }
     lines = "\n".join(f"  - {problem}" for problem in wrong)
+    unit = "step" if now.counts_steps else "micro-batch"
     return (
-        f"state: the stages were edited since it was saved, at micro-batch {clock} of the run "
+        f"state: the stages were edited since it was saved, at {unit} {clock} of the run "
         f"(resume: {rule}):\n{lines}\n{advice[rule]}"
     )
 
 
-def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes) -> None:
+def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int) -> None:
     """Go on with all that was played as it was; what lies ahead is new."""
-    played = tuple(f"{now.path}/{row.name}" for row in before.rows if row.begin < saved.clock)
+    played = tuple(f"{now.path}/{row.name}" for row in before.rows if row.begin < clock)
     for lane, node in nodes.items():
         state = node.state_dict()
         for path, cursor in saved.places[lane].items():
@@ -187,13 +215,14 @@ def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: No
     )
 
 
-def _staged(saved: RunState) -> RunState:
+def _staged(saved: RunState, now: Plan) -> RunState:
     """Return a state of a tree without stages as that of one with the one stage `default`."""
     places: dict[int, State] = {}
     for lane, state in saved.places.items():
         moved = {f"root/{DEFAULT}{path.removeprefix('root')}": at for path, at in state.items()}
         taken = len(range(lane, saved.batch, saved.lanes))
-        places[lane] = {"root": {"taken": taken, "carried": ()}, **moved}
+        entered = {"entered": ()} if now.counts_steps else {}
+        places[lane] = {"root": {"taken": taken, "carried": (), **entered}, **moved}
     return evolve(saved, places=places)
 
 

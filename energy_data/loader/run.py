@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, frozen
@@ -33,7 +33,8 @@ class Run(Generic[T_co]):
     from_start: bool = False  # every iteration begins anew (validation)
     virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
     even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
-    docs_per_step: DocsPerStep | None = None  # how micro-batches are grouped into steps
+    # How micro-batches are grouped into steps; by the names of stages, if they count steps.
+    docs_per_step: DocsPerStep | Mapping[str, DocsPerStep] | None = None
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
 
     def __attrs_post_init__(self) -> None:

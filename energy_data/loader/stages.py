@@ -17,7 +17,7 @@ class Row:
     """A stage as a state remembers it."""
 
     name: str
-    begin: int
+    begin: int  # micro-batch, or step
     end: int | None
     on_enter: str
     seed: int | None
@@ -30,7 +30,7 @@ class Row:
         return stage_context(around, self.name, restarts=self.on_enter == "restart", seed=self.seed)
 
     def is_over(self, clock: int) -> bool:
-        """Return whether the stage has ended at micro-batch `clock`."""
+        """Return whether the stage has ended at micro-batch, or step, `clock`."""
         return self.end is not None and self.end <= clock
 
 
@@ -78,6 +78,11 @@ class Plan:
         return cls("root", [row], like.around, record.leaves)
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether stages begin and end at steps of the run, not at micro-batches."""
+        return "steps" in self.around[1:]
+
+    @property
     def leaf_ids(self) -> list[str]:
         """The leaves that go on from stage to stage, sorted: as a cursor has them."""
         going_on = [row.body for row in self.rows if row.on_enter == "continue"]
@@ -91,7 +96,7 @@ class Plan:
         return TreeRecord(row.body, leaves)
 
     def at(self, clock: int) -> Row | None:
-        """Return the stage of micro-batch `clock`; None after the end."""
+        """Return the stage of micro-batch, or step, `clock`; None after the end."""
         return next((row for row in self.rows if not row.is_over(clock)), None)
 
 

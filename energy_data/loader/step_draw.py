@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from attrs import evolve
 
 from energy_data.errors import DataError, SpecError
 from energy_data.loader.arena import ArenaFullError
@@ -16,11 +16,14 @@ from energy_data.loader.exchange_gloo import GlooExchange
 from energy_data.loader.host import Host
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run
-from energy_data.loader.step_known import Foreknown, foreknown
 from energy_data.loader.step_rounds import NUM_COLUMNS, Drawn, Known, check_known, own, stage_of
+from energy_data.loader.step_stages import Rules, StepStages
 from energy_data.loader.step_state import At, Settled
+from energy_data.node import State
+from energy_data.nodes.staged import StagedNode
+from energy_data.plan import PlannedStage
 from energy_data.steps.counts import EMPTY, Counts, counts_of
-from energy_data.steps.plan import Open, Round
+from energy_data.steps.plan import Open
 from energy_data.steps.rules import DocsPerStep
 
 
@@ -66,8 +69,10 @@ class Buffer:
 class RoundLoader(Loader[Any]):
     """Draws the rounds of one rank into a buffer. A part of `StepLoader`."""
 
+    groups_steps = True
+
     def __init__(
-        self, dataset: Run[Any], rules: DocsPerStep, host: Host | None, exchange: Exchange | None
+        self, dataset: Run[Any], rules: Rules, host: Host | None, exchange: Exchange | None
     ) -> None:
         config = dataset.worker_config
         if dataset.from_start or dataset.even_batches is not None:
@@ -77,18 +82,65 @@ class RoundLoader(Loader[Any]):
                 f"together as `on_rank_end` and `last` say."
             )
         self._ranks = config.world_size
-        if rules.mode == "exact":
-            rules = evolve(rules, shares=rules.shares or self._ranks)
-        self.rules, self._stride = rules, rules.shares or self._ranks
-        self._lookahead = 1 if rules.mode == "exact" else rules.lookahead
-        self._foreknown: Foreknown | None = foreknown(dataset, rules)
-        self._exchange = exchange or GlooExchange(config, rules.timeout_s)
-        self._is_alone = self._ranks == 1 or self._foreknown is not None
+        self._stages = StepStages.of(dataset, rules)
+        # All messages of a run are of one form.
+        self._rows = max(_lookahead(stage.rules) for stage in self._stages.stages)
+        self._set_stage(())
+        self._exchange = exchange or GlooExchange(config, self.rules.timeout_s)
         super().__init__(dataset, host)
+        self._transitions.stage_of = self._planned_stage
 
     def _build(self, num_lanes: int) -> None:
         super()._build(num_lanes)
+        self._set_stage(())
         self._begin(At())
+
+    def _set_stage(self, entered: Sequence[int]) -> None:
+        """Take the rule of a stage. entered: the first micro-batch of each but the first."""
+        self._stage, self._stage_begin = len(entered), entered[-1] if entered else 0
+        stage = self._stages.stages[self._stage]
+        self.rules, self._foreknown = stage.rules, stage.foreknown
+        self._stride = self.rules.round_size(self._ranks)
+        self._lookahead = _lookahead(self.rules)
+        self._is_alone = self._ranks == 1 or self._foreknown is not None
+
+    def _planned_stage(self, batch: int) -> PlannedStage | None:
+        plan = self._transitions.plan
+        return plan.stage_of(batch) if self._stages.path is None else plan.stages[self._stage]
+
+    @property
+    def _is_over(self) -> bool:
+        if self._stages.path is None:
+            return super()._is_over
+        return self._stages.number_at(self._at.step) == len(self._stages.stages)
+
+    def _enter_stage_if_due(self) -> None:
+        """Go on in the stage of the next step. StopIteration, each time, after the last."""
+        at, number = self._at, self._stages.number_at(self._at.step)
+        if number == self._stage:
+            return
+        if number == len(self._stages.stages):
+            raise StopIteration
+        first = self._own(at.base)
+        places = self._host.states(first)
+        nodes = self.dataset.build(places, self._num_lanes, meter=self._host.meter)
+        entered = (*self._entered(places), at.base)
+        for lane, node in nodes.items():
+            node.load_state_dict(places[lane])
+            staged = dict(node.walk())[self._stages.path or ""]
+            assert isinstance(staged, StagedNode)
+            staged.enter(at.base)
+        self._host.adopt(nodes, self._num_lanes, first)
+        self._place = replace(self._place, batch=first)
+        self._set_stage(entered)
+        self._begin(at)
+
+    def _entered(self, places: Mapping[int, State]) -> tuple[int, ...]:
+        """Return the first micro-batch of each stage but the first, as the lanes have it."""
+        if self._stages.path is None:
+            return ()
+        (entered,) = {tuple(place[self._stages.path]["entered"]) for place in places.values()}
+        return entered
 
     def _begin(self, at: At, settled: Settled | None = None) -> None:
         """Go to a place; nothing is drawn yet."""
@@ -104,6 +156,7 @@ class RoundLoader(Loader[Any]):
         said = [rules.fixed, rules.target, rules.multiple, rules.lookahead, rules.last]
         said += [rules.on_rank_end, rules.at_boundary, at.step, at.docs_seen]
         self._digest = zlib.crc32(repr(said).encode())
+        self._blank: Any = None  # an empty micro-batch
         self._on_its_way = self._is_cramped = False
         self._postponed: Exception | None = None
         self._exchange.restart()
@@ -134,8 +187,8 @@ class RoundLoader(Loader[Any]):
             return Drawn(base, ended=True)
         batches: list[Any] = []
         counts: list[Counts] = []
-        first = self._own(base)
-        for number in range(first, first + self._stride, self._ranks):
+        numbers = range(self._own(base), base + self._stride, self._ranks)
+        for number in numbers:
             for batch in self._taken(number, ahead=ahead):
                 batches.append(batch)
                 counts.append(counts_of(batch, self.rules))
@@ -145,18 +198,18 @@ class RoundLoader(Loader[Any]):
             base,
             tuple(batches),
             tuple(counts),
-            ended=self._has_ended(first),
+            ended=self._has_ended(numbers, is_empty=not batches),
             stage=stage,
             new_stage=stage != before and before is not None,
         )
         if self._foreknown is not None:
-            self._check_foreknown(first, drawn)
+            self._check_foreknown(numbers, drawn)
         return drawn
 
-    def _has_ended(self, number: int) -> bool:
+    def _has_ended(self, numbers: Sequence[int], *, is_empty: bool) -> bool:
         if self.rules.on_rank_end == "stop":
-            return number % self._num_lanes in self._ended
-        return len(self._ended) * self._ranks >= self._num_lanes
+            return any(number % self._num_lanes in self._ended for number in numbers)
+        return is_empty and len(self._ended) * self._ranks >= self._num_lanes
 
     def _taken(self, number: int, *, ahead: bool) -> Sequence[Any]:
         """Return the micro-batches that item `number` of the run is; none if it is left out."""
@@ -192,6 +245,8 @@ class RoundLoader(Loader[Any]):
         if buffer.settled is None or self.rules.lookahead == 1:
             return
         enough = buffer.settled.plan.rounds + (0 if self._is_alone else self._lookahead)
+        if self._stages.ends_with(self._at.step):
+            return  # the next step is of another stage, and drawn from there
         waits = self._is_cramped or self._postponed is not None or buffer.is_over
         if len(buffer.pending) < enough and not waits:
             try:
@@ -215,9 +270,10 @@ class RoundLoader(Loader[Any]):
         while not self._on_its_way:
             if not self._send_if_due():
                 self._draw()
-        rows = self._exchange.receive()
+        tables = self._exchange.receive()
         self._on_its_way = False
-        buffer.known += [Known.of(of_round, self.rules) for of_round in zip(*rows, strict=True)]
+        rounds = list(zip(*tables, strict=True))[: self._lookahead]
+        buffer.known += [Known.of(of_round, self.rules) for of_round in rounds]
         self._send_if_due()
 
     def _send_if_due(self) -> bool:
@@ -226,14 +282,15 @@ class RoundLoader(Loader[Any]):
         rounds = buffer.pending[begin : begin + self._lookahead]
         if self._is_alone or self._on_its_way or len(rounds) < self._lookahead:
             return False
-        rows = np.stack([drawn.row() for drawn in rounds])
+        rows = np.zeros((self._rows, NUM_COLUMNS), np.int64)
+        rows[: len(rounds)] = [drawn.row() for drawn in rounds]
         self._exchange.send(rows, place=rounds[0].base, digest=self._digest)
         self._on_its_way = True
         return True
 
     def _say_failed(self, error: Exception) -> None:
         if not self._is_alone:
-            rows = np.zeros((self._lookahead, NUM_COLUMNS), np.int64)
+            rows = np.zeros((self._rows, NUM_COLUMNS), np.int64)
             problem = f"{type(error).__name__}: {error}"
             self._exchange.send(rows, place=0, digest=self._digest, problem=problem)
 
@@ -241,36 +298,45 @@ class RoundLoader(Loader[Any]):
         """Return what is known of a round without asking anyone."""
         if self._foreknown is None:
             return Known.of([drawn.row()], self.rules)
-        total, most, ended = EMPTY, 0, 0
+        total, most, items, ended = EMPTY, 0, 0, 0
         for rank in range(self._ranks):
-            microbatches = 0
-            for number in range(drawn.base + rank, drawn.base + self._stride, self._ranks):
-                if self._is_beyond(number):
-                    ended += 1
-                else:
-                    count, counts = self._foreknown(number)
-                    microbatches, total = microbatches + count, total.plus(counts)
-            most = max(most, microbatches)
-        amount = getattr(total, self.rules.measure)
-        most = most if self.rules.mode == "exact" else 1
-        return Known(Round(amount, self._ranks - ended, ended, drawn.new_stage, most), total)
+            numbers = range(drawn.base + rank, drawn.base + self._stride, self._ranks)
+            told = [
+                self._foreknown(number - self._stage_begin)
+                for number in numbers
+                if not self._is_beyond(number)
+            ]
+            for _, counts in told:
+                total = total.plus(counts)
+            most = max(most, sum(count for count, _ in told))
+            items += bool(told)
+            ended += not told or (self.rules.on_rank_end == "stop" and len(told) < len(numbers))
+        return Known.of_all(total, items, ended, most, self.rules, self._ranks)
 
     def _is_beyond(self, number: int) -> bool:
         """Return whether a micro-batch is after the end of the pass, as all ranks know it."""
         total = self.dataset.num_batches(self._place.epoch, self._num_lanes)
         return total is not None and number >= total
 
-    def _check_foreknown(self, number: int, drawn: Drawn) -> None:
+    def _check_foreknown(self, numbers: Sequence[int], drawn: Drawn) -> None:
         """Raise DataError if the round is not what all ranks take it for."""
         assert self._foreknown is not None
         if self.rules.mode == "exact":
             return  # by its making
-        if self._is_beyond(number) and drawn.ended:
+        if drawn.ended and any(map(self._is_beyond, numbers)):
             return
         if drawn.ended:
             raise DataError(
-                f"docs_per_step: the stream ended at micro-batch {number}, and ranks do not tell "
-                f"each other, for `known` says what is in each. Leave out `known` for a stream "
-                f"whose end is not known."
+                f"docs_per_step: the stream ended at micro-batch {numbers[0]}, and ranks do not "
+                f"tell each other, for `known` says what is in each. Leave out `known` for a "
+                f"stream whose end is not known."
             )
-        check_known(number, drawn.counts[0] if drawn.counts else None, self._foreknown(number)[1])
+        found: list[Counts | None] = [*drawn.counts, *[None] * len(numbers)]
+        for number, counts in zip(numbers, found, strict=False):
+            if not self._is_beyond(number):
+                check_known(number, counts, self._foreknown(number - self._stage_begin)[1])
+
+
+def _lookahead(rules: DocsPerStep) -> int:
+    """Return how many rounds are told of in one message."""
+    return 1 if rules.mode == "exact" else rules.lookahead

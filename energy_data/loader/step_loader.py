@@ -22,10 +22,10 @@ from energy_data.loader.run import Run
 from energy_data.loader.state import RunState
 from energy_data.loader.step_draw import Buffer, RoundLoader, Slot
 from energy_data.loader.step_rounds import blank
+from energy_data.loader.step_stages import Rules
 from energy_data.loader.step_state import At, Settled, StepState
 from energy_data.steps.counts import Counts
 from energy_data.steps.plan import Planned, advance
-from energy_data.steps.rules import DocsPerStep
 from energy_data.steps.step import Step
 
 
@@ -39,12 +39,11 @@ class StepLoader(RoundLoader):
     def __init__(
         self,
         dataset: Run[Any],
-        rules: DocsPerStep,
+        rules: Rules,
         host: Host | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         self.last_step: Step | None = None
-        self._blank: Any = None
         super().__init__(dataset, rules, host, exchange)
 
     def next_batch(self) -> Any:
@@ -58,6 +57,7 @@ class StepLoader(RoundLoader):
             buffer = self._buffer = buffer.following()
         if buffer.settled is None:
             self._end_epoch_if_due()
+            self._enter_stage_if_due()
             self._settle()
         elif not buffer.slots:
             self._draw_again()
@@ -87,7 +87,7 @@ class StepLoader(RoundLoader):
             hosted=(config.rank, config.world_size),
             start=self._start,
             places=self._host.states(first) if at.places is None else at.places,
-            step=at.to_dict(settled, self.rules, self._ranks),
+            step=at.to_dict(settled, self._stages.at(at.step).rules, self._ranks),
         ).to_dict()
 
     def close(self) -> None:
@@ -182,7 +182,9 @@ class StepLoader(RoundLoader):
                 Slot(drawn.base, batch, counts, is_owned=drawn.owned)
                 for batch, counts in zip(drawn.batches, drawn.counts, strict=True)
             ]
-            after.slots += slots or [Slot(drawn.base)] * (self.rules.mode == "at_least")
+            if self.rules.mode == "at_least":
+                slots += [Slot(drawn.base)] * (self._stride // self._ranks - len(slots))
+            after.slots += slots
         last = buffer.pending[rounds - 1].base
         after.slots += [Slot(last)] * (settled.plan.microbatches - len(after.slots))
         return after
@@ -194,7 +196,8 @@ class StepLoader(RoundLoader):
             like = [slot.batch for slot in buffer.slots if slot.batch is not None]
             like += [batch for drawn in buffer.pending for batch in drawn.batches]
             if not like:
-                first = stand_in(self.dataset, 0, self._num_lanes)
+                run = self._stages.stages[self._stage].run
+                first = stand_in(run, 0, self._num_lanes)
                 like = list(first) if self.rules.mode == "exact" else [first]
             if not like:
                 raise DataError(
@@ -254,7 +257,10 @@ class StepLoader(RoundLoader):
         self._buffer = self._holding(settled)
 
     def _wrong_step(self, said: dict[str, Any]) -> str | None:
-        return StepState.of(said).unfit(self.rules, self._ranks)
+        place = StepState.of(said)
+        part = self._stages.at(place.step)
+        begins = part.first == place.step > 0 and not place.index  # whatever was before
+        return None if begins else place.unfit(part.rules, self._ranks)
 
     def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
         said = None if saved.step is None else StepState.of(saved.step)
@@ -265,6 +271,7 @@ class StepLoader(RoundLoader):
             )
         super()._go_to(saved, on_mismatch, changed=changed)
         whole = saved.hosted == (0, 1)
+        self._set_stage(self._entered(self._host.states(self._next)))
         if said is None:
             offset = 0 if whole else (saved.batch - saved.begun) % self._ranks
             self._begin(At(epoch=saved.epoch, begun=saved.begun, base=saved.batch - offset))

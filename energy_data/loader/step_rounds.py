@@ -55,10 +55,23 @@ class Known(NamedTuple):
         items, ended, staged, _, documents, samples, *rest = table.sum(axis=0).tolist()
         said = zip(rest[:3], rest[3:], strict=True)
         known = [None if unknown else value for value, unknown in said]
-        counts = Counts(documents, samples, *known)
-        amount = getattr(counts, rules.measure)
-        most = int(table[:, 3].max()) if rules.mode == "exact" else 1
-        return cls(Round(amount, items, ended, staged > 0, most), counts)
+        counts, most = Counts(documents, samples, *known), int(table[:, 3].max())
+        found = cls.of_all(counts, items, ended, most, rules, len(rows))
+        return found._replace(round=found.round._replace(new_stage=staged > 0))
+
+    @classmethod
+    def of_all(
+        cls, counts: Counts, items: int, ended: int, most: int, rules: DocsPerStep, ranks: int
+    ) -> Known:
+        """Return a round of these counts; `items` and `ended`: of so many ranks.
+
+        most: micro-batches of the rank that has most of them.
+        """
+        size = rules.round_size(ranks)
+        amount = size * (items > 0) if rules.measure == "microbatches" else None
+        amount = getattr(counts, rules.measure) if amount is None else amount
+        most = most if rules.mode == "exact" else size // ranks
+        return cls(Round(amount, items, ended, microbatches=most), counts)
 
 
 def summed(counts: Sequence[Counts]) -> Counts:

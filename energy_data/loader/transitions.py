@@ -9,7 +9,7 @@ from energy_data.loader.run import Run
 from energy_data.loader.stats import Counting
 from energy_data.node import State
 from energy_data.nodes.staged import StagedNode, held
-from energy_data.plan import RULE, SHOWN_LEAVES, Plan, said_of_data
+from energy_data.plan import RULE, SHOWN_LEAVES, Plan, PlannedStage, said_of_data
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,8 @@ class Transitions:
 
     def __init__(self, run: Run[object], counting: Counting) -> None:
         self.plan = Plan(run.spec)
+        # Another where stages count steps.
+        self.stage_of: Callable[[int], PlannedStage | None] = self.plan.stage_of
         self.tells = self.plan.is_staged and run.worker_config.rank == 0
         self._counting = counting
         self._told: int | None = None  # number of a stage
@@ -36,7 +38,7 @@ class Transitions:
         """
         if not self.tells or not log.isEnabledFor(logging.INFO):
             return
-        now = self.plan.stage_of(batch)
+        now = self.stage_of(batch)
         if now is None or now.number == self._told:
             return
         if self._told is None:

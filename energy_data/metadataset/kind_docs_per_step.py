@@ -12,7 +12,7 @@ from energy_data.errors import SpecError
 from energy_data.metadataset.definitions import Definition, Group, Node, Part, key
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.rules import COUNT, TARGET, one_of
-from energy_data.steps.rules import COUNTED, DocsPerStep
+from energy_data.steps.rules import MEASURES, DocsPerStep, Measure
 
 
 @frozen(kw_only=True, eq=False)
@@ -26,9 +26,13 @@ class Steps:
             "target: [[0, 64], [1000, 256]]",
         )
     )
-    count: Literal["documents", "samples", "tokens", "labels", "groups"] = field(
+    count: Measure = field(
         default="documents",
-        metadata=key(one_of(*COUNTED), "What the target counts.", "count: tokens"),
+        metadata=key(
+            one_of(*MEASURES),
+            "What the target counts. With `microbatches`, of all ranks, a step is of one size.",
+            "count: tokens",
+        ),
     )
     mode: Literal["at_least", "exact"] = field(
         default="at_least",
@@ -102,7 +106,8 @@ class Steps:
         default=None,
         metadata=key(
             COUNT,
-            "Of `exact`: parts of a step; the ranks must divide them. Default: the ranks.",
+            "Of `exact`: parts of a step. Of `at_least`: micro-batches of a round. The ranks must "
+            "divide them. Default: the ranks.",
             "shares: 64",
         ),
     )

@@ -89,13 +89,20 @@ class ShareNode(Node[Any, ShareCursor]):
         super().__init__(start, {"of": spec.of.build(context.under("of"))})
         doing = "making the batch that begins with"
         self.collate = Call(spec.collate, context, spec.on_failure, doing)
-        self.spec, self.lane, self.lanes = spec, context.lane, context.lanes
+        self.spec, self.first, self.lanes = spec, context.lane, context.lanes
         self.trace, self.meter = context.trace, context.meter
+
+    def begin_at(self, first: int) -> None:
+        """Take the first share of this lane for number `first` of all lanes; else it is its own.
+
+        For a stage, which begins at any micro-batch of the run.
+        """
+        self.first = first
 
     def draw(self, count: int) -> list[Any]:
         items = []
         for _ in range(count):
-            number = self.cursor.given * self.lanes + self.lane
+            number = self.cursor.given * self.lanes + self.first
             items.append(self._share(quota(number, self.spec.target, self.spec.shares)))
             self.cursor.given += 1
         return items

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
 
@@ -43,6 +43,9 @@ class StagedSpec(Spec):
     Seeds come from the names of stages, so a stage that is added or taken out changes no other;
     the stage named `default` draws as a run without stages does.
 
+    Stages that count steps (`Stage.counts`) begin where `StagedNode.enter` says: the number of
+    micro-batches in a step is found out by all ranks together.
+
     `resume`: which changes of the stages a saved state bears; see docs/stages.md.
     """
 
@@ -76,6 +79,11 @@ class StagedSpec(Spec):
     def gives(self) -> Gives:
         return "batches"
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether stages begin and end at steps of the run, not at micro-batches."""
+        return self.stages[0].counts == "steps"
+
     def stage_of(self, batch: int) -> int:
         """Return the number of the stage of a micro-batch of the run; one past the last: ended."""
         if (end := self.stages[-1].end) is not None and batch >= end:
@@ -100,10 +108,11 @@ class StagedSpec(Spec):
             stage.name: stage.of.describe()
             for stage in sorted(self.stages, key=lambda stage: stage.name)
         }
-        return ["staged", stages, self.buffers, self.on_exhausted, bodies]
+        steps = ["steps"] if self.counts_steps else []
+        return ["staged", stages, self.buffers, self.on_exhausted, *steps, bodies]
 
     def check_ranks(self, world_size: int) -> None:
-        for stage in self.stages:
+        for stage in () if self.counts_steps else self.stages:
             per_step = stage.microbatches_per_step or 0
             if stage.begin % world_size or (stage.end or 0) % world_size or per_step % world_size:
                 raise SpecError(
@@ -124,18 +133,33 @@ class StagedCursor(Cursor):
     carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
 
 
+@dataclass
+class SteppedCursor(StagedCursor):
+    entered: tuple[int, ...] = ()  # the first micro-batch of each stage but the first
+
+
+@runtime_checkable
+class _CountsItems(Protocol):
+    """A node below whose items depend on their number in the stage."""
+
+    def begin_at(self, first: int) -> None:
+        """Take the next item of a new node for number `first`, of all lanes."""
+
+
 class _Entered(NamedTuple):
     """The stage a lane is in, and all that the places of its leaves follow from."""
 
     number: int
     carried: tuple[int, ...]
+    begin: int
     left: list[tuple[Node[Any, Any], Cursor]]  # the nodes of the stages before, where they stopped
 
-    def holds(self, number: int, carried: tuple[int, ...]) -> bool:
+    def holds(self, number: int, carried: tuple[int, ...], begin: int) -> bool:
         """Return whether nothing has moved since."""
         return (
             self.number == number
             and self.carried == carried
+            and self.begin == begin
             and all(node.cursor is at or node.cursor == at for node, at in self.left)
         )
 
@@ -150,7 +174,8 @@ class StagedNode(Node[Any, StagedCursor]):
 
     def __init__(self, spec: StagedSpec, context: Context) -> None:
         self.spec, self.context = spec, context
-        super().__init__(StagedCursor(), {stage.name: self._built(stage) for stage in spec.stages})
+        start = SteppedCursor() if spec.counts_steps else StagedCursor()
+        super().__init__(start, {stage.name: self._built(stage) for stage in spec.stages})
         self._entered: _Entered | None = None
         self._used: set[int] = set()  # stages that have computed or opened anything
 
@@ -162,11 +187,23 @@ class StagedNode(Node[Any, StagedCursor]):
         """The number in the run of this lane's next micro-batch."""
         return self.cursor.taken * self.context.lanes + self.context.lane
 
+    @property
+    def number(self) -> int:
+        """The number of the stage of this lane's next micro-batch; one past the last: ended."""
+        if isinstance(self.cursor, SteppedCursor):
+            return len(self.cursor.entered)
+        return self.spec.stage_of(self.batch)
+
+    def enter(self, batch: int) -> None:
+        """Begin the next stage with micro-batch `batch` of the run, or a later one of this lane."""
+        assert isinstance(self.cursor, SteppedCursor)
+        self.cursor.entered = (*self.cursor.entered, batch)
+
     def rewind(self) -> None:
         """Do nothing: stages never begin again by themselves. Ended, they stay so."""
 
     def draw(self, count: int) -> list[Any]:
-        number = self.spec.stage_of(self.batch)
+        number = self.number
         if number == len(self.spec.stages):
             raise StopIteration
         stage = self.spec.stages[number]
@@ -189,7 +226,8 @@ class StagedNode(Node[Any, StagedCursor]):
 
     def _enter(self, number: int) -> None:
         """Let the leaves of a stage go on where the stages before have left them."""
-        if self._entered is not None and self._entered.holds(number, self.cursor.carried):
+        begin = self._begin_of(number)
+        if self._entered is not None and self._entered.holds(number, self.cursor.carried, begin):
             return
         stage = self.spec.stages[number]
         if stage.on_enter == "continue":
@@ -205,10 +243,19 @@ class StagedNode(Node[Any, StagedCursor]):
                         },
                     )
                 )
+        for inner in _walk(self.children[stage.name]):
+            if isinstance(inner, _CountsItems):
+                inner.begin_at((self.context.lane - begin) % self.context.lanes)
         self._forget(number)
         self._used = {number}
-        left = [inner for child in self._left(number) for inner in _walk(child)]
-        self._entered = _Entered(number, self.cursor.carried, [(one, one.cursor) for one in left])
+        left = [(inner, inner.cursor) for child in self._left(number) for inner in _walk(child)]
+        self._entered = _Entered(number, self.cursor.carried, begin, left)
+
+    def _begin_of(self, number: int) -> int:
+        """Return the first micro-batch of the stage that is played."""
+        if isinstance(self.cursor, SteppedCursor):
+            return self.cursor.entered[number - 1] if number else 0
+        return self.spec.stages[number].begin
 
     def _left(self, number: int) -> list[Node[Any, Any]]:
         return [self.children[stage.name] for stage in self.spec.stages[:number]]

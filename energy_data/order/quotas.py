@@ -11,6 +11,12 @@ def scheduled(target: Sequence[tuple[int, int]], step: int) -> int:
     return target[bisect_right(target, step, key=lambda pair: pair[0]) - 1][1]
 
 
+def seen_from(target: Sequence[tuple[int, int]], step: int) -> tuple[tuple[int, int], ...]:
+    """Return the target with steps counted from `step`; negative: from so many steps before."""
+    moved = [(at - step, value) for at, value in target if at > max(step, 0)]
+    return ((0, scheduled(target, max(step, 0))), *moved)
+
+
 def quota(share: int, target: Sequence[tuple[int, int]], shares: int) -> int:
     """Return how much share number `share` of the run holds; `shares` of them make a step.
 

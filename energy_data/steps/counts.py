@@ -45,7 +45,7 @@ def counts_of(batch: Any, rules: DocsPerStep) -> Counts:
     said = rules.count(batch) if callable(rules.count) else _said_by(batch)
     samples = None if isinstance(said, Mapping) and "samples" in said else num_samples(batch)
     counts = counts_from(said, samples)
-    if (amount := getattr(counts, rules.measure)) is None or amount < 0:
+    if (amount := getattr(counts, rules.measure, 1)) is None or amount < 0:
         raise DataError(
             f"docs_per_step: a micro-batch does not say how many {rules.measure} it holds, it says "
             f"{said!r}. Let the task encoder put `{FIELD}: {{{rules.measure!r}: number}}` into it, "

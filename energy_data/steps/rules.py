@@ -12,6 +12,8 @@ from energy_data.order.quotas import scheduled
 
 Counted = Literal["documents", "samples", "tokens", "labels", "groups"]
 COUNTED: tuple[Counted, ...] = ("documents", "samples", "tokens", "labels", "groups")
+Measure = Literal["documents", "samples", "tokens", "labels", "groups", "microbatches"]
+MEASURES: tuple[Measure, ...] = (*COUNTED, "microbatches")
 
 Said: TypeAlias = int | Mapping[str, int]
 """What someone says is in a micro-batch: its documents, or several counts by name."""
@@ -52,7 +54,8 @@ def _schedule(target: Target) -> tuple[tuple[int, int], ...]:
 class DocsPerStep:
     """Group micro-batches into optimizer steps that hold so many documents, over all ranks.
 
-    A *round* is one micro-batch of each rank: number n of the run has g = n R to n R + R - 1.
+    A *round* is one micro-batch of each rank (or more, see `shares`): number n of the run has g =
+    n R to n R + R - 1.
 
     "at_least": rounds are added until the step holds the target; the round that crosses it is
     included, nothing is carried over. "exact": the target is shared out to `shares`, lane by lane,
@@ -61,8 +64,9 @@ class DocsPerStep:
 
     target: tuple[tuple[int, int], ...] = field(converter=_schedule)
     """How much a step holds; or pairs [step, how much from then on], from step 0."""
-    count: Counted | Callable[[Any], Said] = "documents"
-    """What the target counts; or a function of a micro-batch that says what is in it."""
+    count: Measure | Callable[[Any], Said] = "documents"
+    """What the target counts; or a function of a micro-batch that says what is in it. With
+    "microbatches", those of all ranks, a step is of one size."""
     mode: Literal["at_least", "exact"] = "at_least"
     multiple: int = 1
     """The number of micro-batches of a step is rounded up to a multiple of this."""
@@ -86,8 +90,9 @@ class DocsPerStep:
     """What is in each micro-batch, or a function of its number g, where that is known beforehand:
     then ranks need not tell each other. It is checked."""
     shares: int | None = None
-    """Of "exact": into how many parts a step is cut; the number of ranks must divide it. The stream
-    depends on it. None: the number of ranks."""
+    """Of "exact": into how many parts a step is cut; the stream depends on it. Of "at_least": how
+    many micro-batches of the run a round is. The number of ranks must divide it, and then steps do
+    not depend on that. None: the number of ranks."""
     empty: Callable[[Any], Any] | None = None
     """Makes an empty micro-batch from a full one; None: tensors [0, ...] and empty lists."""
     timeout_s: float = 600.0
@@ -103,14 +108,12 @@ class DocsPerStep:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 faults.append(f"{name} must be a number >= {least}, got {value!r}")
-        if not callable(self.count) and self.count not in COUNTED:
-            faults.append(f"count must be a function or one of {COUNTED}, got {self.count!r}")
+        if not callable(self.count) and self.count not in MEASURES:
+            faults.append(f"count must be a function or one of {MEASURES}, got {self.count!r}")
         if not self.timeout_s > 0:
             faults.append(f"timeout_s must be > 0, got {self.timeout_s!r}")
         if self.mode == "exact" and (self.known is not None or self.count != "documents"):
             faults.append("mode 'exact' counts documents by itself: leave out count and known")
-        if self.mode != "exact" and self.shares is not None:
-            faults.append("shares are for mode 'exact': leave them out")
         if faults:
             raise SpecError([f"docs_per_step: {fault}." for fault in faults])
 
@@ -119,12 +122,16 @@ class DocsPerStep:
         """Return what a number stands for."""
         return cls(target=said) if isinstance(said, int) else said
 
+    def round_size(self, ranks: int) -> int:
+        """Return how many micro-batches of the run, or shares, a round is on so many ranks."""
+        return self.shares or ranks
+
     def target_of(self, step: int) -> int:
         """Return how much a step holds."""
         return scheduled(self.target, step)
 
     @property
-    def measure(self) -> Counted:
+    def measure(self) -> Measure:
         """What the target counts; what a function says without a name is documents."""
         return "documents" if callable(self.count) else self.count
 

@@ -15,6 +15,9 @@ import torch
 from loader.steps import STREAM, ranks_of, stream, take
 from loader.test_steps_ends import one_pass
 from loader.test_steps_gradients import EXACT, documents, gradients
+from loader.test_steps_stages import EXACT as STAGES
+from loader.test_steps_stages import MIXED, RULES, SPEC
+from loader.test_steps_stages import ranks_of as staged_ranks
 
 RANK = """
 import json, os, signal, sys, time
@@ -36,6 +39,8 @@ from energy_data.loader.step_known import in_shares
 from loader.steps import STREAM, plain, stream, varying
 from loader.test_steps_gradients import EXACT, documents, tiny_model
 from loader.test_steps_ends import one_pass
+from loader.test_steps_stages import EXACT as STAGES, MIXED, RULES, SPEC
+from energy_data.loader.step_stages import for_steps
 
 def failing(batch):
     failing.calls += 1
@@ -91,6 +96,18 @@ def in_more_groups():
         distributed.new_group(ranks)
     return plain(islice(loader_of(STREAM, target=25), 9))
 
+def in_stages():
+    found = []
+    for spec, rules in ((MIXED, STAGES), (SPEC, RULES)):
+        loader = StepLoader(for_steps(Dataset(spec=spec, worker_config=config), rules), rules)
+        given = plain(islice(loader, 7))
+        state = loader.state_dict()
+        rest = plain(islice(loader, 30))
+        loader.load_state_dict(state)  # back over the boundaries
+        assert plain(islice(loader, 30)) == rest
+        found.append(given + rest)
+    return found
+
 def restored(breaks):
     # Rank 0 fails, or is silent until the others give up; then all restart, twice.
     exchange = GlooExchange(config, 1.5 if breaks else 30)
@@ -137,6 +154,8 @@ elif scenario == "killed":
     found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
 elif scenario == "failing":
     found = broken(None, 60)
+elif scenario == "stages":
+    found = in_stages()
 elif scenario == "more groups":
     found = in_more_groups()
 elif scenario == "other rules":
@@ -148,7 +167,7 @@ elif scenario == "given up":
 elif scenario == "silent":
     found = broken(lambda: time.sleep(8), 2)
 (folder / f"found-{config.rank}.json").write_text(json.dumps(found))
-if scenario in ("steps", "told", "given up"):
+if scenario in ("steps", "stages", "told", "given up"):
     distributed.barrier()
     distributed.destroy_process_group()
 os._exit(0)
@@ -215,6 +234,13 @@ def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(tmp
         passes = zip(listed(take(loaders)), listed(take(loaders)), strict=True)
         assert [ends[way] for _, ends, _ in found] == [list(both) for both in passes]
     check_gradients(found)
+
+
+def test_real_ranks_switch_stages_at_the_same_step(tmp_path):
+    found = by_torchrun(tmp_path, 2, "stages")
+    for number, (spec, rules) in enumerate([(MIXED, STAGES), (SPEC, RULES)]):
+        expected = listed(take(staged_ranks(spec, rules, 2), 37))
+        assert [mine[number] for mine in found] == expected
 
 
 def test_ranks_may_be_in_different_numbers_of_process_groups(tmp_path):

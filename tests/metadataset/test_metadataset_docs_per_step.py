@@ -46,8 +46,9 @@ def test_written_out_it_stands_alone():
             "m.yaml:2:20: splits.train.blend[0]: must have `path`, ",
         ),
         (
-            "{docs_per_step: {target: 5, shares: 4, of: {path: x}}}",
-            "m.yaml:2:26: splits.train.docs_per_step: shares are for mode 'exact': leave them out.",
+            "{docs_per_step: {target: 5, mode: exact, count: tokens, of: {path: x}}}",
+            "m.yaml:2:26: splits.train.docs_per_step: mode 'exact' counts documents by itself: "
+            "leave out count and known.",
         ),
         (
             "{docs_per_step: {target: 0, of: {path: x}}}",

@@ -31,7 +31,7 @@ def test_an_impossible_target_is_refused(target):
         ({"max_microbatches": 0}, "max_microbatches must be"),
         ({"count": "words"}, "count must be a function or one of"),
         ({"timeout_s": 0}, "timeout_s must be > 0"),
-        ({"shares": 4}, "shares are for mode 'exact'"),
+        ({"shares": 0}, "shares must be a number >= 1, got 0"),
         ({"mode": "exact", "count": "tokens"}, "mode 'exact' counts documents by itself"),
     ],
 )

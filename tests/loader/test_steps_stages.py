@@ -1,0 +1,340 @@
+"""Stages that count steps of any size: each stage has its own rule for what a step is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import islice
+
+import pytest
+from attrs import evolve
+from trees import leaf, samples
+
+from energy_data.context import WorkerConfig
+from energy_data.errors import SpecError, StateMismatchError
+from energy_data.loader.dataset import Dataset
+from energy_data.loader.loader import Loader
+from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.step_loader import StepLoader
+from energy_data.loader.step_stages import for_steps
+from energy_data.nodes.staged import StagedSpec
+from energy_data.stage import Stage
+from energy_data.steps.counts import counts_of
+from energy_data.steps.rules import DocsPerStep
+from loader.runs import loader_of
+from loader.steps import WAIT_S, Hub, HubExchange, numbered, plain, stream, take
+from loader.test_steps_exact import packs
+from loader.workers import processes
+
+SMALL, LARGE = stream(batch_size=2), stream()
+
+
+def staged(*parts, **facts):
+    """Stages by name, first step, end, tree and micro-batches of a step."""
+    stages = (
+        Stage(name=n, begin=b, end=e, of=of, microbatches_per_step=m, counts="steps")
+        for n, b, e, of, m in parts
+    )
+    return StagedSpec(stages=tuple(stages), **facts)
+
+
+def rule(target, **facts):
+    return DocsPerStep(target=target, timeout_s=WAIT_S, **facts)
+
+
+# Steps of 20 documents, of 12 micro-batches, and of 7, then 30 documents; all of one leaf.
+SPEC = staged(("a", 0, 3, LARGE, None), ("b", 3, 5, SMALL, 12), ("c", 5, None, LARGE, None))
+RULES = {"a": rule(20), "c": rule([[0, 7], [2, 30]])}
+
+
+def ranks_of(spec, rules, ranks=1, *, lanes=12):
+    hub = Hub(ranks)
+    loaders = []
+    for rank in range(ranks):
+        config = WorkerConfig(rank, ranks, lanes=lanes)
+        dataset = for_steps(Dataset(spec=spec, worker_config=config), rules)
+        loaders.append(StepLoader(dataset, rules, exchange=HubExchange(hub, rank)))
+    return loaders
+
+
+def bounds(loaders):
+    """The micro-batches of the run with which stages began, as the lanes of all ranks say."""
+    places = [loader._host.states(loader._next) for loader in loaders]
+    (entered,) = {place["root"]["entered"] for each in places for place in each.values()}
+    return entered
+
+
+def in_microbatches(spec, entered):
+    """The same stages with bounds in micro-batches."""
+    begins, ends = (0, *entered), (*entered, None)
+    stages = [
+        evolve(stage, begin=begin, end=end, counts="microbatches", microbatches_per_step=None)
+        for stage, begin, end in zip(spec.stages, begins, ends, strict=False)
+    ]
+    return evolve(spec, stages=tuple(stages))
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_stages_switch_between_steps_and_their_batches_are_those_of_bounds_in_microbatches(
+    ranks, lookahead
+):
+    rules = {name: evolve(each, lookahead=lookahead) for name, each in RULES.items()}
+    loaders = ranks_of(SPEC, rules, ranks)
+    given = take(loaders, 66)
+    entered = bounds(loaders)
+    assert len(entered) == 2
+    plain = loader_of(in_microbatches(SPEC, entered), lanes=12)
+    batches = list(islice(plain, 66 * ranks))
+    in_order = [given[g % ranks][g // ranks] for g in range(66 * ranks)]
+    assert [keys for keys, _ in in_order] == [tuple(batch["__key__"]) for batch in batches]
+    for (_, step), batch in zip(in_order, batches, strict=True):
+        expected = "a" if step.step < 3 else "b" if step.step < 5 else "c"
+        assert batch["__stage__"][1] == expected
+    check_rounds(in_order, batches, ranks)
+
+
+def check_rounds(in_order, batches, ranks):
+    """Each step ends with the round that reaches its target, or has its number of micro-batches."""
+    steps: dict = {}
+    for (_, step), batch in zip(in_order, batches, strict=True):
+        steps.setdefault(step.step, []).append(counts_of(batch, rule(1)).documents)
+    for number, docs in list(steps.items())[:-1]:
+        if 3 <= number < 5:
+            assert len(docs) == 12
+        else:
+            target = 20 if number < 3 else 7 if number < 7 else 30
+            assert sum(docs) >= target > sum(docs[:-ranks])
+
+
+def test_a_leaf_goes_on_from_stage_to_stage_and_back():
+    other = evolve(LARGE, of=samples(leaf("y", 900)))
+    spec = staged(("a", 0, 3, LARGE, None), ("b", 3, 5, other, None), ("a2", 5, 9, LARGE, None))
+    rules = {"a": rule(20), "b": rule(15), "a2": rule(20)}
+    (given,) = take(ranks_of(spec, rules), 200)
+    assert {step.step for _, step in given} == set(range(9))
+    keys = [key for batch, _ in given for key in batch]
+    assert len(set(keys)) == len(keys)
+    assert {key[0] for batch, step in given if 3 <= step.step < 5 for key in batch} == {"y"}
+
+
+def states(loaders):
+    """The states of the ranks, through JSON."""
+    return json.loads(json.dumps([loader.state_dict() for loader in loaders]))
+
+
+EXACT = {"a": rule(13, mode="exact"), "b": rule(20), "c": rule([[0, 9], [2, 17]], mode="exact")}
+PLAIN = stream(numbered)
+MIXED = staged(("a", 0, 3, PLAIN, None), ("b", 3, 5, LARGE, None), ("c", 5, None, PLAIN, None))
+
+
+@pytest.mark.parametrize(("spec", "rules"), [(SPEC, RULES), (MIXED, EXACT)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_saved_after_any_micro_batch_stages_go_on_identically(spec, rules, ranks):
+    expected = take(ranks_of(spec, rules, ranks), 50)
+    assert {step.step for _, step in expected[0]} >= set(range(7))
+    loaders = ranks_of(spec, rules, ranks)
+    for count in range(45):
+        saved = states(loaders)
+        assert states(loaders) == saved, "taking a state changed it"
+        again = ranks_of(spec, rules, ranks)
+        for loader in again:
+            loader.restore_state_global(saved)
+        assert states(again) == saved
+        assert take(again, 5) == [given[count : count + 5] for given in expected]
+        take(loaders, 1)
+
+
+def test_all_ranks_may_go_back_over_a_boundary_in_a_running_process():
+    loaders = ranks_of(SPEC, RULES, 2)
+    early = states(loaders)
+    expected = take(loaders, 30)
+    for _ in range(2):
+        for loader in loaders:
+            loader.restore_state_global(early)
+        assert take(loaders, 30) == expected
+
+
+def keys_of(given):
+    """Of each step, its samples over all ranks."""
+    found: dict = {}
+    for mine in given:
+        for keys, step in mine:
+            found.setdefault(step.step, []).extend(keys)
+    return [sorted(found[step]) for step in sorted(found)]
+
+
+def shared(rules, shares):
+    return {name: evolve(each, shares=shares) for name, each in rules.items()}
+
+
+@pytest.mark.parametrize("rules", [RULES, EXACT])
+def test_with_the_same_shares_stages_hold_the_same_samples_on_any_number_of_ranks(rules):
+    spec, rules = (SPEC if rules is RULES else MIXED), shared(rules, 4)
+    expected = keys_of(take(ranks_of(spec, rules, 1), 150))[:9]
+    for ranks in (2, 4):
+        assert keys_of(take(ranks_of(spec, rules, ranks), 150 // ranks + 4))[:9] == expected
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_between_steps_another_number_of_ranks_goes_on_also_at_a_boundary(step):
+    rules = shared(EXACT, 4)
+    expected = keys_of(take(ranks_of(MIXED, rules, 1), 150))
+    loaders = ranks_of(MIXED, rules, 4)
+    before: list = []
+    while not before or before[-1][0][1].step < step or not before[-1][0][1].is_last:
+        before.append([mine[0] for mine in take(loaders, 1)])
+    others = ranks_of(MIXED, rules, 2)
+    for loader in others:
+        loader.restore_state_global(states(loaders))
+    given = [*before, *zip(*take(others, 30), strict=True)]
+    assert keys_of(given)[:9] == expected[:9]
+
+
+def test_exact_stages_hold_exactly_their_targets():
+    given = take(ranks_of(MIXED, EXACT, 3), 60)
+    docs = {step.step: step.step_docs for mine in given for _, step in mine}
+    assert [docs[step] for step in range(9)][:3] == [13] * 3
+    assert [docs[step] for step in range(5, 9)] == [9, 9, 17, 17]
+    lengths = [len(keys) for keys in keys_of(given)]
+    assert [lengths[step] for step in (0, 1, 2, 5, 6, 7)] == [13, 13, 13, 9, 9, 17]
+
+
+def test_one_exact_rule_for_all_stages_counts_its_target_from_the_beginning_of_the_run():
+    spec = staged(("a", 0, 3, PLAIN, None), ("b", 3, None, PLAIN, None))
+    given = take(ranks_of(spec, rule([[0, 8], [4, 12]], mode="exact"), 2), 30)
+    assert [len(keys) for keys in keys_of(given)][:6] == [8, 8, 8, 8, 12, 12]
+
+
+@pytest.mark.parametrize("buffers", ["handoff", "drop"])
+def test_what_waited_to_be_packed_goes_back_at_the_boundary_or_is_lost(buffers):
+    spec = staged(("a", 0, 3, packs(), None), ("b", 3, None, PLAIN, None), buffers=buffers)
+    loaders = ranks_of(spec, {"a": rule(50), "b": rule(40)}, lanes=4)
+    (given,) = take(loaders, 330)
+    keys = [key for batch, _ in given for key in batch]
+    assert len(keys) > 1000
+    assert (len(set(keys)) == 1000) == (buffers == "handoff")
+    (entered,) = bounds(loaders)
+    batches = islice(loader_of(in_microbatches(spec, (entered,)), lanes=4), 330)
+    assert [keys for keys, _ in given] == [tuple(batch["__key__"]) for batch in batches]
+
+
+def test_after_the_last_stage_the_run_is_over_and_stays_so_until_it_is_longer():
+    spec = staged(("a", 0, 2, LARGE, None), ("b", 2, 4, LARGE, None))
+    rules = {"a": rule(20), "b": rule(15)}
+    loaders = ranks_of(spec, rules, 2)
+    given = take(loaders)
+    assert [mine[-1][1].step for mine in given] == [3, 3]
+    assert take(loaders) == [[], []]
+    longer = staged(("a", 0, 2, LARGE, None), ("b", 2, 6, LARGE, None))
+    others = ranks_of(longer, rules, 2)
+    for loader in others:
+        loader.restore_state_global(states(loaders))
+    whole = take(ranks_of(longer, rules, 2))
+    assert [mine + more for mine, more in zip(given, take(others), strict=True)] == whole
+
+
+def test_what_lies_ahead_may_be_edited_between_steps_and_what_was_played_may_not():
+    loaders = ranks_of(SPEC, RULES)
+    while not (step := take(loaders, 1)[0][0][1]).is_last or step.step < 3:
+        pass
+    saved = states(loaders)
+    ahead = staged(("a", 0, 3, LARGE, None), ("b", 3, 6, SMALL, 12), ("d", 6, None, LARGE, None))
+    (other,) = ranks_of(ahead, {"a": rule(20), "d": rule(9)})
+    other.restore_state_global(saved)
+    ((first, *_),) = take([other], 1)
+    assert first == take(loaders, 1)[0][0]
+    with pytest.raises(StateMismatchError, match="was saved inside step 4"):
+        ranks_of(SPEC, RULES)[0].restore_state_global(states([other]))
+    past = staged(("a", 0, 2, LARGE, None), ("b", 2, 5, SMALL, 12), ("c", 5, None, LARGE, None))
+    with pytest.raises(
+        StateMismatchError, match=r"at step 4 of the run(.|\n)*'a' is over; it ended"
+    ):
+        ranks_of(past, RULES)[0].restore_state_global(saved)
+
+
+def test_a_run_of_steps_goes_on_as_the_stage_default():
+    plain_run = ranks_of(LARGE, rule(20))
+    spec = staged(("default", 0, 3, LARGE, None), ("b", 3, None, SMALL, 12), resume="ablation")
+    rules = {"default": rule(20)}
+    while not (step := take(plain_run, 1)[0][0][1]).is_last or step.step < 2:
+        pass
+    others = ranks_of(spec, rules)
+    others[0].restore_state_global(states(plain_run))
+    (given,) = take(others, 12)
+    whole = take(ranks_of(spec, rules), 60)[0]
+    assert given == [each for each in whole if each[1].step >= 3][:12]
+    without = loader_of(LARGE, lanes=12).state_dict()
+    with pytest.raises(StateMismatchError, match="it was saved without docs_per_step"):
+        others[0].load_state_dict(without)
+
+
+def pooled(workers=2, method="fork", prefetch=2):
+    config = WorkerConfig(num_workers=workers, lanes=8)
+    dataset = for_steps(Dataset(spec=MIXED, worker_config=config), EXACT)
+    options = PoolOptions(start_method=method, prefetch=prefetch)
+    return StepLoader(dataset, EXACT, Pool(dataset, options) if workers else None)
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 5), (2, 2), (3, 1)])
+def test_whatever_workers_are_ahead_stages_switch_at_the_same_place(workers, prefetch):
+    expected = plain(islice(pooled(workers=0), 60))
+    loader = pooled(workers, prefetch=prefetch)
+    given = []
+    for number, batch in enumerate(islice(loader, 60)):
+        given.append(batch)
+        if number in (8, 14, 30):
+            os.kill(processes(loader)[0], signal.SIGKILL)
+    assert plain(given) == expected
+    loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_however_workers_start_stages_are_the_same(method):
+    loader = pooled(2, method)
+    assert plain(islice(loader, 60)) == plain(islice(pooled(workers=0), 60))
+    loader.close()
+
+
+def test_the_loader_says_the_stage_of_what_it_handed_over():
+    (loader,) = ranks_of(SPEC, RULES)
+    assert loader.stage is None
+    for batch in islice(loader, 60):
+        assert loader.stage == batch["__stage__"]
+    plan = loader.dataset.plan
+    assert [plan.stage_at(step).name for step in (0, 2, 3, 5, 10**9)] == ["a", "a", "b", "c", "c"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rules", "message"),
+    [
+        (SPEC, {**RULES, "x": rule(1)}, "there is no stage 'x', there are a, b, c"),
+        (MIXED, {"a": rule(5), "c": rule(5)}, "stage 'b' has no docs_per_step and no microb"),
+        (SPEC, {**RULES, "a": rule(1, emit="step")}, "emit is 'microbatch' in stage 'c', and"),
+        (SPEC, {**RULES, "a": rule(1, known=3)}, "stage 'a' has `known`, but with which"),
+        (LARGE, RULES, "rules by the names of stages .a, c. are for stages that count steps"),
+    ],
+)
+def test_rules_that_do_not_fit_the_stages_are_refused(spec, rules, message):
+    with pytest.raises(SpecError, match=message):
+        ranks_of(spec, rules)
+
+
+def test_ranks_that_cannot_share_steps_of_one_size_are_refused():
+    with pytest.raises(
+        SpecError, match=r"\[12\] micro-batches of all ranks are not whole rounds of 8"
+    ):
+        ranks_of(SPEC, RULES, 8, lanes=16)
+
+
+def test_without_a_rule_stages_that_count_steps_are_refused():
+    with pytest.raises(SpecError, match="nothing says what a step is"):
+        Loader(Dataset(spec=SPEC, worker_config=WorkerConfig(lanes=8)))
+
+
+def test_some_stages_in_steps_and_some_in_micro_batches_are_refused():
+    stages = (evolve(SPEC.stages[0], counts="microbatches"), *SPEC.stages[1:])
+    with pytest.raises(SpecError, match="some stages count micro-batches, some steps"):
+        StagedSpec(stages=stages)
