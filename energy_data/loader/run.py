@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, frozen
@@ -14,7 +14,7 @@ from energy_data.errors import SpecError
 from energy_data.meter import Meter
 from energy_data.node import Node, State
 from energy_data.spec import Spec, kind_of
-from energy_data.steps.rules import DocsPerStep
+from energy_data.steps.rules import Rules
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Run(Generic[T_co]):
     virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
     even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
     # How micro-batches are grouped into steps; by the names of stages, if they count steps.
-    docs_per_step: DocsPerStep | Mapping[str, DocsPerStep] | None = None
+    docs_per_step: Rules | None = None
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
 
     def __attrs_post_init__(self) -> None:

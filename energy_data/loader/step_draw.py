@@ -17,14 +17,14 @@ from energy_data.loader.host import Host
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run
 from energy_data.loader.step_rounds import NUM_COLUMNS, Drawn, Known, check_known, own, stage_of
-from energy_data.loader.step_stages import Rules, StepStages
+from energy_data.loader.step_stages import StepStages
 from energy_data.loader.step_state import At, Settled
 from energy_data.node import State
 from energy_data.nodes.staged import StagedNode
 from energy_data.plan import PlannedStage
 from energy_data.steps.counts import EMPTY, Counts, counts_of
 from energy_data.steps.plan import Open
-from energy_data.steps.rules import DocsPerStep
+from energy_data.steps.rules import DocsPerStep, Rules
 
 
 class Slot(NamedTuple):

@@ -15,6 +15,7 @@ from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.share import ShareSpec
+from energy_data.nodes.staged import StagedSpec
 from energy_data.order.quotas import quota
 from energy_data.references import OrderSpec, ReferencesSpec
 from energy_data.spec import Spec, kind_of
@@ -84,6 +85,12 @@ def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
         raise SpecError(
             f"docs_per_step: {ranks} ranks cannot deal out {shares} shares of a step evenly. Use a "
             f"number of ranks that divides shares."
+        )
+    if isinstance(spec, StagedSpec):
+        raise SpecError(
+            "docs_per_step: mode 'exact' cuts the batches of stages that count steps; these count "
+            "micro-batches, and would begin inside a step. Write `unit: steps` (in Python "
+            "`Stage(counts='steps')`), or use mode 'at_least'."
         )
     if not isinstance(spec, BatchSpec) or spec.aligned:
         raise SpecError(

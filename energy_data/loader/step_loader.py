@@ -22,10 +22,10 @@ from energy_data.loader.run import Run
 from energy_data.loader.state import RunState
 from energy_data.loader.step_draw import Buffer, RoundLoader, Slot
 from energy_data.loader.step_rounds import blank
-from energy_data.loader.step_stages import Rules
 from energy_data.loader.step_state import At, Settled, StepState
 from energy_data.steps.counts import Counts
 from energy_data.steps.plan import Planned, advance
+from energy_data.steps.rules import Rules
 from energy_data.steps.step import Step
 
 

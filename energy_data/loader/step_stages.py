@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeGuard
 
 from attrs import evolve, frozen
 
@@ -21,11 +21,7 @@ from energy_data.nodes.staged import StagedSpec
 from energy_data.order.quotas import seen_from
 from energy_data.spec import kind_of
 from energy_data.stage import Stage
-from energy_data.steps.rules import DocsPerStep
-
-Rules: TypeAlias = DocsPerStep | Mapping[str, DocsPerStep]
-"""One rule for all steps of a run; or of a run whose stages count steps, by the names of stages.
-A stage that is not named has steps of `Stage.microbatches_per_step`."""
+from energy_data.steps.rules import DocsPerStep, Rules
 
 _ALIKE = ("emit", "timeout_s")
 

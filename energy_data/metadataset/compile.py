@@ -9,6 +9,13 @@ from typing import NamedTuple
 from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
 from energy_data.metadataset.compile_staged import staged_order, staged_stream
+from energy_data.metadataset.compile_steps import (
+    below_steps,
+    counts_steps,
+    note_wrong_steps,
+    rules_of,
+    rules_of_stages,
+)
 from energy_data.metadataset.definitions import Definition, Mode
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.kind_docs_per_step import DocsPerStepDefinition
@@ -23,7 +30,7 @@ from energy_data.pipeline import Pipeline
 from energy_data.references import Leaf, OrderSpec
 from energy_data.source import Source
 from energy_data.spec import Spec
-from energy_data.steps.rules import DocsPerStep
+from energy_data.steps.rules import Rules
 from energy_data.storage.file_store import FileStore
 
 
@@ -47,7 +54,7 @@ def compile_split(
     every fault, as `load_metadataset` does: no such split, datasets that are not there or empty,
     ids that clash. Raises StructureError for a damaged dataset.
     """
-    tree = _below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
+    tree = below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
     compiler = _Compiler(Opener(open_source, options), mode_of(split, mode))
     spec = compiler.spec(tree)
     compiler.faults.raise_any()
@@ -69,28 +76,26 @@ def compile_stream(
 
     run: its seed and its lanes, for stages that end with their data. Otherwise as `compile_split`.
     """
-    tree = _below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
+    whole = expand(metadataset, split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
     compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite, run=run)
-    spec = compiler.stream(tree, pipeline)
+    if compiler.mode == "train" and counts_steps(whole, pipeline):
+        compiler.counts_steps = True
+        note_wrong_steps(whole, compiler.faults)
+        compiler.faults.raise_any()
+    spec = compiler.stream(below_steps(whole), pipeline)
     compiler.faults.raise_any()
     assert spec is not None
     return spec
 
 
-def steps_of(metadataset: Metadataset, split: str) -> DocsPerStep | None:
-    """Return how a split groups its micro-batches into steps; None: it does not say."""
-    definition = expand(metadataset, split).definition
-    if isinstance(definition, DocsPerStepDefinition):
-        return definition.docs_per_step.rules()
-    return None
+def steps_of(metadataset: Metadataset, split: str) -> Rules | None:
+    """Return how a split groups its micro-batches into steps; None: it does not say.
 
-
-def _below_steps(tree: Branch | Twig) -> Branch | Twig:
-    """Return the tree without the node at its top that groups micro-batches: the loader does."""
-    if isinstance(tree, Branch) and isinstance(tree.definition, DocsPerStepDefinition):
-        return tree.children[0]
-    return tree
+    Either for all of it, or for stages, by their names.
+    """
+    tree = expand(metadataset, split)
+    return rules_of(tree) or rules_of_stages(tree) or None
 
 
 def _misplaced(compiler: _Compiler, tree: Branch, *_: Pipeline) -> None:
@@ -128,6 +133,7 @@ class _Compiler:
     ) -> None:
         self.opener, self.mode, self.finite, self.run = opener, mode, finite, run
         self.faults = Faults()
+        self.counts_steps = False  # whether stages count steps of any size
 
     def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:
         """Return the tree of batches of a node."""

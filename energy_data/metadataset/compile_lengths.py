@@ -13,7 +13,8 @@ from energy_data.metadataset.kind_staged import Staged, StagePart
 from energy_data.metadataset.spans import Span
 from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.pipeline import Pipeline
-from energy_data.references import OrderSpec
+from energy_data.references import OrderSpec, follows_run
+from energy_data.steps.rules import DocsPerStep
 
 
 @frozen(kw_only=True)
@@ -26,11 +27,18 @@ class Body:
     tree: Branch | Twig
     order: OrderSpec | None  # None: it is a `staged`
     pipeline: Pipeline
+    counts_steps: bool = False  # bounds are steps of any size, each counted as one
+    rules: DocsPerStep | None = None  # of its steps
 
     @property
     def per_step(self) -> int:
-        """Micro-batches of all ranks in a step."""
-        return self.pipeline.microbatches_per_step or 1
+        """Micro-batches of all ranks in a step; what a step counts as."""
+        return 1 if self.counts_steps else self.pipeline.microbatches_per_step or 1
+
+    @property
+    def step_size(self) -> int | None:
+        """Micro-batches of all ranks in a step, if it is of one size."""
+        return None if self.rules is not None else self.pipeline.microbatches_per_step
 
     @property
     def lasts(self) -> bool:
@@ -67,7 +75,7 @@ def length_of(faults: Faults, body: Body, staged: Staged, counted: Counted) -> i
     unit, span = staged.unit, body.span
     if span.end is None:
         return 0
-    if unit == "steps" and body.pipeline.microbatches_per_step is None:
+    if unit == "steps" and body.pipeline.microbatches_per_step is None and not body.counts_steps:
         note(
             faults,
             body,
@@ -82,6 +90,18 @@ def length_of(faults: Faults, body: Body, staged: Staged, counted: Counted) -> i
     end = span.end + (counted.moved if body.lasts else 0)
     begin = span.start + counted.moved if unit in ("steps", "epochs") else counted.amount
     return max(ceil((end - begin) / each / body.per_step), 0) * body.per_step
+
+
+def check_counted(faults: Faults, body: Body) -> None:
+    """Note what a stage cannot have that is counted in steps of any size."""
+    assert body.order is not None
+    follows = "and with which micro-batch of the run a stage begins is not known beforehand"
+    if follows_run(body.order):
+        problem = f"weights that change follow the micro-batches of the run, {follows}."
+        note(faults, body, f"{problem} Use weights that do not change.", "weight")
+    if body.part is not None and body.part.ramp is not None:
+        problem = f"a ramp follows the micro-batches of the run, {follows}. Take it out."
+        note(faults, body, problem, "ramp")
 
 
 def worth(body: Body, staged: Staged) -> Fraction:

@@ -17,6 +17,7 @@ from energy_data.exhausted import ended
 from energy_data.metadataset.compile_lengths import (
     Body,
     Counted,
+    check_counted,
     length_of,
     note,
     said,
@@ -24,6 +25,7 @@ from energy_data.metadataset.compile_lengths import (
     wrong,
 )
 from energy_data.metadataset.compile_ramp import Fade, ramp_order
+from energy_data.metadataset.compile_steps import below_steps, rules_of
 from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.faults import Faults, did_you_mean, listed
 from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
@@ -54,6 +56,7 @@ class Compiler(Protocol):
     mode: Mode
     faults: Faults
     run: Context | None  # its seed and its lanes; None: these are not known
+    counts_steps: bool  # whether stages count steps of any size, not micro-batches
 
     def spec(self, tree: Branch | Twig) -> OrderSpec | None:
         """Return the order tree of a node; None: faults are noted."""
@@ -130,7 +133,7 @@ def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:
         place, where = definition.places["staged"], f"{where}.staged.at"
         compiler.faults.add(place, where, f"there is no stage {name!r}. {advice}")
         return None
-    return compiler.spec(tree.children[definition.names.index(name)])
+    return compiler.spec(below_steps(tree.children[definition.names.index(name)]))
 
 
 class _Stages:
@@ -211,8 +214,8 @@ class _Stages:
     ) -> Body:
         """Return a stage with the mixture before it fading in; faults are noted."""
         ramp = None if body.part is None else body.part.ramp
-        if ramp is None or body.part is None:
-            return body
+        if ramp is None or body.part is None or body.counts_steps:
+            return body  # what is wrong with it in steps of any size is told elsewhere
         found: OrderSpec | str = "it is the first stage, there is nothing to fade from. Take it out"
         if previous is not None:
             each = worth(body, staged)
@@ -241,6 +244,7 @@ class _Stages:
         part = definition.parts[span.child]
         own = part if isinstance(part, StagePart) else None
         pipeline = self.pipeline(definition.staged, own, around.pipeline)
+        rules, child = rules_of(child), below_steps(child)
         inner = isinstance(child.definition, StagedDefinition)
         order = None if inner else self.compiler.spec(child)
         if pipeline is None or (order is None and not inner):
@@ -252,6 +256,8 @@ class _Stages:
             tree=child,
             order=order,
             pipeline=pipeline,
+            counts_steps=self.compiler.counts_steps,
+            rules=rules,
         )
 
     def pipeline(
@@ -316,6 +322,9 @@ class _Stages:
             )
             yield from self.of(body.tree, inside)
             return
+        if body.counts_steps:
+            check_counted(self.faults, body)
+            pipeline = evolve(pipeline, microbatches_per_step=body.step_size)
         try:
             whole = pipeline.over(body.order, first_microbatch=begin)
         except SpecError as error:
@@ -327,6 +336,7 @@ class _Stages:
             of=whole,
             begin=begin,
             end=end,
+            counts="steps" if body.counts_steps else "microbatches",
             on_enter=on_enter or "continue",
             seed=seed,
             params={name: at for name, at in pipeline.params.items() if _is_plain(at)},
@@ -339,6 +349,10 @@ class _Stages:
         """Return the stage, ending with its data if it is to; faults are noted."""
         run = self.compiler.run
         if rule == "repeat":
+            return stage
+        if body.counts_steps:
+            problem = f"`on_exhausted: {rule}`: how much a stage of steps of any size takes is not "
+            note(self.faults, body, f"{problem}known beforehand. Leave it out.", "on_exhausted")
             return stage
         if run is None:
             problem = (

@@ -123,19 +123,21 @@ class Steps:
 
 @frozen(kw_only=True, eq=False)
 class DocsPerStepDefinition(Definition):
-    """Steps; only at the top of a split."""
+    """Steps; only at the top of a split, or of a stage."""
 
     kind: ClassVar[str] = "docs_per_step"
     below_split_only: ClassVar[bool] = True
+    in_stages: ClassVar[bool] = True
     elsewhere: ClassVar[str] = (
-        "It groups the micro-batches of the run: put it over all of the split."
+        "It groups the micro-batches of the run: put it over all of the split, or of a stage."
     )
     apart: ClassVar[bool] = True  # for those who ask how far the run is: it is known below
 
     docs_per_step: Steps = field(
         metadata=key(
             Group(Steps),
-            "Optimizer steps that hold so many documents, over all ranks; at the top of a split.",
+            "Optimizer steps that hold so many documents, over all ranks; at the top of a split, "
+            "or of a stage.",
             "docs_per_step: {target: 256, of: {path: ./coco}}",
         )
     )

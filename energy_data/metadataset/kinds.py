@@ -24,7 +24,7 @@ from energy_data.metadataset.kind_join import JoinDefinition
 from energy_data.metadataset.kind_mix import MixDefinition
 from energy_data.metadataset.kind_path import PathDefinition
 from energy_data.metadataset.kind_repeat import RepeatDefinition
-from energy_data.metadataset.kind_staged import StagedDefinition
+from energy_data.metadataset.kind_staged import StagedDefinition, StagePart
 
 KINDS: Mapping[str, type[Definition]] = {
     definition.kind: definition
@@ -78,5 +78,7 @@ def kinds_of(part: type[Part]) -> Mapping[str, type[Definition]]:
     if part.kinds is not None:
         return {name: KINDS[name] for name in part.kinds}
     return {
-        name: kind for name, kind in KINDS.items() if part is SplitPart or not kind.below_split_only
+        name: kind
+        for name, kind in KINDS.items()
+        if part is SplitPart or not kind.below_split_only or (kind.in_stages and part is StagePart)
     }

@@ -139,11 +139,11 @@ class SteppedCursor(StagedCursor):
 
 
 @runtime_checkable
-class _CountsItems(Protocol):
-    """A node below whose items depend on their number in the stage."""
+class _Shares(Protocol):
+    """A stage of shares of steps: tuples of batches, cut by the number of the share."""
 
     def begin_at(self, first: int) -> None:
-        """Take the next item of a new node for number `first`, of all lanes."""
+        """Take the first share of this lane for number `first` of all lanes."""
 
 
 class _Entered(NamedTuple):
@@ -208,8 +208,11 @@ class StagedNode(Node[Any, StagedCursor]):
             raise StopIteration
         stage = self.spec.stages[number]
         self._enter(number)
-        items = self._drawn(stage, self.children[stage.name])
+        child = self.children[stage.name]
+        items = self._drawn(stage, child)
         self.cursor.taken += 1
+        if isinstance(child, _Shares):
+            return [tuple(marked(each, number, stage.name) for each in item) for item in items]
         return [marked(item, number, stage.name) for item in items]
 
     def _drawn(self, stage: Stage, child: Node[Any, Any]) -> Sequence[Any]:
@@ -243,9 +246,8 @@ class StagedNode(Node[Any, StagedCursor]):
                         },
                     )
                 )
-        for inner in _walk(self.children[stage.name]):
-            if isinstance(inner, _CountsItems):
-                inner.begin_at((self.context.lane - begin) % self.context.lanes)
+        if isinstance(child := self.children[stage.name], _Shares):
+            child.begin_at((self.context.lane - begin) % self.context.lanes)
         self._forget(number)
         self._used = {number}
         left = [(inner, inner.cursor) for child in self._left(number) for inner in _walk(child)]

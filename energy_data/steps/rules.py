@@ -139,3 +139,8 @@ class DocsPerStep:
     def fixed(self) -> list[Any]:
         """What must not change inside a run, as plain data: another value is another grouping."""
         return [self.mode, self.measure, self.shares]
+
+
+Rules: TypeAlias = DocsPerStep | Mapping[str, DocsPerStep]
+"""One rule for all steps of a run; or of a run whose stages count steps, by the names of stages.
+A stage that is not named has steps of `Stage.microbatches_per_step`."""

@@ -66,6 +66,49 @@ def test_exact_steps_in_yaml_cut_batches():
     assert [len(batch["__key__"]) for batch in batches] == [4, 4, 2, 4, 4, 2]
 
 
+STAGED = """
+splits:
+  train:
+    staged:
+      unit: steps
+      stages:
+        - {name: a, end: 2, docs_per_step: {target: 10, of: {path: data}}}
+        - {name: b, for: 2, path: data, params: {microbatches_per_step: 3}}
+        - {name: c, docs_per_step: {target: 9, mode: exact, of: {path: data}}}
+"""
+
+
+def test_stages_in_yaml_have_steps_of_their_own(folder):
+    (folder / "run.yaml").write_text(STAGED)
+    loader = get_loader(dataset("run.yaml"))
+    steps: dict = {}
+    for batch in islice(loader, 18):
+        said = (batch["__stage__"][1], len(batch["__key__"]))
+        steps.setdefault(batch["__step__"].step, []).append(said)
+    assert list(steps.values())[:5] == [
+        *[[("a", 4)] * 3] * 2,
+        *[[("b", 4)] * 3] * 2,
+        [("c", 4), ("c", 4), ("c", 1)],
+    ]
+    assert next(iter(dataset("run.yaml")))["__step__"].step_docs == 12
+
+
+def test_one_exact_rule_over_stages_in_yaml_is_exact_in_each(folder):
+    stages = [{"name": "a", "end": 2, "path": "data"}, {"name": "b", "path": "data"}]
+    node = {"target": 6, "mode": "exact", "of": {"staged": {"unit": "steps", "stages": stages}}}
+    data = dataset({"splits": {"train": {"docs_per_step": node}}})
+    batches = list(islice(get_loader(data), 8))
+    assert [len(batch["__key__"]) for batch in batches] == [4, 2] * 4
+    assert [batch["__stage__"][1] for batch in batches] == ["a"] * 4 + ["b"] * 4
+    samples = {
+        "target": 6,
+        "mode": "exact",
+        "of": {"staged": {"unit": "samples", "stages": stages}},
+    }
+    with pytest.raises(SpecError, match=r"these count micro-batches(.|\n)*Write `unit: steps`"):
+        get_loader(dataset({"splits": {"train": {"docs_per_step": samples}}}))
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_task_encoder_says_of_each_sample_what_counts():
     loader = get_loader(dataset(encoder=Counted()), docs_per_step=DocsPerStep(target=9))

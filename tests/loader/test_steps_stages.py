@@ -298,8 +298,9 @@ def test_however_workers_start_stages_are_the_same(method):
     loader.close()
 
 
-def test_the_loader_says_the_stage_of_what_it_handed_over():
-    (loader,) = ranks_of(SPEC, RULES)
+@pytest.mark.parametrize(("spec", "rules"), [(SPEC, RULES), (MIXED, EXACT)])
+def test_the_loader_says_the_stage_of_what_it_handed_over(spec, rules):
+    (loader,) = ranks_of(spec, rules)
     assert loader.stage is None
     for batch in islice(loader, 60):
         assert loader.stage == batch["__stage__"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from energy_data.errors import SpecError
-from energy_data.metadataset.compile import compile_split, steps_of
+from energy_data.metadataset.compile import compile_split, compile_stream, steps_of
 from energy_data.metadataset.load import load, parse_metadataset
 from energy_data.metadataset.resolve import resolve
+from energy_data.pipeline import Pipeline
 from energy_data.steps.rules import DocsPerStep
+from energy_data.tasks.encoder import DefaultTaskEncoder
 
 
 def parsed(node):
@@ -92,3 +94,112 @@ def test_a_file_with_steps_may_be_the_whole_of_a_split_but_no_part_of_it(tmp_pat
         SpecError, match=r"steps.yaml:1:33: .*must be all of a split, found its file"
     ):
         compile_split(load(tmp_path / "part.yaml"), "train", open_source=datasets)
+
+
+STAGES = """
+splits:
+  train:
+    staged:
+      unit: steps
+      stages:
+        - {name: a, end: 3, docs_per_step: {target: 20, of: {path: x}}}
+        - {name: b, for: 2, path: y, params: {microbatches_per_step: 8}}
+        - {name: c, docs_per_step: {target: 9, mode: exact, of: {blend: [{path: x}, {path: y}]}}}
+"""
+
+
+def stages(text, datasets, **facts):
+    pipeline = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder(), **facts)
+    metadataset = parse_metadataset(text, name="m.yaml")
+    spec = compile_stream(metadataset, "train", open_source=datasets, pipeline=pipeline)
+    return [
+        (one.name, one.begin, one.end, one.counts, one.microbatches_per_step) for one in spec.stages
+    ]
+
+
+def test_stages_with_steps_of_their_own_count_steps(datasets):
+    expected = [
+        ("a", 0, 3, "steps", None),
+        ("b", 3, 5, "steps", 8),
+        ("c", 5, None, "steps", None),
+    ]
+    assert stages(STAGES, datasets) == stages(STAGES, datasets, microbatches_per_step=6) == expected
+    assert steps_of(parse_metadataset(STAGES, name="m.yaml"), "train") == {
+        "a": DocsPerStep(target=20),
+        "c": DocsPerStep(target=9, mode="exact"),
+    }
+
+
+def test_stages_with_steps_written_out_stand_alone(datasets):
+    metadataset = parse_metadataset(STAGES, name="m.yaml")
+    again = load(resolve(metadataset, "train"))
+    assert steps_of(again, "train") == steps_of(metadataset, "train")
+
+
+OVER = """
+splits:
+  train:
+    docs_per_step:
+      target: 8
+      mode: MODE
+      of:
+        staged: {unit: UNIT, stages: [{name: a, end: 4, path: x}, {name: b, path: y}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "unit", "per_step", "expected"),
+    [
+        ("exact", "steps", None, ("steps", 4)),
+        ("exact", "steps", 6, ("steps", 4)),
+        ("at_least", "steps", None, ("steps", 4)),
+        ("at_least", "steps", 6, ("microbatches", 24)),
+        ("at_least", "microbatches", None, ("microbatches", 4)),
+    ],
+)
+def test_below_one_rule_stages_count_its_steps_where_nothing_else_is_a_step(
+    datasets, mode, unit, per_step, expected
+):
+    text = OVER.replace("MODE", mode).replace("UNIT", unit)
+    first = stages(text, datasets, microbatches_per_step=per_step)[0]
+    assert (first[3], first[2]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            STAGES.replace("unit: steps", "unit: samples"),
+            "staged.unit: stages with `docs_per_step` are counted in steps, found 'samples'",
+        ),
+        (
+            STAGES.replace("{path: x}}}", "{staged: {stages: [{name: d, path: x}]}}}}", 1),
+            "holds stages. Write it into each of them",
+        ),
+        (
+            STAGES.replace(
+                "{blend: [{path: x}", "{blend: [{path: x, weight: {linear: {0: 1, 9: 5}}}"
+            ),
+            "stage 'c': weights that change follow the micro-batches of the run, and",
+        ),
+        (
+            STAGES.replace("path: y, params", "path: y, ramp: {over: 1}, params"),
+            "stage 'b': a ramp follows the micro-batches of the run, and with which",
+        ),
+        (
+            STAGES.replace("path: y, params", "path: y, on_exhausted: advance, params"),
+            "how much a stage of steps of any size takes is not known beforehand",
+        ),
+        (
+            OVER.replace("MODE", "exact")
+            .replace("UNIT", "steps")
+            .replace("end: 4, path: x", "end: 4, docs_per_step: {target: 3, of: {path: x}}"),
+            "a `docs_per_step` stands over the stages already. Keep one of them",
+        ),
+    ],
+)
+def test_what_cannot_be_of_stages_that_count_steps_is_said_with_its_place(datasets, text, message):
+    with pytest.raises(SpecError) as caught:
+        stages(text, datasets)
+    assert message in str(caught.value)
+    assert "m.yaml:" in str(caught.value)
