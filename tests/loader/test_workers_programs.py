@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from loader.workers import children, is_alive
+from loader.own_time import OwnTime, until
+from loader.workers import children, is_alive, left_in, named_memory, session
 
 METHODS = ["fork", "forkserver", "spawn"]
 
@@ -31,11 +32,17 @@ def started(tmp_path):
     """Starts programs in a process group of their own; none survives the test."""
     running = []
 
-    def start(text: str, *arguments: str) -> subprocess.Popen:
+    def start(text: str, *arguments: str, in_file: bool = True) -> subprocess.Popen:
         script = tmp_path / "program.py"
         script.write_text(text)
         program = subprocess.Popen(
-            [sys.executable, "-W", "error", str(script), *arguments],
+            [
+                sys.executable,
+                "-W",
+                "error",
+                *([str(script)] if in_file else ["-c", text]),
+                *arguments,
+            ],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -58,32 +65,30 @@ def said(program: subprocess.Popen) -> str:
     return line
 
 
-def end(program: subprocess.Popen) -> tuple[str, str]:
+def end(program: subprocess.Popen, within_s: float = 20) -> tuple[str, str]:
     """What a program says until its end, which must come soon."""
-    try:
-        return program.communicate(timeout=20)
-    except subprocess.TimeoutExpired:
-        raise AssertionError("the program does not end") from None
+    clock = OwnTime({program.pid})
+    while True:
+        try:
+            return program.communicate(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            assert clock.passed() < within_s, "the program does not end"
 
 
-def until_gone(processes: set[int]) -> None:
-    """Wait until all of these processes are gone."""
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, processes)):
-        assert time.monotonic() < deadline, "orphans"
-        time.sleep(0.02)
+def until_gone(program: subprocess.Popen) -> None:
+    """Wait until no process of a program is left."""
+    program.wait()
+    left = session(program.pid)
+    until(lambda: not any(map(is_alive, left)), "orphans", left)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_program_without_main_guard_works_and_ends_without_noise(started, method):
     program = started(PLAIN, method)
     said(program)
-    workers = children(program.pid)
-    began = time.monotonic()
-    assert end(program) == ("", "")
+    assert end(program, within_s=5) == ("", "")
     assert program.returncode == 0
-    assert time.monotonic() - began < 5
-    until_gone(workers)
+    until_gone(program)
 
 
 def test_a_program_ends_though_another_library_used_finalizers_first(started):
@@ -135,28 +140,20 @@ def test_functions_of_an_unguarded_main_are_an_error_that_says_what_to_do(starte
     assert 'if __name__ == "__main__":' in line
 
 
-def test_classes_that_exist_in_no_file_are_an_error_that_says_what_to_do():
-    text = OF_MAIN.replace("GUARD", "True").replace("sys.argv[1]", '"forkserver"')
-    done = subprocess.run(  # as in a notebook: there is a __main__, but no file of it
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "SpecError" in done.stderr
-    assert 'in a notebook; or use start_method="fork"' in done.stderr
+def test_classes_that_exist_in_no_file_are_an_error_that_says_what_to_do(started):
+    text = OF_MAIN.replace("GUARD", "True")  # as in a notebook: there is a __main__ without a file
+    _, err = end(started(text, "forkserver", in_file=False))
+    assert "SpecError" in err
+    assert 'in a notebook; or use start_method="fork"' in err
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_trainer_leaves_no_process(started, method):
     program = started(PLAIN + "while True: next(stream)\n", method)
     said(program)
-    below = children(program.pid)
-    assert len(below) >= 2
+    assert len(children(program.pid)) >= 2
     program.kill()
-    until_gone(below)
+    until_gone(program)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -166,23 +163,24 @@ def test_a_killed_trainer_leaves_no_process_that_waits_for_ever(started, method)
     )
     program = started(text + "while True: next(stream)\n", method)
     said(program)
-    below = children(program.pid)
     program.kill()
-    until_gone(below)
+    until_gone(program)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_trainers_killed_at_random_times_leave_no_process_and_no_shared_memory(started, method):
     rng = random.Random(method)
-    before = set(Path("/dev/shm").iterdir())
     for _ in range(20):
         program = started(PLAIN + "while True: next(stream)\n", method)
-        time.sleep(rng.uniform(0, 4))
-        below = children(program.pid)
+        clock, at = OwnTime({program.pid}), rng.uniform(0, 4)
+        while clock.passed() < at:
+            time.sleep(0.01)
+        processes = session(program.pid)
+        named = named_memory(processes)
         program.kill()
-        until_gone(below)
-    assert set(Path("/dev/shm").iterdir()) == before
+        until_gone(program)
+        assert not left_in(named | named_memory(processes))
 
 
 TOLD = """
@@ -216,27 +214,23 @@ def test_workers_outlive_a_signal_to_the_group_so_that_the_trainer_can_save(
 ):
     program = started(TOLD, method)
     said(program)
-    below = children(program.pid)
     os.killpg(program.pid, number)
-    began = time.monotonic()
-    out, err = end(program)
+    out, err = end(program, within_s=5)
     assert out.splitlines() == ['saved {"format": ', "same workers True"]
     assert err == ""
     assert program.returncode == 3
-    assert time.monotonic() - began < 5
-    until_gone(below)
+    until_gone(program)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_control_c_ends_a_program_with_one_traceback(started, method):
     program = started(PLAIN + "while True: next(stream)\n", method)
     said(program)
-    below = children(program.pid)
     os.killpg(program.pid, signal.SIGINT)
     _, err = end(program)
     assert err.count("Traceback") == 1
     assert "KeyboardInterrupt" in err
-    until_gone(below)
+    until_gone(program)
 
 
 FORKS = """
@@ -291,7 +285,7 @@ def test_warnings_logged_in_workers_reach_the_standard_error(started, method):
 
 
 THREADS = """
-import logging, sys, threading
+import logging, sys, threading, time
 from itertools import islice
 import torch
 from loader.workers import worker_loader
@@ -304,6 +298,7 @@ def busy(lock):
     while True:
         with lock:
             log.warning("%d", torch.ones(50_000).sum())
+            time.sleep(0.0005)  # holds its lock, and leaves others a core
 
 for lock in locks:
     threading.Thread(target=busy, args=(lock,), daemon=True).start()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from trees import A, B, C, batches, leaf, not_third, samples
@@ -19,6 +22,7 @@ from energy_data.spec import Spec
 BLEND = BlendSpec((Part(A, 5), Part(B, 2), Part(C, 1), Part(leaf("d", 23), 0.5)))
 STREAM = batches(FilterSpec(of=samples(BLEND), predicate=not_third), 4)
 
+SHARED = Path("/dev/shm")
 OPTIONS = {"prefetch", "start_method", "arena_bytes", "timeout_s", "on_timeout", "max_restarts"}
 
 
@@ -37,27 +41,57 @@ def processes(loader: Loader) -> list[int]:
     return [worker.process.pid for worker in getattr(loader._host, "_workers", {}).values()]
 
 
-def descriptors() -> int:
+def descriptors(process: int | None = None) -> int:
+    """How many files a process has open, this one if none is named."""
     gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return len(list(Path(f"/proc/{process or 'self'}/fd").iterdir()))
+
+
+def stats() -> Iterator[tuple[int, list[str]]]:
+    """The processes that are alive, each with its state, parent, group, session and so on."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    yield int(entry.name), fields
 
 
 def children(process: int | None = None) -> set[int]:
     """The processes under one, however deep."""
     found, front = set(), {process or os.getpid()}
     parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents.setdefault(int(fields[1]), set()).add(int(entry.name))
+    for child, (_, parent, *_) in stats():
+        parents.setdefault(int(parent), set()).add(child)
     while front:
         front = set().union(*(parents.get(one, set()) for one in front))
         found |= front
     return found
+
+
+def session(leader: int) -> set[int]:
+    """The processes of a session, orphans too."""
+    return {process for process, fields in stats() if int(fields[3]) == leader}
+
+
+def named_memory(processes: set[int]) -> set[str]:
+    """The files of /dev/shm that processes have open or mapped, or that are called after them."""
+    found = set()
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            mapped = Path(f"/proc/{process}/maps").read_text().splitlines()
+            found |= {line.split(maxsplit=5)[5] for line in mapped if " /dev/shm/" in line}
+            for file in Path(f"/proc/{process}/fd").iterdir():
+                with suppress(OSError):  # it was closed
+                    found.add(str(file.readlink()))
+    ids = {str(process) for process in processes}
+    named = {str(file) for file in SHARED.iterdir() if ids & set(re.split(r"\D+", file.name))}
+    return named | {file for file in found if file.startswith(f"{SHARED}/")}
+
+
+def left_in(files: set[str]) -> set[str]:
+    """Those of some files that are still there."""
+    return {file for file in files if Path(file).exists()}
 
 
 def is_alive(process: int) -> bool:

@@ -1,0 +1,44 @@
+"""How long processes take on a machine of their own: tests run beside other programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from loader.workers import children
+
+
+class OwnTime:
+    """Seconds that pass for some processes and all below them, without those in a queue for a core.
+
+    Who runs and who waits for another uses its time up: nothing that hangs hides behind a load.
+    """
+
+    def __init__(self, processes: set[int]) -> None:
+        self.processes, self.began = processes, time.monotonic()
+        self.queued: dict[Path, int] = {}  # task -> nanoseconds in a queue, when last looked at
+        self.look()
+        self.before = sum(self.queued.values())
+
+    def look(self) -> None:
+        for process in self.processes.union(*map(children, self.processes)):
+            with suppress(OSError):  # it has ended
+                for task in Path(f"/proc/{process}/task").iterdir():
+                    self.queued[task] = int((task / "schedstat").read_text().split()[1])
+
+    def passed(self) -> float:
+        """Return the seconds since this was made; look often, or who has ended is counted fully."""
+        self.look()
+        return time.monotonic() - self.began - (sum(self.queued.values()) - self.before) / 1e9
+
+
+def until(
+    happens: Callable[[], bool], else_: str, processes: set[int], limit_s: float = 20
+) -> None:
+    """Wait for what other processes do; they have `limit_s` of their own time for it."""
+    clock = OwnTime(processes)
+    while not happens():
+        assert clock.passed() < limit_s, else_
+        time.sleep(0.02)
