@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -65,7 +65,8 @@ def counts_from(said: Any, samples: int | None) -> Counts:
     if documents is None or known is None:
         raise DataError(
             f"docs_per_step: nobody says how many samples a micro-batch holds, found {said!r}. Let "
-            f"it have `__key__`, or say {{'documents': .., 'samples': ..}}."
+            f"it have `__key__`, or pass a function as `count` that says of a micro-batch "
+            f"{{'documents': .., 'samples': ..}}."
         )
     rest = (by_name.get(name) for name in ("tokens", "labels", "groups"))
     return Counts(documents, known, *rest)
@@ -139,14 +140,35 @@ def num_samples(batch: Any) -> int | None:
 
     That is the length of its `__key__`, or of the list that `__docs__` is; else that of all its
     fields that have one, if it is the same: in packs laid end to end it is not that of samples.
+    A tuple that has tensors in it is one of fields; a list of them may be one of samples as well.
     """
     for name in ("__key__", FIELD):
         if isinstance(found := _value(batch, name), list | tuple):
             return len(found)
-    if _is_list(batch):
-        return len(batch)
     lengths = {length for value in _values(batch) if (length := _length(value)) is not None}
+    if _is_list(batch):
+        lengths |= set(_lengths(batch))
+        if not any(_has_shape(value) for value in batch):
+            return len(batch)
+        if isinstance(batch, list):
+            lengths.add(len(batch))
     return lengths.pop() if len(lengths) == 1 else None
+
+
+def _lengths(values: Iterable[Any]) -> Iterator[int]:
+    """Yield the lengths of fields, also of those in tuples and mappings of fields."""
+    for value in values:
+        if isinstance(value, tuple | Mapping):
+            yield from _lengths(_values(value))
+        elif (length := _length(value)) is not None:
+            yield length
+
+
+def _has_shape(value: Any) -> bool:
+    """Return whether a value is a tensor or an array, or has one in it."""
+    if isinstance(value, tuple):
+        return any(map(_has_shape, value))
+    return hasattr(value, "shape")
 
 
 def _length(value: Any) -> int | None:
@@ -169,7 +191,7 @@ def _values(batch: Any) -> Iterable[Any]:
         return batch.values()
     if hasattr(batch, "shape"):
         return [batch]
-    if isinstance(batch, tuple):
+    if isinstance(batch, tuple | list):
         return batch
     if attrs.has(type(batch)):
         return [getattr(batch, each.name) for each in attrs.fields(type(batch))]
