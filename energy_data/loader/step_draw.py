@@ -157,7 +157,8 @@ class RoundLoader(Loader[Any]):
         said += [rules.on_rank_end, rules.at_boundary, at.step, at.docs_seen]
         self._digest = zlib.crc32(repr(said).encode())
         self._blank: Any = None  # an empty micro-batch
-        self._on_its_way = self._is_cramped = False
+        self._on_its_way = False
+        self._cramped: int | None = None  # slots in use when a batch drawn ahead found no room
         self._postponed: Exception | None = None
         self._exchange.restart()
 
@@ -251,11 +252,17 @@ class RoundLoader(Loader[Any]):
         if len(buffer.pending) < enough and not waits:
             try:
                 self._draw(ahead=True)
+                self._cramped = None
             except ArenaFullError:
-                self._is_cramped = True
+                self._cramped = self._host.slots_in_use
             except Exception as error:  # noqa: BLE001 - raised when its turn comes
                 self._postponed = error
         self._send_if_due()
+
+    @property
+    def _is_cramped(self) -> bool:
+        """Whether there is no more room than when there was none."""
+        return self._cramped is not None and self._host.slots_in_use >= self._cramped
 
     # ---- learning
 

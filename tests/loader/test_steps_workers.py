@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from energy_data.context import WorkerConfig
+from energy_data.loader.arena import ArenaFullError
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
 from energy_data.loader.host import InProcess
@@ -53,6 +54,34 @@ def test_a_step_larger_than_the_shared_memory_is_given_all_the_same(lookahead):
         assert ours["__step__"] == theirs["__step__"]
         assert torch.equal(ours["x"], theirs["x"])
         kept = [*kept, ours["x"]][-1:]
+    loader.close()
+
+
+def test_after_a_full_arena_it_draws_ahead_again_as_soon_as_there_is_room():
+    loader = loader_of(stream(large), workers=1, arena_bytes=1_400_000, target=6)  # four fit
+    draw, drawn = loader._draw, []
+
+    def counted(*, ahead=False):
+        try:
+            draw(ahead=ahead)
+        except ArenaFullError:
+            drawn.append("full")
+            raise
+        drawn.append("ahead" if ahead else "due")
+
+    loader._draw = counted
+    given = islice(loader, 100)
+    held = [next(given), next(given)]
+    for _ in range(6):
+        next(given)
+    assert "full" in drawn
+    held.clear()
+    for _ in range(4):  # what was cramped is handed over
+        next(given)
+    begin = len(drawn)
+    for _ in range(20):
+        next(given)
+    assert drawn[begin:] == ["ahead"] * 20
     loader.close()
 
 
