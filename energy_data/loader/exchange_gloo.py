@@ -42,7 +42,7 @@ _MAX_PAUSE_S = 0.002
 
 
 class GlooExchange(Exchange):
-    """Between processes. Its group is made at the first message, by all ranks."""
+    """Between processes. Its group is made at the first message, by all ranks, in the thread."""
 
     def __init__(self, config: WorkerConfig, timeout_s: float) -> None:
         super().__init__()
@@ -88,10 +88,11 @@ class GlooExchange(Exchange):
             self._renew(self._thread)
         self._has_restarted = False
         if self._thread is None:
-            wires = _met(self._config, self._timeout_s, message.rows.shape)
+            wires = _joined(self._config, self._timeout_s, message.rows.shape)
             self._thread = _Thread(wires, self._outbox, self._inbox)
             self._thread.start()
-        if message.problem:  # this process may end before the others listen
+        if message.problem:  # this process may end before the others come, or listen
+            self._thread.met.wait()
             self._thread.wires.write_down(message.problem)
         self._outbox.put(message)
 
@@ -117,8 +118,8 @@ def _ranks_of(config: WorkerConfig) -> list[int]:
     return ranks
 
 
-def _met(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _Wires:
-    """Return wires to the other ranks, once all are there. StepsError if they do not come.
+def _joined(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _Wires:
+    """Return wires to the other ranks, that this rank has signed up for. Waits for nobody.
 
     Not by `new_group`: it names a group by how many groups this process is in, and ranks may be in
     different numbers of them. Here groups are numbered in the store: the next one is the first
@@ -138,7 +139,7 @@ def _met(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _Wir
         store = PrefixStore(f"energy_data/steps/{name}/{number}", of_all)
         wires = _Wires(store, config.rank, len(ranks), timeout_s)
         if not (wires.is_given_up() or store.check([f"joined/{config.rank}"])):
-            wires.meet("x".join(map(str, shape)))
+            wires.join("x".join(map(str, shape)))
             return wires
         number += 1
 
@@ -155,16 +156,22 @@ class _Thread(threading.Thread):
         super().__init__(name="energy_data: steps", daemon=True)
         self.wires, self.outbox, self.inbox = wires, outbox, inbox
         self.stopped = wires.stopped
+        self.met = threading.Event()  # all ranks are there, or will not come
 
     def run(self) -> None:
-        while (message := self.outbox.get()) is not None and not self.stopped.is_set():
-            generation = message.place[0]
+        try:
             try:
-                self.inbox.put((generation, self.exchanged(message)))
-            except StepsError as error:
-                self.inbox.put((self.wires.NEVER_OLD, error))
-                self.wires.let_end()
-                return
+                self.wires.meet()
+            finally:
+                self.met.set()
+            while (message := self.outbox.get()) is not None and not self.stopped.is_set():
+                self.inbox.put((message.place[0], self.exchanged(message)))
+        except StepsError as error:
+            self.inbox.put((self.wires.NEVER_OLD, error))
+        except Exception as error:  # noqa: BLE001 - the trainer waits, and raises it
+            text = f"docs_per_step: the exchange broke off: {type(error).__name__}: {error}."
+            self.inbox.put((self.wires.NEVER_OLD, StepsError(text)))
+        self.wires.let_end()
 
     def exchanged(self, message: Message) -> list[Rows] | StepsError:
         while True:
@@ -188,18 +195,24 @@ class _Wires:
     def __init__(self, store: Store, rank: int, ranks: int, timeout_s: float) -> None:
         self.store, self.rank, self.num_ranks, self.timeout_s = store, rank, ranks, timeout_s
         self.stopped = threading.Event()
+        self.shape = ""  # of rows
         self.group: Any = None
         self.work: Any = None  # the last gather
 
-    def meet(self, shape: str) -> None:
-        """Make the group, once all ranks are there with rows of one shape. StepsError if not."""
-        try:
+    def join(self, shape: str) -> None:
+        """Sign up, with rows of this shape. StepsError if the store cannot be reached."""
+        self.shape = shape
+        with self.given_up_on_error():
             self.store.set(f"joined/{self.rank}", shape)
             self.store.add(f"shape/{shape}", 1)
             if self.store.add("joined", 1) == self.num_ranks:
                 self.store.set("all", "")
+
+    def meet(self) -> None:
+        """Make the group, once all ranks are there with rows of one shape. StepsError if not."""
+        with self.given_up_on_error():
             self.await_all()
-            if self.store.add(f"shape/{shape}", 0) != self.num_ranks:
+            if self.store.add(f"shape/{self.shape}", 0) != self.num_ranks:
                 shapes = [self.store.get(f"joined/{rank}") for rank in range(self.num_ranks)]
                 other = next(rank for rank, found in enumerate(shapes) if found != shapes[0])
                 self.part(range(self.num_ranks))
@@ -209,6 +222,12 @@ class _Wires:
             self.group = distributed.ProcessGroupGloo(
                 self.store, self.rank, self.num_ranks, timeout
             )
+
+    @contextlib.contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """Let the others know if this rank cannot meet them. StepsError for what the store says."""
+        try:
+            yield
         except BaseException as error:
             self.give_up()
             if isinstance(error, RuntimeError):
@@ -222,7 +241,7 @@ class _Wires:
         """Wait until all ranks have joined."""
         until = time.monotonic() + self.timeout_s
         while not self.store.check(["all"]):
-            if time.monotonic() > until or self.is_given_up():
+            if time.monotonic() > until or self.is_given_up() or self.stopped.is_set():
                 raise self.found_out(f"have said nothing for {self.timeout_s:g} s", "")
             time.sleep(0.02)
 
@@ -279,6 +298,7 @@ class _Wires:
     def found_out(self, fate: str, detail: str) -> StepsError:
         """Return an error that names the ranks that are missing."""
         missing: list[int] = []
+        said = ""
         try:
             self.store.set(f"here/{self.rank}", "")
             told = self.is_given_up()
@@ -287,11 +307,12 @@ class _Wires:
             self.stopped.wait(_GRACE_S)
             keys = {rank: [f"here/{rank}"] for rank in range(self.num_ranks)}
             missing = [rank for rank, key in keys.items() if not self.store.check(key)]
+            words = self.words(missing)  # while the keeper of the store is there
+            said = "".join(f" Rank {rank} said: {text}." for rank, text in words)
             self.part(rank for rank in keys if rank not in missing)
         except RuntimeError as error:
             detail = f"{detail}; nor can the store of the process group be reached: {error}"
         if missing:
-            said = "".join(f" Rank {rank} said: {text}." for rank, text in self.words(missing))
             return StepsError(
                 f"docs_per_step: data-parallel ranks {missing} of {self.num_ranks} {fate} while "
                 f"the others waited for what they have drawn.{said} Look at their logs."

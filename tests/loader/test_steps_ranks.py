@@ -130,6 +130,24 @@ def restored(breaks):
         say()
     return said
 
+def late():
+    rows = np.full((2, 3), config.rank)
+    time.sleep(3 * config.rank)
+    exchange, begin = GlooExchange(config, 30), time.monotonic()
+    exchange.send(rows, place=0)
+    sent_s = time.monotonic() - begin
+    found = [int(each[0, 0]) for each in exchange.receive()]
+    waited_s = time.monotonic() - begin
+    if config.rank == 1:
+        time.sleep(8)  # it never comes to the next
+        return found
+    exchange = GlooExchange(config, 1.5)
+    exchange.send(rows, place=0)
+    try:
+        exchange.receive()
+    except StepsError as error:
+        return found, sent_s, waited_s, str(error)
+
 def told(**rules):
     try:
         next(iter(loader_of(STREAM, target=25, **rules)))
@@ -160,6 +178,8 @@ elif scenario == "more groups":
     found = in_more_groups()
 elif scenario == "other rules":
     found = told(lookahead=2 + config.rank // 2)
+elif scenario == "late":
+    found = late()
 elif scenario == "told":
     found = restored(breaks=False)
 elif scenario == "given up":
@@ -246,6 +266,14 @@ def test_real_ranks_switch_stages_at_the_same_step(tmp_path):
 def test_ranks_may_be_in_different_numbers_of_process_groups(tmp_path):
     found = by_torchrun(tmp_path, 2, "more groups")
     assert found == listed(take(ranks_of(STREAM, 2, target=25), 9))
+
+
+def test_nobody_waits_to_send_for_ranks_that_come_late_and_who_never_comes_is_named(tmp_path):
+    found = by_hand(tmp_path, 2, "late")
+    both, sent_s, waited_s, text = found[0]
+    assert both == found[1] == [0, 1]
+    assert sent_s < 1 < 2 < waited_s
+    assert "data-parallel ranks [1] of 2 have said nothing for 1.5 s while the others" in text
 
 
 def test_ranks_with_another_lookahead_are_an_error_on_all(tmp_path):
