@@ -34,7 +34,8 @@ from energy_data.errors import (
 )
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.exchange import StepsError
-from energy_data.loader.loader import Loader, LoaderIterator, merge_states
+from energy_data.loader.iteration import LoaderIterator
+from energy_data.loader.loader import Loader, merge_states
 from energy_data.nodes.staged import StagedSpec
 from energy_data.plan import Plan
 from energy_data.randomness import sample_rng

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from rich.console import Console
 from torch import distributed
@@ -14,6 +14,7 @@ from torch import distributed
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loader.ends import batches_of_rank, last_whole_round, stand_in
 from energy_data.loader.host import Host, InProcess
+from energy_data.loader.iteration import LoaderIterator, OnMismatch, ShownIterator
 from energy_data.loader.ledger import Ledgers, go_on
 from energy_data.loader.progress import with_progress
 from energy_data.loader.resume import fitted
@@ -27,8 +28,6 @@ from energy_data.loader.tree import TreeRecord, differences
 log = logging.getLogger(__name__)
 
 T_batch = TypeVar("T_batch")
-
-OnMismatch = Literal["error", "keep_matching", "restart"]
 
 
 @dataclass
@@ -167,18 +166,28 @@ class Loader(Generic[T_batch]):
 
     def with_progress(
         self, *, total: int | None = None, console: Console | None = None
-    ) -> Iterator[T_batch]:
+    ) -> LoaderIterator[T_batch]:
         """Iterate as `for batch in loader`, and show on the terminal how far it is.
 
         total: batches of this rank in the iteration, where the loader cannot know (endless).
         console: a rich console; by default standard error. Where it is no terminal, the same is
         logged (INFO) once a minute instead.
         """
-        expected = total or batches_of_rank(self.dataset, self._place.epoch, self._num_lanes)
-        return with_progress(iter(self), self.starvation, expected, console)
+
+        def shown(batches: Iterator[T_batch]) -> Iterator[T_batch]:
+            expected = total or batches_of_rank(self.dataset, self._place.epoch, self._num_lanes)
+            return with_progress(batches, self.starvation, expected, console)
+
+        return ShownIterator(self, iter(self), shown)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Stop worker processes; the loader starts them again when it is used again."""
+        """Stop worker processes, as at the end of `with`; used again, it starts them again."""
         self._host.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -354,32 +363,6 @@ class Loader(Generic[T_batch]):
         self._place = Place(epoch=saved.epoch, begun=saved.begun, batch=saved.batch)
         self._host.adopt(nodes, saved.lanes, self._next)
         self._uneven = last_whole_round(self.dataset, saved.epoch, saved.lanes)
-
-
-class LoaderIterator(Iterator[T_batch]):
-    """One iteration over a loader; its place is the loader's."""
-
-    def __init__(self, loader: Loader[T_batch]) -> None:
-        self._loader = loader
-        self._done = False
-
-    def __next__(self) -> T_batch:
-        if self._done:
-            raise StopIteration
-        try:
-            return self._loader.next_batch()
-        except StopIteration:
-            self._done = True
-            raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's place; see `Loader.state_dict`."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
-        """Go to a saved place; the next batch of this iteration is the saved one."""
-        self._done = False
-        self._loader.load_state_dict(state, on_mismatch=on_mismatch)
 
 
 def merge_states(states: Sequence[Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from energy_data.errors import DataError, StateMismatchError
 from energy_data.loader.ends import stand_in, with_values
 from energy_data.loader.exchange import Exchange
 from energy_data.loader.host import Host
-from energy_data.loader.loader import OnMismatch
+from energy_data.loader.iteration import OnMismatch
 from energy_data.loader.run import Run
 from energy_data.loader.state import RunState
 from energy_data.loader.step_draw import Buffer, RoundLoader, Slot

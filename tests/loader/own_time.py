@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from loader.workers import children
+from loader.workers import children, stats
 
 
 class OwnTime:
@@ -32,6 +34,17 @@ class OwnTime:
         """Return the seconds since this was made; look often, or who has ended is counted fully."""
         self.look()
         return time.monotonic() - self.began - (sum(self.queued.values()) - self.before) / 1e9
+
+
+def worked_s() -> float:
+    """CPU seconds of this process and all below it, with those that have ended and were waited for.
+
+    Unlike seconds on a clock, these are as many beside any load.
+    """
+    ours = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    below = children()
+    ticks = sum(sum(map(int, fields[11:15])) for process, fields in stats() if process in below)
+    return sum(used.ru_utime + used.ru_stime for used in ours) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def until(

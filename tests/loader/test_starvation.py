@@ -233,3 +233,26 @@ def test_a_bar_that_is_left_early_leaves_the_place_where_it_is():
     shown = Console(file=io.StringIO(), force_terminal=True)
     first = list(islice(loader.with_progress(console=shown), 3))
     assert first + list(loader) == list(other)
+
+
+def test_a_bar_has_the_place_of_the_loader_and_goes_on_from_a_state():
+    loader, other = (worker_loader(PASS, workers=0, from_start=True) for _ in range(2))
+    expected = list(other)
+    stream = loader.with_progress(console=Console(file=io.StringIO(), force_terminal=True))
+    assert [next(stream) for _ in range(3)] == expected[:3]
+    state = stream.state_dict()
+    assert state == loader.state_dict()
+    for _ in range(2):
+        assert list(stream) == expected[3:]
+        stream.load_state_dict(state)
+
+
+def test_a_bar_outlives_an_error():
+    expected = list(worker_loader(PASS, workers=0, from_start=True))
+    loader = worker_loader(PASS, workers=0, from_start=True)
+    stream = loader.with_progress(console=Console(file=io.StringIO()))
+    first, loader._take = next(stream), None
+    with pytest.raises(TypeError):
+        next(stream)
+    del loader._take
+    assert [first, *stream] == expected

@@ -17,6 +17,7 @@ from trees import A, B, C, batches, finite, leaf, samples
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.limit import LimitSpec
+from loader.own_time import OwnTime, worked_s
 from loader.runs import run, run_in_step
 from loader.workers import BLEND, STREAM, is_alive, processes, worker_loader
 
@@ -191,8 +192,11 @@ def test_a_worker_killed_near_the_end_of_a_pass_changes_nothing(killed_at):
 def test_validation_is_the_same_each_time_also_after_one_that_was_abandoned():
     expected = list(worker_loader(PASS, workers=0, from_start=True))
     loader = worker_loader(PASS, start_method="fork", from_start=True)
+    workers = set()
     for taken in (None, 3, None, 0, 1, None):
         assert list(islice(loader, taken)) == expected[:taken]
+        workers.add(tuple(processes(loader)))
+    assert len(workers) == 1  # nobody was started again
     loader.close()
 
 
@@ -253,6 +257,26 @@ def test_a_state_with_more_lanes_fits_workers_with_one_lane_each():
     loader.load_state_dict(state)
     assert list(islice(loader, 20)) == expected
     loader.close()
+
+
+def test_a_loader_is_closed_at_the_end_of_a_with():
+    with worker_loader(start_method="fork") as loader:
+        next(iter(loader))
+        workers = processes(loader)
+    assert len(workers) == 2
+    assert not any(map(is_alive, workers))
+
+
+def test_32_workers_end_at_once_and_not_one_after_another():
+    loader = worker_loader(workers=32, lanes=32, start_method="fork")
+    next(iter(loader))
+    workers = processes(loader)
+    clock, before_s = OwnTime({os.getpid()}), worked_s()
+    loader.close()
+    assert worked_s() - before_s < 2  # a second on two cores
+    assert clock.passed() < 5
+    assert len(workers) == 32
+    assert not any(map(is_alive, workers))
 
 
 def test_a_loader_that_was_closed_goes_on():
