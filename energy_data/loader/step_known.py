@@ -11,6 +11,7 @@ from energy_data.errors import SpecError
 from energy_data.loader.run import Run
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
@@ -74,7 +75,7 @@ def _packs_by_itself(spec: Spec, below: Spec) -> bool:
     """Return whether a node makes packs that cannot be told where to close."""
     if isinstance(spec, PackSpec):
         return spec.packing.quota is not None or spec is not below
-    return isinstance(spec, PackSelectedSpec)
+    return isinstance(spec, PackSelectedSpec) and spec is not below
 
 
 def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
@@ -92,24 +93,40 @@ def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
             "micro-batches, and would begin inside a step. Write `unit: steps` (in Python "
             "`Stage(counts='steps')`), or use mode 'at_least'."
         )
-    if not isinstance(spec, BatchSpec) or spec.aligned:
+    ends = any(isinstance(each, ReferencesSpec) and each.deal for _, each in spec.walk())
+    if not isinstance(spec, BatchSpec | GroupSpec) or ends or getattr(spec, "aligned", False):
         raise SpecError(
             "docs_per_step: mode 'exact' cuts the batches of an endless training stream (repeat="
             "True); this tree gives other ones. Use mode 'at_least'."
         )
-    packed = next((each for _, each in spec.of.walk() if _packs_by_itself(each, spec.of)), None)
+    _check_packs(spec, rules)
+    shared = ShareSpec(
+        of=spec.of if isinstance(spec, BatchSpec) else spec,
+        batch_size=spec.batch_size or 1,
+        collate=spec.collate if isinstance(spec, BatchSpec) else None,
+        target=rules.target,
+        shares=shares,
+        count="groups" if rules.count == "groups" else "documents",
+        on_failure=spec.on_failure if isinstance(spec, BatchSpec) else None,
+    )
+    return evolve(run, spec=shared)
+
+
+def _check_packs(spec: BatchSpec | GroupSpec, rules: DocsPerStep) -> None:
+    """Raise SpecError if a share of a step cannot be filled exactly."""
+    if rules.count == "groups":
+        if isinstance(spec, BatchSpec):
+            raise SpecError(
+                "docs_per_step: mode 'exact' with `count: groups` gives so many batches of one "
+                "group each, and nothing groups samples here. Give the task encoder a "
+                "`batch_group_criterion`, or count documents."
+            )
+        return
+    below = spec.of if isinstance(spec, BatchSpec) else spec
+    packed = next((each for _, each in spec.of.walk() if _packs_by_itself(each, below)), None)
     if packed is not None:
         raise SpecError(
             f"docs_per_step: mode 'exact' closes packs where a share of the step is full; this "
-            f"tree has a {kind_of(packed)} that decides by itself. Pack by `packing`, without a "
-            f"quota of its own and right below the batches, or use mode 'at_least'."
+            f"tree has a {kind_of(packed)} that decides by itself. Pack without a quota of its "
+            f"own and right below the batches, or use mode 'at_least'."
         )
-    shared = ShareSpec(
-        of=spec.of,
-        batch_size=spec.batch_size,
-        collate=spec.collate,
-        target=rules.target,
-        shares=shares,
-        on_failure=spec.on_failure,
-    )
-    return evolve(run, spec=shared)

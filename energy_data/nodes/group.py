@@ -96,6 +96,12 @@ class Groups:
         self.unseen = [*reversed(waiting), *self.unseen]
         self._next += len(samples)
 
+    def give(self, key: Hashable, most: int | None) -> list[Any]:
+        waiting = self.by_key.pop(key)
+        if most is not None and waiting[most:]:
+            self.by_key[key] = waiting[most:]
+        return self.let_go(waiting[:most])
+
     def let_go(self, waiting: Sequence[Waiting]) -> list[Any]:
         for one in waiting:
             del self.marks[one.number]
@@ -128,12 +134,28 @@ class GroupNode(PendingNode[GroupCursor]):
             batches += collated
             if not collated:
                 break  # a block may be short: who leaves all batches out must not wait for ever
-        self.cursor.pending = self.grouped = tuple(groups.marks.values())
-        self.cursor.unseen = len(groups.unseen)
-        self.groups = groups
+        self._remember(groups)
         if ended and not batches:
             raise StopIteration
         return batches
+
+    def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
+        """Return the next batch, of at most `docs` samples, and how many it has; the others wait.
+
+        Without a batch if it was left out. For steps of exactly so many documents, of endless
+        streams; None: all of its group.
+        """
+        groups = self._groups()
+        self.groups = None  # until the cursor has the marks of what waits again
+        samples = self._next_group(groups, docs)
+        batches = self._collated(samples)
+        self._remember(groups)
+        return batches, len(samples) if batches else 0
+
+    def _remember(self, groups: Groups) -> None:
+        self.cursor.pending = self.grouped = tuple(groups.marks.values())
+        self.cursor.unseen = len(groups.unseen)
+        self.groups = groups
 
     def _groups(self) -> Groups:
         """Return what waits, as the cursor has it."""
@@ -147,22 +169,25 @@ class GroupNode(PendingNode[GroupCursor]):
             return groups
         return self.groups
 
-    def _next_group(self, groups: Groups) -> list[Any]:
-        """Return the samples of the next full group; at the end of the stream the oldest, or []."""
+    def _next_group(self, groups: Groups, most: int | None = None) -> list[Any]:
+        """Return the samples of the next full group; at the end of the stream the oldest, or [].
+
+        most: the others wait on, in the same group.
+        """
         patience = Patience()
         while True:
             while groups.unseen:
                 key, size = self._group(groups, self.cursor)
                 patience.something_came() if key is not _NO_GROUP else patience.nothing_came()
                 if len(groups.by_key.get(key, ())) >= size:
-                    return groups.let_go(groups.by_key.pop(key))
+                    return groups.give(key, most)
             self._check(groups)
             try:
                 drawn = read_marked(self.child, self.spec.batch_size or 1)
             except StopIteration:
                 if not groups.by_key or self.spec.drop_last:
                     return []
-                return groups.let_go(groups.by_key.pop(next(iter(groups.by_key))))
+                return groups.give(next(iter(groups.by_key)), most)
             groups.add([mark for mark, _ in drawn], [sample for _, sample in drawn])
 
     def _group(self, groups: Groups, cursor: GroupCursor) -> tuple[Hashable, int]:

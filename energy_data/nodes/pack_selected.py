@@ -118,24 +118,52 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]
 
+    def draw_within(self, docs: int) -> tuple[list[Any], int]:
+        """Return the next pack, of at most `docs` samples, and how many it has.
+
+        The rest of its list is the next pack. Without a pack if it was left out, or nothing was
+        selected. For steps of exactly so many documents; a pack that is a dict says them.
+        """
+        if not self.cursor.groups:
+            self._select(self._full_buffer())
+        if not self.cursor.groups:
+            return [], 0
+        found = self._next_pack(min(docs, self.cursor.groups[0]))
+        if found is None:
+            return [], 0
+        _, pack, num_samples = found
+        if isinstance(pack, dict):
+            pack.setdefault("__docs__", num_samples)
+        return [pack], num_samples
+
     def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
         at, packs = self.cursor, list[tuple[Mark, Any]]()
         if not at.groups:
             self._select(self._full_buffer())
         while at.groups and len(packs) < count:
-            size = at.groups[0]
-            samples = self.stock.items(at.pending)
-            marks, group = at.pending[:size], samples[:size]
-            at.groups, at.pending = at.groups[1:], at.pending[size:]
-            self.stock.keep(at.pending, samples[size:])
-            encoded = self._encoded(group, at)
-            at.skipped += size - len(encoded)
-            try:
-                if encoded:
-                    packs.append((joined(marks), self._packed(encoded, at)))
-            except SkipSample:
-                at.skipped += len(encoded)
+            if (found := self._next_pack(at.groups[0])) is not None:
+                packs.append(found[:2])
         return packs
+
+    def _next_pack(self, size: int) -> tuple[Mark, Any, int] | None:
+        """Return a pack of the first `size` samples that wait, with its mark and how many it has.
+
+        None: all of them, or the pack, were left out.
+        """
+        at = self.cursor
+        samples = self.stock.items(at.pending)
+        marks, group = at.pending[:size], samples[:size]
+        rest = at.groups[0] - size
+        at.groups = (rest, *at.groups[1:]) if rest else at.groups[1:]
+        at.pending = at.pending[size:]
+        self.stock.keep(at.pending, samples[size:])
+        encoded = self._encoded(group, at)
+        at.skipped += size - len(encoded)
+        try:
+            return (joined(marks), self._packed(encoded, at), len(encoded)) if encoded else None
+        except SkipSample:
+            at.skipped += len(encoded)
+            return None
 
     def again(self, marks: Sequence[Mark]) -> list[Any]:
         groups = [list(taken_apart(mark)) for mark in marks]

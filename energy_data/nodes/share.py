@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -27,6 +27,9 @@ MAX_EMPTY_DRAWS = 10_000  # in a row: blocks without a sample, or batches left o
 class ShareSpec(Spec):
     """Give `quota` documents at a time, as a tuple of batches of `batch_size` and a shorter one.
 
+    Over batches by group, `collate` is theirs, and None here: the last group of a share is cut
+    where the share is full, what is over waits; or a share is so many whole groups.
+
     Item g of the run is share g; `shares` in a row make a step, so share g belongs to step
     g // shares, whatever ranks there are. A sample is a document; over packs, the last pack of a
     share is closed where the share is full. `SkipSample` in `collate` leaves a batch out; others
@@ -35,9 +38,10 @@ class ShareSpec(Spec):
 
     of: Spec
     batch_size: int
-    collate: Callable[[list[Any]], Any]
+    collate: Callable[[list[Any]], Any] | None
     target: tuple[tuple[int, int], ...]  # samples in a step: (step, how many from then on)
     shares: int
+    count: Literal["documents", "groups"] = "documents"
     on_failure: OnFailure | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
@@ -54,7 +58,8 @@ class ShareSpec(Spec):
 
     def describe(self) -> list[Any]:
         # Not the target: it may change where a step ends.
-        return ["share", self.batch_size, self.shares, {"of": self.of.describe()}]
+        groups = [] if self.count == "documents" else [self.count]
+        return ["share", self.batch_size, self.shares, *groups, {"of": self.of.describe()}]
 
     def build(self, context: Context) -> ShareNode:
         return ShareNode(self, context)
@@ -73,10 +78,10 @@ class FailingShareCursor(ShareCursor):
 
 @runtime_checkable
 class _Packs(Protocol):
-    """A node below that gives packs."""
+    """A node below that gives packs, or batches by group."""
 
-    def draw_within(self, docs: int) -> tuple[list[Any], int]:
-        """Return the next pack, of at most so many documents, and how many it has."""
+    def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
+        """Return the next one, of at most so many documents, and how many it has."""
 
 
 class ShareNode(Node[Any, ShareCursor]):
@@ -88,7 +93,7 @@ class ShareNode(Node[Any, ShareCursor]):
         start = ShareCursor() if spec.on_failure is None else FailingShareCursor()
         super().__init__(start, {"of": spec.of.build(context.under("of"))})
         doing = "making the batch that begins with"
-        self.collate = Call(spec.collate, context, spec.on_failure, doing)
+        self.collate = spec.collate and Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.first, self.lanes = spec, context.lane, context.lanes
         self.trace, self.meter = context.trace, context.meter
 
@@ -111,28 +116,47 @@ class ShareNode(Node[Any, ShareCursor]):
         batches: list[Any] = []
         tried = skipped = 0  # in all, and in a row
         while left:
-            samples, documents = self._samples(left)
-            if self.trace is not None:
-                self.trace(f"the batch that begins with {describe_source(samples[0])}")
-            began = time.perf_counter()
             RUNNING.mark = (tried,)  # batches of a share have one number in the run
             tried += 1
             try:
-                batches.append(self.collate(samples, self.cursor))
-            except SkipSample:
-                self.cursor.skipped += 1
-                skipped += 1
-            else:
-                left, skipped = left - documents, 0
+                made, amount = self._batch(left)
             finally:
                 RUNNING.mark = ()
-            self.meter.charge(COLLATING, time.perf_counter() - began)
+            batches += made
+            left, skipped = left - amount, 0 if made else skipped + 1
             if skipped > MAX_EMPTY_DRAWS:
                 raise DataError(
                     f"{skipped} batches in a row were left out while they were made. Look at what "
                     f"leaves them out: SkipSample in `batch` or `encode_batch`, or errors there."
                 )
         return tuple(batches)
+
+    def _batch(self, left: int) -> tuple[list[Any], int]:
+        """Return the next batch and how much of the share it is; nothing if it is left out."""
+        if self.collate is None:
+            return self._grouped(left)
+        samples, documents = self._samples(left)
+        if self.trace is not None:
+            self.trace(f"the batch that begins with {describe_source(samples[0])}")
+        began = time.perf_counter()
+        try:
+            return [self.collate(samples, self.cursor)], documents
+        except SkipSample:
+            self.cursor.skipped += 1
+            return [], 0
+        finally:
+            self.meter.charge(COLLATING, time.perf_counter() - began)
+
+    def _grouped(self, left: int) -> tuple[list[Any], int]:
+        child = self.children["of"]
+        assert isinstance(child, _Packs)
+        if self.spec.count == "documents":
+            return child.draw_within(left)
+        batches, _ = child.draw_within(None)
+        for batch in batches:
+            if isinstance(batch, dict):
+                batch.setdefault("__groups__", 1)
+        return batches, len(batches)
 
     def _samples(self, left: int) -> tuple[list[Any], int]:
         """Return the samples of one batch, of at most `left` documents, and how many it has."""

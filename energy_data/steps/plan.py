@@ -90,9 +90,9 @@ def _check(filled: Open, rules: DocsPerStep, *, full: bool) -> None:
         )
     if rules.mode == "exact" and filled.amount != target:
         raise DataError(
-            f"docs_per_step: step {filled.step} was cut to exactly {target} documents, but its "
-            f"micro-batches come to {filled.amount}. Let `batch` and `encode_batch` pass on the "
-            f"`__docs__` of packs, or the `__key__` of samples, or put the number of documents "
+            f"docs_per_step: step {filled.step} was cut to exactly {target} {rules.measure}, but "
+            f"its micro-batches come to {filled.amount}. Let `batch` and `encode_batch` pass on "
+            f"the `__docs__` of packs, or the `__key__` of samples, or put the number of documents "
             f"into each micro-batch as `__docs__`."
         )
     if not full and filled.empty_rounds >= rules.max_empty_rounds:

@@ -112,8 +112,12 @@ class DocsPerStep:
             faults.append(f"count must be a function or one of {MEASURES}, got {self.count!r}")
         if not self.timeout_s > 0:
             faults.append(f"timeout_s must be > 0, got {self.timeout_s!r}")
-        if self.mode == "exact" and (self.known is not None or self.count != "documents"):
-            faults.append("mode 'exact' counts documents by itself: leave out count and known")
+        exact = self.count in ("documents", "groups") and self.known is None
+        if self.mode == "exact" and not exact:
+            faults.append(
+                "mode 'exact' counts documents, or groups, by itself: leave out known and any "
+                "other count"
+            )
         if faults:
             raise SpecError([f"docs_per_step: {fault}." for fault in faults])
 

@@ -49,8 +49,8 @@ def test_written_out_it_stands_alone():
         ),
         (
             "{docs_per_step: {target: 5, mode: exact, count: tokens, of: {path: x}}}",
-            "m.yaml:2:26: splits.train.docs_per_step: mode 'exact' counts documents by itself: "
-            "leave out count and known.",
+            "m.yaml:2:26: splits.train.docs_per_step: mode 'exact' counts documents, or "
+            "groups, by itself: leave out known and any other count.",
         ),
         (
             "{docs_per_step: {target: 0, of: {path: x}}}",

@@ -32,7 +32,10 @@ def test_an_impossible_target_is_refused(target):
         ({"count": "words"}, "count must be a function or one of"),
         ({"timeout_s": 0}, "timeout_s must be > 0"),
         ({"shares": 0}, "shares must be a number >= 1, got 0"),
-        ({"mode": "exact", "count": "tokens"}, "mode 'exact' counts documents by itself"),
+        (
+            {"mode": "exact", "count": "tokens"},
+            "mode 'exact' counts documents, or groups, by itself",
+        ),
     ],
 )
 def test_what_else_is_impossible_is_refused(facts, message):
