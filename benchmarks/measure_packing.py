@@ -18,6 +18,7 @@ import numpy as np
 
 from energy_data.context import Context, WorkerConfig
 from energy_data.documents import Buffer, Document
+from energy_data.leaves import Leaf, Shuffle
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.loader import Loader
 from energy_data.nodes.batch import BatchSpec
@@ -25,7 +26,7 @@ from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.packing import Packing
-from energy_data.references import Leaf, ReferencesSpec, Shuffle
+from energy_data.references import ReferencesSpec
 from energy_data.testing import NumberSource
 
 LENGTHS = np.random.default_rng(0).lognormal(6, 1, 200_000).astype(int) + 1

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 from energy_data.budget import check_repetitions
 from energy_data.context import Context, WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
+from energy_data.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.hosts import host_of
 from energy_data.loader.loader import Loader
@@ -28,7 +29,7 @@ from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
-from energy_data.references import Leaf, OrderSpec, Shuffle, leaf_entries
+from energy_data.references import OrderSpec
 from energy_data.sources.open import open_source
 from energy_data.sources.typed import open_typed
 from energy_data.spec import Spec

@@ -7,9 +7,10 @@ from fractions import Fraction
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
+from energy_data.leaves import Leaf
 from energy_data.lengths import mean_tokens
 from energy_data.nodes.staged import StagedSpec
-from energy_data.references import Leaf, ReferencesSpec
+from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec
 
 SHOWN_DIGITS = 6

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from energy_data.references import ReferencesSpec, leaf_entries
+from energy_data.leaves import leaf_entries
+from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec
 
 

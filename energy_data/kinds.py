@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from energy_data.errors import StateError
+from energy_data.leaves import Leaf
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
@@ -13,7 +14,7 @@ from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.mix import MixSpec
 from energy_data.nodes.repeat import RepeatSpec
-from energy_data.references import Leaf, OrderSpec
+from energy_data.references import OrderSpec
 from energy_data.spec import kind_of
 
 ORDER_KINDS: dict[str, type[OrderSpec]] = {

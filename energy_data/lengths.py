@@ -8,12 +8,13 @@ from fractions import Fraction
 from attrs import evolve
 
 from energy_data.errors import SpecError
+from energy_data.leaves import leaf_entries
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.mix import MixSpec
 from energy_data.order.schedule import Schedule
-from energy_data.references import OrderSpec, leaf_entries
+from energy_data.references import OrderSpec
 
 
 def blend_by_tokens(parts: Sequence[Part]) -> BlendSpec:

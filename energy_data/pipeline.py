@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from energy_data.errors import SpecError
+from energy_data.leaves import Shuffle
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.group import GroupSpec
@@ -16,7 +17,7 @@ from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import OnError, ReadSpec
 from energy_data.order.schedule import Clock
 from energy_data.pending import gives_parts
-from energy_data.references import OrderSpec, ReferencesSpec, Shuffle, follows_run
+from energy_data.references import OrderSpec, ReferencesSpec, follows_run
 from energy_data.spec import Spec
 from energy_data.tasks.encoder import TaskEncoder
 

@@ -10,8 +10,9 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.context import Context
+from energy_data.leaves import Leaf
 from energy_data.nodes.staged import StagedSpec
-from energy_data.references import Leaf, ReferencesSpec
+from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec, kind_of
 from energy_data.stage import DEFAULT, Stage
 

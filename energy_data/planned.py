@@ -1,10 +1,15 @@
-"""Draws of one lane in blocks, computed ahead: which sample of which leaf each of them is."""
+"""Draws of lanes in blocks, computed ahead: which sample of which leaf each of them is.
+
+The lanes of a process take turns, so when one needs its next block, the others soon need theirs, of
+the same draws; and a call of numpy costs as much as some hundred draws. So lanes plan together.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -12,41 +17,54 @@ from energy_data.block import Integers, References, rank_within
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Order
 
-# Draws computed ahead: a cache of a pure function, not state. A start wants few; in the long run
-# blocks below some thousand draws cost several times as much per draw.
+# Draws of a lane computed ahead: a cache of a pure function, not state. A start wants few; in the
+# long run blocks below some thousand draws cost several times as much per draw.
 FIRST_PLANNED, MOST_PLANNED = 128, 4096
+MOST_TOGETHER = 16_384  # draws of all lanes at a time: some milliseconds, which one batch waits for
+
+Offsets = tuple[int, ...]
+
+
+class _Block(NamedTuple):
+    """The draws of a lane from `start` on, with these offsets."""
+
+    start: int
+    offsets: Offsets
+    references: References
+    refused: tuple[int, int] | None  # the first draw in the block that is refused, and its leaf
+    after: Integers  # how often each leaf was drawn before its end, offsets included
+
+    def has(self, start: int, count: int, offsets: Offsets) -> bool:
+        at = start - self.start
+        return at >= 0 and at + count <= len(self.references) and offsets == self.offsets
+
+
+_NONE = np.empty(0, np.int64)
+_EMPTY = _Block(0, (), References(_NONE, _NONE, _NONE), None, _NONE)
 
 
 class PlannedDraws(ABC):
-    """The order of one lane with the block computed last.
+    """The order of one lane with the blocks computed last.
 
     Args:
         order: Which entry each draw goes to.
-        leaf_of_entry: The number of each entry's leaf, int64 [entries].
         shares: Which sample of its leaf a lane's draw is.
         most: How often each leaf may be drawn over the run and all lanes; None: no limit. Lanes
             share that as they share an epoch of so many samples.
+        together: The plans of the lanes of this process.
     """
 
     def __init__(
-        self,
-        order: Order,
-        leaf_of_entry: Integers,
-        shares: Shares,
-        most: Sequence[int | None],
+        self, order: Order, shares: Shares, most: Sequence[int | None], together: Together
     ) -> None:
-        self.order, self._leaf_of_entry, self._shares = order, leaf_of_entry, shares
-        self._num_leaves = len(most)
+        self.order, self._together = order, together
         self._most = {
             number: shares.part(number, draws)
             for number, draws in enumerate(most)
             if draws is not None
         }
-        self._start = 0
-        self._offsets: tuple[int, ...] = ()
-        self._block = References(*(np.empty(0, np.int64) for _ in range(3)))
-        self._refused: tuple[int, int] | None = None  # draw in the block, and its leaf
-        self._after: tuple[int, tuple[int, ...], Integers] | None = None
+        self._block = self._next = _EMPTY
+        self._asked: tuple[int, Offsets] | None = None  # where the last block handed out ended
         self._ahead = FIRST_PLANNED
 
     @abstractmethod
@@ -54,45 +72,52 @@ class PlannedDraws(ABC):
         """Raise the error of a leaf that was drawn as often as it may be."""
 
     def block(
-        self, start: int, count: int, offsets: tuple[int, ...], most: int = MOST_PLANNED
+        self, start: int, count: int, offsets: Offsets, most: int = MOST_PLANNED
     ) -> References:
         """Return the references of the draws start .. start + count; plans up to `most`.
 
         Fewer where the next one would be too often of its leaf; that one is refused.
         """
-        at = start - self._start
-        if not (at >= 0 and at + count <= len(self._block) and offsets == self._offsets):
-            self._resolve(start, max(count, min(self._ahead, most)), offsets)
-            self._ahead = min(4 * self._ahead, MOST_PLANNED)
-            at = 0
-        if self._refused is not None and at + count > self._refused[0]:
-            if at >= self._refused[0]:
-                self.refuse(self._refused[1])
-            count = self._refused[0] - at
-        return self._block[at : at + count]
+        if not self._block.has(start, count, offsets):
+            if not self._next.has(start, count, offsets):
+                batches = max(1, min(self._ahead, most) // count)
+                self._together.plan(self, start, batches * count, offsets)
+            self._block, self._next = self._next, _EMPTY
+        at, refused = start - self._block.start, self._block.refused
+        if refused is not None and at + count > refused[0]:
+            if at >= refused[0]:
+                self.refuse(refused[1])
+            count = refused[0] - at
+        self._asked = start + count, offsets
+        return self._block.references[at : at + count]
 
-    def ledger(self, draws: int, offsets: tuple[int, ...]) -> Integers:
+    def ledger(self, draws: int, offsets: Offsets) -> Integers:
         """Return how often each leaf was drawn before draw number `draws`, int64 [leaves]."""
-        drawn = np.zeros(self._num_leaves, np.int64)
-        np.add.at(drawn, self._leaf_of_entry, self.order.counts(draws))
-        return drawn + np.array(offsets, np.int64) if offsets else drawn
+        return self._together.ledger(self.order.counts(draws), offsets)
 
-    def _resolve(self, start: int, count: int, offsets: tuple[int, ...]) -> None:
-        entry = self.order.choose(start, count).astype(np.int64)
-        leaf = self._leaf_of_entry[entry]
-        if self._after is not None and self._after[:2] == (start, offsets):
-            before = self._after[2]
-        else:
-            before = self.ledger(start, offsets)
-        numbers = before[leaf] + rank_within(leaf)
-        epoch, index = self._shares.locate(leaf, numbers)
-        after = before + np.bincount(leaf, minlength=len(before))
-        self._start, self._offsets = start, offsets
-        self._block = References(entry, epoch, index)
-        self._refused = self._too_often(leaf, numbers, after)
-        self._after = start + count, offsets, after
+    def before(self, start: int, offsets: Offsets) -> Integers:
+        """Return the same as `ledger`; at no cost at the end of a block."""
+        for block in (self._block, self._next):
+            if offsets == block.offsets and start == block.start + len(block.references) > 0:
+                return block.after
+        return self.ledger(start, offsets)
 
-    def _too_often(
+    def asks_at(self, start: int, offsets: Offsets) -> Offsets | None:
+        """Return the offsets with which this lane asks for a block from `start` next.
+
+        None: it does not, or has it. offsets: of another lane, as this one's if both have none.
+        """
+        asked, ours = (start, offsets) if self._asked is None else self._asked
+        if asked != start or (self._asked is None and offsets):
+            return None
+        has = any(block.has(start, 1, ours) for block in (self._block, self._next))
+        return None if has else ours
+
+    def take(self, block: _Block) -> None:
+        """Keep a block until it is asked for."""
+        self._next, self._ahead = block, min(4 * self._ahead, MOST_PLANNED)
+
+    def too_often(
         self, leaf: Integers, numbers: Integers, after: Integers
     ) -> tuple[int, int] | None:
         """Return the first draw that is too often of its leaf, and that leaf, if there is one."""
@@ -101,3 +126,58 @@ class PlannedDraws(ABC):
             if after[number] > most:
                 found.append((int(np.flatnonzero((leaf == number) & (numbers >= most))[0]), number))
         return min(found, default=None)
+
+
+class Together:
+    """The plans of the lanes of a process, over one order tree.
+
+    Args:
+        leaf_of_entry: The number of each entry's leaf, int64 [entries].
+        num_leaves: Of a lane.
+        shares: Of all lanes: the leaves of each, lane after lane.
+    """
+
+    def __init__(self, leaf_of_entry: Integers, num_leaves: int, shares: Shares) -> None:
+        self._leaf_of_entry, self._num_leaves, self._shares = leaf_of_entry, num_leaves, shares
+        self.plans: Sequence[PlannedDraws] = ()
+
+    def ledger(self, counts: Integers, offsets: Offsets) -> Integers:
+        """Return counts of entries as counts of leaves, [leaves], and add the offsets."""
+        drawn = np.zeros(self._num_leaves, np.int64)
+        np.add.at(drawn, self._leaf_of_entry, counts)
+        return drawn + np.array(offsets, np.int64) if offsets else drawn
+
+    def plan(self, asking: PlannedDraws, start: int, count: int, offsets: Offsets) -> None:
+        """Plan the draws start .. start + count, of this lane and of those that ask next."""
+        first = self.plans.index(asking)
+        others = islice(self._asking(first, start, offsets), max(1, MOST_TOGETHER // count) - 1)
+        rows = [(first, offsets), *others]
+        plans = [self.plans[row] for row, _ in rows]
+
+        entry = asking.order.choose_beside([plan.order for plan in plans[1:]], start, count)
+        leaf = self._leaf_of_entry[entry]
+        before = np.concatenate(
+            [plan.before(start, ours) for plan, (_, ours) in zip(plans, rows, strict=True)]
+        )
+        drawn = self._numbered(leaf, range(len(rows)))
+        numbers = before[drawn] + rank_within(drawn)
+        after = before + np.bincount(drawn, minlength=len(before))
+        epoch, index = self._shares.locate(self._numbered(leaf, [row for row, _ in rows]), numbers)
+
+        by_lane = (values.reshape(len(rows), -1) for values in (numbers, after, epoch, index))
+        for plan, (_, ours), *lane in zip(plans, rows, entry, leaf, *by_lane, strict=True):
+            entries, leaves, number, drawn_after, epochs, indices = lane
+            references = References(entries.astype(np.int64), epochs, indices)
+            refused = plan.too_often(leaves, number, drawn_after)
+            plan.take(_Block(start, ours, references, refused, drawn_after))
+
+    def _asking(self, first: int, start: int, offsets: Offsets) -> Iterator[tuple[int, Offsets]]:
+        """Yield the lanes that ask for a block from `start` next, in the order of their turns."""
+        for row in (*range(first + 1, len(self.plans)), *range(first)):
+            if (ours := self.plans[row].asks_at(start, offsets)) is not None:
+                yield row, ours
+
+    def _numbered(self, leaf: Integers, rows: Sequence[int]) -> Integers:
+        """Return leaves [rows, draws] as numbers that differ by row too, [rows * draws]."""
+        numbers: Integers = leaf + self._num_leaves * np.array(rows)[:, np.newaxis]
+        return numbers.reshape(-1)

@@ -7,12 +7,13 @@ the mixture, how often each leaf had been drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,64 +22,16 @@ from attrs import evolve, field, frozen
 from energy_data.before import NOTHING_BEFORE, Before
 from energy_data.block import Integers, Reference, References, rank_within
 from energy_data.context import Context
-from energy_data.errors import DataError, SpecError
+from energy_data.errors import SpecError
+from energy_data.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
 from energy_data.node import Cursor, Node
 from energy_data.order.keys import key
 from energy_data.order.schedule import Clock
 from energy_data.order.scheduled import Place
 from energy_data.order.several_epochs import shares_of
 from energy_data.order.tree import Order
-from energy_data.planned import PlannedDraws
-from energy_data.source import Source
+from energy_data.planned import PlannedDraws, Together
 from energy_data.spec import Gives, Spec, kind_of
-from energy_data.storage.file_store import FileStore
-
-
-@frozen(kw_only=True)
-class Shuffle:
-    """How far samples of one leaf are mixed; both knobs keep the meaning they have in Energon."""
-
-    buffer_size: int = 0  # draws that are permuted among each other; 0 or 1: none
-    sequence_length: int = 0  # neighbouring samples read together; 0: file order
-    parallel_sequences: int = 16  # sequences that are mixed at a time
-
-    @property
-    def window(self) -> int:
-        """The number of neighbouring draws of a lane in one leaf that are permuted; 0: none."""
-        if self.buffer_size <= 1:
-            return 0
-        return max(self.buffer_size, self.parallel_sequences * self.sequence_length)
-
-
-@frozen(kw_only=True)
-class Leaf:
-    """One dataset split that samples are drawn from; equal ids are one leaf."""
-
-    id: str  # stable over time: orders and ledgers are kept by it
-    source: Source = field(eq=False)
-    aux: Mapping[str, FileStore[Any]] = field(factory=dict, eq=False)  # for cookers, by name
-    epochs: int | None = 1  # mixed with each other; -1: all; None: each in the order of the files
-    tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: as its source says
-    max_repetitions: Fraction | None = field(default=None, eq=False)  # over the run; None: any
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.source)
-
-    @property
-    def most_draws(self) -> int | None:
-        most = self.max_repetitions
-        return None if most is None else int(most * self.num_samples)
-
-    @property
-    def mean_tokens(self) -> Fraction | None:
-        return self.tokens_per_sample or self.source.tokens_per_sample
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits over all that decides which samples it gives in which order, but its id."""
-        own = self.source.fingerprint
-        return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
 
 
 class OrderSpec(Spec):
@@ -133,9 +86,10 @@ class OrderSpec(Spec):
 
 
 class LeafTable:
-    """The leaves of an order tree, numbered by their sorted ids, and their shares in one lane.
+    """The leaves of an order tree, numbered by their sorted ids, and their shares.
 
-    An *entry* is one place of a leaf in the tree; entries of one leaf draw from it together.
+    An *entry* is one place of a leaf in the tree; entries of one leaf draw from it together. Made
+    for all lanes of a process at a time; `in_lane` gives the table of one.
     """
 
     place: Place | None  # which draw of the node at hand a place of the run is, if that is known
@@ -147,17 +101,18 @@ class LeafTable:
         self.leaf_of_entry, sizes, keys = context.shared(
             ("leaf facts", context.path, context.leaf_seed), lambda: self._facts(context)
         )
+        self._lanes = context.hosted_lanes
         self.shares = shares_of(
-            sizes,
-            keys,
-            [leaf.epochs for leaf in self.leaves],
+            np.tile(sizes, len(self._lanes)),
+            np.tile(keys, len(self._lanes)),
+            [leaf.epochs for leaf in self.leaves] * len(self._lanes),
             sequence_length=shuffle.sequence_length,
             window=shuffle.window,
-            lane=context.lane,
+            lane=np.repeat(self._lanes, len(self.leaves)),
             lanes=context.lanes,
         )
         self.clock = clock
-        self.place = partial(clock.draws, lane=context.lane, lanes=context.lanes)
+        self.place = None
 
     def _facts(self, context: Context) -> tuple[Integers, Integers, npt.NDArray[np.uint64]]:
         """Return the leaf of each entry, and of each leaf its size and its key."""
@@ -167,6 +122,13 @@ class LeafTable:
             np.array([leaf.num_samples for leaf in self.leaves], np.int64),
             np.array([leaf_key(context, leaf.id) for leaf in self.leaves], np.uint64),
         )
+
+    def in_lane(self, context: Context) -> LeafTable:
+        """Return the table of one of the lanes."""
+        table, first = copy(self), self._lanes.index(context.lane) * len(self.leaves)
+        table.shares = self.shares.part_of(slice(first, first + len(self.leaves)))
+        table.place = partial(self.clock.draws, lane=context.lane, lanes=context.lanes)
+        return table
 
     def at(self, place: Place | None) -> LeafTable:
         """Return the table for a node that counts its draws otherwise."""
@@ -193,36 +155,6 @@ def leaf_key(context: Context, leaf_id: str) -> int:
     return key(context.leaf_seed, "leaf", leaf_id, *path)
 
 
-def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
-    for path, inner in spec.walk():
-        if (leaf := getattr(inner, "leaf", None)) is not None:
-            yield path, leaf
-
-
-def too_often(leaf: Leaf) -> DataError:
-    """Return the error of a leaf that is asked for more than it may give."""
-    return DataError(
-        f"leaf {leaf.id!r}: its {leaf.num_samples:,} samples have come up {leaf.max_repetitions} "
-        f"times, its `max_repetitions`, and the run goes on to draw from it. Lower its weight, or "
-        f"raise the number; with `budget_samples` a start says what is feasible."
-    )
-
-
-def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
-    """Return one leaf per id, sorted by id. SpecError if one id stands for two datasets."""
-    by_id: dict[str, Leaf] = {}
-    for leaf in entries:
-        known = by_id.setdefault(leaf.id, leaf)
-        same = known.source is leaf.source and known.epochs == leaf.epochs
-        if not same and known.fingerprint != leaf.fingerprint:
-            raise SpecError(
-                f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
-                f"ways. Give one of them another `id:`."
-            )
-    return [by_id[leaf_id] for leaf_id in sorted(by_id)]
-
-
 def follows_run(spec: OrderSpec) -> bool:
     """Return whether anything in an order tree asks for places of the run."""
     return any(isinstance(inner, OrderSpec) and inner.follows_run for _, inner in spec.walk())
@@ -245,7 +177,7 @@ class ReferencesSpec(Spec):
     """
 
     of: OrderSpec
-    shuffle: Shuffle = Shuffle()
+    shuffle: Shuffle = field(factory=Shuffle)
     deal: int = 0
     drop_last: bool = False  # leave out the short group at the end of a pass
     clock: Clock | None = None  # for weights that follow the run; None: there are none
@@ -313,7 +245,8 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
     def plan(self) -> Plan:
         """The order and the table of leaves; made on the first draw."""
         if self._plan is None:
-            self._plan = Plan(self.spec, self.context, endless=True)
+            plans = LanePlans.of(self.spec, self.context, endless=True)
+            self._plan = plans.in_lane(self.context.lane)
         return self._plan
 
     @property
@@ -346,10 +279,8 @@ class DealtReferences(ReferencesNode):
     @property
     def plan(self) -> Plan:
         if self._plan is None:
-            alone = evolve(self.context, lane=0, lanes=1)
-            self._plan = self.context.shared(
-                ("plan", self.context.path), lambda: Plan(self.spec, alone, endless=False)
-            )
+            alone = evolve(self.context, lane=0, lanes=1, hosted=())
+            self._plan = LanePlans.of(self.spec, alone, endless=False).in_lane(0)
         return self._plan
 
     def rewind(self) -> None:
@@ -384,12 +315,40 @@ class DealtReferences(ReferencesNode):
 class Plan(PlannedDraws):
     """The order tree as one lane sees it."""
 
-    def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
-        self.table = LeafTable(spec.of, context, spec.shuffle, spec.clock or Clock())
+    def __init__(
+        self, spec: ReferencesSpec, context: Context, plans: LanePlans, *, endless: bool
+    ) -> None:
+        self.table = plans.table.in_lane(context)
         # Paths within the order tree start at its root, so that wrapping it changes nothing.
         order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
         most = [leaf.most_draws for leaf in self.table.leaves]
-        super().__init__(order, self.table.leaf_of_entry, self.table.shares, most)
+        super().__init__(order, self.table.shares, most, plans)
 
     def refuse(self, leaf: int) -> NoReturn:
         raise too_often(self.table.leaves[leaf])
+
+
+class LanePlans(Together):
+    """The plans of the lanes of a process over one order tree."""
+
+    def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
+        self.table = LeafTable(spec.of, context, spec.shuffle, spec.clock or Clock())
+        super().__init__(self.table.leaf_of_entry, len(self.table.leaves), self.table.shares)
+        self._lanes = context.hosted_lanes
+        contexts = map(context.in_lane, self._lanes)
+        self.plans = [Plan(spec, lane, self, endless=endless) for lane in contexts]
+
+    @classmethod
+    def of(cls, spec: ReferencesSpec, context: Context, *, endless: bool) -> LanePlans:
+        """Return the plans over the order tree of this place; known while a lane draws from it."""
+        known = context.shared("plans", WeakValueDictionary[Hashable, LanePlans])
+        facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
+        if (plans := known.get(facts)) is None:
+            plans = known[facts] = cls(spec, context, endless=endless)
+        return plans
+
+    def in_lane(self, lane: int) -> Plan:
+        """Return the plan of a lane."""
+        plan = self.plans[self._lanes.index(lane)]
+        assert isinstance(plan, Plan)
+        return plan

@@ -12,8 +12,9 @@ import attrs
 from attrs import evolve, field, frozen
 
 from energy_data.context import Context
+from energy_data.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
 from energy_data.order.keys import key
-from energy_data.references import Leaf, ReferencesSpec, Shuffle, distinct_leaves, leaf_entries
+from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec
 
 OnEnter = Literal["continue", "restart"]

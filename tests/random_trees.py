@@ -27,6 +27,7 @@ from trees import (
     twice,
 )
 
+from energy_data.leaves import Shuffle
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
@@ -43,7 +44,7 @@ from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.order.schedule import Schedule
 from energy_data.packing import Quota
-from energy_data.references import OrderSpec, ReferencesSpec, Shuffle
+from energy_data.references import OrderSpec, ReferencesSpec
 from energy_data.spec import Spec
 
 

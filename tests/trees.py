@@ -8,6 +8,7 @@ from attrs import evolve
 from joined import join_leaf
 
 from energy_data.errors import SkipSample
+from energy_data.leaves import Leaf, Shuffle
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
@@ -30,7 +31,7 @@ from energy_data.nodes.share import ShareSpec
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.packing import Packing, Quota
-from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle
+from energy_data.references import OrderSpec, ReferencesSpec
 from energy_data.spec import Spec
 from energy_data.stage import Stage
 from energy_data.testing import NumberSource

@@ -9,8 +9,8 @@ from attrs import evolve, field, frozen
 
 from energy_data.energon.trees import references_of
 from energy_data.failures import OnFailure
+from energy_data.leaves import Leaf, leaf_entries
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.references import Leaf, leaf_entries
 from energy_data.running import restore_key
 from energy_data.sources.stores import open_store
 from energy_data.spec import Spec

@@ -22,6 +22,7 @@ from energy_data.energon.loaded import (
 )
 from energy_data.errors import SpecError
 from energy_data.failures import reraise_exception
+from energy_data.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.metadataset.compile import compile_split, steps_of
 from energy_data.metadataset.load import Metadataset as _Metadataset
 from energy_data.metadataset.load import is_metadataset, load, load_metadataset
@@ -29,7 +30,7 @@ from energy_data.metadataset.opening import Options
 from energy_data.metadataset.resolve import expand
 from energy_data.metadataset.twigs import DatasetPart, twigs
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import Leaf, OrderSpec, ReferencesSpec, Shuffle, leaf_entries
+from energy_data.references import OrderSpec, ReferencesSpec
 from energy_data.sources.typed import open_typed
 from energy_data.trust import Trust
 

@@ -14,8 +14,8 @@ from energy_data.context import WorkerConfig
 from energy_data.energon.loaded import BaseCoreDatasetFactory
 from energy_data.energon.metadatasets import samples_of
 from energy_data.errors import SpecError
+from energy_data.leaves import Leaf, Shuffle
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.references import Leaf, Shuffle
 from energy_data.samples.images import (
     CaptioningSample,
     ImageClassificationSample,

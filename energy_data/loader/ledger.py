@@ -12,12 +12,13 @@ from attrs import evolve
 
 from energy_data.context import Context
 from energy_data.errors import StateMismatchError
+from energy_data.leaves import leaf_entries
 from energy_data.loader.stages import Plan
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, same_above_order
 from energy_data.node import Mark, Node
 from energy_data.pending import PendingNode
-from energy_data.references import ReferencesNode, ReferencesSpec, follows_run, leaf_entries
+from energy_data.references import ReferencesNode, ReferencesSpec, follows_run
 
 log = logging.getLogger(__name__)
 

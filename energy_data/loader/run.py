@@ -79,9 +79,11 @@ class Run(Generic[T_co]):
         trace: called with each sample before it is encoded; costs some time per sample.
         meter: told what time is spent on.
         """
+        lanes = tuple(lanes)
         root = Context(
             seed=self.seed,
             lanes=num_lanes,
+            hosted=lanes,
             trace=trace,
             crossed_leaves=crossed_leaves(self.spec),
             meter=meter or Meter(),

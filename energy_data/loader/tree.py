@@ -11,15 +11,10 @@ from attrs import frozen
 
 from energy_data.errors import SampleError, StateError
 from energy_data.kinds import order_from_description
+from energy_data.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
 from energy_data.loader.blob import pack_json, unpack_json
 from energy_data.order.schedule import Clock
-from energy_data.references import (
-    Leaf,
-    ReferencesSpec,
-    Shuffle,
-    distinct_leaves,
-    leaf_entries,
-)
+from energy_data.references import ReferencesSpec
 from energy_data.sample import Sample
 from energy_data.source import Source
 from energy_data.spec import Spec

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
+from energy_data.leaves import Leaf
 from energy_data.metadataset.compile_staged import staged_order, staged_stream
 from energy_data.metadataset.compile_steps import (
     below_steps,
@@ -27,7 +28,7 @@ from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.order.schedule import Schedule
 from energy_data.pipeline import Pipeline
-from energy_data.references import Leaf, OrderSpec
+from energy_data.references import OrderSpec
 from energy_data.source import Source
 from energy_data.spec import Spec
 from energy_data.steps.rules import Rules

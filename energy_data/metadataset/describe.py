@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from attrs import frozen
 
+from energy_data.leaves import leaf_entries
 from energy_data.metadataset.compile import mode_of
 from energy_data.metadataset.definitions import Mode, Share
 from energy_data.metadataset.faults import Place
@@ -14,7 +15,6 @@ from energy_data.metadataset.load import Metadataset
 from energy_data.metadataset.resolve import expand
 from energy_data.metadataset.twigs import Branch, Twig
 from energy_data.order.schedule import Schedule
-from energy_data.references import leaf_entries
 from energy_data.spec import Spec
 
 

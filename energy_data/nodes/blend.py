@@ -159,8 +159,12 @@ class BlendSpec(OrderSpec):
         self, context: Context, leaves: LeafTable, drawn: Sequence[int]
     ) -> WeightedChoice | ScheduledChoice:
         if self.weights:
-            weights = [self.weights[number] for number in drawn]
-            return WeightedChoice(weights, **_draw(context))
+            weights = tuple(self.weights[number] for number in drawn)
+            draw = _draw(context)
+            first = context.shared(
+                ("choice", weights, draw["key"]), lambda: WeightedChoice(weights, **draw)
+            )
+            return first.in_lane(context.lane)
         assert leaves.place is not None
         curves = tuple(self.parts[number].weight for number in drawn)
         cut = context.shared(

@@ -10,8 +10,9 @@ from attrs import frozen
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
+from energy_data.leaves import Leaf
 from energy_data.order.tree import LeafOrder
-from energy_data.references import Leaf, LeafTable, OrderSpec
+from energy_data.references import LeafTable, OrderSpec
 
 
 @frozen

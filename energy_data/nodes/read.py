@@ -15,9 +15,10 @@ from energy_data.block import Integers, References
 from energy_data.context import Context
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.failures import ErrorHandler
+from energy_data.leaves import Leaf, leaf_entries
 from energy_data.meter import READING
 from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.references import Leaf, ReferencesNode, ReferencesSpec, leaf_entries
+from energy_data.references import ReferencesNode, ReferencesSpec
 from energy_data.running import RESTORE_KEY
 from energy_data.sample import Sample
 from energy_data.source import Source

@@ -14,8 +14,9 @@ from energy_data.before import Before
 from energy_data.context import Context
 from energy_data.crossed import crossed_leaves
 from energy_data.errors import DataError, SpecError
+from energy_data.leaves import Leaf, leaf_entries
 from energy_data.node import Cursor, Node
-from energy_data.references import Leaf, ReferencesNode, leaf_entries
+from energy_data.references import ReferencesNode
 from energy_data.spec import Gives, Spec
 from energy_data.stage import (
     Buffers,

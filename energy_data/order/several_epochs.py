@@ -29,7 +29,7 @@ def shares_of(
     *,
     sequence_length: int,
     window: int,
-    lane: int,
+    lane: ArrayLike,
     lanes: int,
 ) -> Shares:
     """Return the shares of leaves that mix such numbers of epochs; mostly 1 of each."""
@@ -55,7 +55,7 @@ class SeveralEpochs(Shares):
         *,
         sequence_length: int,
         window: int,
-        lane: int,
+        lane: ArrayLike,
         lanes: int,
     ) -> None:
         super().__init__(
@@ -81,6 +81,15 @@ class SeveralEpochs(Shares):
             lane=lane,
             lanes=lanes,
         )
+
+    def part_of(self, leaves: slice) -> SeveralEpochs:
+        """The shares of these leaves alone, numbered from 0."""
+        part = super().part_of(leaves)
+        assert isinstance(part, SeveralEpochs)
+        part._times, part._in_file_order = self._times[leaves], self._in_file_order[leaves]
+        part._ordered = self._ordered.part_of(leaves)
+        part._mixed_shares = self._mixed_shares.part_of(leaves)
+        return part
 
     def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
         """The epoch of each draw and its sample, as `Shares.locate`.

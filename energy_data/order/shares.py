@@ -17,6 +17,8 @@ permuted once more.
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -43,7 +45,8 @@ class Shares:
         sequence_length: Samples that stay neighbours, in file order; an epoch permutes the
             sequences. 0 keeps the order of the file.
         window: Draws of a share that are permuted among themselves; 0 or 1 keeps their order.
-        lane: The number of this lane, 0 to lanes - 1.
+        lane: The number of this lane, 0 to lanes - 1; int64 [k] if each leaf has a lane of its own:
+            the shares of several lanes, one after another, of which `part_of` gives those of one.
         lanes: The number of lanes.
 
     Raises:
@@ -57,7 +60,7 @@ class Shares:
         *,
         sequence_length: int,
         window: int,
-        lane: int,
+        lane: ArrayLike,
         lanes: int,
     ) -> None:
         self._samples = np.array(num_samples, np.int64)
@@ -68,9 +71,17 @@ class Shares:
                 f"for leaf {wrong[0]}"
             )
         self._lanes, self._sequence_length, self._window = lanes, sequence_length, window
-        self._positions = permute(np.int64(lane), lanes, mix(keys, _LANE))
+        self._positions = permute(np.asarray(lane, np.int64), lanes, mix(keys, _LANE))
         self._sequence_keys = mix(keys, _SEQUENCES)
         self._window_keys = mix(mix(keys, _WINDOWS), self._positions)
+
+    def part_of(self, leaves: slice) -> Shares:
+        """The shares of these leaves alone, numbered from 0."""
+        part = copy(self)
+        part._samples, part._positions = self._samples[leaves], self._positions[leaves]
+        part._sequence_keys = self._sequence_keys[leaves]
+        part._window_keys = self._window_keys[leaves]
+        return part
 
     def position(self, leaf: int) -> int:
         """The number of this lane among the lanes as this leaf permutes them, 0 to lanes - 1."""

@@ -15,10 +15,11 @@ from trees import KINDS, B, batches, finite, leaf, samples
 import energy_data.nodes
 from energy_data.context import Context
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
+from energy_data.leaves import Leaf
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import Leaf, ReferencesSpec
+from energy_data.references import ReferencesSpec
 from energy_data.spec import Spec, kind_of
 from energy_data.testing import NumberSource, assert_resumes_exactly, record, take
 

@@ -16,9 +16,9 @@ import torch
 from trees import batches, samples
 
 from energy_data.errors import SpecError
+from energy_data.leaves import Leaf
 from energy_data.loader.pool import PoolOptions, WorkerError
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.references import Leaf
 from loader import encoders
 from loader.encoders import collating, encoding
 from loader.own_time import OwnTime

@@ -24,6 +24,7 @@ from trees import (
 )
 
 from energy_data.errors import StateError
+from energy_data.leaves import Shuffle
 from energy_data.loader.blob import pack_marks, unpack_marks
 from energy_data.loader.pool import WorkerError
 from energy_data.loader.state import RunState
@@ -35,7 +36,7 @@ from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.packing import Packing, Quota
-from energy_data.references import ReferencesSpec, Shuffle
+from energy_data.references import ReferencesSpec
 from loader import encoders
 from loader.runs import loader_of, loaders_of, run, run_in_step
 from loader.workers import is_alive, processes, worker_loader

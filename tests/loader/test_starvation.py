@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from trees import A, B, finite, leaf, numbers, samples
 
+from energy_data.leaves import Leaf
 from energy_data.loader import progress
 from energy_data.loader.starvation import in_words
 from energy_data.meter import ENCODING, HELD, OTHER, READING, STARTING, Amount, Meter, Spent
@@ -22,7 +23,6 @@ from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.limit import LimitSpec
-from energy_data.references import Leaf
 from energy_data.testing import NumberSource
 from loader.encoders import SlowSource, slow_to_collate, slow_to_encode
 from loader.workers import worker_loader

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from energy_data.errors import SpecError
+from energy_data.leaves import leaf_entries
 from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import load
-from energy_data.references import leaf_entries
 from energy_data.sources.webdataset import open_dataset
 
 

@@ -3,11 +3,11 @@ import shutil
 import pytest
 
 from energy_data.errors import SpecError
+from energy_data.leaves import leaf_entries
 from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import load, parse_metadataset
 from energy_data.metadataset.resolve import expand, resolve
 from energy_data.metadataset.twigs import twigs
-from energy_data.references import leaf_entries
 
 
 def leaves(metadataset, split="train"):

@@ -6,6 +6,7 @@ import pytest
 
 from energy_data.context import Context
 from energy_data.errors import SpecError
+from energy_data.leaves import Leaf
 from energy_data.lengths import blend_by_tokens, mean_tokens
 from energy_data.metadataset.compile import compile_split
 from energy_data.metadataset.load import parse_metadataset
@@ -17,7 +18,7 @@ from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.order.keys import mix
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.references import Leaf, ReferencesSpec
+from energy_data.references import ReferencesSpec
 from energy_data.testing import NumberSource
 
 

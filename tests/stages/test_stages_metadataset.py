@@ -10,13 +10,13 @@ import pytest
 from attrs import evolve, frozen
 
 from energy_data.errors import SpecError
+from energy_data.leaves import leaf_entries
 from energy_data.metadataset.compile import compile_split, compile_stream
 from energy_data.metadataset.load import parse_metadataset
 from energy_data.metadataset.resolve import resolve
 from energy_data.nodes.staged import StagedSpec
 from energy_data.pipeline import Pipeline
 from energy_data.plan import Plan
-from energy_data.references import leaf_entries
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.testing import NumberSource
 

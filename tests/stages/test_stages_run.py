@@ -14,13 +14,14 @@ from trees import A, B, C, batches, leaf, references, samples, staged
 
 from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
+from energy_data.leaves import Shuffle
 from energy_data.loader.run import Run
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.staged import StagedSpec
-from energy_data.references import ReferencesSpec, Shuffle
+from energy_data.references import ReferencesSpec
 from energy_data.stage import Stage
 from energy_data.testing import NumberSource
 
