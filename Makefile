@@ -26,9 +26,9 @@ imports: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2
 
-# The real Energon judges; it is installed in an environment of its own, never in ours.
+# The real Energon judges, and properties are tried on new examples. Energon is installed in an environment of its own, never in ours.
 test-slow: $(STAMP) $(JUDGE_STAMP)
-	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -m slow
+	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=new
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -3,4 +3,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+# How fast a machine is never decides a test. `make test` tries the same examples everywhere;
+# `make test-slow` looks for new ones.
+anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", anywhere, derandomize=True)
+settings.register_profile("new", anywhere, derandomize=False, print_blob=True)
+settings.load_profile("same")

@@ -176,7 +176,7 @@ BAD = leaf("bad", 9, frozenset({0, 4}))
 # Rows and lanes without a common divisor: else, unshuffled, a lane might see the bad row alone.
 JOINED = join_leaf(rows=11)
 MIXING = LeafSpec(evolve(leaf("m", 6).leaf, epochs=3))
-IN_ORDER = LeafSpec(evolve(leaf("o", 6).leaf, epochs=None))
+IN_ORDER = LeafSpec(evolve(leaf("o", 7).leaf, epochs=None))  # as many as no lanes divide
 
 KINDS: dict[str, list[Spec]] = {
     "leaf": [A, samples(A), samples(JOINED), samples(MIXING), samples(IN_ORDER)],
