@@ -133,8 +133,8 @@ def test_a_virtual_epoch_ends_with_the_step_that_reaches_it():
         begin += len(given)
 
 
-def staged(collate):
-    stages = [("a", 0, 12), ("b", 12, None)]
+def staged(collate, end=None):
+    stages = [("a", 0, 12), ("b", 12, end)]
     return StagedSpec(
         stages=tuple(
             Stage(name=name, of=stream(collate), begin=begin, end=end)
@@ -154,6 +154,25 @@ def test_a_stage_that_begins_inside_a_step_closes_it_short():
 def test_a_stage_may_begin_inside_a_step_where_asked():
     given = take(ranks_of(staged(numbered), 2, target=21, at_boundary="mix"), 20)[0]
     assert {(step.num_microbatches, step.is_short) for _, step in given} == {(4, False)}
+
+
+@pytest.mark.parametrize("last", ["drop", "short"])
+def test_a_run_that_has_ended_goes_on_when_its_last_stage_becomes_longer(last):
+    rules = {"target": 21, "last": last}
+    loaders = ranks_of(staged(numbered, end=26), 2, **rules)
+    given = take(loaders)
+    assert {len(mine) for mine in given} == {10 if last == "drop" else 13}
+    assert take(loaders) == [[], []]
+    saved = [loader.state_dict() for loader in loaders]
+    longer = ranks_of(staged(numbered, end=60), 2, **rules)
+    for loader in longer:
+        loader.restore_state_global(saved)
+    rest = take(longer)
+    whole = take(ranks_of(staged(numbered, end=60), 2, **rules))
+    keys = [[keys for keys, _ in mine] for mine in joined([given, rest])]
+    expected = [[keys for keys, _ in mine] for mine in whole]
+    assert [mine[:28] for mine in keys] == [mine[:28] for mine in expected]
+    assert rest[0][0][1].step == given[0][-1][1].step + 1
 
 
 def failing(batch):

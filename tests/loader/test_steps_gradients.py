@@ -72,6 +72,18 @@ def test_steps_of_the_same_micro_batches_have_the_same_gradients(ranks):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+def test_a_step_has_the_gradient_of_one_big_batch():
+    loaders = ranks_of(stream(documents), 2, **EXACT)
+    given = together(loaders, lambda loader: list(islice(loader, 4)))
+    tokens = [batch["tokens"] for mine in given for batch in mine if batch["__step__"].step == 0]
+    model, whole = tiny_model(), torch.cat(tokens)
+    assert len(whole) == given[0][0]["__step__"].step_tokens
+    (model(whole) - 1).square().mean().backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    found = gradients(ranks_of(stream(documents), 2, **EXACT), 1)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
+
+
 def test_dividing_by_what_a_micro_batch_holds_would_be_wrong():
     loaders = ranks_of(stream(documents), 2, **EXACT)
     (own, _) = together(loaders, lambda loader: list(islice(loader, 2)))

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 from trees import finite, leaf
 
+from energy_data.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
+from energy_data.loader.dataset import Dataset
 from energy_data.loader.exchange import StepsError
+from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.step_loader import StepLoader
+from energy_data.steps.rules import DocsPerStep
 from loader.runs import loader_of
-from loader.steps import STREAM, Hub, ranks_of, stream, take, together
+from loader.steps import (
+    STREAM,
+    Hub,
+    numbered,
+    plain,
+    ranks_of,
+    stream,
+    take,
+    take_steps,
+    together,
+)
 
 
 def states(loaders):
@@ -104,6 +120,72 @@ def test_another_mode_or_count_is_refused():
         (other,) = ranks_of(STREAM, **facts)
         with pytest.raises(StateMismatchError, match="Only the target may change inside a run"):
             other.load_state_dict(loader.state_dict())
+
+
+def test_exact_steps_and_others_are_not_exchanged_on_the_way():
+    exact, other = ({"mode": "exact", "target": 9}, {"target": 9})
+    for before, after in ((exact, other), (other, exact)):
+        loaders = ranks_of(stream(numbered), 2, **before)
+        take_steps(loaders, 1)
+        for loader in ranks_of(stream(numbered), 2, **after):
+            with pytest.raises(StateMismatchError, match="Only the target may change inside a run"):
+                loader.restore_state_global(states(loaders))
+
+
+def test_a_changed_target_of_exact_steps_counts_from_the_next_step_on():
+    loaders = ranks_of(stream(numbered), 2, mode="exact", target=14)
+    (first, _) = take(loaders, 4)
+    assert not first[-1][1].is_last
+    others = ranks_of(stream(numbered), 2, mode="exact", target=[[0, 14], [2, 9]])
+    for loader, state in zip(others, states(loaders), strict=True):
+        loader.load_state_dict(state)
+    (rest, _) = take(others, 12)
+    docs = {step.step: step.step_docs for _, step in rest}
+    assert [docs[step] for step in (1, 2, 3)] == [14, 9, 9]
+
+
+KNOWN = {"documents": 3, "samples": 3}
+
+
+def pooled(ranks, workers):
+    """Loaders that need not tell each other, so they run one after another."""
+    loaders = []
+    for rank in range(ranks):
+        config = WorkerConfig(rank, ranks, num_workers=workers, lanes=8)
+        dataset = Dataset(spec=stream(numbered), worker_config=config)
+        host = Pool(dataset, PoolOptions(start_method="fork")) if workers else None
+        loaders.append(StepLoader(dataset, DocsPerStep(target=9, known=KNOWN), host))
+    return loaders
+
+
+def one_by_one(loaders, count):
+    found = [plain(islice(loader, count)) for loader in loaders]
+    return [mine[n] for n in range(count) for mine in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)])
+def test_saved_at_every_index_of_a_step_it_goes_on_with_other_workers_and_between_steps_other_ranks(
+    ranks, workers
+):
+    expected = one_by_one(pooled(ranks, 0), 12)
+    begun = pooled(ranks, workers[0])
+    same, others = pooled(ranks, workers[1]), pooled(3 - ranks, workers[1])
+    for count in range(7):
+        saved = states(begun)
+        for loader in same:
+            loader.restore_state_global(saved)
+        assert one_by_one(same, 4) == expected[count * ranks : (count + 4) * ranks]
+        if not saved[0]["step"]["index"]:
+            for loader in others:
+                loader.restore_state_global(saved)
+            keys = [keys for keys, *_ in one_by_one(others, 4 // len(others))]
+            assert sorted(keys) == sorted(
+                keys for keys, *_ in expected[count * ranks : count * ranks + 4]
+            )
+        one_by_one(begun, 1)
+    for loader in (*begun, *same, *others):
+        loader.close()
 
 
 def test_steps_may_begin_in_the_middle_of_a_run_without_them():

@@ -19,7 +19,7 @@ from energy_data.loader.loader import Loader
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
-from loader.steps import STREAM, plain, stream
+from loader.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying
 from loader.test_device import DEVICE, FakeCuda
 from loader.workers import processes
 
@@ -120,6 +120,36 @@ def test_steps_on_a_device_are_those_of_the_host(workers):
     loader.load_state_dict(state)
     assert plain(islice(loader, 12)) == expected[17:29]
     loader.close()
+
+
+def bad(batch):
+    if any(sample["number"] == 77 for sample in batch):
+        raise ZeroDivisionError("a sample that cannot be")
+    return varying(batch)
+
+
+def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
+    hub, loaders = Hub(2), []
+    for rank in range(2):
+        config = WorkerConfig(rank, 2, num_workers=1 - rank, lanes=8)
+        dataset = Dataset(spec=stream(varying if rank else bad, size=100), worker_config=config)
+        host = None if rank else Pool(dataset, PoolOptions(start_method="fork"))
+        rules = DocsPerStep(target=12, timeout_s=WAIT_S)
+        loaders.append(StepLoader(dataset, rules, host, HubExchange(hub, rank)))
+
+    def work(loader):
+        try:
+            for _ in islice(loader, 300):
+                pass
+        except Exception as error:  # noqa: BLE001 - looked at below
+            return type(error).__name__, str(error)
+        return None
+
+    own, told = together(loaders, work)
+    assert own == ("ZeroDivisionError", "a sample that cannot be")
+    assert told[0] == "StepsError"
+    assert "rank 0 has failed: ZeroDivisionError: a sample that cannot be" in told[1]
+    loaders[0].close()
 
 
 def test_without_steps_a_loader_goes_through_none_of_it(monkeypatch):
