@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from attrs import evolve
+from cooked import cooked, with_dice, with_parts
 from hypothesis import strategies as st
 from trees import (
     IN_ORDER,
@@ -130,6 +131,18 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
         ),
         st.builds(EncodeSpec, of=mixed, encode=st.just(parts)),
         packed(st.one_of(mixed, st.builds(EncodeSpec, of=mixed, encode=st.just(parts)))),
+        crude(depth),
+        packed(crude(depth)),
+    )
+
+
+def crude(depth: int = 2) -> st.SearchStrategy[Spec]:
+    """Random trees of samples that are cooked, and then encoded to one or several."""
+    orderings = st.one_of(orders(depth), mixes(depth)).map(references)
+    return st.builds(
+        EncodeSpec,
+        of=st.builds(ReadSpec, of=orderings).map(cooked),
+        encode=st.sampled_from([None, with_dice, with_parts]),
     )
 
 
