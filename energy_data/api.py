@@ -30,6 +30,7 @@ from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
+from energy_data.source import Source
 from energy_data.sources.open import open_source
 from energy_data.sources.typed import open_typed
 from energy_data.spec import Spec
@@ -312,7 +313,16 @@ def _order(
 def _opener(samples: Samples, options: Options) -> OpenSource:
     if samples not in get_args(Samples):
         raise SpecError(f"samples: must be 'dicts' or 'typed', got {samples!r}.")
-    return open_source if samples == "dicts" else partial(open_typed, trust=options.trust)
+    return _open_dicts if samples == "dicts" else partial(open_typed, trust=options.trust)
+
+
+def _open_dicts(path: str | Path, *, dataset_config: str | None = None, **said: Any) -> Source:
+    if dataset_config is not None:
+        raise SpecError(
+            f"{path}: its dataset_config {dataset_config!r} says of which type samples are, and "
+            f"dicts have none. Pass samples='typed', or take dataset_config out."
+        )
+    return open_source(path, **said)
 
 
 def _options(allow_modules: Sequence[str], epochs: int | None = 1) -> Options:

@@ -9,7 +9,7 @@ from typing import Any
 from energy_data.context import Context
 from energy_data.errors import SkipSample
 from energy_data.failures import OnFailure, describe
-from energy_data.node import Cursor
+from energy_data.node import Cursor, Mark
 from energy_data.running import RUNNING, Role
 
 
@@ -29,14 +29,16 @@ class Call:
         on_failure: OnFailure | None,
         doing: str,  # "encoding": what a note on an error says
         counter: str = "failures",  # the field of the cursor that counts failures in a row
+        *,
+        must_know: bool = False,  # see `Role`
     ) -> None:
         self.function, self.on_failure, self.doing = function, on_failure, doing
         self.name, self.counter = name_of(function), counter
-        self.role = Role(context.seed, self.name, context.cache)
+        self.role = Role(context.seed, self.name, context.cache, must_know)
 
-    def __call__(self, item: Any, cursor: Cursor) -> Any:
-        """Return what the function makes of an item."""
-        RUNNING.role, RUNNING.item = self.role, item
+    def __call__(self, item: Any, cursor: Cursor, reference: Mark = ()) -> Any:
+        """Return what the function makes of an item; `reference` is that of one that is marked."""
+        RUNNING.role, RUNNING.item, RUNNING.reference = self.role, item, reference
         try:
             made = self.function(item)
         except SkipSample:
@@ -45,12 +47,12 @@ class Call:
             self._failed(error, item, cursor)
             raise SkipSample from error
         finally:
-            RUNNING.role = None
+            RUNNING.role, RUNNING.reference = None, ()
         if self.on_failure is not None:
             setattr(cursor, self.counter, 0)
         return made
 
-    def parts(self, item: Any, cursor: Callable[[], Cursor]) -> Iterator[Any]:
+    def parts(self, item: Any, cursor: Callable[[], Cursor], reference: Mark = ()) -> Iterator[Any]:
         """Yield what a generator function makes of an item, part by part.
 
         It ends where the function raises what is put up with: what it gave before stays given.
@@ -58,7 +60,7 @@ class Call:
         """
         made: Iterator[Any] | None = None
         while True:
-            RUNNING.role, RUNNING.item = self.role, item
+            RUNNING.role, RUNNING.item, RUNNING.reference = self.role, item, reference
             try:
                 made = self.function(item) if made is None else made
                 part = next(made)
@@ -68,7 +70,7 @@ class Call:
                 self._failed(error, item, cursor())
                 return
             finally:
-                RUNNING.role = None
+                RUNNING.role, RUNNING.reference = None, ()
             if self.on_failure is not None:
                 setattr(cursor(), self.counter, 0)
             yield part
@@ -80,6 +82,26 @@ class Call:
         failures = getattr(cursor, self.counter) + 1
         setattr(cursor, self.counter, failures)
         self.on_failure.failed(self.name, error, item, failures)
+
+
+class Measure:
+    """A function of the user that says something about a document, or makes a part of it.
+
+    While it runs `sample_rng()` knows the document, its first argument. Errors are its caller's.
+    """
+
+    def __init__(self, function: Callable[..., Any], context: Context) -> None:
+        self.function = function
+        self.reference: Mark = ()
+        self.role = Role(context.seed, name_of(function), context.cache)
+
+    def __call__(self, document: Any, *others: Any) -> Any:
+        """Return what the function says. `reference` is that of the sample of the document."""
+        RUNNING.role, RUNNING.item, RUNNING.reference = self.role, document, self.reference
+        try:
+            return self.function(document, *others)
+        finally:
+            RUNNING.role, RUNNING.reference = None, ()
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -115,7 +115,8 @@ class Pipeline:
             drop_last=self.finite and self.drop_last and self._counted,
             clock=self._clock(first_microbatch) if follows_run(order) else None,
         )
-        samples = self._encoded(ReadSpec(of=references, on_error=self.on_error))
+        keys = self._encoder.has_functions
+        samples = self._encoded(ReadSpec(of=references, on_error=self.on_error, keys=keys))
         if self._encoder.grouper:
             return GroupSpec(
                 of=samples,

@@ -19,7 +19,7 @@ import torch
 
 from energy_data.errors import EnergyDataError
 from energy_data.order.keys import key
-from energy_data.running import RUNNING, restore_key
+from energy_data.running import RESTORE_KEY, RUNNING, restore_key
 
 
 @overload
@@ -44,8 +44,9 @@ def sample_rng(
 def sample_seed() -> int:
     """Return 64 random bits of what the running function works on.
 
-    A list (of what is packed or batched) has those of its first sample. Items that were made
-    without the identity of their sample are told by the micro-batch.
+    A list (of what is packed or batched) has those of its first sample. An item that was made
+    without the identity of its sample, `__restore_key__`, is told by its reference if it may have
+    to be made again (it is packed or grouped), else by the micro-batch.
     """
     role = RUNNING.role
     if role is None:
@@ -54,8 +55,19 @@ def sample_seed() -> int:
             "`encode_sample`, `batch`, `encode_batch` or another function that a dataset runs."
         )
     known = restore_key(RUNNING.item)
-    identity = tuple(_flat(known)) if known else (RUNNING.batch, *RUNNING.mark)
+    identity = tuple(_flat(known)) if known else RUNNING.reference
+    if role.must_know and not identity:
+        raise EnergyDataError(
+            f"sample_rng: {role.function} asks for the numbers of {_kind(RUNNING.item)} that does "
+            f"not say which sample it is, so all of a micro-batch would have the same. Keep the "
+            f"field {RESTORE_KEY} of samples in what is made of them."
+        )
+    identity = identity or (RUNNING.batch, *RUNNING.mark)
     return key(role.seed, role.function, *identity)
+
+
+def _kind(item: Any) -> str:
+    return f"a {type(item).__name__}"
 
 
 def _flat(parts: tuple[Any, ...]) -> Iterator[int | str]:

@@ -15,6 +15,7 @@ class Role:
     seed: int  # of the run
     function: str  # its name; not its place: what stands over it is no reason for other numbers
     cache: Any = field(default=None, eq=False, repr=False)  # the cache pool of the run
+    must_know: bool = False  # what it says of items that are not known from each other is no use
 
 
 class Running(threading.local):
@@ -22,7 +23,8 @@ class Running(threading.local):
 
     role: Role | None = None
     item: Any = None  # a sample, or a list of what is packed or batched
-    mark: tuple[int, ...] = ()  # of the item, if it has no identity of its own
+    reference: tuple[int, ...] = ()  # of an item that has lost its identity, as a state has it
+    mark: tuple[int, ...] = ()  # of the item, if it has neither
     batch: int = 0  # number in the run of the micro-batch that is being made
 
 

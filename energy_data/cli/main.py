@@ -16,6 +16,7 @@ COMMANDS = {
     "inspect": "energy_data.cli.inspect",
     "plan-diff": "energy_data.cli.plan_diff",
     "prepare": "energy_data.cli.prepare",
+    "prepare-media": "energy_data.cli.prepare_media",
     "schema": "energy_data.cli.schema",
 }
 """Name of a command -> the module that has it as `command`."""

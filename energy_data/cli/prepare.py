@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,6 +32,15 @@ from energy_data.sources.tar_meta import DATASET, is_prepared
 from energy_data.sources.tar_plain import find_tars
 
 DEFAULT_RATIO = "1,0,0"
+
+
+def media_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which media are looked at."""
+    flag = partial(click.option, is_flag=True)
+    by_glob = "Note size and length of the media with such names, as '*.jpg,*.mp4'."
+    command = flag("--media-metadata-by-extension", help="... with such extensions.")(command)
+    command = flag("--media-metadata-by-header", help="... of those that begin so.")(command)
+    return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
 @click.command("prepare")
@@ -84,13 +94,7 @@ DEFAULT_RATIO = "1,0,0"
     default=None,
     help="Ask for what is not said here.  [default: on a terminal]",
 )
-@click.option(
-    "--media-metadata-by-glob",
-    metavar="PATTERNS",
-    help="Note size and length of the media with such names, as '*.jpg,*.mp4'.",
-)
-@click.option("--media-metadata-by-header", is_flag=True, help="... of those that begin so.")
-@click.option("--media-metadata-by-extension", is_flag=True, help="... with such extensions.")
+@media_options
 @click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
 def command(path: Path, **given: Any) -> None:
     """Prepare a folder of tars, a JSONL file, or the joins of a metadataset.
@@ -99,9 +103,7 @@ def command(path: Path, **given: Any) -> None:
     the splits and the type of the samples; next to a JSONL file its index. For a metadataset, which
     samples its joins put together.
     """
-    given["media"] = _media_filter(
-        *(given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension"))
-    )
+    given["media"] = media_filter(given)
     interactive = given.pop("interactive")
     asking = sys.stdin.isatty() if interactive is None else interactive
     if given["media"] and not path.is_dir():
@@ -172,8 +174,14 @@ def _check(given: Mapping[str, Any]) -> None:
             raise click.UsageError("--field-map: it needs a --sample-type.")
 
 
-def _media_filter(glob: str | None, header: bool, extension: bool) -> MediaFilter | None:
-    """Return what the options say. Raises UsageError for more than one of them."""
+def media_filter(given: dict[str, Any]) -> MediaFilter | None:
+    """Return what the options of `media_options` say, and take them out of what is given.
+
+    Raises UsageError for more than one of them.
+    """
+    glob, header, extension = (
+        given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")
+    )
     if sum(map(bool, (glob, header, extension))) > 1:
         raise click.UsageError("--media-metadata-by-...: they exclude each other: give one.")
     if glob:

@@ -74,6 +74,7 @@ from energy_data.samples.source_info import SourceInfo
 from energy_data.samples.text import TextSample
 from energy_data.samples.typed import Sample
 from energy_data.sources.sample_decoder import SampleDecoder
+from energy_data.sources.system_store import SystemFileStore
 from energy_data.storage.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
 from energy_data.storage.file_cache import FileCacheLazy, FileStoreCachePool
 from energy_data.storage.file_store import (
@@ -81,7 +82,6 @@ from energy_data.storage.file_store import (
     FileStore,
     FileStoreDecoder,
     PrimaryFileStore,
-    SystemFileStore,
 )
 from energy_data.tasks.batch import Batch
 from energy_data.tasks.batching import (

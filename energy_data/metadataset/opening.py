@@ -18,7 +18,8 @@ from energy_data.source import Source
 from energy_data.sources.join import Joiner, JoinMember, keyed, open_join
 from energy_data.sources.join_table import Member
 from energy_data.sources.stores import open_store
-from energy_data.storage.file_store import FileStore, SystemFileStore
+from energy_data.sources.system_store import SystemFileStore
+from energy_data.storage.file_store import FileStore
 from energy_data.trust import Trust
 
 Range = tuple[int, int | None]

@@ -122,7 +122,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
         encoded = []
         for mark, sample in drawn:
             try:
-                encoded.append((mark, self._encoded(sample, self.cursor)))
+                encoded.append((mark, self._encoded(sample, self.cursor, mark)))
             except SkipSample:
                 self.cursor.skipped += 1
         self.meter.charge(ENCODING, time.perf_counter() - began)
@@ -133,9 +133,9 @@ class EncodeNode(Node[Any, EncodeCursor]):
         if self.encode is None:
             return list(samples)
         encoded = []
-        for sample in samples:
+        for mark, sample in zip(marks, samples, strict=True):
             try:
-                encoded.append(self._encoded(sample, copy(self.cursor)))
+                encoded.append(self._encoded(sample, copy(self.cursor), mark))
             except SkipSample as error:
                 raise _changed_its_mind(sample) from error
         return encoded
@@ -143,11 +143,11 @@ class EncodeNode(Node[Any, EncodeCursor]):
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return self.children["of"].moved(marks, change)
 
-    def _encoded(self, sample: Any, cursor: Cursor) -> Any:
+    def _encoded(self, sample: Any, cursor: Cursor, mark: Mark = ()) -> Any:
         assert self.encode is not None
         if self.trace is not None:
             self.trace(sample)
-        encoded = self.encode(sample, cursor)
+        encoded = self.encode(sample, cursor, mark)
         if inspect.isgenerator(encoded):
             raise SpecError(
                 "encode: it gave a generator, so it gives several samples for one, which cannot be "
@@ -194,7 +194,9 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         parts: dict[Mark, Any] = {}
         aside = copy(self.cursor)  # what is made again counts for nothing
         for mark, sample in zip(samples, self.child.again(samples), strict=True):
-            for n, part in enumerate(islice(self._parts(sample, lambda: aside), last[mark] + 1)):
+            for n, part in enumerate(
+                islice(self._parts(sample, lambda: aside, mark), last[mark] + 1)
+            ):
                 parts[n, *mark] = part
             if (last[mark], *mark) not in parts:
                 raise _changed_its_mind(sample)
@@ -229,7 +231,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         mark = at.pending[0]
         under_way, self._under_way = self._under_way, None
         if under_way is None or under_way[:2] != (mark, at.part):
-            iterator = self._parts(samples[0], lambda: self.cursor)
+            iterator = self._parts(samples[0], lambda: self.cursor, mark)
             if len(list(islice(iterator, at.part))) < at.part:
                 raise _changed_its_mind(samples[0])
         else:
@@ -246,10 +248,10 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         at.pending, at.part = at.pending[1:], 0
         self.stock.keep(at.pending, samples[1:])
 
-    def _parts(self, sample: Any, cursor: Callable[[], Cursor]) -> Iterator[Any]:
+    def _parts(self, sample: Any, cursor: Callable[[], Cursor], mark: Mark) -> Iterator[Any]:
         if self.trace is not None:
             self.trace(sample)
-        return self.encode.parts(sample, cursor)
+        return self.encode.parts(sample, cursor, mark)
 
 
 def _changed_its_mind(sample: Any) -> DataError:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.meter import FILTERING
 from energy_data.node import Change, Cursor, Mark, Node
@@ -54,12 +55,13 @@ class FilterNode(Node[Any, FilterCursor]):
 
     def __init__(self, spec: FilterSpec, context: Context) -> None:
         super().__init__(FilterCursor(), {"of": spec.of.build(context.under("of"))})
-        self.predicate, self.meter = spec.predicate, context.meter
+        self.test = Call(spec.predicate, context, None, "testing", must_know=True)
+        self.meter = context.meter
 
     def draw(self, count: int) -> list[Any]:
         drawn = self.children["of"].draw(count)
         began = time.perf_counter()
-        items = [item for item in drawn if self.predicate(item)]
+        items = [item for item in drawn if self.test(item, self.cursor)]
         self.meter.charge(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(items)
         return items
@@ -67,7 +69,7 @@ class FilterNode(Node[Any, FilterCursor]):
     def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
         drawn = self.children["of"].draw_marked(count)
         began = time.perf_counter()
-        items = [(mark, item) for mark, item in drawn if self.predicate(item)]
+        items = [(mark, item) for mark, item in drawn if self.test(item, self.cursor, mark)]
         self.meter.charge(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(items)
         return items

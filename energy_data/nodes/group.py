@@ -194,7 +194,7 @@ class GroupNode(PendingNode[GroupCursor]):
         """Put the first of the unseen samples in its group; return the group and its full size."""
         one = groups.unseen.pop()
         try:
-            key, size = self._key(one.sample, cursor)
+            key, size = self._key(one.sample, cursor, groups.marks[one.number])
         except SkipSample:
             groups.let_go([one])
             cursor.skipped += 1
@@ -202,8 +202,8 @@ class GroupNode(PendingNode[GroupCursor]):
         groups.by_key.setdefault(key, []).append(one)
         return key, size
 
-    def _key(self, sample: Any, cursor: GroupCursor) -> tuple[Hashable, int]:
-        found = self.criterion(sample, cursor)
+    def _key(self, sample: Any, cursor: GroupCursor, mark: Mark) -> tuple[Hashable, int]:
+        found = self.criterion(sample, cursor, mark)
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], int | None):
             size = found[1] or self.spec.batch_size
             if size is not None:

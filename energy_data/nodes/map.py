@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample
 from energy_data.meter import MAPPING
@@ -58,7 +59,7 @@ class MapNode(Node[Any, MapCursor]):
 
     def __init__(self, spec: MapSpec, context: Context) -> None:
         super().__init__(MapCursor(), {"of": spec.of.build(context.under("of"))})
-        self.function, self.meter = spec.function, context.meter
+        self.function, self.meter = Call(spec.function, context, None, "mapping"), context.meter
 
     def draw(self, count: int) -> list[Any]:
         items = []
@@ -66,7 +67,7 @@ class MapNode(Node[Any, MapCursor]):
         began = time.perf_counter()
         for item in drawn:
             try:
-                items.append(self.function(item))
+                items.append(self.function(item, self.cursor))
             except SkipSample:
                 self.cursor.skipped += 1
         self.meter.charge(MAPPING, time.perf_counter() - began)
@@ -77,7 +78,7 @@ class MapNode(Node[Any, MapCursor]):
         began = time.perf_counter()
         for mark, item in drawn:
             try:
-                items.append((mark, self.function(item)))
+                items.append((mark, self.function(item, self.cursor, mark)))
             except SkipSample:
                 self.cursor.skipped += 1
         self.meter.charge(MAPPING, time.perf_counter() - began)
@@ -85,7 +86,11 @@ class MapNode(Node[Any, MapCursor]):
 
     def again(self, marks: Sequence[Mark]) -> list[Any]:
         try:
-            return [self.function(item) for item in self.children["of"].again(marks)]
+            items = self.children["of"].again(marks)
+            return [
+                self.function(item, self.cursor, mark)
+                for mark, item in zip(marks, items, strict=True)
+            ]
         except SkipSample as error:
             raise DataError(
                 "map: an item that was given before is now left out. The function must depend on "

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from energy_data.calls import Measure
 from energy_data.context import Context
 from energy_data.documents import Buffer, Document, documents_of
 from energy_data.errors import DataError, SkipSample, SpecError
@@ -83,7 +84,12 @@ class PackNode(PendingNode[PackCursor]):
 
     def __init__(self, spec: PackSpec, context: Context) -> None:
         super().__init__(PackCursor(), spec.of.build(context.under("of")))
-        self.packing, self.buffer_size = spec.packing, spec.buffer_size
+        self.buffer_size = spec.buffer_size
+        self.measures = [Measure(spec.packing.cut, context), Measure(spec.packing.pack, context)]
+        cut, self.pack = self.measures
+        lengths = spec.packing.lengths and Measure(spec.packing.lengths, context)
+        self.measures += [lengths] if lengths else []
+        self.packing = evolve(spec.packing, lengths=lengths, cut=cut)
         self.lane, self.lanes = context.lane, context.lanes
         self.trace, self.meter = context.trace, context.meter
         # Start, stop and length of a part stand before the mark of its sample.
@@ -169,7 +175,7 @@ class PackNode(PendingNode[PackCursor]):
         made = {
             document.mark: document
             for mark, item in zip(samples, items, strict=True)
-            for document in documents_of(self.packing, mark, item)[0]
+            for document in self._documents(mark, item)[0]
         }
         for mark in marks:
             if mark not in made:
@@ -179,6 +185,11 @@ class PackNode(PendingNode[PackCursor]):
                     f"Encoding must depend on the sample alone: no global random numbers."
                 )
         return made
+
+    def _documents(self, mark: Mark, item: Any) -> tuple[list[Document], int]:
+        for measure in self.measures:
+            measure.reference = mark
+        return documents_of(self.packing, mark, item)
 
     def _fill(self, buffer: Buffer) -> None:
         """Read ahead, in blocks: a buffer that lacks little is left as it is."""
@@ -192,7 +203,7 @@ class PackNode(PendingNode[PackCursor]):
             except StopIteration:
                 return
             for mark, item in drawn:
-                documents, lost = documents_of(self.packing, mark, item)
+                documents, lost = self._documents(mark, item)
                 for document in documents:
                     buffer.add(document)
                 self.cursor.cut += lost
@@ -229,9 +240,11 @@ class PackNode(PendingNode[PackCursor]):
         first = describe_source(items[0]) if items else "nothing"
         if self.trace is not None:
             self.trace(f"the pack that begins with {first}")
+        n = self.num_prefixed
+        self.pack.reference = joined([document.mark[n:] for document in documents])
         began = time.perf_counter()
         try:
-            pack = self.packing.pack(items)
+            pack = self.pack(items)
         except SkipSample:
             raise
         except Exception as error:

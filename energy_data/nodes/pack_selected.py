@@ -157,10 +157,12 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         at.groups = (rest, *at.groups[1:]) if rest else at.groups[1:]
         at.pending = at.pending[size:]
         self.stock.keep(at.pending, samples[size:])
-        encoded = self._encoded(group, at)
+        encoded = self._encoded(marks, group, at)
         at.skipped += size - len(encoded)
         try:
-            return (joined(marks), self._packed(encoded, at), len(encoded)) if encoded else None
+            if not encoded:
+                return None
+            return joined(marks), self._packed(marks, encoded, at), len(encoded)
         except SkipSample:
             at.skipped += len(encoded)
             return None
@@ -170,7 +172,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         samples = iter(self.child.again([mark for group in groups for mark in group]))
         aside = copy(self.cursor)  # what is made again counts for nothing
         return [
-            self._packed(self._encoded([next(samples) for _ in group], aside), aside)
+            self._packed(group, self._encoded(group, [next(samples) for _ in group], aside), aside)
             for group in groups
         ]
 
@@ -219,24 +221,24 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         at.pending = tuple(buffer[number][0] for number in numbers)
         self.stock.keep(at.pending, samples)
 
-    def _packed(self, samples: list[Any], cursor: Cursor) -> Any:
+    def _packed(self, marks: Sequence[Mark], samples: list[Any], cursor: Cursor) -> Any:
         if self.trace is not None:
             self.trace(f"the pack that begins with {describe_source(samples[0])}")
         began = time.perf_counter()
         try:
-            return self.pack(samples, cursor)
+            return self.pack(samples, cursor, joined(marks))
         finally:
             self.meter.charge(PACKING, time.perf_counter() - began)
 
-    def _encoded(self, group: Sequence[Any], cursor: Cursor) -> list[Any]:
+    def _encoded(self, marks: Sequence[Mark], group: Sequence[Any], cursor: Cursor) -> list[Any]:
         if self.encode is None:
             return list(group)
         samples = []
-        for sample in group:
+        for mark, sample in zip(marks, group, strict=True):
             if self.trace is not None:
                 self.trace(sample)
             try:
-                samples.append(self.encode(sample, cursor))
+                samples.append(self.encode(sample, cursor, mark))
             except SkipSample:
                 continue
         return samples

@@ -73,14 +73,19 @@ def read_dataset_yaml(
     for code that is not trusted. StructureError if it is no YAML.
     """
     file = path / FOLDER / (config or DATASET)
-    if config is not None and not is_inside(config):
-        raise SpecError(f"{file}: a dataset_config is a file in {FOLDER}. Give its name alone.")
+    if config is not None:
+        check_dataset_config(path, config)
     said = read_mapping(file)
-    if said is None:
-        if config is not None:
-            raise SpecError(f"{file}: there is no such file. Look at `dataset_config`.")
-        return Typing()
-    return _Reader(file, said, trust or Trust.of()).read()
+    return Typing() if said is None else _Reader(file, said, trust or Trust.of()).read()
+
+
+def check_dataset_config(path: Path, config: str) -> None:
+    """Raise SpecError if there is no file of this name in the `.nv-meta` of a dataset."""
+    file = path / FOLDER / config
+    if not is_inside(config):
+        raise SpecError(f"{file}: a dataset_config is a file in {FOLDER}. Give its name alone.")
+    if not file.is_file():
+        raise SpecError(f"{file}: there is no such file. Look at `dataset_config`.")
 
 
 @frozen

@@ -12,6 +12,7 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from energy_data.errors import MissingExtraError
+from energy_data.errors import MissingExtraError, SpecError
 from energy_data.samples.edataclass import edataclass
 from energy_data.sources.av_decoder import AVDecoder, AVMetadata
 from energy_data.sources.images import open_image
 from energy_data.sources.sniff import extension_of
 from energy_data.sources.tar_meta import FOLDER, SQLITE, read_counts
+from energy_data.sources.tar_sqlite import SqliteIndex, utf8
 from energy_data.storage.files import File, open_anew
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ CREATE TABLE media_filters (
     UNIQUE(strategy, patterns)
 );
 """
+_FACT = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
 _PARTS = (
     "SELECT s.tar_file_id, s.sample_key || '.' || p.part_name, "
     "p.content_byte_offset, p.content_byte_size FROM sample_parts p JOIN samples s "
@@ -93,26 +96,35 @@ def collect_media(path: Path, wanted: MediaFilter) -> int:
     Files that are damaged are passed over and logged. Images are opened, not decoded; video is
     read, and sound decoded, to count samples. Raises MissingExtraError without Pillow or PyAV.
     """
-    database = path / FOLDER / SQLITE
-    part = database.with_name(f".{SQLITE}.part")
-    shutil.copyfile(database, part)
-    connection = sqlite3.connect(part)
-    try:
-        connection.executescript(_TABLES)
-        rows = list(_facts(connection, path, wanted))
-        connection.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
-        connection.execute(
-            "INSERT INTO media_filters (strategy, patterns) VALUES (?, ?)",
-            (wanted.strategy, ",".join(wanted.patterns)),
+    with _written_anew(path / FOLDER / SQLITE, wanted) as connection:
+        return _put(connection, _facts(connection, path, wanted))
+
+
+def collect_files(path: Path, wanted: MediaFilter) -> int:
+    """Look at the media below a folder, as `collect_media` does; return how many there are.
+
+    What is known goes into an `index.sqlite` in `.nv-meta`, by path relative to the folder.
+    """
+    (path / FOLDER).mkdir(exist_ok=True)
+    with _written_anew(path / FOLDER / SQLITE, wanted) as connection:
+        return _put(connection, _facts_of_files(path, wanted))
+
+
+def fact_of(
+    index: SqliteIndex | None, path: str, key: str, command: str
+) -> AVMetadata | ImageMetadata:
+    """Return what an index knows about a file.
+
+    Raises KeyError if nothing, SpecError if nothing was collected, which `command` does.
+    """
+    if index is None or not index.has_table("media_metadata"):
+        raise SpecError(
+            f"{path}: no facts about media were collected. Run `energy-data {command} "
+            "--media-metadata-by-extension` on it."
         )
-        connection.commit()
-        connection.close()
-        shutil.copymode(database, part)
-        part.replace(database)
-    finally:
-        connection.close()
-        part.unlink(missing_ok=True)
-    return len(rows)
+    for kind, text in index.rows(_FACT, utf8(key)):
+        return read_media(kind, text)
+    raise KeyError(f"{path}: nothing is known about {key!r}.")
 
 
 def read_media(kind: str, text: str) -> AVMetadata | ImageMetadata:
@@ -125,6 +137,44 @@ def read_media(kind: str, text: str) -> AVMetadata | ImageMetadata:
     raise ValueError(f"facts about media of the kind {kind!r} are not known")
 
 
+@contextmanager
+def _written_anew(database: Path, wanted: MediaFilter) -> Iterator[sqlite3.Connection]:
+    """A copy of a database, without facts, which takes its place in the end."""
+    part = database.with_name(f".{SQLITE}.part")
+    part.unlink(missing_ok=True)
+    if database.exists():
+        shutil.copy(database, part)
+    connection = sqlite3.connect(part)
+    try:
+        connection.executescript(_TABLES)
+        yield connection
+        connection.execute(
+            "INSERT INTO media_filters (strategy, patterns) VALUES (?, ?)",
+            (wanted.strategy, ",".join(wanted.patterns)),
+        )
+        connection.commit()
+        connection.close()
+        part.replace(database)
+    finally:
+        connection.close()
+        part.unlink(missing_ok=True)
+
+
+def _put(connection: sqlite3.Connection, facts: Iterator[tuple[str, str, str]]) -> int:
+    rows = list(facts)
+    connection.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+    return len(rows)
+
+
+def _facts_of_files(path: Path, wanted: MediaFilter) -> Iterator[tuple[str, str, str]]:
+    for place in sorted(path.rglob("*")):
+        name = place.relative_to(path).as_posix()
+        if name.split("/")[0] == FOLDER or not place.is_file():
+            continue
+        file = open_anew(str(place))
+        yield from _row(wanted, name, file, 0, file.size)
+
+
 def _facts(
     connection: sqlite3.Connection, path: Path, wanted: MediaFilter
 ) -> Iterator[tuple[str, str, str]]:
@@ -132,11 +182,17 @@ def _facts(
     for shard, name, offset, size in connection.execute(_PARTS):
         if shard != number or file is None:
             number, file = shard, open_anew(str(path / shards[shard]))
-        kind = wanted.kind_of(name, file.read(offset, min(size, _HEAD)))
-        said = kind and _fact(kind, name, file, offset, size)
-        if kind and said:
-            plain = {key: value for key, value in asdict(said).items() if value is not None}
-            yield name, kind, json.dumps(plain, separators=(",", ":"))
+        yield from _row(wanted, name, file, offset, size)
+
+
+def _row(
+    wanted: MediaFilter, name: str, file: File, offset: int, size: int
+) -> Iterator[tuple[str, str, str]]:
+    kind = wanted.kind_of(name, file.read(offset, min(size, _HEAD)))
+    said = kind and _fact(kind, name, file, offset, size)
+    if kind and said:
+        plain = {key: value for key, value in asdict(said).items() if value is not None}
+        yield name, kind, json.dumps(plain, separators=(",", ":"))
 
 
 def _fact(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from energy_data.source import Source
+from energy_data.sources.dataset_yaml import check_dataset_config
 from energy_data.sources.jsonl import is_jsonl, open_jsonl
 from energy_data.sources.webdataset import open_dataset
 
@@ -27,12 +28,14 @@ def open_source(
         split_part: The part to read.
         subset: Samples [start, end) of the part; end None means to its end.
         subflavors: The `__subflavors__` of every sample.
-        dataset_config: Name of the file that gives samples a type, which dicts have none of: it is
-            for `energy_data.sources.typed.open_typed`.
+        dataset_config: Name of the file in `.nv-meta` that gives samples a type. It must be there,
+            and dicts have none: it is for `energy_data.sources.typed.open_typed`.
         split_config: Name of the file in `.nv-meta` that says what parts there are.
 
     Raises SpecError for what does not exist, StructureError for damaged files.
     """
+    if dataset_config is not None:
+        check_dataset_config(Path(path), dataset_config)
     if is_jsonl(path):
         return open_jsonl(path, subset=subset, subflavors=subflavors)
     return open_dataset(

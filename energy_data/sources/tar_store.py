@@ -14,7 +14,7 @@ from typing import NamedTuple
 from energy_data.errors import SpecError, StructureError
 from energy_data.sample import SampleSource
 from energy_data.sources.av_decoder import AVMetadata
-from energy_data.sources.media_facts import ImageMetadata, read_media
+from energy_data.sources.media_facts import ImageMetadata, fact_of
 from energy_data.sources.tar_headers import BLOCK, Fault, Member, plain_header, walk
 from energy_data.sources.tar_meta import FOLDER, SQLITE, is_prepared, read_counts
 from energy_data.sources.tar_names import split_name
@@ -44,8 +44,6 @@ _SAMPLE = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_
 _ALL_SAMPLES = "SELECT sample_key, byte_size, tar_file_id FROM samples"
 _NUM_SAMPLES = "SELECT COUNT(*) FROM samples"
 _NUM_BYTES = "SELECT SUM(byte_size) FROM samples"
-
-_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
 
 
 class _Range(NamedTuple):
@@ -109,14 +107,7 @@ class WebdatasetFileStore(FileStore[bytes]):
 
         Raises KeyError if nothing is, SpecError if nothing was collected for the dataset.
         """
-        if not self._index.has_table("media_metadata"):
-            raise SpecError(
-                f"{self.path}: no facts about media were collected. Run `energy-data prepare "
-                "--force --media-metadata-by-extension` on it."
-            )
-        for kind, text in self._index.rows(_MEDIA, utf8(key)):
-            return read_media(kind, text)
-        raise KeyError(f"{self.path}: nothing is known about {key!r}.")
+        return fact_of(self._index, self.path, key, "prepare --force")
 
     def list_all_samples(self) -> Iterator[tuple[str, int, int]]:
         """Yield each sample's key, its bytes with headers, and the number of its shard."""

@@ -1,6 +1,5 @@
 """Files by key, beside the samples: what cookers get as `aux` and `primary`.
 
-    store = SystemFileStore("/data/images")
     data, source = store["0001/photo.jpg"]  # its bytes, and where they were read
     data = store.get("0001/photo.jpg", sample)  # the bytes; the sample notes where they are from
 
@@ -11,11 +10,10 @@ what they return, are Energon's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from energy_data.errors import SpecError
 from energy_data.sample import SampleSource, add_source
-from energy_data.storage.files import File
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -42,36 +40,16 @@ class FileStore(ABC, Generic[T_co]):
         add_source(sample, source)
         return data
 
+    def get_media_metadata(self, key: str) -> Any:
+        """Return what is known about an image, audio or video file without reading it.
 
-class SystemFileStore(FileStore[bytes]):
-    """The files below a folder, by path relative to it.
-
-    base_dir: the folder; None: keys are absolute paths.
-    """
-
-    def __init__(self, base_dir: str | Path | None = None) -> None:
-        self.base_dir = None if base_dir is None else str(base_dir)
-
-    def __getitem__(self, key: str) -> tuple[bytes, SampleSource]:
-        """Return the bytes of a file. Keys that are absolute or go up by `..` are refused."""
-        if self.base_dir is None:
-            path = Path(key)
-        elif key.startswith("/") or ".." in key.split("/"):
-            raise ValueError(
-                f"{self.base_dir}: the key {key!r} leads out of the folder. Give a path inside it."
-            )
-        else:
-            path = Path(self.base_dir, key)
-        file = File(str(path))
-        folder = str(self.base_dir)
-        return file.read(0, file.size), SampleSource(folder, folder, key)
-
-    def get_path(self) -> str:
-        """Return the folder."""
-        return str(self.base_dir)
-
-    def __repr__(self) -> str:
-        return f"SystemFileStore(base_dir={self.base_dir})"
+        `energy_data.energon.media.ImageMetadata` or `AVMetadata`. SpecError if nothing was
+        collected, which only folders and datasets of tars can have.
+        """
+        raise SpecError(
+            f"{self.get_path()}: a {type(self).__name__} knows nothing about media, asked for "
+            f"{key!r}. Keep them in a folder or in tars, and prepare these for it."
+        )
 
 
 class FileStoreDecoder(Protocol[T_co]):
@@ -97,6 +75,10 @@ class DecodeFileStore(FileStore[T]):
         """Return the path of the store inside."""
         return self.inner.get_path()
 
+    def get_media_metadata(self, key: str) -> Any:
+        """Return what the store inside knows about a file."""
+        return self.inner.get_media_metadata(key)
+
     def __repr__(self) -> str:
         return f"DecodeFileStore(inner={self.inner}, decoder={self.decoder})"
 
@@ -112,8 +94,15 @@ class PrimaryFileStore(FileStore[T]):
 
     def __getitem__(self, key: str) -> tuple[T, SampleSource]:
         """Return a file of the dataset, or of the current sample."""
-        return self.inner[self.current_key + key if key.startswith(".") else key]
+        return self.inner[self._full(key)]
 
     def get_path(self) -> str:
         """Return the path of the store inside."""
         return self.inner.get_path()
+
+    def get_media_metadata(self, key: str) -> Any:
+        """Return what the dataset knows about a file of it, or of the current sample."""
+        return self.inner.get_media_metadata(self._full(key))
+
+    def _full(self, key: str) -> str:
+        return self.current_key + key if key.startswith(".") else key

@@ -107,6 +107,11 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
         raise TypeError(f"{type(self).__name__} has no params, got {', '.join(params)}")
 
     @property
+    def has_functions(self) -> bool:
+        """Whether something of it is called: then samples say which they are, for `sample_rng`."""
+        return any(getattr(type(self), name) is not getattr(TaskEncoder, name) for name in _CALLED)
+
+    @property
     def sample_encoder(self) -> Callable[[Any], Any] | None:
         """What makes of a sample what is packed, or batched; None costs nothing."""
         return self._overridden("preencode_sample") or self._overridden("encode_sample")
@@ -132,6 +137,12 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
             return None
         method: Callable[[Any], Any] = getattr(self, name)
         return method
+
+
+_CALLED = (
+    *("packing", "encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"),
+    *("select_samples_to_pack", "pack_selected_samples", "batch_group_criterion", "collate"),
+)
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded, T_raw_batch, T_batch]):

@@ -47,7 +47,6 @@ NOT_HERE = {
     "Metadataset": {"post_initialize"},
     "MetadatasetV2": {"post_initialize"},
     "WorkerConfig": _WORKER_CONFIG,
-    "Store": {"get_media_metadata"},
     "MockLazy": {"get_fn"},  # set when it is made
     "FileCacheLazy": {"entry"},  # set when it is made
 }

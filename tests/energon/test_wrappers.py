@@ -9,6 +9,7 @@ import pytest
 from data import TEXTS, make_dataset
 from encoders import alone
 
+from energy_data import sample_rng
 from energy_data.energon import (
     BatchDataset,
     BlendDataset,
@@ -100,6 +101,34 @@ def test_packs_are_selected_and_a_packer_may_give_several_samples_for_one(texts)
     assert list(packed) == [f"texts {n}" for n in all_[4::5]]
     packed = PackingDataset(once(texts), 10, in_fives, ends)
     assert list(packed) == [f"texts {n}" for at in range(0, 20, 5) for n in all_[at : at + 5 : 4]]
+
+
+def is_lucky(sample):
+    return sample_rng().integers(3) > 0
+
+
+def lucky(texts, num_workers=0):
+    dataset = get_train_dataset(
+        texts,
+        batch_size=None,
+        shuffle_buffer_size=6,
+        max_samples_per_sequence=4,
+        worker_config=alone(num_workers),
+    )
+    return get_loader(FilterDataset(dataset, filter_fn=is_lucky))
+
+
+def test_a_filter_may_draw_lots_which_are_those_of_the_sample(texts):
+    expected = [sample.text for sample in islice(lucky(texts), 60)]
+    assert 15 <= len(set(expected)) <= 20  # in each epoch others are left out
+    loader = lucky(texts, 3)
+    assert [sample.text for sample in islice(loader, 25)] == expected[:25]
+    state = loader.save_state_rank()
+    loader.close()
+    again = lucky(texts)
+    again.restore_state_rank(state)
+    assert [sample.text for sample in islice(again, 35)] == expected[25:]
+    assert again.stats().skipped["rejected by a filter"] > 10
 
 
 @pytest.mark.parametrize("repeats", [0.5, 1, 2, 2.5])

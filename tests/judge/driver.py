@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 
 import mixtures
@@ -19,9 +20,10 @@ from megatron.energon import (
     get_val_dataset,
     stateless,
 )
-from megatron.energon.cache.file_store import JsonlFileStore, WebdatasetFileStore
+from megatron.energon.cache.file_store import JsonlFileStore, SystemFileStore, WebdatasetFileStore
 from megatron.energon.epathlib import EPath
 from megatron.energon.tools.prepare import command as prepare_command
+from megatron.energon.tools.prepare_media import command as media_command
 from plain import digest, plain_sample
 
 
@@ -83,7 +85,25 @@ def store(path):
     return [[*one, digest(kept[one[0]][0])] for one in parts if one[1]]
 
 
-JOBS = {"read": read, "prepare": prepare, "store": store, **mixtures.JOBS}
+def prepare_media(path, *, options):
+    done = CliRunner().invoke(media_command, [str(path), *options])
+    if done.exit_code:
+        raise RuntimeError(done.output) from done.exception
+
+
+def media(path, *, keys):
+    kept = SystemFileStore(EPath(path))
+    return [asdict(kept.get_media_metadata(key)) for key in keys]
+
+
+JOBS = {
+    "read": read,
+    "prepare": prepare,
+    "store": store,
+    "prepare_media": prepare_media,
+    "media": media,
+    **mixtures.JOBS,
+}
 
 
 def main():

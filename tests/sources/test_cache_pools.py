@@ -11,9 +11,10 @@ import pytest
 
 from energy_data.errors import SpecError
 from energy_data.sample import SampleSource
+from energy_data.sources.system_store import SystemFileStore
 from energy_data.storage.cache_pool import DirectLazy, MockLazy, NoCachePool
 from energy_data.storage.file_cache import FileStoreCachePool
-from energy_data.storage.file_store import DecodeFileStore, FileStore, SystemFileStore
+from energy_data.storage.file_store import DecodeFileStore, FileStore
 
 
 class Counted(FileStore[bytes]):

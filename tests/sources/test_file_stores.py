@@ -13,8 +13,9 @@ from tars import sample_files, write_tar
 from energy_data.errors import SpecError, StructureError
 from energy_data.sample import SampleSource
 from energy_data.sources.prepare import prepare
+from energy_data.sources.system_store import SystemFileStore
 from energy_data.sources.tar_store import WebdatasetFileStore
-from energy_data.storage.file_store import DecodeFileStore, PrimaryFileStore, SystemFileStore
+from energy_data.storage.file_store import DecodeFileStore, PrimaryFileStore
 
 FILES = {name: data for number in range(12) for name, data in sample_files(number)}
 FILES |= {f"{'long' * 60}.txt": b"behind an extended header", "a.b.c.txt": b"", "d/grüße.png": b"x"}

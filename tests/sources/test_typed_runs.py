@@ -14,6 +14,7 @@ from tars import dataset, write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energy_data.errors import SpecError
+from energy_data.sources.open import open_source
 from energy_data.sources.prepare import prepare
 from energy_data.sources.sample_decoder import SampleDecoder
 from energy_data.sources.typed import open_typed
@@ -122,3 +123,17 @@ def test_the_plain_way_calls_nothing_of_the_typed_one(tmp_path):
     ours = {name.rpartition("/")[2] for name in called if "energy_data" in name}
     assert "tar_samples.py" in ours
     assert not ours & {"typed.py", "sample_decoder.py", "field_map.py", "dataset_yaml.py"}
+
+
+def test_dicts_have_no_type_so_a_file_that_gives_one_is_refused(mixture):
+    split = {"train": {"path": str(mixture / "a"), "dataset_config": "other.yaml"}}
+    one = WorkerConfig()
+    with pytest.raises(SpecError, match=r"'other\.yaml' says of which type samples are"):
+        get_train_dataset({"splits": split}, batch_size=2, worker_config=one)
+    get_train_dataset({"splits": split}, batch_size=2, worker_config=one, samples="typed")
+
+
+@pytest.mark.parametrize("name", ["none.yaml", "../other.yaml"])
+def test_a_file_that_gives_a_type_must_be_there_for_dicts_too(mixture, name):
+    with pytest.raises(SpecError, match=name.replace(".", r"\.")):
+        open_source(mixture / "a", dataset_config=name)
