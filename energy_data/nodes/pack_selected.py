@@ -28,6 +28,7 @@ from energy_data.pending import (
     read_marked,
     taken_apart,
 )
+from energy_data.running import RESTORE_KEY, restore_key
 from energy_data.sample import describe_source
 from energy_data.spec import Gives, Spec
 
@@ -101,7 +102,7 @@ class PackSelectedCursor(PendingCursor):
 class PackSelectedNode(PendingNode[PackSelectedCursor]):
     """Groups of one lane."""
 
-    leaves_out = "not selected to be packed"
+    leaves_out = (("skipped", "not selected to be packed"),)
 
     def __init__(self, spec: PackSelectedSpec, context: Context) -> None:
         super().__init__(PackSelectedCursor(), spec.of.build(context.under("of")))
@@ -226,9 +227,12 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             self.trace(f"the pack that begins with {describe_source(samples[0])}")
         began = time.perf_counter()
         try:
-            return self.pack(samples, cursor, joined(marks))
+            made = self.pack(samples, cursor, joined(marks))
         finally:
             self.meter.charge(PACKING, time.perf_counter() - began)
+        if getattr(made, RESTORE_KEY, None) == ():  # as task encoders for Energon leave it to us
+            setattr(made, RESTORE_KEY, tuple(restore_key(sample) for sample in samples))
+        return made
 
     def _encoded(self, marks: Sequence[Mark], group: Sequence[Any], cursor: Cursor) -> list[Any]:
         if self.encode is None:

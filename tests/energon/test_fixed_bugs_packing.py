@@ -138,6 +138,21 @@ def test_pr111_samples_of_a_pack_keep_their_keys_in_every_function(texts):
     assert len({index for _, _, index in dice}) == 23
 
 
+class Anonymous(Packing):
+    def pack_selected_samples(self, samples):
+        packed = super().pack_selected_samples(samples)
+        packed.__restore_key__ = ()
+        return packed
+
+
+def test_packs_that_leave_it_to_us_have_the_keys_of_their_samples(texts):
+    keyed, left = (
+        next(iter(loader_of(texts, encoder, packing_buffer_size=6)))
+        for encoder in (Packing(), Anonymous())
+    )
+    assert left.__restore_key__ == keyed.__restore_key__ != [()]
+
+
 class Grouping(DefaultTaskEncoder):
     def batch_group_criterion(self, sample):
         return number_of(sample) % 3, None

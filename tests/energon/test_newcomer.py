@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from data import make_dataset
+from data import make_dataset, png
 from test_names import PYTHON
 
 from energy_data.cli.main import main
 
 PROGRAM = Path(__file__).with_name("newcomer.py").read_text()
+MEDIA_PROGRAM = Path(__file__).with_name("newcomer_media.py").read_text()
 BLEND = """
 __module__: megatron.energon
 __class__: MetadatasetV2
@@ -25,6 +26,23 @@ splits:
   val:
     path: ./ones
     subflavors: {weight: 1.0}
+"""
+
+
+PICTURES = """
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    path: ./texts
+    split_part: train
+    aux: {media: "filesystem://./media"}
+    subflavors: {kind: picture}
+  val:
+    path: ./texts
+    split_part: train
+    aux: {media: "filesystem://./media"}
+    subflavors: {kind: picture}
 """
 
 
@@ -42,6 +60,26 @@ def folder(tmp_path_factory):
         assert done.exit_code == 0, done.output
         assert "CrudeWebdataset" in (made / name / ".nv-meta" / "dataset.yaml").read_text()
     (made / "blend.yaml").write_text(BLEND)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Texts in tars, and beside them a folder with the picture of each, of 1 to 9 pixels a side."""
+    made = tmp_path_factory.mktemp("pictures")
+    make_dataset(made / "texts", None, count=40, images=False)
+    (made / "media" / "pictures").mkdir(parents=True)
+    for number in range(40):
+        picture = made / "media" / "pictures" / f"{number}.png"
+        picture.write_bytes(png(number, size=1 + number % 9))
+    typed = ["--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", str(made / "texts")]
+    for command in (
+        ["prepare", "--non-interactive", *typed],
+        ["prepare-media", "--media-metadata-by-extension", str(made / "media")],
+    ):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, done.output
+    (made / "pictures.yaml").write_text(PICTURES)
     return made
 
 
@@ -64,7 +102,22 @@ def test_it_prepares_blends_trains_saves_and_goes_on(folder):
     assert run(sys.executable, program, folder, "2", "safely") == "36 36"
 
 
+PIXELS = sum(number * 3 * (1 + number % 9) ** 2 for number in range(40))
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_texts_with_media_are_cooked_cached_packed_grouped_and_go_on(pictures, workers):
+    program = MEDIA_PROGRAM.replace("from megatron.energon", "from energy_data.energon")
+    assert run(sys.executable, program, pictures, workers, "safely") == f"40 40 40 {PIXELS}"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="Energon is not installed")
 def test_the_real_energon_runs_the_same_program(folder):
     assert run(PYTHON, PROGRAM, folder, "2") == "36 36"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path(PYTHON).exists(), reason="Energon is not installed")
+def test_the_real_energon_runs_the_program_with_media(pictures):
+    assert run(PYTHON, MEDIA_PROGRAM, pictures, "2") == f"40 40 40 {PIXELS}"

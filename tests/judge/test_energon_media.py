@@ -29,7 +29,7 @@ def test_a_folder_that_one_prepared_tells_both_the_same(energon, tmp_path, who, 
         done = CliRunner().invoke(main, ["prepare-media", how, str(tmp_path)])
         assert done.exit_code == 0, done.output
     else:
-        energon.do("prepare_media", tmp_path, options=[how])
+        energon.do("prepare_media", tmp_path, options=[how, "--num-workers", "1"])
     store = SystemFileStore(tmp_path)
     said = [asdict(store.get_media_metadata(key)) for key in KEYS]
     assert said == energon.do("media", tmp_path, keys=KEYS)

@@ -1,0 +1,64 @@
+"""Clips and frames at equal distances, under Energon's names and with its numbers."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from media import FRAMES, video, wav
+
+from energy_data.energon.av import AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energy_data.energon.media import AVMetadata
+
+pytest.importorskip("av")
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return AVDecoder(io.BytesIO(video()))
+
+
+# What megatron-energon 7.4.1 answers for this file of 2 s with 10 frames per second.
+CLIPS = {
+    (3, 0.5): ([(0.0, 0.6), (0.7, 1.3), (1.5, 2.0)], [(0.0, 0.5), (0.75, 1.25), (1.5, 2.0)]),
+    (1, 0.5): ([(0.0, 0.6)], [(0.0, 0.5)]),
+    (2, 1.0): ([(0.0, 1.1), (1.0, 2.0)], [(0.0, 1.0), (1.0, 2.0)]),
+}
+FRAMES_AT = {1: [0.0], 2: [0.0, 1.9], 3: [0.0, 1.0, 1.9], 5: [0.0, 0.5, 1.0, 1.4, 1.9]}
+
+
+@pytest.mark.parametrize(("num_clips", "seconds"), CLIPS)
+def test_clips_are_from_the_beginning_to_the_end_at_equal_distances(decoder, num_clips, seconds):
+    data = get_clips_uniform(decoder, seconds, num_clips, request_video=True, request_audio=True)
+    shown, heard = CLIPS[num_clips, seconds]
+    assert [time for pair in data.video_timestamps for time in pair] == pytest.approx(
+        [time for pair in shown for time in pair]
+    )
+    assert [time for pair in data.audio_timestamps for time in pair] == pytest.approx(
+        [time for pair in heard for time in pair], abs=0.02
+    )
+    assert [len(clip) for clip in data.video_clips] == [
+        round((end - begin) * 10) for begin, end in shown
+    ]
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 3, 5, FRAMES])
+def test_single_frames_are_at_equal_distances(decoder, num_frames):
+    frames, times = get_single_frames_uniform(decoder, num_frames, return_timestamps=True)
+    wanted = FRAMES_AT.get(num_frames, [number / 10 for number in range(FRAMES)])
+    assert times == pytest.approx(wanted)
+    assert frames.shape == (num_frames, 3, 16, 32)
+    small = get_single_frames_uniform(decoder, num_frames, video_out_frame_size=(8, 4))
+    assert small.shape == (num_frames, 3, 4, 8)
+
+
+def test_what_a_file_has_not_cannot_be_asked_for(decoder):
+    with pytest.raises(ValueError, match="one of request_video and request_audio"):
+        get_clips_uniform(decoder, 1, 2)
+    with pytest.raises(ValueError, match=r"clips of 5 s were asked for, of a file of 2\.0 s"):
+        get_clips_uniform(decoder, 5, 2, request_video=True)
+    with pytest.raises(ValueError, match="21 frames were asked for, of 20"):
+        get_single_frames_uniform(decoder, 21)
+    sound = AVDecoder(io.BytesIO(wav()))
+    assert get_clips_uniform(sound, 0.5, 2, request_audio=True).video_clips == []
+    assert isinstance(sound.get_metadata(), AVMetadata)
