@@ -50,7 +50,10 @@ class Cursor:
 class Node(ABC, Iterator[T_co], Generic[T_co, C]):
     """Gives items in blocks, keeps its place in `cursor`, and owns its named children."""
 
-    leaves_out: ClassVar[str] = ""  # what is left out and counted in the cursor, in words
+    # Fields of the cursor that count items left out, each with why they are, in words.
+    leaves_out: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # Counts that states of older versions lack: there they go on from 0.
+    added_later: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
         self.children = dict(children or {})
@@ -142,6 +145,9 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             {path: set(cursor) for path, cursor in places.items()}
             for places in (self.state_dict(), state)
         )
+        for path, node in self.walk():
+            if path in theirs:
+                theirs[path] |= node.added_later
         if wrong := sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path)):
             raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
         for path, node in self.walk():

@@ -1,6 +1,6 @@
 """The state of a run: plain data, small, versioned; read, checked and merged here.
 
-    format, version   "energy_data", 4
+    format, version   "energy_data", 5
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
     start             [node path, cursor field, value] of a lane that has not begun
@@ -16,7 +16,8 @@ describes the place after the last batch handed over.
 
 Versions 1 to 3 had `epoch`, `begun`, `batch` and `hosted` ([r, R]: the lanes = r (mod R)) at the
 top, and in `places` node path -> cursor field -> its values, lane by lane; 1 had no references to
-what is pending, 2 no `step`. They are still read.
+what is pending, 2 no `step`. Up to 4, what a dataset excludes was counted as bad samples. They are
+still read.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from energy_data.loader.blob import pack_marks, pack_table, unpack_marks, unpack
 from energy_data.node import State
 
 FORMAT = "energy_data"
-VERSION = 4
-READS = (1, 2, 3, 4)
+VERSION = 5
+READS = (1, 2, 3, 4, 5)
 _PACKED = 16  # integers in a tuple; fewer are smaller as they are
 _TOGETHER = "Save on all ranks after the same number of batches."
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory

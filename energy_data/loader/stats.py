@@ -15,7 +15,8 @@ from energy_data.node import State
 from energy_data.nodes.staged import StagedNode
 from energy_data.references import ReferencesNode
 
-_LEFT_OUT = ("skipped", "rejected")  # fields of cursors that count what was left out
+# Fields of cursors that count what was left out.
+_LEFT_OUT = ("skipped", "skipped_batches", "rejected", "excluded")
 
 
 @frozen
@@ -89,10 +90,12 @@ class Counting:
     def skipped(self, places: Mapping[int, State], num_lanes: int) -> dict[str, int]:
         """Return how many items were left out for which reason."""
         counts: Counter[str] = Counter()
-        by_path = left_out(places)
+        by_field = _by_field(places)
         for node in list(self._built(places, num_lanes).values())[:1]:
             for path, inner in node.walk():
-                counts[inner.leaves_out or path] += by_path.get(path, 0)
+                words = dict(inner.leaves_out)
+                for name in _LEFT_OUT:
+                    counts[words.get(name, path)] += by_field[path, name]
         return dict(+counts)
 
     def _built(self, places: Mapping[int, State], num_lanes: int) -> Nodes:
@@ -118,7 +121,15 @@ def by_activity(seconds: Mapping[Activity, float]) -> dict[str, float]:
 def left_out(places: Mapping[int, State]) -> dict[str, int]:
     """Return how many items each node has left out, over the lanes."""
     counts: Counter[str] = Counter()
+    for (path, _), count in _by_field(places).items():
+        counts[path] += count
+    return dict(counts)
+
+
+def _by_field(places: Mapping[int, State]) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
     for state in places.values():
         for path, cursor in state.items():
-            counts[path] += sum(cursor.get(name, 0) for name in _LEFT_OUT)
-    return dict(counts)
+            for name in _LEFT_OUT:
+                counts[path, name] += cursor.get(name, 0)
+    return counts

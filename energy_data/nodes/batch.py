@@ -80,7 +80,7 @@ class FailingBatchCursor(BatchCursor):
 class BatchNode(Node[Any, BatchCursor]):
     """Collates blocks of samples."""
 
-    leaves_out = "SkipSample while making batches"
+    leaves_out = (("skipped", "SkipSample while making batches"),)
 
     def __init__(self, spec: BatchSpec, context: Context) -> None:
         start = BatchCursor() if spec.on_failure is None else FailingBatchCursor()

@@ -92,7 +92,7 @@ class FailingEncodeCursor(EncodeCursor):
 class EncodeNode(Node[Any, EncodeCursor]):
     """Encodes block by block."""
 
-    leaves_out = "SkipSample while encoding samples"
+    leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         start = EncodeCursor() if spec.on_failure is None else FailingEncodeCursor()
@@ -166,7 +166,7 @@ class PartsCursor(PendingCursor):
 class EncodePartsNode(PendingNode[PartsCursor]):
     """Encodes one sample to several. The mark of part n is (n, mark of the sample)."""
 
-    leaves_out = "SkipSample while encoding samples"
+    leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         assert spec.encode is not None

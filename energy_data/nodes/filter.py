@@ -51,7 +51,7 @@ class FilterCursor(Cursor):
 class FilterNode(Node[Any, FilterCursor]):
     """A test over a stream."""
 
-    leaves_out = "rejected by a filter"
+    leaves_out = (("rejected", "rejected by a filter"),)
 
     def __init__(self, spec: FilterSpec, context: Context) -> None:
         super().__init__(FilterCursor(), {"of": spec.of.build(context.under("of"))})

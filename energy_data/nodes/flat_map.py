@@ -61,7 +61,7 @@ class UnderWay(NamedTuple):
 class FlatMapNode(Node[Any, FlatMapCursor]):
     """A generator function over a stream."""
 
-    leaves_out = "nothing was made of items"
+    leaves_out = (("skipped", "nothing was made of items"),)
 
     def __init__(self, spec: FlatMapSpec, context: Context) -> None:
         self.child = spec.of.build(context.under("of"))

@@ -111,7 +111,10 @@ class Groups:
 class GroupNode(PendingNode[GroupCursor]):
     """Groups of one lane."""
 
-    leaves_out = "SkipSample in batch_group_criterion"
+    leaves_out = (
+        ("skipped", "SkipSample in batch_group_criterion"),
+        ("skipped_batches", "SkipSample while making batches"),
+    )
 
     def __init__(self, spec: GroupSpec, context: Context) -> None:
         super().__init__(GroupCursor(), spec.of.build(context.under("of")))

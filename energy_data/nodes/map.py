@@ -55,7 +55,7 @@ class MapCursor(Cursor):
 class MapNode(Node[Any, MapCursor]):
     """A function over a stream."""
 
-    leaves_out = "SkipSample in map functions"
+    leaves_out = (("skipped", "SkipSample in map functions"),)
 
     def __init__(self, spec: MapSpec, context: Context) -> None:
         super().__init__(MapCursor(), {"of": spec.of.build(context.under("of"))})

@@ -80,7 +80,7 @@ class PackCursor(PendingCursor):
 class PackNode(PendingNode[PackCursor]):
     """Packs of one lane."""
 
-    leaves_out = "too long for a pack"
+    leaves_out = (("skipped", "too long for a pack"),)
 
     def __init__(self, spec: PackSpec, context: Context) -> None:
         super().__init__(PackCursor(), spec.of.build(context.under("of")))

@@ -71,13 +71,15 @@ class ReadSpec(Spec):
 @dataclass
 class ReadCursor(Cursor):
     skipped: int = 0  # bad samples left out
+    excluded: int = 0  # samples that their dataset leaves out
     failures: int = 0  # bad samples since the last good one
 
 
 class ReadNode(Node[Sample, ReadCursor]):
     """Reads a block of references at once, each leaf's together."""
 
-    leaves_out = "bad samples, and those a dataset excludes"
+    leaves_out = (("skipped", "bad samples"), ("excluded", "excluded by their dataset"))
+    added_later = frozenset(("excluded",))  # in version 5; until then `skipped` counted these too
 
     def __init__(self, spec: ReadSpec, context: Context) -> None:
         self.references: ReferencesNode = spec.of.build(context.under("of"))
@@ -198,7 +200,7 @@ class ReadNode(Node[Sample, ReadCursor]):
                 good.append(sample)
                 continue
             if isinstance(sample, ExcludedError):
-                at.skipped += 1
+                at.excluded += 1
                 continue
             if self.spec.on_error == "raise":
                 raise sample

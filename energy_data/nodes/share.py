@@ -87,7 +87,7 @@ class _Packs(Protocol):
 class ShareNode(Node[Any, ShareCursor]):
     """Collates so many samples as a share holds."""
 
-    leaves_out = "SkipSample while making batches"
+    leaves_out = (("skipped", "SkipSample while making batches"),)
 
     def __init__(self, spec: ShareSpec, context: Context) -> None:
         start = ShareCursor() if spec.on_failure is None else FailingShareCursor()

@@ -156,4 +156,4 @@ def test_what_a_dataset_excludes_is_left_out_even_where_bad_samples_are_raised()
     read = ReadSpec(of=ReferencesSpec(of=excluding, deal=400), on_error="raise", max_failures=3)
     node = read.build(Context())
     assert [sample["number"] for sample in node.take(400)] == list(range(0, 400, 2))
-    assert node.cursor.skipped == 200
+    assert (node.cursor.excluded, node.cursor.skipped) == (200, 0)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from trees import A, B, batches, finite, leaf, not_third, samples
+from trees import A, B, batches, finite, leaf, not_third, numbers, samples
 
+from energy_data.errors import ExcludedError, SkipSample
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.group import GroupSpec
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.references import Leaf
+from energy_data.testing import NumberSource
 from loader.runs import in_order, loader_of
 
 
@@ -49,8 +54,52 @@ def test_what_is_left_out_is_counted_where_it_was():
     assert sum(drawn(stats).values()) == sum(map(len, given)) + left_out
     assert stats.skipped == {
         "rejected by a filter": stats.left_out["root/of"],
-        "bad samples, and those a dataset excludes": stats.left_out["root/of/of"],
+        "bad samples": stats.left_out["root/of/of"],
     }
+
+
+class Excluding(NumberSource):
+    """Every fifth sample is left out by the dataset."""
+
+    def _sample(self, index):
+        return ExcludedError("left out") if index % 5 == 4 else super()._sample(index)
+
+
+def test_what_a_dataset_excludes_is_counted_apart_from_bad_samples():
+    source = Excluding(20, "x", frozenset({1, 2}))
+    spec = batches(samples(LeafSpec(Leaf(id="x", source=source))), 3)
+    loader = loader_of(spec, lanes=1)
+    given = in_order([loader], 10)
+    stats = loader.stats()
+    assert sum(stats.skipped.values()) == sum(drawn(stats).values()) - sum(map(len, given))
+    assert stats.skipped == {"bad samples": 4, "excluded by their dataset": 8}  # in two epochs
+    again = loader_of(spec, lanes=1)
+    again.load_state_dict(loader.state_dict())
+    assert again.stats().skipped == stats.skipped
+
+
+def skips_odd(sample):
+    if sample["number"] % 2:
+        raise SkipSample
+    return sample["number"] % 4, None
+
+
+def skips_fours(group):
+    if group[0]["number"] % 4 == 0:
+        raise SkipSample
+    return numbers(group)
+
+
+def test_samples_and_batches_that_groups_leave_out_are_counted_each():
+    spec = GroupSpec(of=samples(A), batch_size=2, criterion=skips_odd, collate=skips_fours)
+    loader = loader_of(spec, lanes=1)
+    in_order([loader], 6)
+    skipped = loader.stats().skipped
+    assert set(skipped) == {
+        "SkipSample in batch_group_criterion",
+        "SkipSample while making batches",
+    }
+    assert sum(skipped.values()) == loader.stats().left_out["root"]
 
 
 def test_statistics_change_nothing():
