@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -68,6 +70,19 @@ def sleeps(sample):
 def sleeps_in_c(sample):
     if is_poison(sample):
         ctypes.PyDLL(None).sleep(1000)  # keeps the GIL
+    return sample
+
+
+def waits(sample):
+    """The poison, once, until a file is there; what was encoded is told in another."""
+    gate = Path(os.environ["GATE"])
+    if is_poison(sample):
+        with suppress(FileExistsError):
+            gate.with_suffix(".met").touch(exist_ok=False)
+            while not gate.exists():
+                time.sleep(0.005)
+    with gate.with_suffix(".log").open("a") as told:
+        told.write("encoded\n")
     return sample
 
 
@@ -136,6 +151,24 @@ def warns(sample):
 
 def threads(batch):
     return torch.get_num_threads(), torch.cuda.is_initialized()
+
+
+def private_mb() -> float:
+    """What this process has written to of its memory, and shares with nobody."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) / 1024
+
+
+def collects(batch):
+    """How much less is shared after a collection."""
+    before = private_mb()
+    gc.collect()
+    return private_mb() - before
+
+
+def tasks(batch):
+    """How many threads the worker has, those of C too."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def reads_environment(batch):

@@ -11,18 +11,25 @@ from pathlib import Path
 
 from loader.workers import children, stats
 
+STRETCH_S = 0.5  # long beside what a task is in a queue at a time, which is told at its end
+
 
 class OwnTime:
     """Seconds that pass for some processes and all below them, without those in a queue for a core.
 
-    Who runs and who waits for another uses its time up: nothing that hangs hides behind a load.
+    Of each stretch of time, as long as that which queued longest did is left out. Who runs and who
+    waits for another uses its time up: nothing that hangs hides behind a load.
     """
 
     def __init__(self, processes: set[int]) -> None:
-        self.processes, self.began = processes, time.monotonic()
+        self.processes = processes
         self.queued: dict[Path, int] = {}  # task -> nanoseconds in a queue, when last looked at
+        self.before = 0.0  # seconds of the stretches that are over
         self.look()
-        self.before = sum(self.queued.values())
+        self.begin()
+
+    def begin(self) -> None:
+        self.began, self.at_begin = time.monotonic(), dict(self.queued)
 
     def look(self) -> None:
         for process in self.processes.union(*map(children, self.processes)):
@@ -33,7 +40,13 @@ class OwnTime:
     def passed(self) -> float:
         """Return the seconds since this was made; look often, or who has ended is counted fully."""
         self.look()
-        return time.monotonic() - self.began - (sum(self.queued.values()) - self.before) / 1e9
+        stretch = time.monotonic() - self.began
+        waits = (ns - self.at_begin.get(task, 0) for task, ns in self.queued.items())
+        passed = self.before + max(0.0, stretch - max(waits, default=0) / 1e9)
+        if stretch > STRETCH_S:
+            self.before = passed
+            self.begin()
+        return passed
 
 
 def worked_s() -> float:

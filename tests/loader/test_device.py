@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import mmap
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,6 +133,40 @@ def test_an_error_comes_when_its_batch_is_asked_for():
             assert ahead.state_dict() == plain.state_dict()
             break
         assert next(ahead) == expected
+
+
+class Runtime:
+    """CUDA's, as far as pinning goes; `error` is what it says."""
+
+    def __init__(self, error: int) -> None:
+        self.error, self.pinned = error, []
+
+    def cudaHostRegister(self, address, size, flags):  # noqa: N802 - its name
+        self.pinned += [] if self.error else [(address, size)]
+        return self.error
+
+    def cudaHostUnregister(self, address):  # noqa: N802 - as above
+        self.pinned = [one for one in self.pinned if one[0] != address]
+
+
+@pytest.mark.parametrize("error", [0, 2])
+def test_memory_is_pinned_while_it_lives_or_a_warning_says_why_not(error, monkeypatch, caplog):
+    runtime = Runtime(error)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    memory = mmap.mmap(-1, 1 << 20)
+    Cuda().pin(memory)
+    assert [size for _, size in runtime.pinned] == ([] if error else [1 << 20])
+    del memory
+    gc.collect()
+    assert runtime.pinned == []
+    assert caplog.messages == (
+        [
+            "pinning 1 MiB failed with CUDA error 2: batches come unpinned, copies to the GPU are "
+            "slower. Is `ulimit -l` too small?"
+        ]
+        if error
+        else []
+    )
 
 
 class Named(NamedTuple):

@@ -21,7 +21,7 @@ from energy_data.loader.pool import PoolOptions, WorkerError
 from energy_data.nodes.leaf import LeafSpec
 from loader import encoders
 from loader.encoders import collating, encoding
-from loader.own_time import OwnTime
+from loader.own_time import OwnTime, until
 from loader.workers import processes, worker_loader
 
 
@@ -164,6 +164,18 @@ def test_a_silent_worker_may_be_started_again_a_few_times():
     assert given == GOOD[:AT]
     assert f"failed 2 times at micro-batch {AT}; the last time it gave nothing" in str(error)
     assert "key x/17" in str(error)  # it said so beforehand the second time
+    loader.close()
+
+
+def test_a_slow_sample_holds_up_nothing_while_batches_made_ahead_last(tmp_path, monkeypatch):
+    gate, told = tmp_path / "gate", tmp_path / "gate.log"
+    monkeypatch.setenv("GATE", str(gate))
+    loader = worker_loader(encoding(encoders.waits), start_method="fork", prefetch=8)
+    assert list(islice(loader, AT)) == GOOD[:AT]  # while the sample of the next batch waits
+    ahead = 2 * (AT + 7)  # samples: it is told that a batch was taken when the next is asked for
+    until(lambda: told.read_text().count("\n") >= ahead, "nobody works", {os.getpid()})
+    gate.touch()
+    assert list(islice(loader, 20)) == GOOD[AT : AT + 20]
     loader.close()
 
 

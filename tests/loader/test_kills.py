@@ -66,7 +66,7 @@ def soak(kills: int, methods: list[str]) -> None:
         f"{held()} after {before}",
         us,
     )
-    assert not left_in(named | named_memory(us | started))
+    assert not named | named_memory(us | started)  # arenas have no names
 
 
 def test_a_name_left_in_shared_memory_is_noticed():

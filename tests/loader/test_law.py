@@ -129,6 +129,19 @@ def test_bad_samples_make_a_validation_batch_shorter_and_move_no_other(ranks):
     assert shorter == [batch for batch in expected if batch]
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_bad_samples_are_made_up_for_in_training_whichever_they_are(ranks):
+    first_last_and_one, all_ = frozenset({0, 199, 17}), frozenset(range(6))
+    parts = (Part(leaf("x", 200, first_last_and_one), 9), Part(leaf("y", 6, all_), 1))
+    spec = batches(samples(BlendSpec(parts)), 4)
+    given_out = run(loaders_of(spec, ranks), rounds=240 // ranks)
+    assert list(given_out) == list(range(240))  # equally many on every rank
+    assert {len(batch) for batch in given_out.values()} == {4}
+    keys = {key for batch in given_out.values() for key in batch}
+    assert keys == {f"x/{n}" for n in set(range(200)) - first_last_and_one}
+    assert given_out == run(loaders_of(spec, 1), rounds=240)
+
+
 def test_a_pass_without_repeat_is_another_order_the_next_time():
     loader = loader_of(finite(leaf("x", 40), 8))
     first, second = in_order([loader]), in_order([loader])

@@ -175,12 +175,13 @@ def test_trainers_killed_at_random_times_leave_no_process_and_no_shared_memory(s
         program = started(PLAIN + "while True: next(stream)\n", method)
         clock, at = OwnTime({program.pid}), rng.uniform(0, 4)
         while clock.passed() < at:
-            time.sleep(0.01)
+            time.sleep(0.05)
         processes = session(program.pid)
         named = named_memory(processes)
         program.kill()
         until_gone(program)
         assert not left_in(named | named_memory(processes))
+    said(started(PLAIN, method))  # the next one finds nothing in its way
 
 
 TOLD = """
@@ -313,7 +314,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_workers_start_while_threads_of_the_trainer_hold_locks(started, method):
     out, _ = end(started(THREADS, method))
     assert out == "done\n"
@@ -341,6 +342,19 @@ if __name__ == "__main__":
 def test_ranks_started_by_spawn_may_use_functions_of_main_in_their_workers(started):
     out, err = end(started(RANKS, "forkserver"))
     assert (out, err) == ("3\n3\n", "")
+
+
+UNASKED = """
+import torch
+print(torch.cuda.is_initialized(), torch.distributed.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loader_begins_neither_cuda_nor_a_process_group(started, method):
+    out, err = end(started(PLAIN + UNASKED, method))
+    assert out.splitlines()[-1] == "False False"
+    assert err == ""
 
 
 GROUP = """
