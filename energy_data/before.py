@@ -14,17 +14,20 @@ Integers = npt.NDArray[np.int64]
 
 @frozen
 class Before:
-    """Per leaf, how often it was drawn before, and what comes back to it."""
+    """Per leaf, how often it was drawn before a tree goes on, and what comes back to it then."""
 
-    drawn: tuple[int, ...]
+    drawn: tuple[int, ...]  # by all order trees of the lane
     # Place of a leaf -> samples (epoch, number) that were drawn and never given: they come first.
     returned: Mapping[int, tuple[tuple[int, int], ...]] = field(factory=dict)
+    own: tuple[int, ...] = ()  # by this tree itself, its offsets among them; empty: none
     starts: tuple[int, ...] = field(init=False)  # what its draws are numbered from
 
     @starts.default
     def _without_returned(self) -> tuple[int, ...]:
+        own = self.own or (0,) * len(self.drawn)
         return tuple(
-            drawn - len(self.returned.get(place, ())) for place, drawn in enumerate(self.drawn)
+            drawn - own[place] - len(self.returned.get(place, ()))
+            for place, drawn in enumerate(self.drawn)
         )
 
     def offsets(self, own: tuple[int, ...]) -> tuple[int, ...]:
@@ -37,8 +40,10 @@ class Before:
         leaf: of each draw. rank: how often the tree has drawn that leaf before it.
         """
         for place, samples in self.returned.items():
-            for at in np.flatnonzero((leaf == place) & (rank < len(samples))).tolist():
-                epochs[at], indices[at] = samples[rank[at]]
+            first = self.own[place] if self.own else 0
+            mine = (leaf == place) & (rank >= first) & (rank < first + len(samples))
+            for at in np.flatnonzero(mine).tolist():
+                epochs[at], indices[at] = samples[rank[at] - first]
 
 
 NOTHING_BEFORE = Before(())

@@ -262,7 +262,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         block = self.plan.block(at.draws, count, before.offsets(at.offsets))
         if before.returned:
             leaf = self.plan.table.leaf_of_entry[block.entries]
-            rank = self.plan.ledger(at.draws, ())[leaf] + rank_within(leaf)
+            rank = self.plan.ledger(at.draws, at.offsets)[leaf] + rank_within(leaf)
             block = References(block.entries, block.epochs.copy(), block.indices.copy())
             before.put_in(block.epochs, block.indices, leaf, rank)
         at.draws += len(block)

@@ -12,6 +12,7 @@ import attrs
 from attrs import evolve, field, frozen
 
 from energy_data.context import Context
+from energy_data.fade import Fade
 from energy_data.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
 from energy_data.order.keys import key
 from energy_data.references import ReferencesSpec
@@ -55,6 +56,7 @@ class Stage:
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
     microbatches_per_step: int | None = None  # of all ranks; None: not said
     asked: str = ""  # how its end was written, for people
+    fade: Fade | None = None  # its first steps, some of which the stage before makes
     data_end: DataEnd | None = None  # None: it ends where it was asked to
 
     @property
@@ -100,6 +102,7 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
             "staged: some stages count micro-batches, some steps. Count steps in all of them, or "
             "in none."
         )
+    yield from _wrong_fades(stages)
     begin: int | None = 0
     for stage in stages:
         if begin is None or stage.begin != begin:
@@ -108,6 +111,25 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
                 f"before ends at {begin}. Stages follow each other without gap or overlap."
             )
         begin = stage.end
+
+
+def _wrong_fades(stages: Sequence[Stage]) -> Iterator[str]:
+    for number, stage in enumerate(stages):
+        fade, most = stage.fade, stage.num_batches
+        if fade is None:
+            continue
+        if not number:
+            yield f"staged: stage {stage.name!r} is the first, nothing fades into it."
+        elif stage.counts == "steps":
+            yield (
+                f"staged: the stage before fades into stage {stage.name!r} step by step, and steps "
+                f"are of any number of micro-batches. Take the ramp out."
+            )
+        elif most is not None and fade.batches > most:
+            yield (
+                f"staged: the stage before fades into stage {stage.name!r} over {fade.batches} "
+                f"micro-batches, and that has {most}. Make the ramp shorter."
+            )
 
 
 def wrong_bodies(stages: Sequence[Stage]) -> Iterator[str]:

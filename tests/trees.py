@@ -8,6 +8,7 @@ from attrs import evolve
 from joined import join_leaf
 
 from energy_data.errors import SkipSample
+from energy_data.fade import Fade
 from energy_data.leaves import Leaf, Shuffle
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
@@ -170,6 +171,13 @@ def staged(*bodies: Spec, steps: Sequence[int] = (), every: int = 1, **facts) ->
     return StagedSpec(stages=tuple(stages), **facts)
 
 
+def faded(of: StagedSpec, steps: int) -> StagedSpec:
+    """Stages of which each fades into the next over so many steps of one micro-batch."""
+    fade = Fade(kind="linear", steps=steps, before=1, now=1)
+    stages = (of.stages[0], *(evolve(stage, fade=fade) for stage in of.stages[1:]))
+    return evolve(of, stages=stages)
+
+
 A, B, C = leaf("a", 10), leaf("b", 4), leaf("c", 1)
 STREAM_A, STREAM_B = samples(A, 2), samples(B, 2)
 BAD = leaf("bad", 9, frozenset({0, 4}))
@@ -265,6 +273,9 @@ KINDS: dict[str, list[Spec]] = {
     ],
     "staged": [
         staged(batches(samples(A)), batches(samples(B), 2), batches(samples(A), 4)),
+        faded(
+            staged(batches(packs(samples(A))), batches(samples(BlendSpec((Part(A), Part(B)))))), 4
+        ),
         LimitSpec(
             of=staged(
                 batches(samples(BlendSpec((Part(A), Part(B))))),

@@ -123,7 +123,7 @@ def _of_stage(
         yield f"stage {name!r} is {kind}; it began at {row.begin}, and now at {ours.begin}"
     if not (row is before.rows[-1] and row.end == clock and _is_longer(ours, clock)):
         yield from _of_end(row, ours, clock, rule)
-    for key in ("on_enter", "seed", "microbatches_per_step"):
+    for key in ("on_enter", "seed", "fade", "microbatches_per_step"):
         was, is_ = getattr(row, key), getattr(ours, key)
         if was != is_ and not (key == "microbatches_per_step" and was is None):
             yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
@@ -180,11 +180,21 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
                 tuple(f"{stage}/" for stage in played) + played
             )
             if path in state and not ahead:
-                state[path] = dict(cursor)
+                state[path] = _also_fading(dict(cursor), state[path])
         node.load_state_dict(state)
         staged = _staged_of(node)
         known = dict(zip(before.leaf_ids, staged.cursor.carried, strict=False))
         staged.carry(known)
+
+
+def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved cursor with `faded` if ours has it: only where one stage fades into another.
+
+    What was played stays as it was, so where only one of them has it, nothing has faded yet.
+    """
+    if "faded" in ours:
+        return {"faded": (), **saved}
+    return {name: value for name, value in saved.items() if name != "faded" or value}
 
 
 def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: Nodes) -> None:

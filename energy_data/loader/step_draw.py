@@ -88,7 +88,8 @@ class RoundLoader(Loader[Any]):
         self._set_stage(())
         self._exchange = exchange or GlooExchange(config, self.rules.timeout_s)
         super().__init__(dataset, host)
-        self._transitions.stage_of = self._planned_stage
+        if self._stages.path is not None:
+            self._transitions.stage_of = self._transitions.at = self._planned_stage
 
     def _build(self, num_lanes: int) -> None:
         super()._build(num_lanes)
@@ -105,8 +106,8 @@ class RoundLoader(Loader[Any]):
         self._is_alone = self._ranks == 1 or self._foreknown is not None
 
     def _planned_stage(self, batch: int) -> PlannedStage | None:
-        plan = self._transitions.plan
-        return plan.stage_of(batch) if self._stages.path is None else plan.stages[self._stage]
+        """Return the stage of the micro-batch handed over last; `batch` does not tell it."""
+        return self._transitions.plan.stages[self._stage]
 
     @property
     def _is_over(self) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from energy_data.loader.run import Run
 from energy_data.loader.stats import Counting
 from energy_data.node import State
-from energy_data.nodes.staged import StagedNode, held
+from energy_data.nodes.staged import StagedNode
+from energy_data.past import held
 from energy_data.plan import RULE, SHOWN_LEAVES, Plan, PlannedStage, said_of_data
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,9 @@ class Transitions:
 
     def __init__(self, run: Run[object], counting: Counting) -> None:
         self.plan = Plan(run.spec)
-        # Another where stages count steps.
+        # Others where stages count steps.
         self.stage_of: Callable[[int], PlannedStage | None] = self.plan.stage_of
+        self.at: Callable[[int], PlannedStage | None] = self.plan.at
         self.tells = self.plan.is_staged and run.worker_config.rank == 0
         self._counting = counting
         self._told: int | None = None  # number of a stage
@@ -38,7 +40,7 @@ class Transitions:
         """
         if not self.tells or not log.isEnabledFor(logging.INFO):
             return
-        now = self.stage_of(batch)
+        now = self.at(batch)
         if now is None or now.number == self._told:
             return
         if self._told is None:
@@ -69,7 +71,8 @@ class Transitions:
                     f"  leaf {leaf_id} goes on after {stats.drawn:,} samples of this rank "
                     f"({stats.epochs:.3g} of an epoch)"
                 )
-        if back := self._held(left.name, places, num_lanes):
+        fades = now.stage.fade is not None  # then it is still read from
+        if not fades and (back := self._held(left.name, places, num_lanes)):
             drops = self._drops(places, num_lanes) or left.stage.on_enter == "restart"
             what = "are lost" if drops else "go back to their leaves"
             yield f"  {back:,} samples of this rank were drawn and not given: they {what}"

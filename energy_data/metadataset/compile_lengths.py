@@ -7,6 +7,7 @@ from math import ceil
 
 from attrs import frozen
 
+from energy_data.fade import Fade
 from energy_data.metadataset.definitions import Definition
 from energy_data.metadataset.faults import Faults
 from energy_data.metadataset.kind_staged import Staged, StagePart
@@ -29,6 +30,10 @@ class Body:
     pipeline: Pipeline
     counts_steps: bool = False  # bounds are steps of any size, each counted as one
     rules: DocsPerStep | None = None  # of its steps
+    ends_early: bool = False  # with its data
+    mixed: int = 0  # micro-batches at its beginning that have samples of the stage before
+    fade: Fade | None = None  # of the stage before, step by step
+    fade_each: Fraction = Fraction(0)  # how much of `unit` a micro-batch of that stage is here
 
     @property
     def per_step(self) -> int:
@@ -39,6 +44,11 @@ class Body:
     def step_size(self) -> int | None:
         """Micro-batches of all ranks in a step, if it is of one size."""
         return None if self.rules is not None else self.pipeline.microbatches_per_step
+
+    @property
+    def ramp_batches(self) -> int:
+        """Micro-batches at its beginning in which the stage before fades out."""
+        return self.mixed if self.fade is None else self.fade.batches
 
     @property
     def lasts(self) -> bool:
@@ -75,21 +85,32 @@ def length_of(faults: Faults, body: Body, staged: Staged, counted: Counted) -> i
     unit, span = staged.unit, body.span
     if span.end is None:
         return 0
-    if unit == "steps" and body.pipeline.microbatches_per_step is None and not body.counts_steps:
-        note(
-            faults,
-            body,
-            "how many micro-batches a step has is not known, so its bounds in steps say "
-            "nothing. Give `microbatches_per_step`: those of all ranks in an optimizer step.",
-        )
+    if not is_known(faults, body, staged):
         return None
     each = worth(body, staged)
-    if not each:
-        unknown(faults, body, unit)
-        return None
     end = span.end + (counted.moved if body.lasts else 0)
     begin = span.start + counted.moved if unit in ("steps", "epochs") else counted.amount
-    return max(ceil((end - begin) / each / body.per_step), 0) * body.per_step
+    length = _length(body, staged, (end - begin) / each)
+    if 0 < length < body.ramp_batches:
+        most = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {length}"
+        wrong_ramp(faults, body, f"{most}. Shorten it")
+        return None
+    return length
+
+
+def _length(body: Body, staged: Staged, asked: Fraction) -> int:
+    """Return the micro-batches of a stage that is as long as `asked` of its own."""
+    begun = 0
+    if body.fade is not None:
+        begun = body.fade.batches
+        asked -= amount_of(body, staged, begun) / worth(body, staged)
+    return max(begun + ceil(asked / body.per_step) * body.per_step, 0)
+
+
+def amount_of(body: Body, staged: Staged, batches: int) -> Fraction:
+    """Return how much of `unit` so many micro-batches are, from the beginning of a stage."""
+    before = 0 if body.fade is None else body.fade.batches_before
+    return (batches - before) * worth(body, staged) + before * body.fade_each
 
 
 def check_counted(faults: Faults, body: Body) -> None:
@@ -104,13 +125,18 @@ def check_counted(faults: Faults, body: Body) -> None:
         note(faults, body, problem, "ramp")
 
 
-def worth(body: Body, staged: Staged) -> Fraction:
-    """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
-    unit, pipeline = staged.unit, body.pipeline
+def worth(body: Body, staged: Staged, pipeline: Pipeline | None = None) -> Fraction:
+    """Return how much of `unit` a micro-batch of a stage is; 0: not known.
+
+    pipeline: which makes it, if it is not that of the stage.
+    """
+    unit, pipeline = staged.unit, pipeline or body.pipeline
     if unit == "microbatches":
         return Fraction(1)
     if unit == "steps":
-        return Fraction(1, body.per_step)
+        if body.counts_steps:
+            return Fraction(1)
+        return Fraction(1, pipeline.microbatches_per_step or 1)
     samples = Fraction(pipeline.batch_size)
     if unit == "samples":
         return samples
@@ -120,11 +146,18 @@ def worth(body: Body, staged: Staged) -> Fraction:
     return samples / body.order.size if body.order is not None else Fraction(0)
 
 
-def unknown(faults: Faults, body: Body, unit: str) -> None:
-    """Note that `unit` says nothing of a stage."""
-    found = body.pipeline.params.get("seq_len")
-    problem = f"how long one of its {unit} is cannot be told. Count in steps or samples."
-    if unit == "tokens" and found is None:
+def is_known(faults: Faults, body: Body, staged: Staged) -> bool:
+    """Return whether `unit` says something of a stage; if not, it is noted."""
+    unit, found = staged.unit, body.pipeline.params.get("seq_len")
+    per_step = body.pipeline.microbatches_per_step
+    if unit == "steps" and per_step is None and not body.counts_steps:
+        problem = (
+            "how many micro-batches a step has is not known, so its bounds in steps say "
+            "nothing. Give `microbatches_per_step`: those of all ranks in an optimizer step."
+        )
+    elif worth(body, staged):
+        return True
+    elif unit == "tokens" and found is None:
         problem = (
             "how many tokens a sample has is not known. Give the task encoder a parameter "
             "`seq_len`, or count in samples."
@@ -133,8 +166,11 @@ def unknown(faults: Faults, body: Body, unit: str) -> None:
         problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
         if body.part is not None and "seq_len" in body.part.params:
             wrong(faults, body.part, problem)
-            return
+            return False
+    else:
+        problem = f"how long one of its {unit} is cannot be told. Count in steps or samples."
     note(faults, body, problem)
+    return False
 
 
 def note(faults: Faults, body: Body, problem: str, *keys: str) -> None:
@@ -151,6 +187,14 @@ def wrong(faults: Faults, part: StagePart | None, problem: str) -> None:
     assert part is not None, problem
     place = part.of.places.get("params", part.of.place)
     faults.add(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
+
+
+def wrong_ramp(faults: Faults, body: Body, problem: str) -> None:
+    """Note what is wrong with the ramp of a stage."""
+    assert body.part is not None, problem
+    part = body.part.of
+    place = part.places.get("ramp", part.place)
+    faults.add(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {problem}.")
 
 
 def said(body: Body, staged: Staged) -> str:

@@ -6,7 +6,6 @@ A `staged` inside a stage becomes stages of the outer one, so that a run has one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
 from typing import Any, Protocol
 
 from attrs import evolve, frozen
@@ -17,14 +16,15 @@ from energy_data.exhausted import ended
 from energy_data.metadataset.compile_lengths import (
     Body,
     Counted,
+    amount_of,
     check_counted,
     length_of,
     note,
     said,
-    worth,
     wrong,
+    wrong_ramp,
 )
-from energy_data.metadataset.compile_ramp import Fade, ramp_order
+from energy_data.metadataset.compile_ramp import fading
 from energy_data.metadataset.compile_steps import below_steps, rules_of
 from energy_data.metadataset.definitions import Mode
 from energy_data.metadataset.faults import Faults, did_you_mean, listed
@@ -154,26 +154,31 @@ class _Stages:
         begin = 0 if absolute else around.begin
         counted = Counted()
         previous: Body | None = None
-        for body in known:
-            length = length_of(self.faults, body, staged, counted)
-            if length is None:
+        for written in known:
+            on_enter = self.on_enter(written, staged, around)
+            body = fading(self.faults, previous, written, staged, on_enter)
+            length = None if body is None else length_of(self.faults, body, staged, counted)
+            if body is None or length is None:
                 return
             self.check_begin(body, counted)
             end = None if body.span.end is None else begin + length
             if end is not None and end <= begin:
                 problem = "it is shorter than what was rounded up before it, and would never run."
                 note(self.faults, body, f"{problem} Make it longer.")
-            mixed = self.ramped(previous, body, around, staged, None if end is None else length)
-            made = list(self.cut(mixed, begin, end, around, definition))
+            made = list(self.cut(body, begin, end, around, definition))
             yield from made
             until = made[-1].end if made and made[-1].data_end is not None else end
             if until is None:
                 return
-            amount = (until - begin) * worth(body, staged)
-            counted = counted.after(body, amount, early=until != end)
-            previous, begin = body, until
+            early = until != end
+            counted = counted.after(body, amount_of(body, staged, until - begin), early=early)
+            previous, begin = evolve(written, ends_early=early), until
         if around.prefix and around.exhausted != "advance":
             self.check_filled(known[-1], begin, around)
+
+    def on_enter(self, body: Body, staged: Staged, around: _Around) -> OnEnter:
+        own = None if body.part is None else body.part.on_enter
+        return own or staged.on_enter or around.on_enter or "continue"
 
     def check_begin(self, body: Body, counted: Counted) -> None:
         """Note a stage that cannot begin where it says, as the one before may end earlier."""
@@ -203,39 +208,6 @@ class _Stages:
                 problem = f"`{name}` is of the run as a whole. Write it in the outermost `staged`."
                 place = definition.places["staged"]
                 self.faults.add(place, f"{definition.where}.staged.{name}", problem)
-
-    def ramped(
-        self,
-        previous: Body | None,
-        body: Body,
-        around: _Around,
-        staged: Staged,
-        length: int | None,
-    ) -> Body:
-        """Return a stage with the mixture before it fading in; faults are noted."""
-        ramp = None if body.part is None else body.part.ramp
-        if ramp is None or body.part is None or body.counts_steps:
-            return body  # what is wrong with it in steps of any size is told elsewhere
-        found: OrderSpec | str = "it is the first stage, there is nothing to fade from. Take it out"
-        if previous is not None:
-            each = worth(body, staged)
-            steps = ceil(ramp.over / each / body.per_step) if each else 0
-            on_enter = body.part.on_enter or staged.on_enter or around.on_enter or "continue"
-            fade = Fade(
-                kind=ramp.kind,
-                batches=steps * body.per_step,
-                most=length,
-                goes_on=on_enter == "continue",
-            )
-            found = ramp_order(
-                (previous.order, previous.pipeline), (body.order, body.pipeline), fade
-            )
-        if not isinstance(found, str):
-            return evolve(body, order=found)
-        part = body.part.of
-        place = part.places.get("ramp", part.place)
-        self.faults.add(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {found}.")
-        return body
 
     def body(self, tree: Branch, span: Span, around: _Around) -> Body | None:
         """Return what a stage is made of; None: faults are noted."""
@@ -302,8 +274,12 @@ class _Stages:
             problem = f"it would never run within stage {around.prefix.rstrip('.')!r}. Take it out."
             note(self.faults, body, problem)
             return
+        if end is not None and end - begin < body.ramp_batches:
+            most = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {end - begin}"
+            wrong_ramp(self.faults, body, f"{most}. Shorten it")
+            return
         name, part, pipeline = around.prefix + body.span.name, body.part, body.pipeline
-        on_enter = (part and part.on_enter) or definition.staged.on_enter or around.on_enter
+        on_enter = self.on_enter(body, definition.staged, around)
         exhausted = (part and part.on_exhausted) or definition.staged.on_exhausted
         exhausted = exhausted or around.exhausted
         seed = None if part is None else part.seed
@@ -337,7 +313,8 @@ class _Stages:
             begin=begin,
             end=end,
             counts="steps" if body.counts_steps else "microbatches",
-            on_enter=on_enter or "continue",
+            on_enter=on_enter,
+            fade=body.fade,
             seed=seed,
             params={name: at for name, at in pipeline.params.items() if _is_plain(at)},
             microbatches_per_step=pipeline.microbatches_per_step,

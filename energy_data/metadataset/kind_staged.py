@@ -89,7 +89,8 @@ class StagePart(Part):
         default=None,
         metadata=key(
             Group(Ramp),
-            "The mixture of the stage before fades into this one, sample by sample.",
+            "The mixture of the stage before fades into this one, sample by sample; step by "
+            "step, if `params` differ.",
             "ramp: {kind: linear, over: 2000}",
         ),
     )

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
 
-from energy_data.before import Before
 from energy_data.context import Context
 from energy_data.crossed import crossed_leaves
 from energy_data.errors import DataError, SpecError
-from energy_data.leaves import Leaf, leaf_entries
 from energy_data.node import Cursor, Node
-from energy_data.references import ReferencesNode
+from energy_data.past import Past, nodes_of, order_trees
+from energy_data.played import FadingCursor, Played, StagedCursor
 from energy_data.spec import Gives, Spec
 from energy_data.stage import (
     Buffers,
@@ -91,6 +89,18 @@ class StagedSpec(Spec):
             return len(self.stages)
         return bisect_right(self.stages, batch, key=lambda stage: stage.begin) - 1
 
+    def is_fading(self, number: int, batch: int) -> bool:
+        """Return whether the stage before still fades into a stage at one of its micro-batches."""
+        stage = self.stages[number]
+        return stage.fade is not None and batch - stage.begin < stage.fade.batches
+
+    def maker_of(self, number: int, batch: int) -> int:
+        """Return the number of the stage whose pipeline makes a micro-batch of a stage."""
+        stage = self.stages[number]
+        return (
+            number if stage.fade is None or stage.fade.is_own(batch - stage.begin) else number - 1
+        )
+
     def describe(self) -> list[Any]:
         stages = [
             [
@@ -101,6 +111,7 @@ class StagedSpec(Spec):
                 stage.seed,
                 stage.microbatches_per_step,
                 dict(sorted(stage.params.items())),
+                *([] if stage.fade is None else [stage.fade.describe()]),
             ]
             for stage in self.stages
         ]
@@ -129,12 +140,6 @@ class StagedSpec(Spec):
 
 
 @dataclass
-class StagedCursor(Cursor):
-    taken: int = 0  # micro-batches of this lane
-    carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
-
-
-@dataclass
 class SteppedCursor(StagedCursor):
     entered: tuple[int, ...] = ()  # the first micro-batch of each stage but the first
 
@@ -147,21 +152,18 @@ class _Shares(Protocol):
         """Take the first share of this lane for number `first` of all lanes."""
 
 
-class _Entered(NamedTuple):
-    """The stage a lane is in, and all that the places of its leaves follow from."""
+@frozen
+class _Entered:
+    """The pipeline a lane draws from, and all that the places of its leaves follow from."""
 
-    number: int
-    carried: tuple[int, ...]
-    begin: int
-    left: list[tuple[Node[Any, Any], Cursor]]  # the nodes of the stages before, where they stopped
+    # Its stage, whose pipeline it is, whether the one before fades; `carried`; where it began.
+    at: tuple[Any, ...]
+    stopped: list[tuple[Node[Any, Any], Cursor]]  # nodes of others, where they are
 
-    def holds(self, number: int, carried: tuple[int, ...], begin: int) -> bool:
+    def holds(self, at: tuple[Any, ...]) -> bool:
         """Return whether nothing has moved since."""
-        return (
-            self.number == number
-            and self.carried == carried
-            and self.begin == begin
-            and all(node.cursor is at or node.cursor == at for node, at in self.left)
+        return self.at == at and all(
+            node.cursor is cursor or node.cursor == cursor for node, cursor in self.stopped
         )
 
 
@@ -170,15 +172,18 @@ class StagedNode(Node[Any, StagedCursor]):
 
     What earlier stages have drawn follows from their cursors, which stay in the state; so a state
     has one number per stage and lane, not one per leaf. A stage opens nothing before it is
-    entered, and holds nothing after it was left.
+    entered, and holds nothing after it was left. Entering one looks at the one before; only after a
+    restore at all of them, once.
     """
 
     def __init__(self, spec: StagedSpec, context: Context) -> None:
         self.spec, self.context = spec, context
-        start = SteppedCursor() if spec.counts_steps else StagedCursor()
+        fades = any(stage.fade for stage in spec.stages)
+        start = FadingCursor() if fades else StagedCursor()
+        start = SteppedCursor() if spec.counts_steps else start
         super().__init__(start, {stage.name: self._built(stage) for stage in spec.stages})
         self._entered: _Entered | None = None
-        self._used: set[int] = set()  # stages that have computed or opened anything
+        self._played = Played(self, spec.stages, self.carried, handoff=spec.buffers == "handoff")
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
         return stage.of.build(context_of(stage, self.context))
@@ -207,14 +212,16 @@ class StagedNode(Node[Any, StagedCursor]):
         number = self.number
         if number == len(self.spec.stages):
             raise StopIteration
-        stage = self.spec.stages[number]
-        self._enter(number)
+        fading = self.spec.is_fading(number, self.batch)
+        maker = self.spec.maker_of(number, self.batch)
+        stage = self.spec.stages[maker]
+        self._enter(number, maker, fading=fading)
         child = self.children[stage.name]
         items = self._drawn(stage, child)
         self.cursor.taken += 1
         if isinstance(child, _Shares):
-            return [tuple(marked(each, number, stage.name) for each in item) for item in items]
-        return [marked(item, number, stage.name) for item in items]
+            return [tuple(marked(each, maker, stage.name) for each in item) for item in items]
+        return [marked(item, maker, stage.name) for item in items]
 
     def _drawn(self, stage: Stage, child: Node[Any, Any]) -> Sequence[Any]:
         try:
@@ -228,31 +235,21 @@ class StagedNode(Node[Any, StagedCursor]):
         except StopIteration:
             raise _ended(stage, self.batch) from None
 
-    def _enter(self, number: int) -> None:
-        """Let the leaves of a stage go on where the stages before have left them."""
+    def _enter(self, number: int, maker: int, *, fading: bool) -> None:
+        """Let the leaves of a pipeline go on where this lane has left them."""
         begin = self._begin_of(number)
-        if self._entered is not None and self._entered.holds(number, self.cursor.carried, begin):
+        at = number, maker, fading, self.cursor.carried, begin
+        if self._entered is not None and self._entered.holds(at):
             return
-        stage = self.spec.stages[number]
-        if stage.on_enter == "continue":
-            drawn, returned = self.history(number)
-            for node in _order_trees(self.children[stage.name]):
-                node.goes_on(
-                    Before(
-                        drawn=tuple(drawn.get(leaf.id, 0) for leaf in node.leaves),
-                        returned={
-                            place: tuple(returned[leaf.id])
-                            for place, leaf in enumerate(node.leaves)
-                            if returned.get(leaf.id)
-                        },
-                    )
-                )
-        if isinstance(child := self.children[stage.name], _Shares):
+        self._played.note_faded(number, fading=fading)
+        if self.spec.stages[maker].on_enter == "continue":
+            self._go_on(number, maker, fading=fading)
+        if isinstance(child := self._child(maker), _Shares):
             child.begin_at((self.context.lane - begin) % self.context.lanes)
-        self._forget(number)
-        self._used = {number}
-        left = [(inner, inner.cursor) for child in self._left(number) for inner in _walk(child)]
-        self._entered = _Entered(number, self.cursor.carried, begin, left)
+        self._forget({number, number - 1} if fading else {number})
+        others = [n for n in range(number + 1 if fading else number) if n != maker]
+        nodes = [node for n in others for node in nodes_of(self._child(n))]
+        self._entered = _Entered(at, [(node, node.cursor) for node in nodes])
 
     def _begin_of(self, number: int) -> int:
         """Return the first micro-batch of the stage that is played."""
@@ -260,42 +257,29 @@ class StagedNode(Node[Any, StagedCursor]):
             return self.cursor.entered[number - 1] if number else 0
         return self.spec.stages[number].begin
 
-    def _left(self, number: int) -> list[Node[Any, Any]]:
-        return [self.children[stage.name] for stage in self.spec.stages[:number]]
+    def _go_on(self, number: int, maker: int, *, fading: bool) -> None:
+        trees = order_trees(self._child(maker))
+        past, draws = self._played.before(number, maker, fading=fading)
+        for tree, end in zip(trees, draws, strict=True):
+            tree.goes_on(past.before(tree, end))
 
-    def _forget(self, number: int) -> None:
+    def _child(self, number: int) -> Node[Any, Any]:
+        return self.children[self.spec.stages[number].name]
+
+    def _forget(self, kept: set[int]) -> None:
         """Let go of what other stages have computed or opened; their cursors stay."""
-        for at in self._used - {number}:
+        for at in self._played.used - kept:
             stage = self.spec.stages[at]
             fresh = self._built(stage)
-            pairs = zip(_walk(fresh), _walk(self.children[stage.name]), strict=True)
+            pairs = zip(nodes_of(fresh), nodes_of(self.children[stage.name]), strict=True)
             for new, old in pairs:
                 new.cursor = old.cursor
             self.children[stage.name] = fresh
+        self._played.used = kept
 
-    def history(self, number: int) -> tuple[dict[str, int], dict[str, list[tuple[int, int]]]]:
-        """Return what the stages before `number` have done to the leaves of the run, by leaf id.
-
-        First how often this lane has drawn each; then the samples (epoch, number) that were drawn
-        and never given, in their order. Stages that restart their leaves have no part in it.
-        """
-        drawn: dict[str, int] = defaultdict(int, self.carried())
-        returned: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for at, child in enumerate(self._left(number)):
-            if self.spec.stages[at].on_enter == "restart":
-                continue
-            self._used.add(at)
-            for tree in _order_trees(child):
-                if not (tree.cursor.draws or tree.cursor.offsets):
-                    continue
-                for leaf, count in zip(tree.leaves, tree.ledger().tolist(), strict=True):
-                    again = min(count, len(returned[leaf.id]))
-                    del returned[leaf.id][:again]
-                    drawn[leaf.id] += count - again
-            if self.spec.buffers == "handoff":
-                for leaf_id, *sample in held(child):
-                    returned[leaf_id].append((sample[0], sample[1]))
-        return drawn, returned
+    def history(self, number: int) -> Past:
+        """Return what the stages before `number` have done to the leaves of the run."""
+        return self._played.until_end(number - 1)
 
     def carry(self, drawn: Mapping[str, int]) -> None:
         """Say how often leaves were drawn in stages that are no longer among these."""
@@ -322,25 +306,6 @@ def leaf_ids(spec: StagedSpec) -> list[str]:
     """Return the ids of all leaves that go on from stage to stage, sorted."""
     ids = [stage.leaf_ids for stage in spec.stages if stage.on_enter == "continue"]
     return sorted(set().union(*ids))
-
-
-def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield what nodes under `node` have drawn and not given on: leaf id, epoch, sample number."""
-    for inner in _walk(node):
-        entries: dict[Node[Any, Any], list[Leaf]] = {}
-        for tree, (entry, epoch, number) in inner.held:
-            assert isinstance(tree, ReferencesNode)
-            if tree not in entries:
-                entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]
-            yield entries[tree][entry].id, epoch, number
-
-
-def _walk(node: Node[Any, Any]) -> Iterator[Node[Any, Any]]:
-    return (inner for _, inner in node.walk())
-
-
-def _order_trees(node: Node[Any, Any]) -> list[ReferencesNode]:
-    return [inner for inner in _walk(node) if isinstance(inner, ReferencesNode)]
 
 
 def _ended(stage: Stage, batch: int) -> DataError:

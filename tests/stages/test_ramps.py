@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from loader.runs import loaders_of, run
 from trees import leaf
 
-from energy_data.errors import SpecError
+from energy_data.context import Context
+from energy_data.errors import SpecError, StateMismatchError
 from energy_data.metadataset.compile import compile_stream
 from energy_data.metadataset.load import load_metadataset
 from energy_data.metadataset.resolve import resolve
 from energy_data.pipeline import Pipeline
+from energy_data.plan import Plan
 from energy_data.ramp import ramped
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.testing import NumberSource
@@ -38,7 +41,13 @@ def stream(*stages, batch_size=5, **keys):
     pipeline = Pipeline(
         batch_size=batch_size, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4
     )
-    return compile_stream(staged(*stages, **keys), "train", open_source=opened, pipeline=pipeline)
+    return compile_stream(
+        staged(*stages, **keys),
+        "train",
+        open_source=opened,
+        pipeline=pipeline,
+        run=Context(lanes=4),
+    )
 
 
 def drawn(spec, ranks=1, rounds=320):
@@ -108,7 +117,10 @@ def test_a_ramp_resolves_to_itself():
         ([BEFORE, {**AFTER, "ramp": {"over": 61}}], "takes 244 micro-batches, the stage has 240"),
         ([BEFORE, {**AFTER, "ramp": {"over": 0}}], "the ramp is over nothing"),
         ([BEFORE, {**AFTER, "ramp": RAMP, "on_enter": "restart"}], "`on_enter: continue`"),
-        ([BEFORE, {**AFTER, "ramp": RAMP, "params": {"batch_size": 2}}], "differ in batch_size"),
+        (
+            [BEFORE, {**AFTER, "ramp": {"over": 61}, "params": {"batch_size": 2}}],
+            "takes 244 micro-batches, the stage has 240",
+        ),
         (
             [{"name": "one", "end": 20, "staged": {"stages": [{"name": "x", "path": "a"}]}},
              {**AFTER, "ramp": RAMP}],
@@ -118,6 +130,15 @@ def test_a_ramp_resolves_to_itself():
             [{"name": "one", "end": 20, "blend": [{"path": "a", "weight": {"step": {0: 1}}}]},
              {**AFTER, "ramp": RAMP}],
             "change over the run themselves",
+        ),
+        (
+            [{"name": "one", "end": 20, "blend": [{"path": "a", "weight": {"step": {0: 1}}}]},
+             {**AFTER, "ramp": RAMP, "params": {"batch_size": 2}}],
+            "weights that change over the run would lag behind",
+        ),
+        (
+            [{"name": "one", "on_exhausted": "advance", "path": "b"}, {**AFTER, "ramp": RAMP}],
+            "the stage before ends with its data, and has none left to fade out",
         ),
     ],
 )  # fmt: skip
@@ -131,3 +152,122 @@ def test_a_ramp_that_cannot_be_is_refused_with_its_place(stages, problem):
 def test_a_ramp_over_no_samples_is_refused():
     with pytest.raises(SpecError, match="over 1 sample or more, got 0"):
         ramped(leaf("a"), leaf("b"), samples=0)
+
+
+LONG = {**AFTER, "ramp": RAMP, "params": {"batch_size": 2, "microbatches_per_step": 6}}
+
+
+def test_stages_whose_parameters_differ_fade_step_by_step():
+    spec = stream(BEFORE, LONG, {"name": "three", "path": "a"})
+    plan, batches = Plan(spec), drawn(spec, rounds=450)
+    second = spec.stages[1]
+    assert (second.begin, second.end) == (80, 80 + second.fade.batches + 30 * 6)
+    assert second.fade.batches == 15 * 4 + 15 * 6
+    begin = 0
+    for step in range(80):
+        one = plan.stage_at(step)
+        assert one.name == "one" if step <= 20 else one.name in ("one", "two")
+        assert one.name == "two" if step >= 50 else True
+        for g in range(begin, begin := begin + one.stage.microbatches_per_step):
+            assert len(batches[g]) == one.params["batch_size"] == {"one": 5, "two": 2}[one.name]
+            assert plan.stage_of(g) == one
+    assert begin == second.end
+    assert plan.stage_at(80).name == plan.stage_of(begin).name == "three"
+    assert sum(plan.stage_at(step).name == "two" for step in range(20, 50)) == 15
+
+
+def test_leaves_go_on_through_a_ramp_of_steps_without_a_repeat():
+    batches = drawn(stream(BEFORE, LONG))
+    for name, size in SIZES.items():
+        keys = [key for g in batches for key in batches[g] if key[0] == name]
+        assert len(set(keys[: size - 8])) == len(keys[: size - 8])
+
+
+@pytest.mark.parametrize(
+    ("unit", "over", "length"),
+    [("steps", 30, 60), ("microbatches", 180, 400), ("samples", 360, 900)],
+)
+def test_a_ramp_and_its_stage_are_as_long_as_asked(unit, over, length):
+    asked = {"kind": "linear", "over": over}
+    first = {**BEFORE, "end": {"steps": 20, "microbatches": 80, "samples": 400}[unit]}
+    second = {**LONG, "ramp": asked, "for": length}
+    plan = Plan(stream(first, second, {"name": "three", "path": "a"}, unit=unit))
+    one = plan.stages[1]
+    assert one.stage.fade.steps == 30
+    step = {"steps": 1, "microbatches": 6, "samples": 12}[unit]
+    assert length <= getattr(one, unit) < length + step
+    given = drawn(plan.spec, rounds=one.stage.end)
+    made = sum(len(given[g]) for g in range(one.stage.begin, one.stage.end))
+    assert made == one.samples
+    leaves = {leaf.leaf.id.partition(":")[0]: leaf for leaf in one.leaves}
+    for name in SIZES:
+        keys = sum(key[0] == name for g in range(80, one.stage.end) for key in given[g])
+        assert leaves[name].drawn == pytest.approx(keys, abs=12)
+
+
+def test_the_plan_and_the_log_tell_of_a_ramp_of_steps(caplog):
+    spec = stream(BEFORE, LONG)
+    said = "  Ramp: linear over 30 steps, 60 of 150 micro-batches are of the stage before"
+    assert said in list(Plan(spec).lines())
+    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+        drawn(spec, rounds=200)
+    assert caplog.text.count("STAGE TRANSITION") == 1
+    assert "fades out step by step (linear): it makes 15 of the next 30 steps" in caplog.text
+
+
+ONE_LEAF = {"name": "two", "for": 60, "path": "a"}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "edited"),
+    [(60, {**LONG, "ramp": {"over": 20}}), (60, ONE_LEAF), (100, {**LONG, "for": 70})],
+)
+def test_edits_that_lie_ahead_of_a_ramp_of_steps_or_of_its_end_are_taken(rounds, edited):
+    (before,) = loaders_of(stream(BEFORE, LONG), 1, lanes=4)
+    run([before], rounds)
+    spec = stream(BEFORE, edited)
+    (after,) = loaders_of(spec, 1, lanes=4)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    whole = drawn(spec, rounds=rounds + 60)
+    for g, batch in run([after], 60).items():
+        assert batch["__key__"] == whole[g]
+
+
+def test_a_ramp_of_steps_that_was_added_before_it_begins_is_taken_and_inside_it_stays():
+    (before,) = loaders_of(stream(BEFORE, ONE_LEAF), 1, lanes=4)
+    run([before], 60)
+    spec = stream(BEFORE, LONG)
+    (after,) = loaders_of(spec, 1, lanes=4)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    whole = drawn(spec, rounds=120)
+    assert [batch["__key__"] for batch in run([after], 60).values()] == list(whole.values())[60:]
+    (other,) = loaders_of(stream(BEFORE, {**LONG, "ramp": {"over": 20}}), 1, lanes=4)
+    with pytest.raises(StateMismatchError, match="stage 'two' is being played; its fade was"):
+        other.load_state_dict(after.state_dict())
+
+
+@dataclass
+class Cut(DefaultTaskEncoder):
+    seq_len: int | None = 8
+
+
+@pytest.mark.parametrize(
+    ("unit", "first", "last", "problem"),
+    [
+        ("tokens", {}, {"seq_len": None}, "how many tokens a sample has is not known"),
+        ("steps", {"microbatches_per_step": 4}, {}, "how many micro-batches a step has is not"),
+    ],
+)
+def test_a_ramp_into_the_last_stage_needs_to_know_its_unit_too(unit, first, last, problem):
+    stages = (
+        {"name": "one", "end": 400, "path": "b", "params": first},
+        {"name": "two", "path": "a", "ramp": {"over": 30}, "params": last},
+    )
+    with pytest.raises(SpecError, match=problem) as caught:
+        compile_stream(
+            staged(*stages, unit=unit),
+            "train",
+            open_source=opened,
+            pipeline=Pipeline(batch_size=5, task_encoder=Cut()),
+        )
+    assert "stage 'two'" in str(caught.value)

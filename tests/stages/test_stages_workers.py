@@ -17,7 +17,7 @@ from energy_data.loader.stats import Counting
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
 from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.nodes.staged import held
+from energy_data.past import held
 from energy_data.testing import assert_resumes_exactly
 
 X, Y = leaf("x", 100), leaf("y", 60)
@@ -108,7 +108,7 @@ def test_what_a_stage_has_drawn_and_not_given_comes_first_in_the_next_that_draws
     given = [key for _ in range(before) for key in flat(next(node))]
     of_x = [key for key in given if key.startswith("x")]
     next(node)
-    _, returned = node.history(stage)
+    returned = node.history(stage).returned
     waiting = [f"x/{n}" for _, n in returned["x"]]
     assert waiting
     assert Counter([*of_x, *waiting]) == Counter(alone(lane, len(of_x) + len(waiting)))

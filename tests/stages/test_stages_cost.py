@@ -1,0 +1,64 @@
+"""What entering a stage costs: counted, not timed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from trees import batches, faded, leaf, packs, samples, staged
+
+from energy_data import references
+from energy_data.context import Context
+from energy_data.nodes.blend import BlendSpec, Part
+
+MIXED = BlendSpec(tuple(Part(leaf(f"l{n}", 50), n + 1) for n in range(5)))
+MANY = staged(*(batches(packs(samples(MIXED))) for _ in range(20)), steps=[3] * 20)
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The order trees whose plans are made, which is what entering costs."""
+    made = []
+    whole = references.Plan.__init__
+
+    def counted(plan, *args, **facts):
+        made.append(plan)
+        whole(plan, *args, **facts)
+
+    monkeypatch.setattr(references.Plan, "__init__", counted)
+    return made
+
+
+@pytest.mark.parametrize(("spec", "most"), [(MANY, 1), (faded(MANY, 1), 1)])
+def test_entering_a_stage_looks_at_the_one_before_and_at_no_others(plans, spec, most):
+    node = spec.build(Context())
+    per_stage = []
+    for _ in range(20):
+        before = len(plans)
+        for _ in range(3):
+            next(node)
+        per_stage.append(len(plans) - before)
+    assert per_stage == [most] * 20
+
+
+def test_restored_it_looks_at_all_stages_before_once(plans):
+    node = MANY.build(Context())
+    for _ in range(40):
+        next(node)
+    state = json.loads(json.dumps(node.state_dict()))
+    after = MANY.build(Context())
+    after.load_state_dict(state)
+    plans.clear()
+    following = [next(after) for _ in range(10)]
+    assert len(plans) == 14 + 3  # those before, its own, and those that are entered then
+    assert following == [next(node) for _ in range(10)]
+
+
+def test_a_lane_that_went_back_does_not_go_on_from_what_it_knew():
+    node, states, given = MANY.build(Context()), [], []
+    for _ in range(30):
+        states.append(node.cursors())
+        given.append(next(node))
+    for at in (29, 7, 16, 3, 28, 0):
+        node.go_back(states[at])
+        assert [next(node) for _ in range(30 - at)] == given[at:]
