@@ -126,7 +126,8 @@ def _plain(stage: Stage, like: DocsPerStep | None) -> DocsPerStep:
             f"microbatches_per_step, so nobody knows what its steps are. Give it one of them."
         )
     rules = DocsPerStep(target=stage.microbatches_per_step, count="microbatches")
-    return rules if like is None else evolve(rules, **{n: getattr(like, n) for n in _ALIKE})
+    facts = (*_ALIKE, "lookahead")
+    return rules if like is None else evolve(rules, **{n: getattr(like, n) for n in facts})
 
 
 def _wrong(by_name: Mapping[str, DocsPerStep]) -> Iterator[str]:

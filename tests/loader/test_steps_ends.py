@@ -80,6 +80,22 @@ def test_a_pass_ends_on_all_ranks_together(lookahead, on_rank_end, last, micro_b
         assert sum(step.is_short for _, step in given[0]) == short
 
 
+@pytest.mark.parametrize("known", [None, {"documents": 2, "samples": 2}])
+@pytest.mark.parametrize(("on_rank_end", "rounds"), [("stop", 2), ("pad", 3)])
+def test_rounds_of_shares_are_the_same_on_any_number_of_ranks_to_the_end_of_a_pass(
+    on_rank_end, rounds, known
+):
+    rules = {"target": 8, "shares": 4, "last": "short", "on_rank_end": on_rank_end, "known": known}
+    for ranks in (1, 2, 4):
+        loaders = ranks_of(one_pass(22), ranks, **rules)
+        for _ in range(2):  # the second pass as the first
+            given = take(loaders)
+            assert [len(mine) for mine in given] == [rounds * 4 // ranks] * ranks
+            assert len(keys_of(given)) == len(set(keys_of(given))) == min(8 * rounds, 22)
+            steps = [[step.step_docs for _, step in mine] for mine in given]
+            assert set(steps[0]) == ({8} if on_rank_end == "stop" else {8, 6})
+
+
 def test_what_is_left_of_a_pass_may_begin_the_next():
     carried = ranks_of(one_pass(20), 2, target=16, last="carry")
     plain = ranks_of(one_pass(20), 2, target=4, last="drop")

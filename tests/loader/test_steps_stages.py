@@ -9,11 +9,15 @@ from itertools import islice
 
 import pytest
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trees import leaf, samples
 
 from energy_data.context import WorkerConfig
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loader.dataset import Dataset
+from energy_data.loader.device import OnDevice
+from energy_data.loader.host import InProcess
 from energy_data.loader.loader import Loader
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.step_loader import StepLoader
@@ -24,6 +28,7 @@ from energy_data.steps.counts import counts_of
 from energy_data.steps.rules import DocsPerStep
 from loader.runs import loader_of
 from loader.steps import WAIT_S, Hub, HubExchange, numbered, plain, stream, take
+from loader.test_device import DEVICE, FakeCuda
 from loader.test_steps_exact import packs
 from loader.workers import processes
 
@@ -48,8 +53,8 @@ SPEC = staged(("a", 0, 3, LARGE, None), ("b", 3, 5, SMALL, 12), ("c", 5, None, L
 RULES = {"a": rule(20), "c": rule([[0, 7], [2, 30]])}
 
 
-def ranks_of(spec, rules, ranks=1, *, lanes=12):
-    hub = Hub(ranks)
+def ranks_of(spec, rules, ranks=1, *, lanes=12, hub=None):
+    hub = hub or Hub(ranks)
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
@@ -144,6 +149,50 @@ def test_saved_after_any_micro_batch_stages_go_on_identically(spec, rules, ranks
         assert states(again) == saved
         assert take(again, 5) == [given[count : count + 5] for given in expected]
         take(loaders, 1)
+
+
+def test_restoring_inside_a_step_of_a_later_stage_asks_nobody():
+    rules = {name: evolve(each, lookahead=1) for name, each in RULES.items()}
+    loaders = ranks_of(SPEC, rules, 2)
+    while (step := take(loaders, 1)[0][0][1]).step < 3:
+        pass
+    hub = Hub(2)
+    (again, _) = ranks_of(SPEC, rules, 2, hub=hub)
+    again.load_state_dict(loaders[0].state_dict())
+    assert (step.index, step.num_microbatches) == (0, 6)
+    assert [step.index for _, step in take([again], 5)[0]] == [1, 2, 3, 4, 5]
+    assert hub.tables == []
+
+
+@st.composite
+def runs(draw):
+    """Some stages and their rules."""
+    parts, rules, begin = [], {}, 0
+    lengths = draw(st.lists(st.integers(1, 3), max_size=3))
+    for number, length in enumerate([*lengths, None]):
+        name, kind = f"s{number}", draw(st.sampled_from(["at_least", "exact", "plain"]))
+        of = draw(
+            st.sampled_from([PLAIN, stream(numbered, 2)] if kind == "exact" else [LARGE, SMALL])
+        )
+        end = None if length is None else begin + length
+        parts.append((name, begin, end, of, 6 if kind == "plain" else None))
+        if kind != "plain":
+            rules[name] = rule(draw(st.integers(1, 25)), mode=kind)
+        begin = end
+    return staged(*parts), rules
+
+
+@settings(max_examples=12, deadline=None)
+@given(run=runs(), ranks=st.sampled_from([1, 2, 3]), counts=st.lists(st.integers(0, 9), max_size=3))
+def test_whatever_the_stages_saved_anywhere_they_go_on_identically(run, ranks, counts):
+    expected = take(ranks_of(*run, ranks), 40)
+    loaders, at = ranks_of(*run, ranks), 0
+    for count in [*counts, 8]:
+        assert take(loaders, count) == [mine[at : at + count] for mine in expected]
+        saved, at = states(loaders), at + count
+        loaders = ranks_of(*run, ranks)
+        for loader in loaders:
+            loader.restore_state_global(saved)
 
 
 def test_all_ranks_may_go_back_over_a_boundary_in_a_running_process():
@@ -270,11 +319,12 @@ def test_a_run_of_steps_goes_on_as_the_stage_default():
         others[0].load_state_dict(without)
 
 
-def pooled(workers=2, method="fork", prefetch=2):
+def pooled(workers=2, method="fork", prefetch=2, cuda=None):
     config = WorkerConfig(num_workers=workers, lanes=8)
     dataset = for_steps(Dataset(spec=MIXED, worker_config=config), EXACT)
     options = PoolOptions(start_method=method, prefetch=prefetch)
-    return StepLoader(dataset, EXACT, Pool(dataset, options) if workers else None)
+    host = Pool(dataset, options) if workers else InProcess()
+    return StepLoader(dataset, EXACT, OnDevice(host, DEVICE, 1, cuda) if cuda else host)
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 5), (2, 2), (3, 1)])
@@ -287,6 +337,13 @@ def test_whatever_workers_are_ahead_stages_switch_at_the_same_place(workers, pre
         if number in (8, 14, 30):
             os.kill(processes(loader)[0], signal.SIGKILL)
     assert plain(given) == expected
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_copied_ahead_to_a_device_change_nothing_at_a_boundary(workers):
+    loader = pooled(workers, cuda=FakeCuda())
+    assert plain(islice(loader, 60)) == plain(islice(pooled(workers=0), 60))
     loader.close()
 
 
