@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from energy_data.context import Context
 from energy_data.errors import SpecError
 from energy_data.exhausted import ended
+from energy_data.metadataset.compile_continued import Continued
 from energy_data.metadataset.compile_lengths import (
     Body,
     Counted,
@@ -139,6 +140,7 @@ def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:
 class _Stages:
     def __init__(self, compiler: Compiler) -> None:
         self.compiler, self.faults = compiler, compiler.faults
+        self.continued = Continued(compiler.faults)
 
     def of(self, tree: Branch, around: _Around) -> Iterator[Stage]:
         """Yield the stages below a `staged`; faults are noted, and then some may be missing."""
@@ -298,6 +300,8 @@ class _Stages:
             )
             yield from self.of(body.tree, inside)
             return
+        if on_enter == "continue":
+            self.continued.see(name, body.tree)
         if body.counts_steps:
             check_counted(self.faults, body)
             pipeline = evolve(pipeline, microbatches_per_step=body.step_size)

@@ -325,6 +325,37 @@ def test_one_id_is_one_dataset_over_all_stages():
     assert "the id 'one' stands for two different datasets" in faults(text)
 
 
+SHUFFLED = "{name: b, path: x, shuffle_over_epochs_multiplier: 3}"
+
+
+def test_a_dataset_that_is_shuffled_over_other_epochs_in_a_later_stage_does_not_begin_anew():
+    told = faults("staged: {stages: [{name: a, end: 5, path: x}, " + SHUFFLED + "]}")
+    assert told.startswith(
+        "m.yaml:3:102: splits.train.staged.stages[1]: x: its shuffle_over_epochs"
+    )
+    assert (
+        "is 3 here, and 1 in stage 'a' at m.yaml:3:23: it could not go on, but would begin anew"
+        in told
+    )
+    inside = "{name: b, blend: [{path: y}, {path: x, shuffle_over_epochs_multiplier: null}]}"
+    told = faults("staged: {stages: [{name: a, end: 5, path: x, id: one}, " + inside + "]}")
+    assert "x: its shuffle_over_epochs_multiplier is null here, and 1 in stage 'a'" in told
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        SHUFFLED.replace("path", "on_enter: restart, path"),
+        SHUFFLED.replace("}", ", id: other}"),
+        SHUFFLED.replace("}", ", independent: true}"),
+        SHUFFLED.replace("path: x", "path: x, subset: {range: [0%, 50%]}"),
+        SHUFFLED.replace("3", "1"),
+    ],
+)
+def test_it_may_where_that_is_said(second):
+    bounds("staged: {stages: [{name: a, end: 5, path: x, id: one}, " + second + "]}")
+
+
 def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
     text = NESTED.format(origin="absolute", end=15, last="")
     whole = "splits:\n  train:\n" + "".join(f"    {line}\n" for line in text.splitlines())
