@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader.runs import in_order, loaders_of
-from trees import A, batches, joined, leaf, number_cost, references
+from trees import A, batches, joined, leaf, number_cost, parity, references
 
 from energy_data.errors import EnergyDataError
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.map import MapSpec
@@ -95,10 +96,43 @@ def thrown_group(item):
     return dice(3), 2
 
 
+def in_twos(items):
+    return [items[at : at + 2] for at in range(0, len(items), 2)]
+
+
 def thrown_pairs(items):
     ordered = sorted(items, key=lambda item: item["__key__"])
     first = dice(2)
     return [ordered[:first], *(ordered[at : at + 2] for at in range(first, len(ordered), 2))]
+
+
+PACKING = Packing(limits={"tokens": 12}, lengths=lengths, pack=thrown_pack, cut=cut)
+NAMELESS = MapSpec(of=ReadSpec(of=references(ORDER), keys=True), function=anonymous)
+WAITING = {
+    "packed": batches(PackSpec(of=NAMELESS, packing=PACKING, buffer_size=6), 1),
+    "pre-encoded": batches(
+        PackSpec(of=EncodeSpec(of=NAMELESS, encode=renamed), packing=PACKING, buffer_size=6), 1
+    ),
+    "selected": GroupSpec(
+        of=PackSelectedSpec(of=NAMELESS, select=in_twos, pack=thrown_pack, buffer_size=6),
+        batch_size=2,
+        criterion=parity,
+        collate=str,
+    ),
+    "grouped": GroupSpec(of=NAMELESS, batch_size=2, criterion=thrown_group, collate=str),
+}
+
+
+@pytest.mark.parametrize("tree", WAITING)
+def test_what_has_lost_its_name_is_told_by_its_reference_while_it_waits(tree):
+    (whole,) = loaders_of(WAITING[tree], 1, 1)
+    expected = list(islice(iter(whole), 16))
+    for at in range(1, 9):
+        (loader,) = loaders_of(WAITING[tree], 1, 1)
+        list(islice(iter(loader), at))
+        (again,) = loaders_of(WAITING[tree], 1, 1)
+        again.load_state_dict(loader.state_dict())
+        assert list(islice(iter(again), 8)) == expected[at : at + 8]
 
 
 @st.composite
@@ -108,10 +142,9 @@ def throwing(draw):
     tree = FilterSpec(of=MapSpec(of=read, function=renamed), predicate=is_lucky)
     if draw(st.booleans()):
         tree = MapSpec(of=tree, function=anonymous)
-    packing = Packing(limits={"tokens": 12}, lengths=lengths, pack=thrown_pack, cut=cut)
     over = draw(st.sampled_from(["none", "pack", "select"]))
     if over == "pack":
-        tree = PackSpec(of=tree, packing=packing, buffer_size=5)
+        tree = PackSpec(of=tree, packing=PACKING, buffer_size=5)
     if over == "select":
         tree = PackSelectedSpec(of=tree, select=thrown_pairs, pack=thrown_pack, buffer_size=5)
     if draw(st.booleans()):
