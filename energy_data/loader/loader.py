@@ -17,7 +17,7 @@ from energy_data.loader.host import Host, InProcess
 from energy_data.loader.iteration import LoaderIterator, OnMismatch, ShownIterator
 from energy_data.loader.ledger import Ledgers, go_on
 from energy_data.loader.progress import with_progress
-from energy_data.loader.resume import fitted
+from energy_data.loader.resume import fitted, where_stages_are
 from energy_data.loader.run import Run
 from energy_data.loader.starvation import Recent
 from energy_data.loader.state import RunState, merge
@@ -275,8 +275,13 @@ class Loader(Generic[T_batch]):
 
     @property
     def _is_over(self) -> bool:
-        """Whether the last stage has ended. Its place stays then: the stage may become longer."""
-        return self._transitions.stage_of(self._next) is None
+        """Whether the last stage has ended, or what limits the stages.
+
+        The place stays then: stages never begin again, and the last may become longer.
+        """
+        ended = len(self._ended) * self.dataset.worker_config.world_size >= self._num_lanes
+        limited = self._transitions.plan.is_staged and ended
+        return limited or self._transitions.stage_of(self._next) is None
 
     def _begin_epoch(self) -> None:
         if self._is_over:
@@ -290,6 +295,7 @@ class Loader(Generic[T_batch]):
             raise SpecError(
                 f"on_mismatch: must be 'error', 'keep_matching' or 'restart', got {on_mismatch!r}."
             )
+        saved = where_stages_are(saved)
         wrong = self._wrong_run(saved)
         changed = saved.tree != self._packed
         if on_mismatch == "restart" and (wrong or changed):

@@ -31,6 +31,21 @@ log = logging.getLogger(__name__)
 Rule = Literal["strict", "ablation", "ignore"]
 
 
+def where_stages_are(saved: RunState) -> RunState:
+    """Return a state with the place at which its stages are.
+
+    At the end of a run, earlier versions began its numbers again, though stages never do.
+    """
+    batches = [
+        cursor["taken"] * saved.lanes + lane
+        for lane, place in saved.places.items()
+        for cursor in place.values()
+        if "carried" in cursor and "entered" not in cursor
+    ]
+    lost = saved.epoch and saved.step is None and batches and saved.batch < min(batches)
+    return evolve(saved, batch=min(batches), begun=0) if lost else saved
+
+
 def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:
     """Go on with a tree whose stages were edited; nothing moves if that cannot be.
 

@@ -1,0 +1,109 @@
+"""Where a run with stages has ended, and what was prefetched and never given."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from loader.runs import in_order, loader_of, loaders_of
+from loader.workers import worker_loader
+from trees import batches, leaf, numbers, samples
+
+from energy_data.errors import StateMismatchError
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.staged import StagedSpec
+from energy_data.stage import Stage
+
+X, Y = leaf("x", 200), leaf("y", 60)
+BODY = {"x": batches(samples(X)), "y": batches(samples(Y), 2)}
+
+
+def plan(*stages, **facts):
+    """Stages as (name, end), each of the leaf its name begins with."""
+    begins = [0, *(end for _, end, *_ in stages)]
+    return StagedSpec(
+        stages=tuple(
+            Stage(name=name, of=body[0] if body else BODY[name[0]], begin=begin, end=end)
+            for (name, end, *body), begin in zip(stages, begins, strict=False)
+        ),
+        **facts,
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_limit_before_the_last_stage_ends_the_run_and_its_place_stays(ranks):
+    stages = plan(("x", 8), ("y", 16), ("x2", None))
+    spec = LimitSpec(of=stages, length=12)
+    loaders = loaders_of(spec, ranks, lanes=4)
+    assert in_order(loaders) == in_order([loader_of(stages, lanes=4)], 12)
+    states = json.loads(json.dumps([loader.state_dict() for loader in loaders]))
+    assert [list(loader) for loader in loaders] == [[]] * ranks
+    assert [loader.state_dict() for loader in loaders] == states
+    assert {loader.stage for loader in loaders} == {(1, "y")}
+    again = loader_of(spec, lanes=4)
+    again.restore_state_global(states)
+    assert (list(again), again.last_batch) == ([], 11)
+
+
+def as_before(state):
+    """The state of a run that has ended as it was saved before its place stayed."""
+    for lane, row in state["places"].items():
+        row[:3] = [int(lane), 1, 0]  # next micro-batch, iterations finished, the first of this one
+    return state
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_old_state_saved_after_the_end_is_of_the_end(ranks):
+    short, longer = plan(("x", 8), ("y", 16)), plan(("x", 8), ("y", 40))
+    ended = loaders_of(short, ranks, lanes=4)
+    in_order(ended)
+    states = [as_before(json.loads(json.dumps(one.state_dict()))) for one in ended]
+    same, own, whole = (loaders_of(spec, ranks, lanes=4) for spec in (short, longer, longer))
+    for number, state in enumerate(states):
+        same[number].load_state_dict(state)
+        own[number].load_state_dict(state)
+        whole[number].restore_state_global(states)
+    assert [list(loader) for loader in same] == [[]] * ranks
+    expected = in_order([loader_of(longer, lanes=4)], 24)[16:]
+    assert in_order(own, 8 // ranks) == in_order(whole, 8 // ranks) == expected
+    with pytest.raises(StateMismatchError, match="stage 'x' is over; it ended at 8, and now at 4"):
+        loader_of(plan(("x", 4), ("y", 40)), lanes=4).restore_state_global(states)
+
+
+def test_what_a_left_stage_had_prefetched_and_never_gave_comes_first_when_it_is_read_again(
+    tmp_path,
+):
+    made = tmp_path / "made"
+
+    def noted(batch):
+        with made.open("a") as file:
+            file.write("batch\n")
+        return numbers(batch)
+
+    body = BatchSpec(of=samples(X), batch_size=3, collate=noted)
+    expected = in_order([loader_of(BODY["x"], lanes=8)], 40)
+    loader = worker_loader(plan(("x", None, body)), 2, prefetch=5, start_method="fork")
+    try:
+        stream = iter(loader)
+        for _ in range(8):
+            next(stream)
+        waited = time.monotonic() + 60
+        while made.read_text().count("batch") < 16 and time.monotonic() < waited:
+            time.sleep(0.01)
+        assert made.read_text().count("batch") >= 16  # of which 8 were never given
+        state = json.loads(json.dumps(loader.state_dict()))
+    finally:
+        loader.close()
+    # The stage is left where the state was saved, and its dataset read again after another one.
+    after = plan(("x", 8, body), ("y", 16), ("x2", None), resume="ablation")
+    other = worker_loader(after, 2, prefetch=5, start_method="fork")
+    try:
+        other.load_state_dict(state)
+        stream = iter(other)
+        given = [next(stream) for _ in range(24)]
+    finally:
+        other.close()
+    assert given[:8] == in_order([loader_of(BODY["y"], lanes=8)], 8)
+    assert given[8:] == expected[8:24]
