@@ -15,7 +15,7 @@ from energy_data.context import Context
 from energy_data.fade import Fade
 from energy_data.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
 from energy_data.order.keys import key
-from energy_data.references import ReferencesSpec
+from energy_data.references import ReferencesSpec, follows_run
 from energy_data.spec import Spec
 
 OnEnter = Literal["continue", "restart"]
@@ -103,6 +103,7 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
             "in none."
         )
     yield from _wrong_fades(stages)
+    yield from _wrong_in_steps(stages)
     begin: int | None = 0
     for stage in stages:
         if begin is None or stage.begin != begin:
@@ -111,6 +112,24 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
                 f"before ends at {begin}. Stages follow each other without gap or overlap."
             )
         begin = stage.end
+
+
+def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield what stages have that follows micro-batches of the run, if they count steps."""
+    for stage in stages:
+        if stage.counts == "microbatches":
+            continue
+        for what, has in (
+            ("fades in", stage.fade is not None),
+            ("ends with its data", stage.data_end is not None),
+            ("has weights that change", any(follows_run(tree.of) for tree in stage.order_trees)),
+        ):
+            if has:
+                yield (
+                    f"staged: stage {stage.name!r} counts steps and {what}, which follows the "
+                    f"micro-batches of the run, and with which of them it begins is not known "
+                    f"beforehand. Leave that out, or count micro-batches."
+                )
 
 
 def _wrong_fades(stages: Sequence[Stage]) -> Iterator[str]:

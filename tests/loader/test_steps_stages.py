@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from trees import leaf, samples
 
 from energy_data.context import WorkerConfig
-from energy_data.errors import SpecError, StateMismatchError
+from energy_data.errors import StateMismatchError
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
 from energy_data.loader.host import InProcess
-from energy_data.loader.loader import Loader
 from energy_data.loader.pool import Pool, PoolOptions
 from energy_data.loader.step_loader import StepLoader
 from energy_data.loader.step_stages import for_steps
@@ -363,36 +362,3 @@ def test_the_loader_says_the_stage_of_what_it_handed_over(spec, rules):
         assert loader.stage == batch["__stage__"]
     plan = loader.dataset.plan
     assert [plan.stage_at(step).name for step in (0, 2, 3, 5, 10**9)] == ["a", "a", "b", "c", "c"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "rules", "message"),
-    [
-        (SPEC, {**RULES, "x": rule(1)}, "there is no stage 'x', there are a, b, c"),
-        (MIXED, {"a": rule(5), "c": rule(5)}, "stage 'b' has no docs_per_step and no microb"),
-        (SPEC, {**RULES, "a": rule(1, emit="step")}, "emit is 'microbatch' in stage 'c', and"),
-        (SPEC, {**RULES, "a": rule(1, known=3)}, "stage 'a' has `known`, but with which"),
-        (LARGE, RULES, "rules by the names of stages .a, c. are for stages that count steps"),
-    ],
-)
-def test_rules_that_do_not_fit_the_stages_are_refused(spec, rules, message):
-    with pytest.raises(SpecError, match=message):
-        ranks_of(spec, rules)
-
-
-def test_ranks_that_cannot_share_steps_of_one_size_are_refused():
-    with pytest.raises(
-        SpecError, match=r"\[12\] micro-batches of all ranks are not whole rounds of 8"
-    ):
-        ranks_of(SPEC, RULES, 8, lanes=16)
-
-
-def test_without_a_rule_stages_that_count_steps_are_refused():
-    with pytest.raises(SpecError, match="nothing says what a step is"):
-        Loader(Dataset(spec=SPEC, worker_config=WorkerConfig(lanes=8)))
-
-
-def test_some_stages_in_steps_and_some_in_micro_batches_are_refused():
-    stages = (evolve(SPEC.stages[0], counts="microbatches"), *SPEC.stages[1:])
-    with pytest.raises(SpecError, match="some stages count micro-batches, some steps"):
-        StagedSpec(stages=stages)
