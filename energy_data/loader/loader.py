@@ -37,6 +37,7 @@ class Place:
     epoch: int = 0  # iterations finished
     begun: int = 0  # the first micro-batch of this epoch
     batch: int = 0  # the next micro-batch; this rank's next is the first of its own from here on
+    phase: int = 0  # rounds of all ranks begin at micro-batches = phase (mod ranks)
 
 
 class Loader(Generic[T_batch]):
@@ -203,6 +204,7 @@ class Loader(Generic[T_batch]):
             hosted=(config.rank, config.world_size),
             start=self._start,
             places=self._host.states(self._next),
+            phase=place.phase,
         ).to_dict()
 
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
@@ -366,7 +368,8 @@ class Loader(Generic[T_batch]):
             )
         self._start = self.dataset.start(saved.lanes)
         self._num_lanes, self._ended = saved.lanes, set()
-        self._place = Place(epoch=saved.epoch, begun=saved.begun, batch=saved.batch)
+        phase = saved.clock % config.world_size
+        self._place = Place(saved.epoch, saved.begun, saved.batch, phase)
         self._host.adopt(nodes, saved.lanes, self._next)
         self._uneven = last_whole_round(self.dataset, saved.epoch, saved.lanes)
 

@@ -3,7 +3,9 @@
     format, version   "energy_data", 5
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
-    start             [node path, cursor field, value] of a lane that has not begun
+    start             [node path, cursor field, value] of a lane that has not begun; and, if the
+                      rounds of the ranks do not begin at multiples of their number, as the last
+                      one ["", "phase", the remainder]
     places            lane -> [the lane's next micro-batch, iterations finished, the first
                       micro-batch of this one, and of each field that is not as at the start: its
                       number n in `start`, its value; or -1 - n, its value packed]
@@ -42,6 +44,7 @@ VERSION = 5
 READS = (1, 2, 3, 4, 5)
 _PACKED = 16  # integers in a tuple; fewer are smaller as they are
 _TOGETHER = "Save on all ranks after the same number of batches."
+_OF_RUN = ""  # in place of the path of a node
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
 
 
@@ -59,22 +62,27 @@ class RunState:
     places: dict[int, State]  # lane -> the state of its tree
     start: State  # of a tree whose lane has not begun
     step: dict[str, Any] | None = None
+    phase: int = 0  # rounds of all ranks begin at micro-batches = phase (mod R)
 
     @property
     def clock(self) -> int:
         """The first micro-batch of the round: the same on all ranks, which `batch` is not."""
-        return self.batch - self.batch % self.hosted[1]
+        return self.batch - (self.batch - self.phase) % self.hosted[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         inside = {} if self.step is None else {"step": self.step}
+        phase = [[_OF_RUN, "phase", self.phase]] if self.phase else []
         return {
             "format": FORMAT,
             "version": VERSION,
             "seed": self.seed,
             "lanes": self.lanes,
             "tree": self.tree,
-            "start": [[path, name, _plain(value)] for path, name, value in _fields(self.start)],
+            "start": [
+                *([path, name, _plain(value)] for path, name, value in _fields(self.start)),
+                *phase,
+            ],
             "places": {
                 str(lane): [
                     self.batch + (lane - self.batch) % self.lanes,
@@ -121,6 +129,7 @@ class RunState:
         start: State = {}
         for path, name, value in state["start"]:
             start.setdefault(path, {})[name] = _frozen(value)
+        phase = int(start.pop(_OF_RUN, {}).get("phase", 0))
         passes = {(int(epoch), int(begun)) for _, epoch, begun, *_ in rows.values()}
         batches = [int(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
@@ -138,6 +147,7 @@ class RunState:
             places={lane: _changed(start, row[3:]) for lane, row in rows.items()},
             start=start,
             step=dict(state["step"]) if "step" in state else None,
+            phase=phase,
         )
 
 
@@ -223,7 +233,8 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step) for s in (first, state)
+            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.phase)
+            for s in (first, state)
         )
         if ours != theirs:
             raise StateMismatchError(
@@ -238,7 +249,7 @@ def merge(states: Sequence[RunState]) -> RunState:
         )
     batch = _common_batch(by_rank)
     places = {lane: place for state in states for lane, place in state.places.items()}
-    return evolve(first, batch=batch, hosted=(0, 1), places=places)
+    return evolve(first, batch=batch, hosted=(0, 1), places=places, phase=0)
 
 
 def _common_batch(by_rank: Mapping[int, RunState]) -> int:

@@ -88,6 +88,7 @@ class StepLoader(RoundLoader):
             start=self._start,
             places=self._host.states(first) if at.places is None else at.places,
             step=at.to_dict(settled, self._stages.at(at.step).rules, self._ranks),
+            phase=at.base % self._ranks,
         ).to_dict()
 
     def close(self) -> None:

@@ -290,3 +290,41 @@ def test_a_run_that_has_ended_keeps_its_place_and_goes_on_when_its_last_stage_is
     assert in_order(own, 8 // ranks) == in_order(whole, 8 // ranks) == expected[16:]
     with pytest.raises(StateMismatchError, match="stage 'x' is over; it ended at 8, and now at 4"):
         loader_of(plan(("x", 4), ("y", 40)), lanes=4).restore_state_global(states)
+
+
+UNEVEN = plan(("x", 12), ("y", None))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "edited", "refused"),
+    [
+        (0, plan(("x", 12), ("y", 20), ("z", None)), None),
+        (1, plan(("x", 12), ("y", 20), ("z", None)), None),
+        (0, plan(("x", 12), ("z", None)), "stage 'y' is being played as number 1, and it is gone"),
+        (1, plan(("x", 12), ("z", None)), "stage 'y' is being played as number 1, and it is gone"),
+        (1, plan(("x", 12), ("y", 14), ("z", None)), "is past: the run is beyond"),
+        (1, plan(("x", 12), ("y", 16), ("z", None), resume="ablation"), None),
+    ],
+)
+def test_ranks_at_a_place_that_is_no_multiple_of_their_number_decide_alike(rounds, edited, refused):
+    one = loader_of(UNEVEN, lanes=4)
+    in_order([one], 13)
+    first = loaders_of(UNEVEN, 2, lanes=4)
+    for loader in first:
+        loader.restore_state_global(json.loads(json.dumps(one.state_dict())))
+    in_order(first, rounds)
+    states = json.loads(json.dumps([loader.state_dict() for loader in first]))
+    again = loaders_of(UNEVEN, 2, lanes=4)
+    for loader, state in zip(again, states, strict=True):
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+    own = loaders_of(edited, 2, lanes=4)
+    for loader, state in zip(own, states, strict=True):
+        if refused is None:
+            loader.load_state_dict(state)
+        else:
+            with pytest.raises(StateMismatchError, match=refused):
+                loader.load_state_dict(state)
+    if refused is None:
+        at = 13 + 2 * rounds
+        assert in_order(own, 6) == in_order([loader_of(edited, lanes=4)], at + 12)[at:]
