@@ -11,6 +11,7 @@ from loader.runs import in_order, loaders_of
 from trees import A, batches, joined, leaf, number_cost, parity, references
 
 from energy_data.errors import EnergyDataError
+from energy_data.loader.state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
@@ -127,12 +128,16 @@ WAITING = {
 def test_what_has_lost_its_name_is_told_by_its_reference_while_it_waits(tree):
     (whole,) = loaders_of(WAITING[tree], 1, 1)
     expected = list(islice(iter(whole), 16))
+    waited = False
     for at in range(1, 9):
         (loader,) = loaders_of(WAITING[tree], 1, 1)
         list(islice(iter(loader), at))
+        (place,) = RunState.from_dict(loader.state_dict()).places.values()
+        waited |= any(cursor.get("pending") for cursor in place.values())
         (again,) = loaders_of(WAITING[tree], 1, 1)
         again.load_state_dict(loader.state_dict())
         assert list(islice(iter(again), 8)) == expected[at : at + 8]
+    assert waited
 
 
 @st.composite
