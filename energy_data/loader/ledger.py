@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from operator import sub
@@ -13,6 +14,7 @@ from attrs import evolve
 from energy_data.context import Context
 from energy_data.errors import StateMismatchError
 from energy_data.leaves import leaf_entries
+from energy_data.loader.gone import Gone
 from energy_data.loader.stages import Plan
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, same_above_order
@@ -71,7 +73,24 @@ class Ledgers:
     def of_run(self, lane: int) -> Ledger:
         """Return how often a lane has drawn each leaf, of which several order trees are one."""
         of_stages = self.of_stages(lane)
-        return _of_tree(self.of_lane(lane), "") if of_stages is None else of_stages
+        known = _of_tree(self.of_lane(lane), "") if of_stages is None else of_stages
+        return {**self.state.gone.all_of(lane), **known}
+
+    def is_kept(self, leaf_id: str, leaf: tuple[int | None, str]) -> bool:
+        """Return whether a leaf is one that the run has drawn from, now or before an edit."""
+        known = self.record.leaves.get(leaf_id)
+        return known == leaf or (known is None and self.state.gone.prints.get(leaf_id) == leaf[1])
+
+    def gone(self, ours: TreeRecord, lanes: Iterable[int]) -> Gone:
+        """Return how far the leaves were that our tree does not have."""
+        prints = {leaf_id: leaf[1] for leaf_id, leaf in self.record.leaves.items()}
+        prints = {**self.state.gone.prints, **prints}
+        names = sorted(prints.keys() - ours.leaves.keys())
+        drawn = {}
+        for lane in lanes if names else ():
+            known = self.of_run(lane)
+            drawn[lane] = tuple(known.get(name, 0) for name in names)
+        return Gone({name: prints[name] for name in names}, drawn)
 
     def _context(self, path: str, lane: int) -> Context:
         """Return the context that an order tree was built in."""
@@ -88,15 +107,14 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
 
     A leaf counts as the same if its id and its samples are; all others start at 0.
     """
-    kept = {
-        leaf_id for leaf_id, leaf in ours.leaves.items() if saved.record.leaves.get(leaf_id) == leaf
-    }
+    kept = {leaf_id for leaf_id, leaf in ours.leaves.items() if saved.is_kept(leaf_id, leaf)}
     pending = Pending(saved, ours, kept)
     for lane, node in nodes.items():
         ledgers = saved.of_lane(lane)
         for path, inner in node.walk():
             if isinstance(inner, ReferencesNode):
                 known = saved.of_stages(lane) or _of_tree(ledgers, path)
+                known = {**saved.state.gone.all_of(lane), **known}
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
                 put(inner, drawn, saved.state.clock)
         pending.move(node, lane)

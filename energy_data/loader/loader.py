@@ -13,6 +13,7 @@ from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loader.ends import batches_of_rank, last_whole_round, stand_in
+from energy_data.loader.gone import Gone
 from energy_data.loader.host import Host, InProcess
 from energy_data.loader.iteration import LoaderIterator, OnMismatch, ShownIterator
 from energy_data.loader.ledger import Ledgers, go_on
@@ -205,6 +206,7 @@ class Loader(Generic[T_batch]):
             start=self._start,
             places=self._host.states(self._next),
             phase=place.phase,
+            gone=self._gone,
         ).to_dict()
 
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
@@ -270,6 +272,7 @@ class Loader(Generic[T_batch]):
         config = self.dataset.worker_config
         hosted = range(config.rank, num_lanes, config.world_size)
         self._place, self._ended, self._num_lanes = Place(), set(), num_lanes
+        self._gone = Gone()
         nodes = self.dataset.build(hosted, num_lanes, meter=self._host.meter)
         self._start = self.dataset.start(num_lanes)
         self._host.adopt(nodes, num_lanes, self._next)
@@ -366,6 +369,7 @@ class Loader(Generic[T_batch]):
                 + "\nRestore with on_mismatch='keep_matching' to let the leaves that stayed go on "
                 "where they were, or 'restart' to begin anew."
             )
+        self._gone = Ledgers(saved).gone(self._record, hosted) if changed else saved.gone
         self._start = self.dataset.start(saved.lanes)
         self._num_lanes, self._ended = saved.lanes, set()
         phase = saved.clock % config.world_size

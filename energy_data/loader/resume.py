@@ -199,7 +199,7 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
         node.load_state_dict(state)
         staged = _staged_of(node)
         known = dict(zip(before.leaf_ids, staged.cursor.carried, strict=False))
-        staged.carry(known)
+        staged.carry({**saved.gone.of(lane, now.leaves), **known})
 
 
 def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +219,7 @@ def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: No
         for leaf_id, (_, fingerprint) in now.leaves.items()
         if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
     }
+    kept |= saved.gone.of(next(iter(nodes)), now.leaves).keys() - before.leaves.keys()
     current = now.at(saved.clock)
     for lane, node in nodes.items():
         staged = _staged_of(node)

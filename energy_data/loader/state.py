@@ -3,9 +3,10 @@
     format, version   "energy_data", 5
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
-    start             [node path, cursor field, value] of a lane that has not begun; and, if the
-                      rounds of the ranks do not begin at multiples of their number, as the last
-                      one ["", "phase", the remainder]
+    start             [node path, cursor field, value] of a lane that has not begun. With "" for a
+                      path it is of the run: "phase", if rounds of the ranks do not begin at
+                      multiples of their number; "gone", ids and fingerprints of leaves that edits
+                      took out (and in `places`, how often the lane has drawn each)
     places            lane -> [the lane's next micro-batch, iterations finished, the first
                       micro-batch of this one, and of each field that is not as at the start: its
                       number n in `start`, its value; or -1 - n, its value packed]
@@ -28,7 +29,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.errors import (
     StateError,
@@ -37,6 +38,7 @@ from energy_data.errors import (
     StateMissingError,
 )
 from energy_data.loader.blob import pack_marks, pack_table, unpack_marks, unpack_table
+from energy_data.loader.gone import Gone
 from energy_data.node import State
 
 FORMAT = "energy_data"
@@ -62,6 +64,7 @@ class RunState:
     places: dict[int, State]  # lane -> the state of its tree
     start: State  # of a tree whose lane has not begun
     step: dict[str, Any] | None = None
+    gone: Gone = field(factory=Gone)  # leaves that edits took out
     phase: int = 0  # rounds of all ranks begin at micro-batches = phase (mod R)
 
     @property
@@ -72,23 +75,27 @@ class RunState:
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         inside = {} if self.step is None else {"step": self.step}
-        phase = [[_OF_RUN, "phase", self.phase]] if self.phase else []
+        own = {
+            **({"phase": self.phase} if self.phase else {}),
+            **({"gone": self.gone.said} if self.gone.prints else {}),
+        }
+        start = {**self.start, _OF_RUN: own}
         return {
             "format": FORMAT,
             "version": VERSION,
             "seed": self.seed,
             "lanes": self.lanes,
             "tree": self.tree,
-            "start": [
-                *([path, name, _plain(value)] for path, name, value in _fields(self.start)),
-                *phase,
-            ],
+            "start": [[path, name, _plain(value)] for path, name, value in _fields(start)],
             "places": {
                 str(lane): [
                     self.batch + (lane - self.batch) % self.lanes,
                     self.epoch,
                     self.begun,
-                    *_differences(self.places[lane], self.start),
+                    *_differences(
+                        {**self.places[lane], _OF_RUN: {**own, "gone": self.gone.drawn.get(lane)}},
+                        start,
+                    ),
                 ]
                 for lane in sorted(self.places)
             },
@@ -108,7 +115,11 @@ class RunState:
                 raise ValueError(f"rank {rank} of {ranks} with {state['lanes']} lanes")
             rows = _rows(state["places"], len(lanes))
             return cls(
-                **{name: int(state[name]) for name in ("seed", "lanes", "epoch", "begun", "batch")},
+                seed=int(state["seed"]),
+                lanes=int(state["lanes"]),
+                epoch=int(state["epoch"]),
+                begun=int(state["begun"]),
+                batch=int(state["batch"]),
                 tree=str(state["tree"]),
                 hosted=(int(rank), int(ranks)),
                 places=dict(zip(lanes, rows, strict=True)),
@@ -129,7 +140,9 @@ class RunState:
         start: State = {}
         for path, name, value in state["start"]:
             start.setdefault(path, {})[name] = _frozen(value)
-        phase = int(start.pop(_OF_RUN, {}).get("phase", 0))
+        places = {lane: _changed(start, row[3:]) for lane, row in rows.items()}
+        run = start.pop(_OF_RUN, {})
+        drawn = {lane: place.pop(_OF_RUN, {}).get("gone", ()) for lane, place in places.items()}
         passes = {(int(epoch), int(begun)) for _, epoch, begun, *_ in rows.values()}
         batches = [int(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
@@ -144,10 +157,11 @@ class RunState:
             begun=begun,
             batch=min(batches),
             hosted=hosted,
-            places={lane: _changed(start, row[3:]) for lane, row in rows.items()},
+            places=places,
             start=start,
             step=dict(state["step"]) if "step" in state else None,
-            phase=phase,
+            gone=Gone.read(run.get("gone", ()), drawn),
+            phase=int(run.get("phase", 0)),
         )
 
 
@@ -233,7 +247,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.phase)
+            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.phase, s.gone.said)
             for s in (first, state)
         )
         if ours != theirs:
@@ -249,7 +263,9 @@ def merge(states: Sequence[RunState]) -> RunState:
         )
     batch = _common_batch(by_rank)
     places = {lane: place for state in states for lane, place in state.places.items()}
-    return evolve(first, batch=batch, hosted=(0, 1), places=places, phase=0)
+    drawn = {lane: counts for state in states for lane, counts in state.gone.drawn.items()}
+    gone = Gone(first.gone.prints, drawn)
+    return evolve(first, batch=batch, hosted=(0, 1), places=places, gone=gone, phase=0)
 
 
 def _common_batch(by_rank: Mapping[int, RunState]) -> int:

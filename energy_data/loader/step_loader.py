@@ -89,6 +89,7 @@ class StepLoader(RoundLoader):
             places=self._host.states(first) if at.places is None else at.places,
             step=at.to_dict(settled, self._stages.at(at.step).rules, self._ranks),
             phase=at.base % self._ranks,
+            gone=self._gone,
         ).to_dict()
 
     def close(self) -> None:
