@@ -121,8 +121,13 @@ def test_the_end_that_was_asked_for_holds_if_it_comes_first():
 def test_later_stages_keep_their_length_or_their_end(unit, second, expected):
     stages = [FIRST, f"{{name: b, {second}, path: z}}", "{name: c, path: y}"]
     assert bounds(*stages, unit=unit)[1:] == [expected, (expected[1], None)]
-    asked = FIRST.replace("path", "end: 900, path")
-    assert bounds(asked, *stages[1:], unit=unit)[1] == expected if "for" in second else True
+
+
+@pytest.mark.parametrize(("second", "expected"), [("for: 5", (24, 44)), ("end: 10", (24, 40))])
+def test_so_they_do_if_the_stage_had_an_end_that_came_too_late(second, expected):
+    first = FIRST.replace("path", "end: 9, path")
+    stages = [first, f"{{name: b, {second}, path: z}}", "{name: c, path: y}"]
+    assert bounds(*stages)[1:] == [expected, (expected[1], None)]
 
 
 def test_all_that_is_played_in_passes_may_end():
