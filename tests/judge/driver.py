@@ -23,7 +23,6 @@ from megatron.energon import (
 from megatron.energon.cache.file_store import JsonlFileStore, SystemFileStore, WebdatasetFileStore
 from megatron.energon.epathlib import EPath
 from megatron.energon.tools.prepare import command as prepare_command
-from megatron.energon.tools.prepare_media import command as media_command
 from plain import digest, plain_sample
 
 
@@ -85,12 +84,6 @@ def store(path):
     return [[*one, digest(kept[one[0]][0])] for one in parts if one[1]]
 
 
-def prepare_media(path, *, options):
-    done = CliRunner().invoke(media_command, [str(path), *options])
-    if done.exit_code:
-        raise RuntimeError(done.output) from done.exception
-
-
 def media(path, *, keys):
     kept = SystemFileStore(EPath(path))
     return [asdict(kept.get_media_metadata(key)) for key in keys]
@@ -100,7 +93,6 @@ JOBS = {
     "read": read,
     "prepare": prepare,
     "store": store,
-    "prepare_media": prepare_media,
     "media": media,
     **mixtures.JOBS,
 }
