@@ -34,5 +34,13 @@ class Gone:
 
     @classmethod
     def read(cls, said: Sequence[str], drawn: Mapping[int, tuple[int, ...]]) -> Gone:
-        """Return what `said` says, with what each lane has drawn."""
-        return cls(dict(zip(said[::2], said[1::2], strict=True)), drawn)
+        """Return what `said` says, with what each lane has drawn. ValueError if damaged."""
+        if not isinstance(said, tuple) or not all(isinstance(text, str) for text in said):
+            raise ValueError(f"leaves that are gone: {said!r}")
+        prints = dict(zip(said[::2], said[1::2], strict=True))
+        for lane, counts in drawn.items():
+            if not isinstance(counts, tuple) or len(counts) != len(prints):
+                raise ValueError(f"lane {lane} of {len(prints)} leaves that are gone: {counts!r}")
+            if not all(type(count) is int and 0 <= count < 1 << 62 for count in counts):
+                raise ValueError(f"lane {lane} of leaves that are gone: {counts}")
+        return cls(prints, drawn)

@@ -74,7 +74,16 @@ class Ledgers:
         """Return how often a lane has drawn each leaf, of which several order trees are one."""
         of_stages = self.of_stages(lane)
         known = _of_tree(self.of_lane(lane), "") if of_stages is None else of_stages
-        return {**self.state.gone.all_of(lane), **known}
+        return {**self.before_edits(lane), **known}
+
+    def before_edits(self, lane: int) -> Ledger:
+        """Return how often a lane had drawn leaves that edits took out; none of other samples."""
+        return {
+            leaf_id: drawn
+            for leaf_id, drawn in self.state.gone.all_of(lane).items()
+            if self.record.leaves.get(leaf_id, (None, self.state.gone.prints[leaf_id]))[1]
+            == self.state.gone.prints[leaf_id]
+        }
 
     def is_kept(self, leaf_id: str, leaf: tuple[int | None, str]) -> bool:
         """Return whether a leaf is one that the run has drawn from, now or before an edit."""
@@ -83,12 +92,13 @@ class Ledgers:
 
     def gone(self, ours: TreeRecord, lanes: Iterable[int]) -> Gone:
         """Return how far the leaves were that our tree does not have."""
-        prints = {leaf_id: leaf[1] for leaf_id, leaf in self.record.leaves.items()}
+        prints = {leaf_id: self.record.leaves[leaf_id][1] for leaf_id in _going_on(self.record)}
         prints = {**self.state.gone.prints, **prints}
-        names = sorted(prints.keys() - ours.leaves.keys())
+        # A stage that restarts its leaves cannot keep how far they were.
+        names = sorted(prints.keys() - _going_on(ours))
         drawn = {}
         for lane in lanes if names else ():
-            known = self.of_run(lane)
+            known = {**self.state.gone.all_of(lane), **self.of_run(lane)}
             drawn[lane] = tuple(known.get(name, 0) for name in names)
         return Gone({name: prints[name] for name in names}, drawn)
 
@@ -114,7 +124,7 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
         for path, inner in node.walk():
             if isinstance(inner, ReferencesNode):
                 known = saved.of_stages(lane) or _of_tree(ledgers, path)
-                known = {**saved.state.gone.all_of(lane), **known}
+                known = {**saved.before_edits(lane), **known}
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
                 put(inner, drawn, saved.state.clock)
         pending.move(node, lane)
@@ -168,6 +178,12 @@ class Pending:
                 self.lost += node.cursor.lost - cursor["lost"]
             else:
                 self.lost += len(cursor["pending"])
+
+
+def _going_on(record: TreeRecord) -> set[str]:
+    """Return the leaves that go on where they were; those that a stage restarts do not."""
+    plan = Plan.of(record)
+    return set(record.leaves) if plan is None else set(plan.leaf_ids)
 
 
 def _entries(tree: ReferencesSpec) -> list[str]:

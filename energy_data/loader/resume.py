@@ -187,14 +187,13 @@ def _told(wrong: list[str], clock: int, rule: Rule, now: Plan) -> str:
 
 def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int) -> None:
     """Go on with all that was played as it was; what lies ahead is new."""
-    played = tuple(f"{now.path}/{row.name}" for row in before.rows if row.begin < clock)
+    played = {f"{now.path}/{row.name}" for row in before.rows if row.begin < clock}
+    below = tuple(f"{stage}/" for stage in played)
     for lane, node in nodes.items():
         state = node.state_dict()
         for path, cursor in saved.places[lane].items():
-            ahead = path.startswith(f"{now.path}/") and not path.startswith(
-                tuple(f"{stage}/" for stage in played) + played
-            )
-            if path in state and not ahead:
+            ahead = path.startswith(f"{now.path}/") and not path.startswith(below)
+            if path in state and (path in played or not ahead):
                 state[path] = _also_fading(dict(cursor), state[path])
         node.load_state_dict(state)
         staged = _staged_of(node)

@@ -146,6 +146,9 @@ class RunState:
         passes = {(int(epoch), int(begun)) for _, epoch, begun, *_ in rows.values()}
         batches = [int(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
+        phase = run.get("phase", 0)
+        if min(batches) < 0 or type(phase) is not int or not 0 <= phase < lanes:
+            raise ValueError(f"micro-batch {min(batches)}, rounds that begin at {phase!r}")
         if len(passes) > 1 or max(batches) - min(batches) >= lanes:
             raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
         ((epoch, begun),) = passes
@@ -161,7 +164,7 @@ class RunState:
             start=start,
             step=dict(state["step"]) if "step" in state else None,
             gone=Gone.read(run.get("gone", ()), drawn),
-            phase=int(run.get("phase", 0)),
+            phase=phase,
         )
 
 

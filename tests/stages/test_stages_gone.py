@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 
 import pytest
 from loader.runs import in_order, loaders_of
 from trees import batches, leaf, samples
 
+from energy_data.errors import StateError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.staged import StagedSpec
 from energy_data.stage import Stage
@@ -94,3 +96,71 @@ def test_strict_carries_a_leaf_of_a_stage_ahead_that_is_put_back():
     ahead = plan(("b", 16, blend(Y)), ("c", None, blend(X)), resume="strict")
     (loader,) = restored(ahead, saved([loader]), 1)
     assert not set(before) & set(of_x(in_order([loader], 16)))
+
+
+def test_a_stage_that_restarts_a_leaf_does_not_lose_how_far_it_was_in_others():
+    (loader,) = loaders_of(plan(("a", 8, blend(X)), ("b", None, blend(Y))), 1, lanes=4)
+    before = of_x(in_order([loader], 12))
+    restarting = Stage(name="c", of=blend(X), begin=16, on_enter="restart")
+    only_there = StagedSpec(
+        resume="ignore", stages=(Stage(name="b", of=blend(Y), begin=0, end=16), restarting)
+    )
+    (loader,) = restored(only_there, saved([loader]), 1)
+    in_order([loader], 2)
+    (loader,) = restored(plan(("b", 16, blend(Y)), ("d", None, blend(X))), saved([loader]), 1)
+    after = of_x(in_order([loader], 10))
+    assert after
+    assert not set(before) & set(after)
+
+
+def edited_once():
+    (loader,) = loaders_of(PLAIN[0], 1, lanes=4)
+    in_order([loader], 7)
+    (loader,) = restored(PLAIN[1], saved([loader]), 1, on_mismatch="keep_matching")
+    in_order([loader], 4)
+    (state,) = saved([loader])
+    return state, next(n for n, entry in enumerate(state["start"]) if entry[:2] == ["", "gone"])
+
+
+def is_refused(state):
+    for spec in (PLAIN[1], PLAIN[3]):
+        (loader,) = loaders_of(spec, 1, lanes=4)
+        before = saved([loader])
+        with pytest.raises(StateError, match="damaged"):
+            loader.load_state_dict(state, on_mismatch="keep_matching")
+        assert saved([loader]) == before
+
+
+@pytest.mark.parametrize(
+    "said", [5, None, "xy", {"x": 1}, ["x"], ["x", None], [1, "a"], ["x", "p", "y", "q"], []]
+)
+def test_damaged_names_of_leaves_that_are_gone_are_a_state_error(said):
+    state, number = edited_once()
+    state["start"][number][2] = said
+    is_refused(state)
+
+
+@pytest.mark.parametrize("drawn", [5, None, "a", [], [1, 2], [None], ["1"], [-5], [1.5], [1 << 99]])
+def test_damaged_numbers_of_leaves_that_are_gone_are_a_state_error(drawn):
+    state, number = edited_once()
+    row = state["places"]["0"]
+    at = 3 + row[3::2].index(number) * 2
+    lacking = deepcopy(state)
+    row[at + 1] = drawn
+    is_refused(state)
+    del lacking["places"]["0"][at : at + 2]
+    is_refused(lacking)
+
+
+@pytest.mark.parametrize("phase", [-1, 4, "1", None, 1.5, True, [1]])
+def test_a_damaged_beginning_of_rounds_is_a_state_error(phase):
+    state, _ = edited_once()
+    state["start"].append(["", "phase", phase])
+    is_refused(state)
+
+
+def test_a_micro_batch_below_none_is_a_state_error():
+    state, _ = edited_once()
+    for lane, row in state["places"].items():
+        row[0] = int(lane) - 4
+    is_refused(state)

@@ -62,6 +62,13 @@ def test_strict_takes_what_lies_ahead_as_if_it_had_always_been_so(edit):
     assert goes_on(state_at(15), spec) == expected[15:]
 
 
+def test_a_stage_ahead_is_free_although_its_name_begins_with_that_of_one_played():
+    was = plan(("y", 16), ("y10", None))
+    now = plan(("y", 16), ("y10", None, batches(packs(samples(X)))))
+    expected = in_order([loader_of(now, lanes=4)], 30)
+    assert goes_on(state_at(15, was), now) == expected[15:]
+
+
 EDITS_BEHIND = {
     "stage 'x' is over as number 0, and it is gone": plan(("x1", 10), ("y", 20), ("z", None)),
     "stage 'x' is over as number 0, and it is now number 1": plan(("y", 10), ("x", 20), ("z", 30)),
