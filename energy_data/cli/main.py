@@ -18,6 +18,7 @@ COMMANDS = {
     "prepare": "energy_data.cli.prepare",
     "prepare-media": "energy_data.cli.prepare_media",
     "schema": "energy_data.cli.schema",
+    "state": "energy_data.cli.state",
 }
 """Name of a command -> the module that has it as `command`."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import torch
 from attrs import field, frozen
 
+from energy_data.cli.saved import saved_run
 from energy_data.cli.stream import params_of, stream
 from energy_data.context import Context
 from energy_data.errors import StateError, StateMismatchError
@@ -60,7 +59,7 @@ def command(
     Prints what differs, what becomes of each leaf, and whether a state would be taken; the exit
     code is 1 if not. Give what the run is called with, so that steps and tokens are counted alike.
     """
-    saved = _state(state) if state else None
+    saved = merge([saved_run(state)]) if state else None
     if saved is not None:
         lanes, seed = lanes or saved.lanes, saved.seed if seed is None else seed
     run = None if lanes is None else Context(seed=seed or 0, lanes=lanes)
@@ -76,18 +75,6 @@ def command(
         ctx.exit(1)
     at = "" if saved is None else f" at micro-batch {saved.batch:,}"
     click.echo(f"a state{at} would be taken (resume: {edit.rule})")
-
-
-def _state(paths: tuple[Path, ...]) -> RunState:
-    """Return the state of the whole run."""
-    states = []
-    for path in paths:
-        try:
-            found = json.loads(path.read_text())
-        except (UnicodeDecodeError, json.JSONDecodeError):
-            found = torch.load(path, weights_only=True)
-        states += found if isinstance(found, list) else [found]
-    return merge([RunState.from_dict(one) for one in states])
 
 
 @frozen

@@ -1,0 +1,130 @@
+"""`energy-data state`: what a saved state says, how two differ, and going on some batches later."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from energy_data.cli.saved import saved_run, saved_states
+from energy_data.errors import StateMismatchError
+from energy_data.loader.ledger import Ledgers
+from energy_data.loader.skip import skipped
+from energy_data.loader.state import RunState
+from energy_data.loader.tree import TreeRecord, differences
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group("state")
+def command() -> None:
+    """Look into saved states (JSON, or of torch.save), compare them, move them on."""
+
+
+@command.command("show")
+@click.argument("file", nargs=-1, required=True, type=_FILE)
+def show(file: tuple[Path, ...]) -> None:
+    """Say where a run is, and how often each leaf was drawn. Several FILEs: those of all ranks."""
+    for line in _lines(saved_run(file)):
+        click.echo(line)
+
+
+@command.command("diff")
+@click.argument("old", type=_FILE)
+@click.argument("new", type=_FILE)
+def diff(old: Path, new: Path) -> None:
+    """Say how the run of NEW differs from that of OLD, and what was drawn between them."""
+    before, now = saved_run([old]), saved_run([new])
+    records = [TreeRecord.unpack(state.tree) for state in (before, now)]
+    for said in differences(*records) or ["the order of the data is the same"]:
+        click.echo(said)
+    for name in ("seed", "lanes", "hosted"):
+        if getattr(before, name) != getattr(now, name):
+            click.echo(f"{_NAMES[name]}: {_text(before, name)} -> {_text(now, name)}")
+    moved = now.batch - before.batch
+    click.echo(f"next micro-batch: {before.batch:,} -> {now.batch:,} ({moved:+,})")
+    counted = [_drawn(state) for state in (before, now)]
+    if None in counted:
+        return
+    first, second = (of or Counter() for of in counted)
+    for leaf_id in sorted(first.keys() | second.keys()):
+        by = second[leaf_id] - first[leaf_id]
+        if by:
+            click.echo(f"leaf {leaf_id}: {first[leaf_id]:,} -> {second[leaf_id]:,} ({by:+,})")
+
+
+@command.command("skip")
+@click.argument("file", type=_FILE)
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--batches", type=click.IntRange(min=1), required=True, help="Of all ranks together.")
+def skip(file: Path, out: Path, batches: int) -> None:
+    """Write to OUT, as JSON, the state of FILE that many micro-batches later. Reads no data.
+
+    To leave out the batches around a spike of the loss. A file of one rank's state becomes one of
+    that rank's; do it with those of all ranks.
+    """
+    states = [RunState.from_dict(state) for state in saved_states(file)]
+    moved = [skipped(state, batches) for state in states]
+    said = [state.to_dict() for state in moved]
+    out.write_text(json.dumps(said if len(said) != 1 else said[0]))
+    for before, after in zip(states, moved, strict=True):
+        click.echo(f"{out}: next micro-batch {before.batch:,} -> {after.batch:,}")
+
+
+_NAMES = {"seed": "seed", "lanes": "lanes", "hosted": "saved by"}
+
+
+def _text(state: RunState, name: str) -> str:
+    if name != "hosted":
+        return str(getattr(state, name))
+    rank, ranks = state.hosted
+    return "all ranks, or one" if ranks == 1 else f"rank {rank} of {ranks}"
+
+
+def _lines(state: RunState) -> Iterator[str]:
+    for name, told in _NAMES.items():
+        yield f"{told}: {_text(state, name)}"
+    yield f"next micro-batch: {state.batch:,}"
+    if state.epoch:
+        yield f"passes finished: {state.epoch:,}, this one began with {state.begun:,}"
+    if state.step is not None:
+        step, index = state.step["step"], state.step["index"]
+        yield f"step: {step:,}, after {index} of its micro-batches"
+    for name, count in sorted(_left_out(state).items()):
+        yield f"{name}: {count:,}"
+    record = TreeRecord.unpack(state.tree)
+    yield f"leaves: {len(record.leaves)}"
+    drawn = _drawn(state)
+    of = "" if len(state.places) == state.lanes else f" in {len(state.places)} of the lanes"
+    for leaf_id, (size, _) in sorted(record.leaves.items()):
+        if drawn is None:
+            yield f"  {leaf_id}"
+            continue
+        epochs = f", {drawn[leaf_id] / size:.3g} epochs of {size:,}" if size else ""
+        yield f"  {leaf_id}: {drawn[leaf_id]:,} samples drawn{epochs}{of}"
+
+
+def _left_out(state: RunState) -> Counter[str]:
+    """Return what nodes counted as left out, by the node's place and the name of the count."""
+    found: Counter[str] = Counter()
+    for place in state.places.values():
+        for path, cursor in place.items():
+            for name in ("skipped", "excluded", "rejected"):
+                if count := cursor.get(name):
+                    found[f"{name} by {path}"] += count
+    return found
+
+
+def _drawn(state: RunState) -> Counter[str] | None:
+    """Return how often each leaf was drawn in the lanes of a state; None: a finite stream."""
+    try:
+        ledgers = Ledgers(state)
+    except StateMismatchError:
+        return None
+    drawn: Counter[str] = Counter()
+    for lane in state.places:
+        drawn.update(ledgers.of_run(lane))
+    return drawn
