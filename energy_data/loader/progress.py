@@ -54,8 +54,8 @@ def with_progress(
                 progress.update(
                     task, completed=count, rate=f"{rate:.3g}", starvation=starvation(), refresh=True
                 )
-            if batch is not None:
-                yield batch[0]
+            if batch:
+                yield batch.pop()
 
 
 def _logged(batches: Iterator[T], starvation: Callable[[], str], total: int | None) -> Iterator[T]:
@@ -63,13 +63,11 @@ def _logged(batches: Iterator[T], starvation: Callable[[], str], total: int | No
         if rate is not None:
             of = "" if total is None else f" of {total}"
             log.info("batch %d%s, %.3g/s, waits for: %s", count, of, rate, starvation())
-        if batch is not None:
-            yield batch[0]
+        if batch:
+            yield batch.pop()
 
 
-def _counted(
-    batches: Iterator[T], every_s: float
-) -> Iterator[tuple[int, float | None, tuple[T] | None]]:
+def _counted(batches: Iterator[T], every_s: float) -> Iterator[tuple[int, float | None, list[T]]]:
     """Yield how many batches there were, batches per second if it is time to tell, and the batch.
 
     The last one tells, and has none.
@@ -82,6 +80,6 @@ def _counted(
         due = now >= told + every_s
         if due:
             told = now
-        yield count, count / (now - began) if due else None, (batch,)
-        del batch  # its slot is free once the consumer lets it go
-    yield count, count / max(time.perf_counter() - began, 1e-9), None
+        yield count, count / (now - began) if due else None, [batch]
+        del batch  # its slot is free once the consumer lets it go, who took it out of the list
+    yield count, count / max(time.perf_counter() - began, 1e-9), []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import time
+import weakref
+from collections import Counter
 from itertools import islice
 
 import numpy as np
@@ -256,3 +258,27 @@ def test_a_bar_outlives_an_error():
         next(stream)
     del loader._take
     assert [first, *stream] == expected
+
+
+def test_a_bar_holds_no_batch_that_its_consumer_has_let_go():
+    made = []
+
+    class Made:
+        def __next__(self):
+            assert all(batch() is None for batch in made)
+            if len(made) == 3:
+                raise StopIteration
+            batch = Counter()
+            made.append(weakref.ref(batch))
+            return batch
+
+        def __iter__(self):
+            return self
+
+    for is_terminal in (True, False):
+        made.clear()
+        console = Console(file=io.StringIO(), force_terminal=is_terminal)
+        stream = progress.with_progress(Made(), str, None, console)
+        while (batch := next(stream, None)) is not None:
+            del batch
+        assert len(made) == 3
