@@ -30,8 +30,6 @@ Foreknown: TypeAlias = Callable[[int], tuple[int, Counts]]
 """Number of a micro-batch, or of a share, in the run -> how many micro-batches it is, and what is
 in them."""
 
-_STEPS = ("encode_sample", "batch", "encode_batch", "collate")
-
 
 def foreknown(run: Run[Any], rules: DocsPerStep) -> Foreknown | None:
     """Return what is known beforehand, None if micro-batches must be looked at.
@@ -64,7 +62,7 @@ def _is_plain(spec: Spec) -> bool:
     encoder = getattr(spec.collate, "__self__", None)
     return (
         isinstance(encoder, TaskEncoder)
-        and all(getattr(type(encoder), name) is getattr(TaskEncoder, name) for name in _STEPS)
+        and not encoder.has_functions
         and isinstance(spec.of, EncodeSpec)
         and isinstance(spec.of.of, ReadSpec)
         and isinstance(spec.of.of.of, ReferencesSpec | OrderSpec)

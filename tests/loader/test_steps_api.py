@@ -30,6 +30,13 @@ class Counted(TaskEncoder):
         return {"__key__": sample["__key__"], "number": number, "__docs__": said}
 
 
+class Precounted(TaskEncoder):
+    """Says so where samples are made ready to be packed."""
+
+    def preencode_sample(self, sample):
+        return Counted().encode_sample(sample)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     for shard in range(2):
@@ -192,3 +199,11 @@ def test_interrupted_anywhere_no_micro_batch_is_lost():
         given.append((tuple(batch["__key__"]), batch["__step__"]))
     assert given == expected
     assert calls > 70
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("encoder", [Counted(), Precounted()])
+def test_what_samples_say_counts_wherever_they_are_encoded(encoder):
+    first = next(iter(get_loader(dataset(encoder=encoder), docs_per_step=5)))
+    said = [each["documents"] for each in first["__docs__"]]
+    assert first["__step__"].docs == sum(said) != len(said)
