@@ -133,20 +133,23 @@ class StepLoader(RoundLoader):
     def _after(self, at: At, plan: Planned, total: Counts) -> At:
         """Return the place after a step."""
         rounds, base, begun = plan.rounds, at.base, at.begun
+        given = at.given + plan.microbatches
         if at.passes:
             rounds, base, begun = rounds - at.passes[-1], 0, 0
+            given = rounds * self._stride // self._ranks
         return At(
             epoch=at.epoch + len(at.passes),
             begun=begun,
             base=base + rounds * self._stride,
             step=at.step + 1,
             docs_seen=at.docs_seen + total.documents,
+            given=given,
         )
 
     def _end_epoch_if_due(self) -> None:
-        length, at = self.dataset.virtual_epoch_length * self._ranks, self._at
-        if length and at.base - at.begun >= length:
-            self._at = evolve(at, epoch=at.epoch + 1, begun=at.base)
+        length, at = self.dataset.virtual_epoch_length, self._at
+        if length and at.given >= length:
+            self._at = evolve(at, epoch=at.epoch + 1, begun=at.base, given=0)
             raise StopIteration
 
     def _settle(self) -> None:
@@ -275,9 +278,11 @@ class StepLoader(RoundLoader):
         whole = saved.hosted == (0, 1)
         self._set_stage(self._entered(self._host.states(self._next)))
         if said is None:
-            offset = 0 if whole else (saved.batch - saved.begun) % self._ranks
-            self._begin(At(epoch=saved.epoch, begun=saved.begun, base=saved.batch - offset))
+            base = saved.batch - (0 if whole else (saved.batch - saved.begun) % self._ranks)
+            given = (base - saved.begun) // self._ranks
+            self._begin(At(epoch=saved.epoch, begun=saved.begun, base=base, given=given))
             return
+        given_by_all = said.base - saved.begun if said.given is None else said.given * said.ranks
         at = At(
             epoch=saved.epoch,
             begun=saved.begun,
@@ -287,6 +292,7 @@ class StepLoader(RoundLoader):
             docs_seen=said.docs_seen,
             passes=said.passes,
             told=said.told,
+            given=given_by_all // self._ranks,
         )
         self._begin(at, said.settled)
 

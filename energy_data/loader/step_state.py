@@ -5,6 +5,7 @@
     base              number in the run of the step's first round; the state is of that place
     passes            rounds of the step after which a pass ended (`last: carry`)
     told              how many of these ends the trainer was told of
+    given             micro-batches that each rank was given in this iteration, before the step
     settled           of a step that has begun: its rounds, micro-batches, totals; else None
     ranks, rule       of the run, inside a step; what must not change
 
@@ -63,6 +64,7 @@ class At:
     docs_seen: int = 0
     passes: tuple[int, ...] = ()
     told: int = 0
+    given: int = 0  # micro-batches of each rank in this iteration, before the step
     places: dict[int, State] | None = None  # of the lanes at the step's first round, if a pass ago
 
     def to_dict(self, settled: Settled | None, rules: DocsPerStep, ranks: int) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class At:
             "base": self.base,
             "passes": list(self.passes) if self.index else [],
             "told": self.told,
+            "given": self.given,
             "settled": settled.to_list() if settled and self.index else None,
             "ranks": ranks,
             "rule": rules.fixed,
@@ -89,6 +92,7 @@ class StepState:
     docs_seen: int
     base: int
     told: int
+    given: int | None  # None: in states from before it was saved
     passes: tuple[int, ...]
     settled: Settled | None
     ranks: int
@@ -100,14 +104,16 @@ class StepState:
         try:
             names = ("step", "index", "docs_seen", "base", "told")
             numbers = {name: int(said[name]) for name in names}
+            given = int(said["given"]) if "given" in said else None
             passes = tuple(int(each) for each in said["passes"])
             settled = Settled.of(said["settled"])
             index = numbers["index"]
             inside = settled is not None and 0 < index < settled.plan.microbatches
-            if min(numbers.values()) < 0 or (index > 0) != inside:
+            if min(*numbers.values(), given or 0) < 0 or (index > 0) != inside:
                 raise ValueError(f"micro-batch {index} of {settled}")
             return cls(
                 **numbers,
+                given=given,
                 passes=passes,
                 settled=settled,
                 ranks=int(said["ranks"]),

@@ -149,6 +149,29 @@ def test_a_virtual_epoch_ends_with_the_step_that_reaches_it():
         begin += len(given)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_virtual_epoch_of_exact_steps_counts_their_micro_batches_also_after_a_restart(ranks):
+    facts = {"virtual_epoch_length": 10}
+    rules = {"mode": "exact", "target": 24, "shares": 4}
+    whole = take(ranks_of(stream(numbered), ranks, **rules), 40)
+
+    def epochs_after(count):
+        """The lengths of the epochs of a rank, and what it was given."""
+        loaders = ranks_of(stream(numbered), ranks, facts=facts, **rules)
+        take(loaders, count)
+        again = ranks_of(stream(numbered), ranks, facts=facts, **rules)
+        for loader in again:
+            loader.restore_state_global([one.state_dict() for one in loaders])
+        epochs = [take(again)[0] for _ in range(2)]
+        assert epochs[0] + epochs[1] == whole[0][count : count + sum(map(len, epochs))]
+        return [len(given) for given in epochs]
+
+    step = 8 // ranks
+    length = -(-10 // step) * step
+    for count in range(10):
+        assert epochs_after(count) == [length - count, length]
+
+
 def staged(collate, end=None):
     stages = [("a", 0, 12), ("b", 12, end)]
     return StagedSpec(
