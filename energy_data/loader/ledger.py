@@ -62,12 +62,11 @@ class Ledgers:
             return None
         carried = self.state.places[lane][self._plan.path].get("carried", ())
         total = dict(zip(self._plan.leaf_ids, carried, strict=False))
-        ledgers = self.of_lane(lane)
-        for row in self._plan.rows:
-            for path, ledger in ledgers.items():
-                if row.on_enter == "continue" and path.startswith(f"{self._plan.path}/{row.name}/"):
-                    for leaf_id, drawn in ledger.items():
-                        total[leaf_id] = total.get(leaf_id, 0) + drawn
+        for path, ledger in self.of_lane(lane).items():
+            row = self._plan.row_of(path)
+            if row is not None and row.on_enter == "continue":
+                for leaf_id, drawn in ledger.items():
+                    total[leaf_id] = total.get(leaf_id, 0) + drawn
         return total
 
     def of_run(self, lane: int) -> Ledger:
@@ -105,10 +104,8 @@ class Ledgers:
     def _context(self, path: str, lane: int) -> Context:
         """Return the context that an order tree was built in."""
         context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
-        if self._plan is not None:
-            for row in self._plan.rows:
-                if path.startswith(f"{self._plan.path}/{row.name}/"):
-                    context = row.context(context)
+        if self._plan is not None and (row := self._plan.row_of(path)) is not None:
+            context = row.context(context)
         return evolve(context, path=tuple(path.split("/")[1:]))
 
 

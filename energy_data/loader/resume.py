@@ -187,13 +187,11 @@ def _told(wrong: list[str], clock: int, rule: Rule, now: Plan) -> str:
 
 def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int) -> None:
     """Go on with all that was played as it was; what lies ahead is new."""
-    played = {f"{now.path}/{row.name}" for row in before.rows if row.begin < clock}
-    below = tuple(f"{stage}/" for stage in played)
     for lane, node in nodes.items():
         state = node.state_dict()
         for path, cursor in saved.places[lane].items():
-            ahead = path.startswith(f"{now.path}/") and not path.startswith(below)
-            if path in state and (path in played or not ahead):
+            row = before.row_of(path)
+            if path in state and (row is None or row.begin < clock):
                 state[path] = _also_fading(dict(cursor), state[path])
         node.load_state_dict(state)
         staged = _staged_of(node)
@@ -229,7 +227,7 @@ def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: No
             continue
         own = ledgers.of_lane(lane) if current.on_enter == "restart" else {}
         for path, inner in node.walk():
-            if path.startswith(f"{now.path}/{current.name}/") and isinstance(inner, ReferencesNode):
+            if now.row_of(path) is current and isinstance(inner, ReferencesNode):
                 known = {name: n for name, n in own.get(path, {}).items() if name in kept}
                 counts = [known.get(leaf.id, 0) for leaf in inner.leaves]
                 put(inner, counts, saved.clock)

@@ -90,6 +90,12 @@ class Plan:
         going_on = [row.body for row in self.rows if row.on_enter == "continue"]
         return sorted({leaf_id for body in going_on for leaf_id in _leaf_ids(body)})
 
+    def row_of(self, path: str) -> Row | None:
+        """Return the stage whose node, or a node below it, is at a path; None: of no stage."""
+        below = [row for row in self.rows if f"{path}/".startswith(f"{self.path}/{row.name}/")]
+        # Names may have slashes: `a/b` is not below a stage `a`.
+        return max(below, key=lambda row: len(row.name), default=None)
+
     def alone(self, row: Row) -> TreeRecord:
         """Return the record of one stage; leaves are told by their fingerprints."""
         leaves: dict[str, tuple[int | None, str]] = {

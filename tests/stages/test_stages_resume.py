@@ -62,11 +62,19 @@ def test_strict_takes_what_lies_ahead_as_if_it_had_always_been_so(edit):
     assert goes_on(state_at(15), spec) == expected[15:]
 
 
-def test_a_stage_ahead_is_free_although_its_name_begins_with_that_of_one_played():
-    was = plan(("y", 16), ("y10", None))
-    now = plan(("y", 16), ("y10", None, batches(packs(samples(X)))))
+@pytest.mark.parametrize("name", ["y10", "y/10"])
+def test_a_stage_ahead_is_free_although_its_name_begins_with_that_of_one_played(name):
+    was = plan(("y", 16), (name, None))
+    now = plan(("y", 16), (name, None, batches(packs(samples(X)))))
     expected = in_order([loader_of(now, lanes=4)], 30)
     assert goes_on(state_at(15, was), now) == expected[15:]
+
+
+def test_what_a_stage_with_a_slash_in_its_name_has_drawn_is_counted_once():
+    drawn = plan(("x", 8), ("x/2", None))
+    expected = in_order([loader_of(BODY["x"], lanes=4)], 24)
+    given = goes_on(state_at(16, drawn), plan(("x3", None), resume="ignore"), 8)
+    assert given == expected[16:]
 
 
 EDITS_BEHIND = {
