@@ -84,7 +84,10 @@ def test_a_run_goes_on_some_batches_later_without_reading(saved, tmp_path, ranks
 
 REFUSED = {
     "packs": (batches(packs(samples(A)), 2), "there is a pack in its tree"),
-    "filter": (batches(FilterSpec(of=samples(A), predicate=bool), 2), "there is a filter in its tree"),
+    "filter": (
+        batches(FilterSpec(of=samples(A), predicate=bool), 2),
+        "there is a filter in its tree",
+    ),
     "finite": (finite(A, 2), "finite stream"),
     "staged": (KINDS["staged"][0], "made by a staged"),
 }
