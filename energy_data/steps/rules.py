@@ -94,8 +94,8 @@ class DocsPerStep:
     many micro-batches of the run a round is. The number of ranks must divide it, and then steps do
     not depend on that. None: the number of ranks."""
     empty: Callable[[Any], Any] | None = None
-    """Makes an empty micro-batch from a full one; None: tensors [0, ...] and empty lists, the rest as
-    in the full one, which may be any."""
+    """Makes an empty micro-batch from a full one; None: tensors [0, ...] and empty lists, the rest
+    as in the full one, which may be any."""
     timeout_s: float = 600.0
     """A rank that says nothing for so long, while others wait for it, is missing."""
 
