@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
-from energy_data.errors import DataError, StateMismatchError
+from energy_data.errors import DataError, StateError, StateMismatchError
 
 T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound="Cursor")
@@ -140,7 +141,10 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         return {path: place for path, node in self.walk() if (place := dict(vars(node.cursor)))}
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then."""
+        """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then.
+
+        Nor does it if a value is not of the kind that its field is, which is a StateError.
+        """
         ours, theirs = (
             {path: set(cursor) for path, cursor in places.items()}
             for places in (self.state_dict(), state)
@@ -150,14 +154,28 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
                 theirs[path] |= node.added_later
         if wrong := sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path)):
             raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
+        found = {path: _frozen(cursor) for path, cursor in state.items()}
+        for path, node in self.walk():
+            _check_kinds(path, node._start, found.get(path, {}))
         for path, node in self.walk():
             if path in state:
-                node.cursor = replace(node._start, **_frozen(state[path]))
+                node.cursor = replace(node._start, **found[path])
 
 
 def _frozen(cursor: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with lists, which is what JSON makes of tuples, as tuples again."""
     return {name: as_tuples(value) for name, value in cursor.items()}
+
+
+def _check_kinds(path: str, start: Cursor, found: Mapping[str, Any]) -> None:
+    for name, value in found.items():
+        before = getattr(start, name)
+        for kind, said in ((tuple, "a list"), (Real, "a number")):
+            if isinstance(before, kind) and not isinstance(value, kind):
+                raise StateError(
+                    f"state: it is damaged: {name!r} of {path} must be {said}, got {value!r}. Use "
+                    f"another checkpoint."
+                )
 
 
 def as_tuples(value: Any) -> Any:

@@ -36,13 +36,15 @@ def where_stages_are(saved: RunState) -> RunState:
 
     At the end of a run, earlier versions began its numbers again, though stages never do.
     """
+    if not saved.epoch or saved.step is not None:
+        return saved
     batches = [
         cursor["taken"] * saved.lanes + lane
         for lane, place in saved.places.items()
         for cursor in place.values()
         if "carried" in cursor and "entered" not in cursor
     ]
-    lost = saved.epoch and saved.step is None and batches and saved.batch < min(batches)
+    lost = batches and saved.batch < min(batches)
     return evolve(saved, batch=min(batches), begun=0) if lost else saved
 
 

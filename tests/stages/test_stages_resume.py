@@ -10,7 +10,7 @@ from attrs import evolve
 from loader.runs import in_order, loader_of, loaders_of
 from trees import batches, leaf, packs, samples
 
-from energy_data.errors import StateMismatchError
+from energy_data.errors import StateError, StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.staged import StagedSpec
 from energy_data.stage import Stage
@@ -247,6 +247,24 @@ def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
         goes_on(state, BEFORE)
     with pytest.raises(StateMismatchError):
         goes_on(state, EDITS_AHEAD["it moves nearer"])
+
+
+@pytest.mark.parametrize("spec", [BEFORE, EDITS_AHEAD["it moves nearer"]])
+@pytest.mark.parametrize(
+    ("name", "value"), [("taken", "x"), ("taken", [1]), ("taken", None), ("carried", 5)]
+)
+def test_a_damaged_value_of_a_stage_is_a_state_error_before_anything_moves(spec, name, value):
+    state = state_at(15)
+    (number,) = (n for n, entry in enumerate(state["start"]) if entry[:2] == ["root", name])
+    row = state["places"]["0"]
+    if number in row[3::2]:
+        row[4 + row[3::2].index(number) * 2] = value
+    else:
+        row += [number, value]
+    loader = loader_of(spec, lanes=4)
+    with pytest.raises(StateError, match=f"damaged: '{name}' of root must be a"):
+        loader.load_state_dict(state)
+    assert in_order([loader], 3) == in_order([loader_of(spec, lanes=4)], 3)
 
 
 PACKED = batches(packs(samples(X)))
