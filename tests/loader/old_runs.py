@@ -43,6 +43,9 @@ RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "version_3_steps": (BLEND, 1, {"docs_per_step": 7}),
     "version_4": (BLEND, 2, {}),
     "version_4_staged": (STAGED, 2, {}),
+    "version_5": (BLEND, 2, {}),
+    "version_5_steps": (BLEND, 1, {"docs_per_step": 7}),
+    "version_5_staged": (STAGED, 2, {}),
 }
 
 
