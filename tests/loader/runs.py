@@ -51,3 +51,12 @@ def run_in_step(loaders: list[Loader], rounds: int) -> dict:
             break
         given |= drawn
     return dict(sorted(given.items()))
+
+
+def flat(keys):
+    """The keys of samples, those in packs too."""
+    for key in keys:
+        if isinstance(key, str):
+            yield key
+        else:
+            yield from flat(key)

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.runs import in_order, loader_of, loaders_of, run
+from loader.runs import flat, in_order, loader_of, loaders_of, run
 from loader.workers import worker_loader
 from trees import batches, groups, leaf, packs, samples
 
@@ -119,14 +119,6 @@ def test_saved_inside_on_two_ranks_it_goes_on_on_four_and_one():
             given = run(others, 8 // ranks)
             assert list(given) == list(range(2 * rounds, 2 * rounds + 8))
             assert given == {g: expected[g] for g in given}
-
-
-def flat(keys):
-    for key in keys:
-        if isinstance(key, str):
-            yield key
-        else:
-            yield from flat(key)
 
 
 PACKED = fading(

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 from attrs import evolve
-from loader.runs import in_order, loader_of, run
+from loader.runs import flat, in_order, loader_of, run
 from loader.workers import worker_loader
 from trees import batches, groups, leaf, number_cost, packs, samples, staged
 
@@ -74,15 +74,6 @@ def test_saved_with_workers_around_a_boundary_it_goes_on_without_and_on_two_rank
         rest = run(others, 3)
         assert rest == {g: expected[g] for g in rest}
         assert len(rest) == 6
-
-
-def flat(keys):
-    """The keys of samples, those in packs too."""
-    for key in keys:
-        if isinstance(key, str):
-            yield key
-        else:
-            yield from flat(key)
 
 
 PACKED = staged(
