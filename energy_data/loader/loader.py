@@ -202,10 +202,10 @@ class Loader(Generic[T_batch]):
             epoch=place.epoch,
             begun=place.begun,
             batch=self._next,
+            clock=self._next - (self._next - place.phase) % config.world_size,
             hosted=(config.rank, config.world_size),
             start=self._start,
             places=self._host.states(self._next),
-            phase=place.phase,
             gone=self._gone,
         ).to_dict()
 

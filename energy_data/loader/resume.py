@@ -45,7 +45,11 @@ def where_stages_are(saved: RunState) -> RunState:
         if "carried" in cursor and "entered" not in cursor
     ]
     lost = batches and saved.batch < min(batches)
-    return evolve(saved, batch=min(batches), begun=0) if lost else saved
+    if not lost:
+        return saved
+    batch = min(batches)
+    clock = batch - (batch - saved.clock) % saved.hosted[1]
+    return evolve(saved, batch=batch, clock=clock, begun=0)
 
 
 def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:

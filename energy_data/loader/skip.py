@@ -38,7 +38,7 @@ def skipped(state: RunState, batches: int) -> RunState:
         taken = max(0, -(-(state.batch + batches - first) // state.lanes))
         cursor = {**place[path], "draws": place[path]["draws"] + taken * size}
         places[lane] = {**place, path: cursor}
-    return evolve(state, batch=state.batch + batches, places=places)
+    return evolve(state, batch=state.batch + batches, clock=state.clock + batches, places=places)
 
 
 def _batches_of(said: list[Any]) -> tuple[str, int]:

@@ -1,12 +1,12 @@
 """The state of a run: plain data, small, versioned; read, checked and merged here.
 
-    format, version   "energy_data", 5
+    format, version   "energy_data", 6
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
     start             [node path, cursor field, value] of a lane that has not begun. With "" for a
-                      path it is of the run: "phase", if rounds of the ranks do not begin at
-                      multiples of their number; "gone", ids and fingerprints of leaves that edits
-                      took out (and in `places`, how often the lane has drawn each)
+                      path it is of the run: "clock", the first micro-batch of the round, modulo
+                      lanes; "gone", ids and fingerprints of leaves that edits took out (and in
+                      `places`, how often the lane has drawn each)
     places            lane -> [the lane's next micro-batch, iterations finished, the first
                       micro-batch of this one, and of each field that is not as at the start: its
                       number n in `start`, its value; or -1 - n, its value packed]
@@ -19,8 +19,8 @@ describes the place after the last batch handed over.
 
 Versions 1 to 3 had `epoch`, `begun`, `batch` and `hosted` ([r, R]: the lanes = r (mod R)) at the
 top, and in `places` node path -> cursor field -> its values, lane by lane; 1 had no references to
-what is pending, 2 no `step`. Up to 4, what a dataset excludes was counted as bad samples. They are
-still read.
+what is pending, 2 no `step`. Up to 4, what a dataset excludes was counted as bad samples. 5 had
+"phase" in place of "clock": it, modulo the ranks that saved, if not 0. They are still read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from energy_data.loader.gone import Gone
 from energy_data.node import State
 
 FORMAT = "energy_data"
-VERSION = 5
-READS = (1, 2, 3, 4, 5)
+VERSION = 6
+READS = (1, 2, 3, 4, 5, 6)
 _PACKED = 16  # integers in a tuple; fewer are smaller as they are
 _TOGETHER = "Save on all ranks after the same number of batches."
 _OF_RUN = ""  # in place of the path of a node
@@ -59,24 +59,19 @@ class RunState:
     tree: str
     epoch: int
     begun: int
-    batch: int
+    batch: int  # the next of these lanes
+    clock: int  # the first micro-batch of the round: the same on all ranks, which `batch` is not
     hosted: tuple[int, int]  # (r, R): the lanes = r (mod R)
     places: dict[int, State]  # lane -> the state of its tree
     start: State  # of a tree whose lane has not begun
     step: dict[str, Any] | None = None
     gone: Gone = field(factory=Gone)  # leaves that edits took out
-    phase: int = 0  # rounds of all ranks begin at micro-batches = phase (mod R)
-
-    @property
-    def clock(self) -> int:
-        """The first micro-batch of the round: the same on all ranks, which `batch` is not."""
-        return self.batch - (self.batch - self.phase) % self.hosted[1]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         inside = {} if self.step is None else {"step": self.step}
         own = {
-            **({"phase": self.phase} if self.phase else {}),
+            "clock": self.clock % self.lanes,
             **({"gone": self.gone.said} if self.gone.prints else {}),
         }
         start = {**self.start, _OF_RUN: own}
@@ -120,6 +115,7 @@ class RunState:
                 epoch=int(state["epoch"]),
                 begun=int(state["begun"]),
                 batch=int(state["batch"]),
+                clock=int(state["batch"]) // int(ranks) * int(ranks),
                 tree=str(state["tree"]),
                 hosted=(int(rank), int(ranks)),
                 places=dict(zip(lanes, rows, strict=True)),
@@ -146,10 +142,10 @@ class RunState:
         passes = {(int(epoch), int(begun)) for _, epoch, begun, *_ in rows.values()}
         batches = [int(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
-        phase = run.get("phase", 0)
-        if min(batches) < 0 or type(phase) is not int or not 0 <= phase < lanes:
-            raise ValueError(f"micro-batch {min(batches)}, rounds that begin at {phase!r}")
-        if len(passes) > 1 or max(batches) - min(batches) >= lanes:
+        if min(batches) < 0:
+            raise ValueError(f"micro-batch {min(batches)}")
+        clock = _clock(run, state["version"], min(batches), hosted[1], lanes)
+        if len(passes) > 1 or max(batches) - min(batches) >= lanes or clock < 0:
             raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
         ((epoch, begun),) = passes
         return cls(
@@ -159,12 +155,12 @@ class RunState:
             epoch=epoch,
             begun=begun,
             batch=min(batches),
+            clock=clock,
             hosted=hosted,
             places=places,
             start=start,
             step=dict(state["step"]) if "step" in state else None,
             gone=Gone.read(run.get("gone", ()), drawn),
-            phase=phase,
         )
 
 
@@ -180,6 +176,20 @@ def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:
             f"loads what the loader has."
         )
     return first, ranks
+
+
+def _clock(run: Mapping[str, Any], version: int, batch: int, ranks: int, lanes: int) -> int:
+    """Return the first micro-batch of the round, from the least of what lanes of one rank are at.
+
+    That of each lane is less than `lanes` later, so any lane tells it. In versions 4 and 5 it was
+    known modulo the ranks that saved only; these are taken to be as many as the lanes show.
+    """
+    name, parts = ("clock", lanes) if version > 5 else ("phase", ranks)
+    first = run["clock"] if version > 5 else run.get("phase", 0)
+    if type(first) is not int or not 0 <= first < lanes:
+        raise ValueError(f"{name}, where rounds begin, of {lanes} lanes: {first!r}")
+    # All lanes together are where the first of them is.
+    return batch if ranks == 1 else batch - (batch - first) % parts
 
 
 def _fields(place: State) -> Iterator[tuple[str, str, Any]]:
@@ -250,7 +260,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.phase, s.gone.said)
+            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.gone.said)
             for s in (first, state)
         )
         if ours != theirs:
@@ -268,7 +278,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     places = {lane: place for state in states for lane, place in state.places.items()}
     drawn = {lane: counts for state in states for lane, counts in state.gone.drawn.items()}
     gone = Gone(first.gone.prints, drawn)
-    return evolve(first, batch=batch, hosted=(0, 1), places=places, gone=gone, phase=0)
+    return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
 
 
 def _common_batch(by_rank: Mapping[int, RunState]) -> int:

@@ -84,11 +84,11 @@ class StepLoader(RoundLoader):
             epoch=at.epoch,
             begun=at.begun,
             batch=first,
+            clock=at.base,
             hosted=(config.rank, config.world_size),
             start=self._start,
             places=self._host.states(first) if at.places is None else at.places,
             step=at.to_dict(settled, self._stages.at(at.step).rules, self._ranks),
-            phase=at.base % self._ranks,
             gone=self._gone,
         ).to_dict()
 
@@ -275,12 +275,10 @@ class StepLoader(RoundLoader):
                 f"which it says what is in it. Restore a state saved at the end of a step."
             )
         super()._go_to(saved, on_mismatch, changed=changed)
-        whole = saved.hosted == (0, 1)
         self._set_stage(self._entered(self._host.states(self._next)))
         if said is None:
-            base = saved.batch - (0 if whole else (saved.batch - saved.begun) % self._ranks)
-            given = (base - saved.begun) // self._ranks
-            self._begin(At(epoch=saved.epoch, begun=saved.begun, base=base, given=given))
+            given = (saved.clock - saved.begun) // self._ranks
+            self._begin(At(epoch=saved.epoch, begun=saved.begun, base=saved.clock, given=given))
             return
         given_by_all = said.base - saved.begun if said.given is None else said.given * said.ranks
         at = At(

@@ -46,7 +46,13 @@ RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "version_5": (BLEND, 2, {}),
     "version_5_steps": (BLEND, 1, {"docs_per_step": 7}),
     "version_5_staged": (STAGED, 2, {}),
+    "version_5_moved": (STAGED, 2, {}),
+    "version_6": (BLEND, 2, {}),
+    "version_6_steps": (BLEND, 1, {"docs_per_step": 7}),
+    "version_6_staged": (STAGED, 2, {}),
+    "version_6_moved": (STAGED, 2, {}),
 }
+ALONE = {"version_5_moved": 3, "version_6_moved": 3}  # micro-batches on one rank before
 
 
 def write(folder: Path, metadataset: str) -> Path:
@@ -81,9 +87,14 @@ def loaders(path: Path, ranks: int, **arguments: Any) -> list[Any]:
     ]
 
 
+def next_of(rank: Any) -> int:
+    """Return the number in the run of a rank's next micro-batch."""
+    return min(row[0] for row in rank.state_dict()["places"].values())
+
+
 def batches(ranks: list[Any], number: int) -> list[list[str]]:
     """Return the texts of the next batches, in the order of the run."""
-    rounds = zip(*map(iter, ranks), strict=True)
+    rounds = zip(*map(iter, sorted(ranks, key=next_of)), strict=True)
     return [list(map(str, batch["txt"])) for made in islice(rounds, number) for batch in made]
 
 
@@ -92,7 +103,13 @@ def main() -> None:
     name, commit = sys.argv[1:]
     metadataset, ranks, arguments = RUNS[name]
     with tempfile.TemporaryDirectory() as folder:
-        made = loaders(write(Path(folder), metadataset), ranks, **arguments)
+        path = write(Path(folder), metadataset)
+        made = loaders(path, ranks, **arguments)
+        if name in ALONE:
+            (one,) = loaders(path, 1, **arguments)
+            batches([iter(one)], ALONE[name])
+            for loader in made:
+                loader.restore_state_global(one.state_dict())
         started = [iter(loader) for loader in made]
         batches(started, ROUNDS)
         states = [loader.state_dict() for loader in made]

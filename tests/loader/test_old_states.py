@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from energy_data.errors import StateMismatchError
 from energy_data.loader.state import READS
-from loader.old_runs import RUNS, batches, loaders, write
+from loader.old_runs import ALONE, RUNS, STAGED, batches, loaders, write
 
 SAVED = {
     name: json.loads(path.read_text())
@@ -38,3 +39,12 @@ def test_ranks_go_on_from_their_own_old_states(name, tmp_path):
     for loader, state in zip(going_on, SAVED[name]["states"], strict=True):
         loader.load_state_dict(state)
     assert batches(going_on, 24 // ranks) == SAVED[name]["after"]
+
+
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_ranks_that_began_between_rounds_decide_alike_on_an_edit(name, tmp_path):
+    edited = STAGED.replace("name: second, for: 8", "name: second, for: 6")
+    going_on = loaders(write(tmp_path, edited), RUNS[name][1])
+    for loader, state in zip(going_on, SAVED[name]["states"], strict=True):
+        with pytest.raises(StateMismatchError, match="ended at 22, which is past"):
+            loader.load_state_dict(state)

@@ -152,10 +152,11 @@ def test_damaged_numbers_of_leaves_that_are_gone_are_a_state_error(drawn):
     is_refused(lacking)
 
 
-@pytest.mark.parametrize("phase", [-1, 4, "1", None, 1.5, True, [1]])
-def test_a_damaged_beginning_of_rounds_is_a_state_error(phase):
+@pytest.mark.parametrize("clock", [-1, 4, "1", None, 1.5, True, [1]])
+def test_a_damaged_beginning_of_rounds_is_a_state_error(clock):
     state, _ = edited_once()
-    state["start"].append(["", "phase", phase])
+    (said,) = (entry for entry in state["start"] if entry[:2] == ["", "clock"])
+    said[2] = clock
     is_refused(state)
 
 
