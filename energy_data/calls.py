@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from itertools import repeat
+from typing import Any, Final
 
 from energy_data.context import Context
 from energy_data.errors import SkipSample
 from energy_data.failures import OnFailure, describe
 from energy_data.node import Cursor, Mark
 from energy_data.running import RUNNING, Role
+
+
+class LeftOut:
+    """In the place of what a function would have made of an item, had it not raised SkipSample."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+LEFT_OUT: Final = LeftOut()
 
 
 class Call:
@@ -50,6 +61,32 @@ class Call:
             RUNNING.role, RUNNING.reference = None, ()
         if self.on_failure is not None:
             setattr(cursor, self.counter, 0)
+        return made
+
+    def each(
+        self, items: Iterable[Any], cursor: Cursor, references: Iterable[Mark] = repeat(())
+    ) -> list[Any]:
+        """Return what the function makes of each item, LEFT_OUT where it raises SkipSample.
+
+        As one call after another, in two thirds of the time.
+        """
+        function, role, tolerant = self.function, self.role, self.on_failure is not None
+        made: list[Any] = []
+        try:
+            for item, reference in zip(items, references):  # noqa: B905 - without end, if repeated
+                RUNNING.role, RUNNING.item, RUNNING.reference = role, item, reference
+                try:
+                    made.append(function(item))
+                except SkipSample:
+                    made.append(LEFT_OUT)
+                except Exception as error:  # noqa: BLE001 - `_failed` raises what is not put up with
+                    self._failed(error, item, cursor)
+                    made.append(LEFT_OUT)
+                else:
+                    if tolerant:
+                        setattr(cursor, self.counter, 0)
+        finally:
+            RUNNING.role, RUNNING.reference = None, ()
         return made
 
     def parts(self, item: Any, cursor: Callable[[], Cursor], reference: Mark = ()) -> Iterator[Any]:

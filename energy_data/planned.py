@@ -18,7 +18,7 @@ from energy_data.order.shares import Shares
 from energy_data.order.tree import Order
 
 # Draws of a lane computed ahead: a cache of a pure function, not state. A start wants few; in the
-# long run blocks below some thousand draws cost several times as much per draw.
+# long run plans below some thousand draws, of all lanes, cost several times as much per draw.
 FIRST_PLANNED, MOST_PLANNED = 128, 4096
 MOST_TOGETHER = 16_384  # draws of all lanes at a time: some milliseconds, which one batch waits for
 
@@ -80,8 +80,7 @@ class PlannedDraws(ABC):
         """
         if not self._block.has(start, count, offsets):
             if not self._next.has(start, count, offsets):
-                batches = max(1, min(self._ahead, most) // count)
-                self._together.plan(self, start, batches * count, offsets)
+                self._together.plan(self, start, count, min(self._ahead, most), offsets)
             self._block, self._next = self._next, _EMPTY
         at, refused = start - self._block.start, self._block.refused
         if refused is not None and at + count > refused[0]:
@@ -147,12 +146,18 @@ class Together:
         np.add.at(drawn, self._leaf_of_entry, counts)
         return drawn + np.array(offsets, np.int64) if offsets else drawn
 
-    def plan(self, asking: PlannedDraws, start: int, count: int, offsets: Offsets) -> None:
-        """Plan the draws start .. start + count, of this lane and of those that ask next."""
+    def plan(
+        self, asking: PlannedDraws, start: int, batch: int, ahead: int, offsets: Offsets
+    ) -> None:
+        """Plan the draws from `start` on, of this lane and of those that ask next.
+
+        Whole batches of `batch` draws, one at least, and no more than `ahead` draws of a lane.
+        """
         first = self.plans.index(asking)
-        others = islice(self._asking(first, start, offsets), max(1, MOST_TOGETHER // count) - 1)
+        others = islice(self._asking(first, start, offsets), max(1, MOST_TOGETHER // batch) - 1)
         rows = [(first, offsets), *others]
         plans = [self.plans[row] for row, _ in rows]
+        count = max(1, min(ahead, MOST_TOGETHER // len(rows)) // batch) * batch
 
         entry = asking.order.choose_beside([plan.order for plan in plans[1:]], start, count)
         leaf = self._leaf_of_entry[entry]

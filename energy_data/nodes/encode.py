@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
+from types import GeneratorType
 from typing import Any, Literal
 
 from attrs import field, frozen
 
-from energy_data.calls import Call
+from energy_data.calls import LEFT_OUT, Call, LeftOut
 from energy_data.context import Context
-from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.errors import DataError, SpecError
 from energy_data.failures import OnFailure
 from energy_data.meter import ENCODING
 from energy_data.node import Change, Cursor, Held, Mark, Node
@@ -104,56 +104,58 @@ class EncodeNode(Node[Any, EncodeCursor]):
         samples = self.children["of"].draw(count)
         if self.encode is None:
             return list(samples)
-        began = time.perf_counter()
-        encoded = []
-        for sample in samples:
-            try:
-                encoded.append(self._encoded(sample, self.cursor))
-            except SkipSample:
-                self.cursor.skipped += 1
-        self.meter.charge(ENCODING, time.perf_counter() - began)
-        return encoded
+        return self._kept(self._encoded(samples, self.cursor))
 
     def draw_marked(self, count: int) -> Sequence[tuple[Mark, Any]]:
         drawn = self.children["of"].draw_marked(count)
-        if self.encode is None:
+        if self.encode is None or not drawn:
             return drawn
-        began = time.perf_counter()
-        encoded = []
-        for mark, sample in drawn:
-            try:
-                encoded.append((mark, self._encoded(sample, self.cursor, mark)))
-            except SkipSample:
-                self.cursor.skipped += 1
-        self.meter.charge(ENCODING, time.perf_counter() - began)
-        return encoded
+        marks, samples = zip(*drawn, strict=True)
+        encoded = self._encoded(samples, self.cursor, marks)
+        return self._kept(list(zip(marks, encoded, strict=True)), encoded)
 
     def again(self, marks: Sequence[Mark]) -> list[Any]:
         samples = self.children["of"].again(marks)
         if self.encode is None:
             return list(samples)
-        encoded = []
-        for mark, sample in zip(marks, samples, strict=True):
-            try:
-                encoded.append(self._encoded(sample, copy(self.cursor), mark))
-            except SkipSample as error:
-                raise _changed_its_mind(sample) from error
+        encoded = self._encoded(samples, copy(self.cursor), marks)
+        for sample, one in zip(samples, encoded, strict=True):
+            if one is LEFT_OUT:
+                raise _changed_its_mind(sample)
         return encoded
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return self.children["of"].moved(marks, change)
 
-    def _encoded(self, sample: Any, cursor: Cursor, mark: Mark = ()) -> Any:
+    def _encoded(
+        self, samples: Sequence[Any], cursor: Cursor, marks: Iterable[Mark] = repeat(())
+    ) -> list[Any]:
         assert self.encode is not None
-        if self.trace is not None:
-            self.trace(sample)
-        encoded = self.encode(sample, cursor, mark)
-        if inspect.isgenerator(encoded):
+        began = time.perf_counter()
+        said = samples if self.trace is None else map(self._say, samples)
+        encoded = self.encode.each(said, cursor, marks)
+        self.meter.charge(ENCODING, time.perf_counter() - began)
+        if GeneratorType in set(map(type, encoded)):
             raise SpecError(
                 "encode: it gave a generator, so it gives several samples for one, which cannot be "
                 'seen from outside. Say EncodeSpec(yields="several"), or write it with `yield`.'
             )
         return encoded
+
+    def _say(self, sample: Any) -> Any:
+        """Return the sample, and say that it comes next: it may take the process down."""
+        assert self.trace is not None
+        self.trace(sample)
+        return sample
+
+    def _kept(self, items: list[Any], encoded: list[Any] | None = None) -> list[Any]:
+        """Return the items of which something came, and count the others."""
+        encoded = items if encoded is None else encoded
+        if LeftOut not in set(map(type, encoded)):
+            return items
+        kept = [item for item, one in zip(items, encoded, strict=True) if one is not LEFT_OUT]
+        self.cursor.skipped += len(items) - len(kept)
+        return kept
 
 
 @dataclass

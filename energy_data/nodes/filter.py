@@ -18,7 +18,7 @@ from energy_data.spec import Gives, Spec
 
 @frozen(kw_only=True)
 class FilterSpec(Spec):
-    """Give the items for which `predicate(item)` is true.
+    """Give the items for which `predicate(item)` is true, and does not raise `SkipSample`.
 
     The predicate must depend on the item alone: the order of the stream depends on what it says.
     """
@@ -61,7 +61,8 @@ class FilterNode(Node[Any, FilterCursor]):
     def draw(self, count: int) -> list[Any]:
         drawn = self.children["of"].draw(count)
         began = time.perf_counter()
-        items = [item for item in drawn if self.test(item, self.cursor)]
+        passed = self.test.each(drawn, self.cursor)
+        items = [item for item, good in zip(drawn, passed, strict=True) if good]
         self.meter.charge(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(items)
         return items
@@ -69,10 +70,12 @@ class FilterNode(Node[Any, FilterCursor]):
     def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
         drawn = self.children["of"].draw_marked(count)
         began = time.perf_counter()
-        items = [(mark, item) for mark, item in drawn if self.test(item, self.cursor, mark)]
+        items, marks = [item for _, item in drawn], [mark for mark, _ in drawn]
+        passed = self.test.each(items, self.cursor, marks)
+        kept = [pair for pair, good in zip(drawn, passed, strict=True) if good]
         self.meter.charge(FILTERING, time.perf_counter() - began)
-        self.cursor.rejected += len(drawn) - len(items)
-        return items
+        self.cursor.rejected += len(drawn) - len(kept)
+        return kept
 
     def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
         return self.children["of"].again(marks)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 from attrs import frozen
 
-from energy_data.calls import Call
+from energy_data.calls import LEFT_OUT, Call
 from energy_data.context import Context
-from energy_data.errors import DataError, SkipSample
+from energy_data.errors import DataError
 from energy_data.meter import MAPPING
 from energy_data.node import Change, Cursor, Mark, Node
 from energy_data.spec import Gives, Spec
@@ -62,40 +63,33 @@ class MapNode(Node[Any, MapCursor]):
         self.function, self.meter = Call(spec.function, context, None, "mapping"), context.meter
 
     def draw(self, count: int) -> list[Any]:
-        items = []
-        drawn = self.children["of"].draw(count)
-        began = time.perf_counter()
-        for item in drawn:
-            try:
-                items.append(self.function(item, self.cursor))
-            except SkipSample:
-                self.cursor.skipped += 1
-        self.meter.charge(MAPPING, time.perf_counter() - began)
+        made = self._mapped(self.children["of"].draw(count))
+        items = [item for item in made if item is not LEFT_OUT]
+        self.cursor.skipped += len(made) - len(items)
         return items
 
     def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        items, drawn = [], self.children["of"].draw_marked(count)
-        began = time.perf_counter()
-        for mark, item in drawn:
-            try:
-                items.append((mark, self.function(item, self.cursor, mark)))
-            except SkipSample:
-                self.cursor.skipped += 1
-        self.meter.charge(MAPPING, time.perf_counter() - began)
+        drawn = self.children["of"].draw_marked(count)
+        marks = [mark for mark, _ in drawn]
+        made = self._mapped([item for _, item in drawn], marks)
+        items = [pair for pair in zip(marks, made, strict=True) if pair[1] is not LEFT_OUT]
+        self.cursor.skipped += len(made) - len(items)
         return items
 
     def again(self, marks: Sequence[Mark]) -> list[Any]:
-        try:
-            items = self.children["of"].again(marks)
-            return [
-                self.function(item, self.cursor, mark)
-                for mark, item in zip(marks, items, strict=True)
-            ]
-        except SkipSample as error:
+        made = self._mapped(self.children["of"].again(marks), marks)
+        if any([item is LEFT_OUT for item in made]):  # noqa: C419 - a generator takes twice the time
             raise DataError(
                 "map: an item that was given before is now left out. The function must depend on "
                 "the item alone: no global random numbers, no counters."
-            ) from error
+            )
+        return made
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return self.children["of"].moved(marks, change)
+
+    def _mapped(self, items: Sequence[Any], marks: Iterable[Mark] = repeat(())) -> list[Any]:
+        began = time.perf_counter()
+        made = self.function.each(items, self.cursor, marks)
+        self.meter.charge(MAPPING, time.perf_counter() - began)
+        return made

@@ -53,19 +53,27 @@ class Decoders:
 
 
 def read_plain(
-    place: Place, decoders: Decoders, subflavors: dict[str, Any]
-) -> Sample | SampleError:
-    """Return a sample, in a third of the time of `read_alone` if nothing is special about it."""
-    file, first, last, sources = place
-    size = last - first
-    data = file.read(first, size if size <= _WHOLE else 0)
+    file: File,
+    first: int,
+    size: int,
+    sources: tuple[SampleSource],
+    decoders: Decoders,
+    subflavors: dict[str, Any],
+) -> Sample | None:
+    """Return the sample in `size` bytes from `first` on, or None if anything is special about it.
+
+    Takes a third of the time of `read_alone`.
+    """
+    if size > _WHOLE:
+        return None
+    data = file.read(first, size)
     sample: Sample = {"__key__": None, "__subflavors__": subflavors, "__sources__": sources}
     known, find = decoders.known, decoders.find_sane
     at, sample_key = 0, None
     while at < size:
         header = plain_header(data, at)
         if header is None:
-            break
+            return None
         name, length, is_pax = header
         begin, end = at + BLOCK, at + BLOCK + length
         at = (end + BLOCK - 1) & -BLOCK
@@ -76,15 +84,12 @@ def read_plain(
             sample_key = sample["__key__"] = key
         decode = known.get(extension) or find(extension)
         if is_pax or at > size or key != sample_key or not (key and decode) or extension in sample:
-            break
+            return None
         try:
             sample[extension] = decode(data[begin:end])
         except Exception:  # noqa: BLE001 - read again, which says what is wrong
-            break
-    else:
-        if sample_key is not None:
-            return sample
-    return read_alone(place, decoders, subflavors)
+            return None
+    return None if sample_key is None else sample
 
 
 def read_alone(

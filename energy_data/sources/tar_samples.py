@@ -13,8 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import compress, pairwise, repeat, starmap
+from itertools import compress, pairwise, starmap
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
 from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_part
-from energy_data.sources.tar_alone import Decoders, Place, read_alone
+from energy_data.sources.tar_alone import Decoders, Place, read_alone, read_plain
 from energy_data.sources.tar_headers import BLOCK, PAX, Bools, are_idle, parse_headers
 from energy_data.storage.files import File
 
@@ -37,8 +36,6 @@ _GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
 _BLOCK_BITS = 9
-
-_PLACE = partial(tuple.__new__, Place)  # half the time of Place(*fields)
 
 
 class Origin(NamedTuple):
@@ -64,16 +61,25 @@ class Spans:
         bounds = pairwise([*self.file_rows, len(self.begins)])
         return zip(self.files, starmap(slice, bounds), strict=True)
 
-    def places(self) -> Iterator[Place]:
-        """Yield the place of each row by itself."""
-        for file, rows in self.runs():
-            columns = self.begins[rows], self.ends[rows], self.sources[rows]
-            yield from map(_PLACE, zip(repeat(file), *columns))
-
     def place(self, row: int) -> Place:
         """Return the place of a row by itself."""
         file = self.files[bisect_right(self.file_rows, row) - 1]
         return Place(file, self.begins[row], self.ends[row], self.sources[row])
+
+
+def read_each(spans: Spans) -> list[Sample | SampleError]:
+    """Return the samples in the order of rows, each read in one piece: quicker for few, or large.
+
+    Of about one to four times `_WHOLE`.
+    """
+    begins, ends, sources, origins = spans.begins, spans.ends, spans.sources, spans.origins
+    found: list[Sample | SampleError] = []
+    for file, rows in spans.runs():
+        for row in range(rows.start, rows.stop):
+            begin = begins[row]
+            sample = read_plain(file, begin, ends[row] - begin, sources[row], *origins[row])
+            found.append(sample or read_alone(spans.place(row), *origins[row]))
+    return found
 
 
 class SampleReader:

@@ -22,12 +22,12 @@ from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
 from energy_data.sources.subset import subset_range
-from energy_data.sources.tar_alone import Decoders, read_plain
+from energy_data.sources.tar_alone import Decoders
 from energy_data.sources.tar_headers import BLOCK
-from energy_data.sources.tar_index import Shard, drop_changed_shard, index_beside, open_shard
+from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
-from energy_data.sources.tar_samples import Origin, SampleReader, Spans
+from energy_data.sources.tar_samples import Origin, SampleReader, Spans, read_each
 
 Int64s = npt.NDArray[np.int64]
 
@@ -155,26 +155,23 @@ class WebdatasetSource(Source):
             file.will_need(first, last - first)
 
     def _locate(self, wanted: list[int], spans: Spans) -> int:
-        """Add where samples are to `spans`; return their bytes.
+        """Add where samples are to `spans`; return their bytes. wanted: in order.
 
         Plain Python: numpy pays for many in a shard only.
         """
         begins, ends, sources = spans.begins, spans.ends, spans.sources
-        known: dict[int, Shard] = {}
-        path, counts, skipped, length = self.path, self._counts, self._first, self._length
-        num_bytes = 0
-        first, after = 0, 0  # first sample of the shard at hand, and of the next one
+        path, known = self.path, len(begins)
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
+            wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
+            raise IndexError(f"index {wrong} of {self._length} samples")
+        after = 0  # first sample of the next shard
         for index in wanted:
-            if not 0 <= index < length:
-                raise IndexError(f"index {index} of {length} samples")
-            at = index + skipped
-            if not first <= at < after:
+            at = index + self._first
+            if at >= after:
                 shard = bisect_right(self._after, at)
                 after = self._after[shard]
-                first = after - counts[shard]
-                if shard not in known:
-                    known[shard] = open_shard(self._places.get(shard) or self._place(shard))
-                file, table, _ = known[shard]
+                first = after - self._counts[shard]
+                file, table, _ = open_shard(self._places.get(shard) or self._place(shard))
                 offsets, name = table.data, self.shards[shard]
                 floor, last = 0, offsets[-1]
                 spans.files.append(file)
@@ -184,12 +181,11 @@ class WebdatasetSource(Source):
             if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
                 raise _impossible(file.path, begin, end, last)
             floor = end  # where the next sample may begin, unless it is the same again
-            num_bytes += end - begin
             begins.append(begin)
             ends.append(end)
             sources.append((_SOURCE((path, name, number)),))
         spans.origins.extend(repeat(self._origin, len(wanted)))
-        return num_bytes
+        return sum(ends[known:]) - sum(begins[known:])
 
     def _place(self, shard: int) -> tuple[str, str, int]:
         """Return the path of a shard, that of its index, and how many samples it has."""
@@ -225,8 +221,7 @@ def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | S
             num_bytes += located
         count = len(spans.ends)
         if count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]:
-            places = zip(spans.places(), spans.origins, strict=True)
-            found = [read_plain(place, *origin) for place, origin in places]
+            found = read_each(spans)
         else:
             found = SampleReader(spans).read()
     except StructureError as error:

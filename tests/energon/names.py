@@ -1,6 +1,6 @@
 """Energon's public names with their parameters, as plain data; run by the judge's python.
 
-/tmp/judge/bin/python tests/energon/names.py > tests/energon/names_7.4.1.json
+$ENERGY_DATA_ENERGON_PYTHON tests/energon/names.py > tests/energon/names_7.4.1.json
 """
 
 import inspect

@@ -81,7 +81,7 @@ class Collecting(DefaultTaskEncoder):
 loader = loader_of(sys.argv[1], task_encoder=Collecting())
 print(*{text for batch in drawn(loader, 8) for text in batch})
 loader.close()
-print(os.getpid())
+print(os.getpid(), flush=True)
 os._exit(0)
 """
 

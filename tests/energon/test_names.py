@@ -15,7 +15,7 @@ import energy_data.energon
 from energy_data.errors import SpecError
 
 STORED = json.loads(Path(__file__).with_name("names_7.4.1.json").read_text())
-PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", "/tmp/judge/bin/python")
+PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", "")
 
 # Made by the package, never by its user; what makes them has the same name.
 NOT_CALLED = {
@@ -54,7 +54,7 @@ NOT_HERE = {
 
 @pytest.mark.slow
 def test_the_stored_list_is_that_of_the_judge():
-    if not Path(PYTHON).exists():
+    if not PYTHON:
         pytest.skip("Energon is not installed")
     command = [PYTHON, describing.__file__, "megatron.energon"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

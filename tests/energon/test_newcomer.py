@@ -112,12 +112,12 @@ def test_texts_with_media_are_cooked_cached_packed_grouped_and_go_on(pictures, w
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path(PYTHON).exists(), reason="Energon is not installed")
+@pytest.mark.skipif(not PYTHON, reason="Energon is not installed")
 def test_the_real_energon_runs_the_same_program(folder):
     assert run(PYTHON, PROGRAM, folder, "2") == "36 36"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path(PYTHON).exists(), reason="Energon is not installed")
+@pytest.mark.skipif(not PYTHON, reason="Energon is not installed")
 def test_the_real_energon_runs_the_program_with_media(pictures):
     assert run(PYTHON, MEDIA_PROGRAM, pictures, "2") == f"40 40 40 {PIXELS}"
