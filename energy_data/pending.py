@@ -8,7 +8,7 @@ again from the marks where they are not at hand: after a restore, and after an e
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -134,28 +134,6 @@ def gives_parts(encode: Callable[[Any], Any] | None) -> bool:
     while isinstance(encode, partial):
         encode = encode.func
     return encode is not None and inspect.isgeneratorfunction(inspect.unwrap(encode))
-
-
-def again_by_child(children: Mapping[str, Node[T, Any]], marks: Sequence[Mark]) -> list[T]:
-    """Return the items of marks that begin with the number of the child that gave them."""
-    found: dict[int, T] = {}
-    for number in dict.fromkeys(mark[0] for mark in marks):
-        places = [place for place, mark in enumerate(marks) if mark[0] == number]
-        items = children[str(number)].again([marks[place][1:] for place in places])
-        found.update(zip(places, items, strict=True))
-    return [found[place] for place in range(len(marks))]
-
-
-def moved_by_child(
-    children: Mapping[str, Node[Any, Any]], marks: Sequence[Mark], change: Change
-) -> list[Mark | None]:
-    """Return marks that begin with the number of a child after an edit; None for what is gone."""
-    moved: list[Mark | None] = []
-    for number, *below in marks:
-        child = children.get(str(number))
-        mark = child.moved([tuple(below)], change)[0] if child else None
-        moved.append(None if mark is None else (number, *mark))
-    return moved
 
 
 def joined(marks: Sequence[Mark]) -> Mark:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -10,9 +10,10 @@ from typing import Any, ClassVar, TypeVar
 
 from attrs import field, frozen
 
+from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
-from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.node import Cursor, Node
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.exhausting import ExhaustingChoice
 from energy_data.order.keys import key
@@ -27,7 +28,6 @@ from energy_data.order.schedule import (
 )
 from energy_data.order.scheduled import Place, ScheduledChoice
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
-from energy_data.pending import again_by_child, moved_by_child
 from energy_data.references import LeafTable, OrderSpec
 from energy_data.spec import Gives, Spec, order_children
 
@@ -185,7 +185,7 @@ class BlendCursor(Cursor):
     ended: tuple[str, ...] = ()  # children that have ended
 
 
-class BlendNode(Node[Any, BlendCursor]):
+class BlendNode(BranchesNode[BlendCursor]):
     """A blend of streams: one item from one child at a time."""
 
     def __init__(self, spec: BlendSpec, context: Context) -> None:
@@ -200,33 +200,17 @@ class BlendNode(Node[Any, BlendCursor]):
         self.context = context
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 
-    def draw(self, count: int) -> list[Any]:
-        return [item for _, item in self._mixed(count, lambda child: child.draw(1))]
-
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        mixed = self._mixed(count, lambda child: child.draw_marked(1))
-        return [((int(name), *mark), item) for name, (mark, item) in mixed]
-
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
-        return again_by_child(self.children, marks)
-
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return moved_by_child(self.children, marks, change)
-
-    def _mixed(
-        self, count: int, draw: Callable[[Node[Any, Any]], Sequence[T]]
-    ) -> list[tuple[str, T]]:
-        """Return the next items with the names of the children that gave them."""
-        at, items, empty = self.cursor, list[tuple[str, T]](), 0
+    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+        at, items, empty = self.cursor, list[Drawn](), 0
         while len(items) < count and len(at.ended) < len(self.children):
             name = self._choose(at.ended, at.draws)
             try:
-                drawn = draw(self.children[name])
+                drawn = draw(int(name), 1)
             except StopIteration:
                 at.ended, at.draws = (*at.ended, name), 0
             else:
                 at.draws += 1
-                items.extend((name, item) for item in drawn)
+                items += drawn
                 empty = 0 if drawn else empty + 1
             if empty > MAX_EMPTY_DRAWS:
                 raise DataError(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
 from attrs import field, frozen
 
+from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
-from energy_data.node import MAX_EMPTY_DRAWS, Change, Cursor, Mark, Node
+from energy_data.node import MAX_EMPTY_DRAWS, Cursor
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.keys import key
-from energy_data.pending import again_by_child, moved_by_child
 from energy_data.spec import Gives, Spec, order_children
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class BlendByCostCursor(Cursor):
     ended: tuple[int, ...] = ()  # children that have ended
 
 
-class BlendByCostNode(Node[Any, BlendByCostCursor]):
+class BlendByCostNode(BranchesNode[BlendByCostCursor]):
     """A blend by cost in one lane."""
 
     def __init__(self, spec: BlendByCostSpec, context: Context) -> None:
@@ -89,38 +89,19 @@ class BlendByCostNode(Node[Any, BlendByCostCursor]):
         super().__init__(BlendByCostCursor(cost=(0,) * len(children)), children)
         self.spec, self.context = spec, context
 
-    def draw(self, count: int) -> list[Any]:
-        return [item for _, item in self._mixed(count, lambda child: child.draw(1), _itself)]
-
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        mixed = self._mixed(count, lambda child: child.draw_marked(1), lambda pair: pair[1])
-        return [((number, *mark), item) for number, (mark, item) in mixed]
-
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
-        return again_by_child(self.children, marks)
-
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return moved_by_child(self.children, marks, change)
-
-    def _mixed(
-        self,
-        count: int,
-        draw: Callable[[Node[Any, Any]], Sequence[T]],
-        sample_of: Callable[[T], Any],
-    ) -> list[tuple[int, T]]:
-        """Return the next items with the numbers of the children that gave them."""
-        at, items = self.cursor, list[tuple[int, T]]()
+    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+        at, items = self.cursor, list[Drawn]()
         empty = 0
         while len(items) < count and len(at.ended) < len(self.children):
             number = self._cheapest()
             try:
-                drawn = draw(self.children[str(number)])
+                drawn = draw(number, 1)
             except StopIteration:
                 at.ended = (*at.ended, number)
                 continue
-            for item in drawn:
-                items.append((number, item))
-                self._count(number, self.spec.cost(sample_of(item)))
+            for _, _, sample in drawn:
+                self._count(number, self.spec.cost(sample))
+            items += drawn
             empty = 0 if drawn else empty + 1
             if empty > MAX_EMPTY_DRAWS:
                 raise DataError(
@@ -147,7 +128,3 @@ class BlendByCostNode(Node[Any, BlendByCostCursor]):
             raise DataError(f"blend_by_cost: a cost must be a whole number >= 1, got {cost!r}.")
         at = self.cursor
         at.cost = tuple(c + cost if n == number else c for n, c in enumerate(at.cost))
-
-
-def _itself(item: T) -> T:
-    return item

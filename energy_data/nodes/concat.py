@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
+from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
 from energy_data.errors import SpecError
-from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.node import Cursor, Node
 from energy_data.order.tree import ConcatOrder
-from energy_data.pending import again_by_child, moved_by_child
 from energy_data.references import LeafTable, OrderSpec
 from energy_data.spec import Gives, Spec, order_children
 
@@ -79,31 +79,17 @@ class ConcatCursor(Cursor):
     child: int = 0  # number of the child now playing
 
 
-class ConcatNode(Node[Any, ConcatCursor]):
+class ConcatNode(BranchesNode[ConcatCursor]):
     """A concatenation of streams."""
 
     def __init__(self, spec: ConcatSpec, context: Context) -> None:
         children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
         super().__init__(ConcatCursor(), children)
 
-    def draw(self, count: int) -> list[Any]:
-        return self._in_turn(lambda child: child.draw(count))
-
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        drawn = self._in_turn(lambda child: child.draw_marked(count))
-        return [((self.cursor.child, *mark), item) for mark, item in drawn]
-
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
-        return again_by_child(self.children, marks)
-
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return moved_by_child(self.children, marks, change)
-
-    def _in_turn(self, draw: Callable[[Node[Any, Any]], Sequence[T]]) -> list[T]:
-        nodes = list(self.children.values())
-        while self.cursor.child < len(nodes):
+    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+        while self.cursor.child < len(self.children):
             try:
-                return list(draw(nodes[self.cursor.child]))
+                return draw(self.cursor.child, count)
             except StopIteration:
                 self.cursor.child += 1
         raise StopIteration

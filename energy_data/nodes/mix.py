@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from attrs import field, frozen
 
+from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
 from energy_data.errors import DataError, SpecError
-from energy_data.node import MAX_EMPTY_DRAWS, Change, Cursor, Mark, Node
+from energy_data.node import MAX_EMPTY_DRAWS, Cursor, Node
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.keys import key
 from energy_data.order.quota import QuotaChoice, WholeBatches
 from energy_data.order.schedule import Clock
 from energy_data.order.scheduled import Place
 from energy_data.order.tree import ChoiceOrder, Order
-from energy_data.pending import again_by_child, moved_by_child
 from energy_data.references import LeafTable, OrderSpec
 from energy_data.spec import Gives, Spec, order_children
 
@@ -150,7 +150,7 @@ class MixCursor(Cursor):
     draws: int = 0  # items given
 
 
-class MixNode(Node[Any, MixCursor]):
+class MixNode(BranchesNode[MixCursor]):
     """A mix of streams: the items of whole batches, one after another."""
 
     def __init__(self, spec: MixSpec, context: Context) -> None:
@@ -161,31 +161,15 @@ class MixNode(Node[Any, MixCursor]):
         }
         super().__init__(MixCursor(), children)
         assert spec.batch_size is not None
-        self.batch_size, self.names = spec.batch_size, list(children)
+        self.batch_size, self.numbers = spec.batch_size, [int(name) for name in children]
         self.choice = spec.choice(context, spec.batch_size)
-        self._plan: tuple[int, Sequence[str]] = 0, ()
+        self._plan: tuple[int, Sequence[int]] = 0, ()
 
-    def draw(self, count: int) -> list[Any]:
-        return [item for _, item in self._mixed(count, lambda child: child.draw(1))]
-
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        mixed = self._mixed(count, lambda child: child.draw_marked(1))
-        return [((int(name), *mark), item) for name, (mark, item) in mixed]
-
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
-        return again_by_child(self.children, marks)
-
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return moved_by_child(self.children, marks, change)
-
-    def _mixed(
-        self, count: int, draw: Callable[[Node[Any, Any]], Sequence[T]]
-    ) -> list[tuple[str, T]]:
-        at, items = self.cursor, list[tuple[str, T]]()
+    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+        at, items = self.cursor, list[Drawn]()
         while len(items) < count:
-            name = self._child(at.draws)
             try:
-                items.append((name, _next(self.children[name], draw)))
+                items.append(_next(self._child(at.draws), draw))
             except StopIteration:
                 if items:
                     return items
@@ -193,13 +177,13 @@ class MixNode(Node[Any, MixCursor]):
             at.draws += 1
         return items
 
-    def _child(self, draw: int) -> str:
-        start, names = self._plan
-        if not start <= draw < start + len(names):
+    def _child(self, draw: int) -> int:
+        start, planned = self._plan
+        if not start <= draw < start + len(planned):
             start = draw - draw % self.batch_size
-            names = [self.names[number] for number in self.choice.choose(start, self.batch_size)]
-            self._plan = start, names
-        return names[draw - start]
+            planned = [self.numbers[n] for n in self.choice.choose(start, self.batch_size)]
+            self._plan = start, planned
+        return planned[draw - start]
 
 
 def _below(choice: QuotaChoice | WholeBatches, child: int, place: Place) -> Place:
@@ -207,10 +191,10 @@ def _below(choice: QuotaChoice | WholeBatches, child: int, place: Place) -> Plac
     return lambda samples: int(choice.before(place(samples))[child])
 
 
-def _next(child: Node[Any, Any], draw: Callable[[Node[Any, Any]], Sequence[T]]) -> T:
+def _next(child: int, draw: Draw) -> Drawn:
     """Return the next item of a child that comes through."""
     for _ in range(MAX_EMPTY_DRAWS):
-        if drawn := draw(child):
+        if drawn := draw(child, 1):
             return drawn[0]
     raise DataError(
         f"no item of a child of a mix came through in {MAX_EMPTY_DRAWS} draws in a row. Look at "
