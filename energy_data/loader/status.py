@@ -10,10 +10,13 @@ import signal
 from types import FrameType
 from typing import Any, NamedTuple
 
-from energy_data.nodes.batch import BatchNode
-from energy_data.nodes.encode import EncodeNode
+from energy_data.calls import Call, Measure
+from energy_data.failures import describe
 from energy_data.sample import describe_source
 
+_CALLS = frozenset(
+    function.__code__ for function in (Call.__call__, Call.each, Call.parts, Measure.__call__)
+)
 _SAID, _ANSWERED, _END = 8, 1536, 3072  # bytes of the page; both in words, ended by a zero
 
 
@@ -47,22 +50,24 @@ class Status:
     def _asked(self, number: int, frame: FrameType | None) -> None:
         self._answer("")
         with contextlib.suppress(Exception):  # this interrupts code of the user's
-            while frame is not None and not self._found(frame):
-                frame = frame.f_back
+            self._answer(at_work_on(frame))
         count = int.from_bytes(self._page[:8], "little") + 1
         self._page[:8] = count.to_bytes(8, "little")
 
-    def _found(self, frame: FrameType) -> bool:
-        """Say what the function of this frame is at, if it is one that knows."""
-        if frame.f_code is EncodeNode.draw.__code__ and "sample" in frame.f_locals:
-            self._answer(describe_source(frame.f_locals["sample"]))
-        elif frame.f_code is BatchNode.draw.__code__ and frame.f_locals.get("samples"):
-            self._answer(
-                f"in the batch that begins with {describe_source(frame.f_locals['samples'][0])}"
+
+def at_work_on(frame: FrameType | None) -> str:
+    """Return in words what the function of the user works on that runs in a frame, or below it.
+
+    Empty if none runs.
+    """
+    while frame is not None:
+        if frame.f_code in _CALLS:
+            item = frame.f_locals.get("item", frame.f_locals.get("document"))
+            return (
+                f"what begins with {describe(item)}" if isinstance(item, list) else describe(item)
             )
-        else:
-            return False
-        return True
+        frame = frame.f_back
+    return ""
 
 
 class Said(NamedTuple):

@@ -67,6 +67,12 @@ def sleeps(sample):
     return sample
 
 
+def sleeps_over_batch(batch):
+    if is_poison(batch[0]):
+        time.sleep(1000)
+    return [sample["__key__"] for sample in batch]
+
+
 def sleeps_in_c(sample):
     if is_poison(sample):
         ctypes.PyDLL(None).sleep(1000)  # keeps the GIL

@@ -152,6 +152,15 @@ def test_a_sample_that_sleeps_for_ever_is_an_error_with_sample_and_stack(encode)
     loader.close()
 
 
+def test_a_batch_that_is_made_for_ever_is_named_by_its_first_sample():
+    spec = collating(encoders.sleeps_over_batch, batch_size=1)
+    loader = worker_loader(spec, start_method="fork", timeout_s=0.5)
+    _, error = until_error(loader, WorkerError)
+    assert "working on what begins with dataset x, shard memory, key x/17" in str(error)
+    assert "in sleeps_over_batch" in str(error)
+    loader.close()
+
+
 def test_a_silent_worker_may_be_started_again_a_few_times():
     loader = worker_loader(
         encoding(encoders.sleeps_in_c),
