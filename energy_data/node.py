@@ -8,12 +8,12 @@ at its cursor to know whether they still hold, so that nothing has to be told af
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
-from energy_data.errors import DataError, StateError, StateMismatchError
+from energy_data.damage import Fault, refuse, wrong_kinds
+from energy_data.errors import DataError, StateMismatchError
 
 T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound="Cursor")
@@ -97,6 +97,10 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         """Return the marks with `change` made to the references in them; None where it says so."""
         raise TypeError(f"{type(self).__name__} has no marks, got {len(marks)} and {change}")
 
+    def has(self, reference: Mark) -> bool:
+        """Return whether there is a sample (entry, epoch, number); of the root of an order tree."""
+        raise TypeError(f"{type(self).__name__} is no root of an order tree, got {reference}")
+
     def rewind(self) -> None:
         """Go back to the first item, as the next epoch."""
         for child in self.children.values():
@@ -154,28 +158,24 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
                 theirs[path] |= node.added_later
         if wrong := sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path)):
             raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
-        found = {path: _frozen(cursor) for path, cursor in state.items()}
-        for path, node in self.walk():
-            _check_kinds(path, node._start, found.get(path, {}))
-        for path, node in self.walk():
-            if path in state:
-                node.cursor = replace(node._start, **found[path])
+        cursors = [node.restored(path, state.get(path, {})) for path, node in self.walk()]
+        for (_, node), cursor in zip(self.walk(), cursors, strict=True):
+            node.cursor = cursor
 
+    def restored(self, path: str, found: Mapping[str, Any]) -> C:
+        """Return the cursor of this node, which is at `path`, that saved fields make.
 
-def _frozen(cursor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with lists, which is what JSON makes of tuples, as tuples again."""
-    return {name: as_tuples(value) for name, value in cursor.items()}
+        StateError if they are damaged, with what is wrong. Reads no data, changes nothing.
+        """
+        values = {name: as_tuples(value) for name, value in found.items()}
+        refuse(path, lambda: wrong_kinds(type(self._start), values))
+        cursor = replace(self._start, **values)
+        refuse(path, lambda: self.faults(cursor))
+        return cursor
 
-
-def _check_kinds(path: str, start: Cursor, found: Mapping[str, Any]) -> None:
-    for name, value in found.items():
-        before = getattr(start, name)
-        for kind, said in ((tuple, "a list"), (Real, "a number")):
-            if isinstance(before, kind) and not isinstance(value, kind):
-                raise StateError(
-                    f"state: it is damaged: {name!r} of {path} must be {said}, got {value!r}. Use "
-                    f"another checkpoint."
-                )
+    def faults(self, at: C) -> Iterable[Fault]:
+        """Return what in a saved cursor, of the right kinds, cannot be of this node."""
+        return ()
 
 
 def as_tuples(value: Any) -> Any:

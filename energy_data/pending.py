@@ -8,11 +8,12 @@ again from the marks where they are not at hand: after a restore, and after an e
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from energy_data.damage import Fault
 from energy_data.errors import DataError, SpecError
 from energy_data.node import Change, Cursor, Held, Mark, Node
 from energy_data.spec import Spec, kind_of
@@ -65,6 +66,16 @@ class PendingNode(Node[Any, P]):
         super().__init__(start, {"of": child})
         self.child = child
 
+    def faults(self, at: P) -> Iterable[Fault]:
+        """Yield what is wrong of itself, and `pending` if it has samples that are not there."""
+        yield from self.own_faults(at)
+        if list(self.pending_moved(at.pending, _known)) != list(at.pending):
+            yield "pending", "has references to what is not there"
+
+    def own_faults(self, at: P) -> Iterable[Fault]:
+        """Return what in a saved cursor cannot be, whatever samples there are."""
+        return ()
+
     def move(self, change: Change) -> None:
         """Adapt the cursor to an edit of the tree: keep what is pending of leaves that stayed."""
         at = self.cursor
@@ -89,6 +100,11 @@ class PendingNode(Node[Any, P]):
     def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         """Return marks of the cursor as they are after an edit; None where the leaf is gone."""
         return self.child.moved(marks, change)
+
+
+def _known(tree: Node[Any, Any], reference: Mark) -> Mark | None:
+    """Return a reference if its sample exists, else None."""
+    return reference if tree.has(reference) else None
 
 
 def read_marked(child: Node[T, Any], count: int) -> Sequence[tuple[Mark, T]]:

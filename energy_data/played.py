@@ -99,6 +99,11 @@ class Played:
         """Return the stages before `end` that another fades into."""
         return [number for number in range(end) if self._stages[number].fade]
 
+    @property
+    def num_faded(self) -> int:
+        """The number of order trees of all stages that another fades into."""
+        return self._num_faded(len(self._stages))
+
     def _num_faded(self, end: int) -> int:
         return sum(len(self._trees(number)) for number in self._fades(end))
 

@@ -7,11 +7,11 @@ the mixture, how often each leaf had been drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakValueDictionary
 
@@ -22,9 +22,10 @@ from attrs import evolve, field, frozen
 from energy_data.before import NOTHING_BEFORE, Before
 from energy_data.block import Integers, Reference, References, rank_within
 from energy_data.context import Context
+from energy_data.damage import Fault, Signed
 from energy_data.errors import SpecError
 from energy_data.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
-from energy_data.node import Cursor, Node
+from energy_data.node import Cursor, Mark, Node
 from energy_data.order.keys import key
 from energy_data.order.schedule import Clock
 from energy_data.order.scheduled import Place
@@ -164,7 +165,7 @@ def follows_run(spec: OrderSpec) -> bool:
 class DrawsCursor(Cursor):
     epoch: int = 0  # passes finished, of a finite stream
     draws: int = 0  # draws made in this pass
-    offsets: tuple[int, ...] = ()  # per leaf: draws before the mixture changed; empty: none
+    offsets: tuple[Signed, ...] = ()  # per leaf: draws before the mixture changed; empty: none
 
 
 @frozen(kw_only=True)
@@ -253,6 +254,27 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
     def leaves(self) -> list[Leaf]:
         return self.plan.table.leaves
 
+    def faults(self, at: DrawsCursor) -> Iterator[Fault]:
+        if at.offsets and len(at.offsets) != (count := len(self._ids)):
+            yield "offsets", f"must have a number for each of {count} leaves, has {len(at.offsets)}"
+        elif min(at.offsets, default=0) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
+            yield "offsets", f"are less than none of a leaf, after {at.draws} draws"
+
+    def has(self, reference: Mark) -> bool:
+        """Return whether there is a sample of that reference."""
+        entry, _, number = reference
+        return entry < len(self._sizes) and number < self._sizes[entry]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """The numbers of samples of the leaves of entries."""
+        return [leaf.num_samples for _, leaf in leaf_entries(self.spec.of)]
+
+    @property
+    def _ids(self) -> set[str]:
+        """The ids of the leaves; as `leaves`, without a plan."""
+        return {leaf.id for _, leaf in leaf_entries(self.spec.of)}
+
     def goes_on(self, before: Before) -> None:
         """Let leaves go on where others have left them; said again by a parent after a restore."""
         self._before = before
@@ -282,6 +304,12 @@ class DealtReferences(ReferencesNode):
             alone = evolve(self.context, lane=0, lanes=1, hosted=())
             self._plan = LanePlans.of(self.spec, alone, endless=False).in_lane(0)
         return self._plan
+
+    def faults(self, at: DrawsCursor) -> Iterator[Fault]:
+        yield from super().faults(at)
+        first, end = (self.plan.order.begin(epoch) for epoch in (at.epoch, at.epoch + 1))
+        if at.draws > end - first:
+            yield "draws", f"must be those of a pass of {end - first} samples, got {at.draws}"
 
     def rewind(self) -> None:
         self.cursor = DrawsCursor(epoch=self.cursor.epoch + 1)

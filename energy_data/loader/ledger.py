@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from operator import sub
 from typing import Any
 
 from attrs import evolve
 
 from energy_data.context import Context
-from energy_data.errors import StateMismatchError
+from energy_data.damage import Fault, refuse, wrong_kinds
+from energy_data.errors import StateError, StateMismatchError
 from energy_data.leaves import leaf_entries
 from energy_data.loader.gone import Gone
 from energy_data.loader.stages import Plan
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, same_above_order
-from energy_data.node import Mark, Node
-from energy_data.pending import PendingNode
+from energy_data.node import Change, Mark, Node, as_tuples
+from energy_data.pending import PendingCursor, PendingNode
 from energy_data.references import ReferencesNode, ReferencesSpec, follows_run
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,10 @@ class Ledgers:
             )
         self.trees = trees
         self._plan = Plan.of(self.record)
+        needed = {*trees, *([self._plan.path] if self._plan else [])}
+        for lane, place in state.places.items():
+            if missing := sorted(needed - place.keys()):
+                raise StateError(f"state: it is damaged: lane {lane} has no {', '.join(missing)}.")
 
     def of_lane(self, lane: int) -> dict[str, Ledger]:
         """Return the ledgers of a lane by the path of the order tree. Reads no data."""
@@ -60,8 +66,7 @@ class Ledgers:
         """
         if self._plan is None:
             return None
-        carried = self.state.places[lane][self._plan.path].get("carried", ())
-        total = dict(zip(self._plan.leaf_ids, carried, strict=False))
+        total = self._plan.carried(self.state.places[lane][self._plan.path])
         for path, ledger in self.of_lane(lane).items():
             row = self._plan.row_of(path)
             if row is not None and row.on_enter == "continue":
@@ -156,7 +161,7 @@ class Pending:
         def change(order: Node[Any, Any], reference: Mark) -> Mark | None:
             assert isinstance(order, ReferencesNode)
             was, now = self._entries[paths[id(order)]], _entries(order.spec)
-            leaf_id = was[reference[0]]
+            leaf_id = was[reference[0]]  # IndexError if damaged
             if leaf_id not in self.kept or leaf_id not in now:
                 return None
             places = [place for place, name in enumerate(now) if name == leaf_id]
@@ -170,11 +175,29 @@ class Pending:
             if isinstance(node, PendingNode) and same_above_order(
                 self.saved.record, self.ours, path
             ):
-                node.cursor = replace(node.cursor, **cursor)
-                node.move(change)
-                self.lost += node.cursor.lost - cursor["lost"]
+                refuse(path, partial(self._moved, node, cursor, change))
             else:
-                self.lost += len(cursor["pending"])
+                refuse(path, partial(self._left_behind, cursor))
+
+    def _moved(
+        self, node: PendingNode[Any], cursor: Mapping[str, Any], change: Change
+    ) -> Iterator[Fault]:
+        """Let a node go on with what was pending of leaves that are kept; yield what is damaged."""
+        values = {name: as_tuples(value) for name, value in cursor.items()}
+        wrong = list(wrong_kinds(type(node.cursor), values))
+        yield from wrong
+        if not wrong:
+            node.cursor = replace(node.cursor, **values)
+            yield from node.own_faults(node.cursor)
+            node.move(change)
+            self.lost += node.cursor.lost - values["lost"]
+            yield from node.faults(node.cursor)
+
+    def _left_behind(self, cursor: Mapping[str, Any]) -> Iterator[Fault]:
+        """Count what was pending where our tree has no such node; yield what is damaged."""
+        pending = as_tuples(cursor["pending"])
+        yield from wrong_kinds(PendingCursor, {"pending": pending})
+        self.lost += len(pending)
 
 
 def _going_on(record: TreeRecord) -> set[str]:

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from attrs import evolve
 
-from energy_data.errors import StateMismatchError
+from energy_data.damage import is_count, refuse, shown, wrong_kinds
+from energy_data.errors import StateError, StateMismatchError
 from energy_data.loader.host import Nodes
 from energy_data.loader.ledger import Ledgers, put
 from energy_data.loader.stages import Plan, Row, edits
@@ -22,6 +23,7 @@ from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, differences
 from energy_data.node import State
 from energy_data.nodes.staged import StagedNode, StagedSpec
+from energy_data.played import StagedCursor
 from energy_data.references import ReferencesNode
 from energy_data.spec import Spec
 from energy_data.stage import DEFAULT
@@ -36,20 +38,55 @@ def where_stages_are(saved: RunState) -> RunState:
 
     At the end of a run, earlier versions began its numbers again, though stages never do.
     """
-    if not saved.epoch or saved.step is not None:
-        return saved
-    batches = [
-        cursor["taken"] * saved.lanes + lane
+    found = {
+        lane: (path, cursor)
         for lane, place in saved.places.items()
-        for cursor in place.values()
-        if "carried" in cursor and "entered" not in cursor
-    ]
-    lost = batches and saved.batch < min(batches)
-    if not lost:
+        for path, cursor in place.items()
+        if "carried" in cursor
+    }
+    if not found:
         return saved
-    batch = min(batches)
-    clock = batch - (batch - saved.clock) % saved.hosted[1]
-    return evolve(saved, batch=batch, clock=clock, begun=0)
+    at = {lane: _at(saved, lane, path, cursor) for lane, (path, cursor) in found.items()}
+    entered = {lane: at["entered"] for lane, (_, at) in found.items() if "entered" in at}
+    if entered:
+        _check_entered(saved, entered)
+    batch = min(at.values())
+    if saved.epoch and saved.step is None and not entered and saved.batch < batch:
+        clock = batch - (batch - saved.clock) % saved.hosted[1]
+        saved = evolve(saved, batch=batch, clock=clock, begun=0)
+    for lane, place in at.items():
+        if place != (due := saved.batch + (lane - saved.batch) % saved.lanes):
+            raise StateError(
+                f"state: it is damaged: lane {lane} is at micro-batch {due}, and its stages at "
+                f"{place}. Use another checkpoint."
+            )
+    return saved
+
+
+def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:
+    """Raise StateError if lanes are in other stages than the step of the run is."""
+    plan, step = Plan.of(TreeRecord.unpack(saved.tree)), (saved.step or {}).get("step")
+    if plan is None or not is_count(step):
+        raise StateError(
+            f"state: it is damaged: its stages count steps, and it is at step {shown(step)}. Use "
+            f"another checkpoint."
+        )
+    begun = sum(row.begin <= step for row in plan.rows) - 1
+    # What begins with this step was not entered yet, or was.
+    fitting = {begun, begun - (plan.rows[begun].begin == step)}
+    counts = {len(each) if isinstance(each, list | tuple) else None for each in entered.values()}
+    if len(set(map(repr, entered.values()))) > 1 or counts - fitting:
+        lane, wrong = max(entered.items(), key=repr)
+        raise StateError(
+            f"state: it is damaged: lane {lane} has entered stages at {shown(wrong)}, and step "
+            f"{step} is of stage {begun}. Use another checkpoint."
+        )
+
+
+def _at(saved: RunState, lane: int, path: str, cursor: Mapping[str, Any]) -> int:
+    """Return the micro-batch at which the stages of a lane are. StateError if it is damaged."""
+    refuse(path, lambda: wrong_kinds(StagedCursor, {"taken": cursor["taken"]}))
+    return int(cursor["taken"]) * saved.lanes + lane
 
 
 def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:
@@ -199,10 +236,10 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
             row = before.row_of(path)
             if path in state and (row is None or row.begin < clock):
                 state[path] = _also_fading(dict(cursor), state[path])
+        known = before.carried(saved.places[lane].get(before.path, {}))
+        state[before.path] = {**state[before.path], "carried": ()}  # it is of the leaves before
         node.load_state_dict(state)
-        staged = _staged_of(node)
-        known = dict(zip(before.leaf_ids, staged.cursor.carried, strict=False))
-        staged.carry({**saved.gone.of(lane, now.leaves), **known})
+        _staged_of(node).carry({**saved.gone.of(lane, now.leaves), **known})
 
 
 def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:

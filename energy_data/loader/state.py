@@ -31,6 +31,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from energy_data.damage import is_count, shown
 from energy_data.errors import (
     StateError,
     StateIncompleteError,
@@ -104,20 +105,20 @@ class RunState:
         try:
             if state["version"] > 3:
                 return cls._of_lanes(state)
-            rank, ranks = state["hosted"]
-            lanes = range(int(rank), int(state["lanes"]), int(ranks))
-            if not 0 <= int(rank) < int(ranks) <= int(state["lanes"]) <= MAX_LANES:
+            rank, ranks = map(_count, state["hosted"])
+            if not 0 <= rank < ranks <= _count(state["lanes"]) <= MAX_LANES:
                 raise ValueError(f"rank {rank} of {ranks} with {state['lanes']} lanes")
+            lanes = range(rank, state["lanes"], ranks)
             rows = _rows(state["places"], len(lanes))
             return cls(
-                seed=int(state["seed"]),
-                lanes=int(state["lanes"]),
-                epoch=int(state["epoch"]),
-                begun=int(state["begun"]),
-                batch=int(state["batch"]),
-                clock=int(state["batch"]) // int(ranks) * int(ranks),
-                tree=str(state["tree"]),
-                hosted=(int(rank), int(ranks)),
+                seed=_whole(state["seed"]),
+                lanes=state["lanes"],
+                epoch=_count(state["epoch"]),
+                begun=_count(state["begun"]),
+                batch=_count(state["batch"]),
+                clock=state["batch"] // ranks * ranks,
+                tree=_text(state["tree"]),
+                hosted=(rank, ranks),
                 places=dict(zip(lanes, rows, strict=True)),
                 start=rows[0],
                 step=dict(state["step"]) if "step" in state else None,
@@ -129,29 +130,31 @@ class RunState:
 
     @classmethod
     def _of_lanes(cls, state: Mapping[str, Any]) -> RunState:
-        lanes = int(state["lanes"])
+        lanes = _count(state["lanes"])
         rows = {int(lane): row for lane, row in state["places"].items()}
         if not 0 < lanes <= MAX_LANES or not all(0 <= lane < lanes for lane in rows):
             raise ValueError(f"lanes {sorted(rows)} of {lanes}")
         start: State = {}
         for path, name, value in state["start"]:
-            start.setdefault(path, {})[name] = _frozen(value)
+            start.setdefault(_text(path), {})[_text(name)] = _frozen(value)
         places = {lane: _changed(start, row[3:]) for lane, row in rows.items()}
         run = start.pop(_OF_RUN, {})
         drawn = {lane: place.pop(_OF_RUN, {}).get("gone", ()) for lane, place in places.items()}
-        passes = {(int(epoch), int(begun)) for _, epoch, begun, *_ in rows.values()}
-        batches = [int(row[0]) for row in rows.values()]
+        passes = {(_count(epoch), _count(begun)) for _, epoch, begun, *_ in rows.values()}
+        batches = [_count(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
-        if min(batches) < 0:
-            raise ValueError(f"micro-batch {min(batches)}")
+        if wrong := [lane for lane, row in rows.items() if row[0] % lanes != lane]:
+            raise ValueError(f"lane {wrong[0]} of {lanes} has no micro-batch {rows[wrong[0]][0]}")
         clock = _clock(run, state["version"], min(batches), hosted[1], lanes)
         if len(passes) > 1 or max(batches) - min(batches) >= lanes or clock < 0:
             raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
         ((epoch, begun),) = passes
+        if begun > min(batches):
+            raise ValueError(f"a pass that began at {begun}, at micro-batch {min(batches)}")
         return cls(
-            seed=int(state["seed"]),
+            seed=_whole(state["seed"]),
             lanes=lanes,
-            tree=str(state["tree"]),
+            tree=_text(state["tree"]),
             epoch=epoch,
             begun=begun,
             batch=min(batches),
@@ -190,6 +193,24 @@ def _clock(run: Mapping[str, Any], version: int, batch: int, ranks: int, lanes: 
         raise ValueError(f"{name}, where rounds begin, of {lanes} lanes: {first!r}")
     # All lanes together are where the first of them is.
     return batch if ranks == 1 else batch - (batch - first) % parts
+
+
+def _count(value: Any) -> int:
+    if not is_count(value):
+        raise ValueError(f"a number from 0 to 2**48 is expected, got {shown(value)}")
+    return int(value)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"a whole number is expected, got {shown(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text is expected, got {shown(value)}")
+    return value
 
 
 def _fields(place: State) -> Iterator[tuple[str, str, Any]]:

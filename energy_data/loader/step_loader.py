@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve
 
-from energy_data.errors import DataError, StateMismatchError
+from energy_data.errors import DataError, StateError, StateMismatchError
 from energy_data.loader.ends import stand_in, with_values
 from energy_data.loader.exchange import Exchange
 from energy_data.loader.host import Host
@@ -269,6 +269,11 @@ class StepLoader(RoundLoader):
 
     def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
         said = None if saved.step is None else StepState.of(saved.step)
+        if said is not None and not 0 <= saved.batch - said.base < saved.lanes:
+            raise StateError(
+                f"state: it is damaged: its step began at micro-batch {said.base}, and its lanes "
+                f"are at {saved.batch}. Use another checkpoint."
+            )
         if changed and said is not None and said.index and on_mismatch == "keep_matching":
             raise StateMismatchError(
                 f"state: the tree was edited, and the state was saved inside step {said.step}, of "

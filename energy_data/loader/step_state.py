@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
+from energy_data.damage import is_count, shown
 from energy_data.errors import StateError
 from energy_data.node import State
 from energy_data.steps.counts import EMPTY, Counts
 from energy_data.steps.plan import Planned
 from energy_data.steps.rules import DocsPerStep
+
+MOST = 1 << 20  # micro-batches of a rank in a step; more are a damaged number
 
 
 class Settled(NamedTuple):
@@ -41,14 +44,13 @@ class Settled(NamedTuple):
         if said is None:
             return None
         step, rounds, amount, microbatches, short, blank, *counts = said
-        plan = Planned(
-            int(step),
-            int(rounds),
-            int(amount),
-            int(microbatches),
-            bool(short),
-            tuple(int(each) for each in blank),
-        )
+        plan = Planned(step, rounds, amount, microbatches, short, tuple(blank))
+        numbers = (*plan[:4], *plan.blank, *(each for each in counts if each is not None))
+        if not all(map(is_count, numbers)) or not isinstance(short, bool) or len(counts) != 5:
+            raise ValueError(f"a step of {shown(said)}")
+        given = rounds - len(blank)
+        if not sorted(set(blank)) == blank[:rounds] or not given <= microbatches <= MOST:
+            raise ValueError(f"a step of {rounds} rounds and {microbatches} micro-batches")
         return cls(plan, Counts(*counts).plus(EMPTY))
 
 
@@ -83,6 +85,14 @@ class At:
         }
 
 
+def _check_inside(plan: Planned, step: int, index: int, passes: tuple[int, ...]) -> None:
+    """Raise ValueError for a place that cannot be inside a step."""
+    if plan.step != step or not 0 < index < plan.microbatches:
+        raise ValueError(f"micro-batch {index} of step {step}, and a step {plan}")
+    if sorted({*passes}) != list(passes) or (passes and passes[-1] > plan.rounds):
+        raise ValueError(f"passes that end after {passes} of {plan.rounds} rounds")
+
+
 @frozen(kw_only=True)
 class StepState:
     """A place read back."""
@@ -102,24 +112,26 @@ class StepState:
     def of(cls, said: Any) -> StepState:
         """Return the place; StateError if it is damaged."""
         try:
-            names = ("step", "index", "docs_seen", "base", "told")
-            numbers = {name: int(said[name]) for name in names}
-            given = int(said["given"]) if "given" in said else None
-            passes = tuple(int(each) for each in said["passes"])
-            settled = Settled.of(said["settled"])
+            names = ("step", "index", "docs_seen", "base", "told", "ranks")
+            numbers = {name: said[name] for name in names}
+            given = said.get("given", 0)  # older versions have none
+            passes, settled = tuple(said["passes"]), Settled.of(said["settled"])
+            for number in (*numbers.values(), given, *passes):
+                if not is_count(number):
+                    raise ValueError(f"a number from 0 to 2**48 is expected, got {shown(number)}")
             index = numbers["index"]
-            inside = settled is not None and 0 < index < settled.plan.microbatches
-            if min(*numbers.values(), given or 0) < 0 or (index > 0) != inside:
-                raise ValueError(f"micro-batch {index} of {settled}")
+            if settled is None and (index or passes):
+                raise ValueError(f"micro-batch {index} of a step that is not known")
+            if settled is not None:
+                _check_inside(settled.plan, numbers["step"], index, passes)
             return cls(
                 **numbers,
-                given=given,
+                given=said.get("given"),
                 passes=passes,
                 settled=settled,
-                ranks=int(said["ranks"]),
                 rule=list(said["rule"]),
             )
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise StateError(
                 f"state: its place inside steps is damaged ({type(error).__name__}: {error}). Use "
                 f"another checkpoint."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -12,6 +12,7 @@ from attrs import field, frozen
 
 from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
+from energy_data.damage import Fault, shown
 from energy_data.errors import DataError, SpecError
 from energy_data.node import Cursor, Node
 from energy_data.order.choice import WeightedChoice, integer_weights
@@ -199,6 +200,10 @@ class BlendNode(BranchesNode[BlendCursor]):
         self.weights = dict(zip(children, weights, strict=True))
         self.context = context
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
+
+    def faults(self, at: BlendCursor) -> Iterator[Fault]:
+        if set(at.ended) - self.children.keys() or len(set(at.ended)) < len(at.ended):
+            yield "ended", f"must be some of {', '.join(self.children)}, got {shown(at.ended)}"
 
     def mixed(self, count: int, draw: Draw) -> list[Drawn]:
         at, items, empty = self.cursor, list[Drawn](), 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
+from energy_data.damage import Fault, shown
 from energy_data.errors import DataError, SpecError
 from energy_data.node import MAX_EMPTY_DRAWS, Cursor
 from energy_data.order.choice import WeightedChoice, integer_weights
@@ -88,6 +89,13 @@ class BlendByCostNode(BranchesNode[BlendByCostCursor]):
         children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
         super().__init__(BlendByCostCursor(cost=(0,) * len(children)), children)
         self.spec, self.context = spec, context
+
+    def faults(self, at: BlendByCostCursor) -> Iterator[Fault]:
+        count = len(self.children)
+        if len(at.cost) != count:
+            yield "cost", f"must be of {count} children, got {shown(at.cost)}"
+        if set(at.ended) - set(range(count)) or len(set(at.ended)) < len(at.ended):
+            yield "ended", f"must be some of 0 to {count - 1}, got {shown(at.ended)}"
 
     def mixed(self, count: int, draw: Draw) -> list[Drawn]:
         at, items = self.cursor, list[Drawn]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, TypeVar
@@ -11,6 +11,7 @@ from attrs import frozen
 
 from energy_data.branches import BranchesNode, Draw, Drawn
 from energy_data.context import Context
+from energy_data.damage import Fault
 from energy_data.errors import SpecError
 from energy_data.node import Cursor, Node
 from energy_data.order.tree import ConcatOrder
@@ -85,6 +86,10 @@ class ConcatNode(BranchesNode[ConcatCursor]):
     def __init__(self, spec: ConcatSpec, context: Context) -> None:
         children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
         super().__init__(ConcatCursor(), children)
+
+    def faults(self, at: ConcatCursor) -> Iterator[Fault]:
+        if at.child > len(self.children):
+            yield "child", f"must be one of {len(self.children)}, got {at.child}"
 
     def mixed(self, count: int, draw: Draw) -> list[Drawn]:
         while self.cursor.child < len(self.children):

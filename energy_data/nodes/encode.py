@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from energy_data.calls import LEFT_OUT, Call, LeftOut
 from energy_data.context import Context
+from energy_data.damage import Fault
 from energy_data.errors import DataError, SpecError
 from energy_data.failures import OnFailure
 from energy_data.meter import ENCODING
@@ -178,6 +179,10 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         self.stock: Stock[Any] = Stock(self.child.again)
         # The parts of one sample, under way: a cache that is good at one place only.
         self._under_way: tuple[Mark, int, Iterator[Any]] | None = None
+
+    def own_faults(self, at: PartsCursor) -> Iterator[Fault]:
+        if at.part and not at.pending:
+            yield "part", f"must be of a sample that waits, there is none, got {at.part}"
 
     def draw(self, count: int) -> list[Any]:
         return [part for _, part in self.draw_marked(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from attrs import frozen
 
 from energy_data.calls import Call
 from energy_data.context import Context
+from energy_data.damage import Fault
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.failures import OnFailure
 from energy_data.meter import COLLATING
@@ -124,6 +125,10 @@ class GroupNode(PendingNode[GroupCursor]):
         self.collate = Call(spec.collate, context, policy, batch)
         self.groups: Groups | None = Groups()
         self.grouped: tuple[Mark, ...] = ()
+
+    def own_faults(self, at: GroupCursor) -> Iterator[Fault]:
+        if at.unseen > len(at.pending):
+            yield "unseen", f"must be of the {len(at.pending)} that wait, got {at.unseen}"
 
     def draw(self, count: int) -> list[Any]:
         groups = self._groups()

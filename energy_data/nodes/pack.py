@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 
 from energy_data.calls import Measure
 from energy_data.context import Context
+from energy_data.damage import Fault, shown
 from energy_data.documents import Buffer, Document, documents_of
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.meter import PACKING
@@ -97,6 +98,11 @@ class PackNode(PendingNode[PackCursor]):
         # A cache: the buffer, and the marks it has. With other marks it is made anew.
         self.buffer = Buffer(spec.packing)
         self.buffered: tuple[Mark, ...] | None = ()
+
+    def own_faults(self, at: PackCursor) -> Iterator[Fault]:
+        parts = at.pending if self.num_prefixed else ()
+        if wrong := [mark[:3] for mark in parts if not mark[0] < mark[1] <= mark[2]]:
+            yield "pending", f"has a part of a document that is none, {shown(wrong[0])}"
 
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from energy_data.calls import Call
 from energy_data.context import Context
+from energy_data.damage import Fault, shown
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.failures import OnFailure
 from energy_data.meter import PACKING
@@ -115,6 +116,11 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         self.encode = spec.encode and Call(
             spec.encode, context, policy.encode, "encoding", "encode_failures"
         )
+
+    def own_faults(self, at: PackSelectedCursor) -> Iterator[Fault]:
+        waiting = len(at.pending)
+        if sum(at.groups) != waiting or 0 in at.groups:
+            yield "groups", f"must share out the {waiting} that wait, got {shown(at.groups)}"
 
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from energy_data.context import Context
 from energy_data.crossed import crossed_leaves
+from energy_data.damage import Fault, shown
 from energy_data.errors import DataError, SpecError
 from energy_data.node import Cursor, Node
 from energy_data.past import Past, nodes_of, order_trees
@@ -187,6 +188,19 @@ class StagedNode(Node[Any, StagedCursor]):
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
         return stage.of.build(context_of(stage, self.context))
+
+    def faults(self, at: StagedCursor) -> Iterator[Fault]:
+        if at.carried and len(at.carried) != (count := len(leaf_ids(self.spec))):
+            yield "carried", f"must have a number for each of {count} leaves, has {len(at.carried)}"
+        if isinstance(at, FadingCursor) and len(at.faded) > (count := self._played.num_faded):
+            yield "faded", f"must be of {count} order trees at most, has {len(at.faded)}"
+        if isinstance(at, SteppedCursor):
+            beyond = at.taken * self.context.lanes + self.context.lane
+            begins = (0, *at.entered)
+            if len(begins) > len(self.spec.stages) or list(begins) != sorted(begins):
+                yield "entered", f"must be the beginnings of stages, got {shown(at.entered)}"
+            elif begins[-1] > beyond:
+                yield "entered", f"must be up to micro-batch {beyond}, got {shown(at.entered)}"
 
     @property
     def batch(self) -> int:

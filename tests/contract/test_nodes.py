@@ -14,8 +14,10 @@ from trees import KINDS, B, batches, finite, leaf, samples
 
 import energy_data.nodes
 from energy_data.context import Context
+from energy_data.damage import ANNOTATIONS, kinds_of
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
 from energy_data.leaves import Leaf
+from energy_data.node import Cursor
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
@@ -44,6 +46,16 @@ def test_the_table_has_every_kind():
     modules = set(energy_data.nodes.__path__)
     assert modules
     assert every_kind() == set(KINDS) | {kind_of(ReferencesSpec)}
+
+
+def every_cursor(cls: type[Cursor] = Cursor) -> set[type[Cursor]]:
+    return {cls}.union(*(every_cursor(sub) for sub in cls.__subclasses__()))
+
+
+def test_what_fields_of_cursors_are_annotated_with_is_what_damage_is_told_by():
+    cursors = {cls for cls in every_cursor() if cls.__module__.startswith("energy_data.")}
+    assert len(cursors) > len(KINDS)
+    assert {kind for cursor in cursors for kind in kinds_of(cursor).values()} == ANNOTATIONS
 
 
 @pytest.mark.parametrize("spec", ALL)

@@ -7,6 +7,7 @@ import logging
 from itertools import islice
 
 import pytest
+from damaging import as_saved, check, damaged, sampled
 from data import CRUDE, TEXTS, make_dataset
 from encoders import Everything, alone, facts
 
@@ -125,3 +126,22 @@ def test_what_is_left_out_is_counted_in_the_state(mixture):
     taken(loader, 10)
     assert sum(loader.stats().left_out.values()) > 3
     assert alone().num_lanes == LANES
+
+
+def restored(loader, state):
+    loader.restore_state_global(state)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_some_damage_to_a_state_is_refused_or_does_no_harm(mixture, count):
+    loader = loader_of(mixture)
+    taken(loader, count)
+    state = as_saved(loader)
+    assert check(lambda: loader_of(mixture), sampled(state, 60, count), restored)
+
+
+@pytest.mark.slow
+def test_any_damage_to_a_state_is_refused_or_does_no_harm(mixture):
+    loader = loader_of(mixture)
+    taken(loader, 5)
+    assert check(lambda: loader_of(mixture), damaged(as_saved(loader)), restored)

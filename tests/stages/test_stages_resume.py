@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 from attrs import evolve
@@ -251,9 +252,23 @@ def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
 
 @pytest.mark.parametrize("spec", [BEFORE, EDITS_AHEAD["it moves nearer"]])
 @pytest.mark.parametrize(
-    ("name", "value"), [("taken", "x"), ("taken", [1]), ("taken", None), ("carried", 5)]
+    ("name", "value", "must"),
+    [
+        ("taken", "x", "be a number from 0"),
+        ("taken", [1], "be a number from 0"),
+        ("taken", None, "be a number from 0"),
+        ("taken", -1, "be a number from 0 to 2**48, got -1"),
+        ("taken", 1.5, "be a number from 0 to 2**48, got 1.5"),
+        ("taken", 10**30, "be a number from 0"),
+        ("carried", 5, "be a list of numbers from 0 to 2**48, got 5"),
+        ("carried", [0, "a", 0], "be a list of numbers from 0 to 2**48, got 'a' as number 1"),
+        ("carried", [10**30, 0, 0], "be a list of numbers"),
+        ("carried", [0, 0, -3], "be a list of numbers from 0 to 2**48, got -3 as number 2"),
+        ("carried", [[1], 0, 0], "be a list of numbers"),
+        ("carried", [1], "have a number for each of 3 leaves"),
+    ],
 )
-def test_a_damaged_value_of_a_stage_is_a_state_error_before_anything_moves(spec, name, value):
+def test_a_damaged_value_of_a_stage_is_a_state_error_before_anything_moves(spec, name, value, must):
     state = state_at(15)
     (number,) = (n for n, entry in enumerate(state["start"]) if entry[:2] == ["root", name])
     row = state["places"]["0"]
@@ -262,9 +277,18 @@ def test_a_damaged_value_of_a_stage_is_a_state_error_before_anything_moves(spec,
     else:
         row += [number, value]
     loader = loader_of(spec, lanes=4)
-    with pytest.raises(StateError, match=f"damaged: '{name}' of root must be a"):
+    with pytest.raises(StateError, match=re.escape(f"damaged: '{name}' of root must {must}")):
         loader.load_state_dict(state)
     assert in_order([loader], 3) == in_order([loader_of(spec, lanes=4)], 3)
+
+
+def test_stages_at_another_place_than_their_lane_are_a_state_error():
+    state = state_at(15)
+    (number,) = (n for n, entry in enumerate(state["start"]) if entry[:2] == ["root", "taken"])
+    row = state["places"]["0"]
+    row[4 + row[3::2].index(number) * 2] += 1
+    with pytest.raises(StateError, match="lane 0 is at micro-batch 16, and its stages at 20"):
+        goes_on(state, BEFORE)
 
 
 PACKED = batches(packs(samples(X)))

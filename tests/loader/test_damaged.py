@@ -1,0 +1,131 @@
+"""A damaged state is refused, with nothing moved, or does no harm: whatever value is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from attrs import evolve
+from damaging import as_saved, check, damaged, sampled
+from trees import KINDS, A, B, batches, faded, leaf, packs, samples, staged
+
+from energy_data.errors import StateError
+from energy_data.nodes.blend import BlendSpec, Part
+from loader import test_steps_stages
+from loader.runs import in_order, loader_of
+from loader.steps import STREAM, ranks_of, take
+from loader.test_steps_exact import packs as exact_packs
+
+TREES = {
+    f"{kind} {number}": spec
+    for kind, specs in KINDS.items()
+    for number, spec in enumerate(specs)
+    if spec.gives != "references"
+}
+BLEND = BlendSpec((Part(A, 5), Part(B, 2)))
+OTHER = BlendSpec((Part(leaf("d", 8), 2), Part(A, 5)))
+TWO = staged(batches(packs(samples(BLEND))), batches(samples(A)))
+FADING = faded(staged(batches(packs(samples(A))), batches(samples(BLEND)), batches(samples(B))), 4)
+LAST = evolve(FADING.stages[2], of=batches(samples(BLEND)))
+# What saved, and what restores it after an edit.
+EDITS = {
+    "leaves": (batches(packs(samples(BLEND))), batches(packs(samples(OTHER)))),
+    "stage ahead": (TWO, evolve(TWO, stages=(TWO.stages[0], evolve(TWO.stages[1], name="new")))),
+    "stage ignored": (TWO, staged(batches(samples(OTHER)), batches(samples(B)), resume="ignore")),
+    "fade ahead": (FADING, evolve(FADING, stages=(*FADING.stages[:2], LAST))),
+    "stages": (batches(samples(BLEND)), staged(batches(samples(OTHER)), resume="ignore")),
+}
+STEPS = {
+    "at least": lambda: ranks_of(STREAM, target=10)[0],
+    "exact": lambda: ranks_of(exact_packs(), target=10, mode="exact")[0],
+    "stages": lambda: test_steps_stages.ranks_of(test_steps_stages.SPEC, test_steps_stages.RULES)[
+        0
+    ],
+}
+FEW = 12  # damages of each state in a quick run
+
+
+def restored(loader, state):
+    loader.load_state_dict(state)
+
+
+def restored_after_an_edit(loader, state):
+    loader.load_state_dict(state, on_mismatch="keep_matching")
+
+
+def of_tree(spec, rounds=9):
+    loader = loader_of(spec, lanes=2)
+    in_order([loader], rounds)
+    return as_saved(loader), lambda: loader_of(spec, lanes=2)
+
+
+def of_edit(name):
+    before, after = EDITS[name]
+    keep = name in ("leaves", "stages")
+    return of_tree(before)[0], of_tree(after)[1], restored_after_an_edit if keep else restored
+
+
+def of_steps(name, count):
+    loader = STEPS[name]()
+    take([loader], count)
+    return as_saved(loader), STEPS[name]
+
+
+@pytest.mark.parametrize("spec", EDITS["fade ahead"])
+@pytest.mark.parametrize(
+    ("faded", "must"),
+    [
+        (["a"], "be a list of numbers from 0 to 2**48, got 'a' as number 0"),
+        ([10**30], "be a list of numbers"),
+        ([-1], "be a list of numbers"),
+        ([1, 2, 3], "be of 2 order trees at most, has 3"),
+        (None, "be a list of numbers"),
+    ],
+)
+def test_damage_to_how_far_stages_had_faded_is_told(spec, faded, must):
+    state, _ = of_tree(FADING)
+    (entry,) = (entry for entry in state["start"] if entry[:2] == ["root", "faded"])
+    entry[2] = faded
+    with pytest.raises(StateError, match=re.escape(f"damaged: 'faded' of root must {must}")):
+        loader_of(spec, lanes=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_some_damage(tree):
+    state, make = of_tree(TREES[tree])
+    check(make, sampled(state, FEW, tree), restored)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_some_damage_before_an_edit(edit):
+    state, make, restore = of_edit(edit)
+    check(make, sampled(state, 10 * FEW, edit), restore)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 9, 30])
+@pytest.mark.parametrize("steps", STEPS)
+def test_some_damage_inside_and_between_steps(steps, count):
+    state, make = of_steps(steps, count)
+    check(make, sampled(state, 4 * FEW, (steps, count)), restored)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", TREES)
+def test_any_damage(tree):
+    state, make = of_tree(TREES[tree])
+    assert check(make, damaged(state), restored) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", EDITS)
+def test_any_damage_before_an_edit(edit):
+    state, make, restore = of_edit(edit)
+    assert check(make, damaged(state), restore) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [0, 1, 4, 9, 30])
+@pytest.mark.parametrize("steps", STEPS)
+def test_any_damage_inside_and_between_steps(steps, count):
+    state, make = of_steps(steps, count)
+    assert check(make, damaged(state), restored) > 100
