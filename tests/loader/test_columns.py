@@ -1,11 +1,13 @@
-"""Sources of batches cross as columns, and arrive as they were."""
+"""Sources of batches cross as columns, large bytes beside the pickle; both arrive as they were."""
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
 
+from energy_data.loader.arena import ArenaReader, ArenaWriter
 from energy_data.loader.columns import with_columns
 from energy_data.sample import SampleSource
 
@@ -51,3 +53,37 @@ def test_many_sources_of_few_shards_take_few_bytes():
     shards = [f"{n}.tar" for n in range(4)]
     sources = [(SampleSource("/data/a", shards[n % 4], n),) for n in range(256)]
     assert len(pickle.dumps(with_columns({"__sources__": sources}))) < 256 * 8
+
+
+LARGE = 50_000
+
+
+def crossed(batch):
+    """The batch after its way through an arena, and how many buffers went beside the pickle."""
+    writer = ArenaWriter(1 << 24)
+    parcel = writer.write(with_columns(batch))
+    return ArenaReader(os.dup(writer.fd)).read(parcel), len(parcel.spans[:-1])
+
+
+@pytest.mark.parametrize(
+    ("values", "beside"),
+    [
+        ([bytes([n]) * LARGE for n in range(8)], 8),
+        ([b"a" * LARGE, b"small"], 0),
+        ([b"a" * LARGE, "text"], 0),
+        ([b"a" * LARGE, bytearray(LARGE)], 0),
+        ([b"a" * LARGE] * 3, 0),
+        ([b""], 0),
+    ],
+    ids=["all large", "one small", "one text", "a bytearray", "the same thrice", "empty"],
+)
+def test_large_bytes_arrive_as_they_were_copied_once_less(values, beside):
+    arrived, found = crossed({"data": values})
+    assert arrived["data"] == values
+    assert found == beside
+    assert list(map(type, arrived["data"])) == list(map(type, values))
+
+
+def test_one_object_many_times_stays_one():
+    arrived, _ = crossed({"data": [b"a" * LARGE] * 3})
+    assert len(set(map(id, arrived["data"]))) == 1
