@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace as replaced
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 from attrs import evolve, field, frozen
@@ -151,45 +151,70 @@ def _wrong_fades(stages: Sequence[Stage]) -> Iterator[str]:
             )
 
 
-def wrong_bodies(stages: Sequence[Stage]) -> Iterator[str]:
+class WrongBody(NamedTuple):
+    """What is wrong with the pipeline of a stage."""
+
+    problem: str
+    stage: str
+    leaf: str | None = None  # id of the leaf in question
+
+
+def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
     """Yield what is wrong with the pipelines of some stages."""
-    shuffles: dict[str, tuple[str, Shuffle]] = {}
     for stage in stages:
         if stage.of.gives != "batches":
-            yield (
+            problem = (
                 f"staged: stage {stage.name!r} gives {stage.of.gives}, not batches: a stage is a "
                 f"whole pipeline, so that no batch is of two stages. Put a BatchSpec over it."
             )
+            yield WrongBody(problem, stage.name)
         if stage.on_enter not in ("continue", "restart"):
-            yield (
+            problem = (
                 f"staged: on_enter of stage {stage.name!r} must be 'continue' or 'restart', got "
                 f"{stage.on_enter!r}."
             )
-        trees = list(stage.order_trees)
-        if any(tree.deal for tree in trees):
-            yield f"staged: stage {stage.name!r} is one pass only: stages go on without end."
+            yield WrongBody(problem, stage.name)
+        if any(tree.deal for tree in stage.order_trees):
+            problem = f"staged: stage {stage.name!r} is one pass only: stages go on without end."
+            yield WrongBody(problem, stage.name)
+    yield from _drawn_twice(stages)
+    yield from _shuffled_differently(stages)
+    yield from _two_of_one_id(stages)
+
+
+def _drawn_twice(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield which leaves several pipelines of a stage draw from, that are to go on after it."""
+    for stage in stages:
         if stage.on_enter == "restart":
             continue
+        trees = list(stage.order_trees)
         times = Counter(id_ for tree in trees for id_ in {leaf.id for leaf in _leaves(tree)})
         for leaf_id in sorted(id_ for id_, count in times.items() if count > 1):
-            yield (
+            problem = (
                 f"staged: leaf {leaf_id!r} is drawn from by several pipelines of stage "
                 f"{stage.name!r}, each in an order of its own: it could not go on from there. "
                 f"Blend below reading, or write `on_enter: restart`."
             )
-        for tree in trees:
+            yield WrongBody(problem, stage.name, leaf_id)
+
+
+def _shuffled_differently(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield which leaves could not go on from stage to stage, having other orders."""
+    shuffles: dict[str, tuple[str, Shuffle]] = {}
+    for stage in stages:
+        for tree in () if stage.on_enter == "restart" else stage.order_trees:
             for leaf in _leaves(tree):
                 first, known = shuffles.setdefault(leaf.id, (stage.name, tree.shuffle))
                 if _order(known) != _order(tree.shuffle):
-                    yield (
+                    problem = (
                         f"staged: leaf {leaf.id!r} is shuffled differently in the stages {first!r} "
                         f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it could "
                         f"not go on where it was. Make them equal, or write `on_enter: restart`."
                     )
-    yield from _two_of_one_id(stages)
+                    yield WrongBody(problem, stage.name, leaf.id)
 
 
-def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[str]:
+def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[WrongBody]:
     """Yield which ids mean one thing in one stage, another in another: a state has them once."""
     known: dict[str, tuple[str, Leaf]] = {}
     for stage in stages:
@@ -197,16 +222,18 @@ def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[str]:
             first, other = known.setdefault(leaf.id, (stage.name, leaf))
             where = f"in the stages {first!r} and {stage.name!r}"
             if other.epochs != leaf.epochs:
-                yield (
+                problem = (
                     f"staged: leaf {leaf.id!r} has shuffle_over_epochs_multiplier {other.epochs} "
                     f"and {leaf.epochs} {where}: it could not go on where it was. Make them equal, "
                     f"or give one of them another `id:`."
                 )
+                yield WrongBody(problem, stage.name, leaf.id)
             elif other.source is not leaf.source and other.fingerprint != leaf.fingerprint:
-                yield (
+                problem = (
                     f"staged: leaf {leaf.id!r} is two different datasets {where}: the one would "
                     f"go on where the other was. Give one of them another `id:`."
                 )
+                yield WrongBody(problem, stage.name, leaf.id)
 
 
 def _leaves(tree: ReferencesSpec) -> list[Leaf]:

@@ -27,18 +27,18 @@ from energy_data.metadataset.compile_lengths import (
 )
 from energy_data.metadataset.compile_ramp import fading
 from energy_data.metadataset.compile_steps import below_steps, rules_of
-from energy_data.metadataset.definitions import Mode
-from energy_data.metadataset.faults import Faults, did_you_mean, listed
+from energy_data.metadataset.definitions import Definition, Mode
+from energy_data.metadataset.faults import Faults, Place, did_you_mean, listed
 from energy_data.metadataset.kind_staged import Staged, StagedDefinition, StagePart
 from energy_data.metadataset.spans import Span
 from energy_data.metadataset.step_size import FOR_STEPS, with_steps
-from energy_data.metadataset.twigs import Branch, Twig
+from energy_data.metadataset.twigs import Branch, Twig, twigs
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.keys import key
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
 from energy_data.spec import Spec
-from energy_data.stage import OnEnter, OnExhausted, Stage, wrong_bodies
+from energy_data.stage import OnEnter, OnExhausted, Stage, WrongBody, wrong_bodies
 
 # What is told of every stage, and kept in states; of the rest, what some stage changes.
 PIPELINE_PARAMS = (
@@ -89,14 +89,15 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
         place = tree.definition.places["staged"]
         compiler.faults.add(place, f"{tree.definition.where}.staged.at", problem)
     told = {*PIPELINE_PARAMS, *changed_params(tree)}
+    made = _Stages(compiler)
     stages = tuple(
         evolve(stage, params={name: at for name, at in stage.params.items() if name in told})
-        for stage in _Stages(compiler).of(tree, _Around(pipeline=pipeline))
+        for stage in made.of(tree, _Around(pipeline=pipeline))
     )
     if len(compiler.faults) == before:
         staged = tree.definition.staged
-        for problem in wrong_bodies(stages):
-            compiler.faults.add(tree.definition.place, tree.definition.where, problem)
+        for fault in wrong_bodies(stages):
+            compiler.faults.add(*made.where(fault, tree.definition), fault.problem)
         if len(compiler.faults) == before:
             return StagedSpec(
                 stages=stages, buffers=staged.buffers or "handoff", resume=staged.resume or "strict"
@@ -141,6 +142,14 @@ class _Stages:
     def __init__(self, compiler: Compiler) -> None:
         self.compiler, self.faults = compiler, compiler.faults
         self.continued = Continued(compiler.faults)
+        self.trees: dict[str, Branch | Twig] = {}  # of stages, by name
+
+    def where(self, fault: WrongBody, around: Definition) -> tuple[Place, str]:
+        """Return where the leaf of a fault stands, in the stage in question; else the stages."""
+        for leaf in twigs(self.trees[fault.stage]):
+            if leaf.id == fault.leaf:
+                return leaf.definition.places[leaf.kind], leaf.definition.where
+        return around.place, around.where
 
     def of(self, tree: Branch, around: _Around) -> Iterator[Stage]:
         """Yield the stages below a `staged`; faults are noted, and then some may be missing."""
@@ -300,6 +309,7 @@ class _Stages:
             )
             yield from self.of(body.tree, inside)
             return
+        self.trees[name] = body.tree
         if on_enter == "continue":
             self.continued.see(name, body.tree)
         if body.counts_steps:

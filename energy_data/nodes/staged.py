@@ -57,7 +57,7 @@ class StagedSpec(Spec):
     on_exhausted: Literal["repeat", "error"] = "repeat"  # of a stage whose pipeline ends
 
     def __attrs_post_init__(self) -> None:
-        faults = [*wrong_bounds(self.stages), *wrong_bodies(self.stages)]
+        faults = [*wrong_bounds(self.stages), *(one.problem for one in wrong_bodies(self.stages))]
         for name, known in (
             ("buffers", ("handoff", "drop")),
             ("resume", ("strict", "ablation", "ignore")),

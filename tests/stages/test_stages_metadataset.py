@@ -171,16 +171,20 @@ WRONG = {
     "seq_len=0: a sample has at least one token.": ("name: a, params: {seq_len: 0}",),
     "7:29: splits.train.staged.stages[0].params: stage 'a': global_batch_size: must be a multiple "
     "of the batch size 4, got 6.": ("name: a, params: {global_batch_size: 6}",),
-    "splits.train: staged: leaf 'x:train' is shuffled differently in the stages 'a' and 'b'": (
-        "name: a, end: 5",
-        "name: b, params: {shuffle_buffer_size: 50}",
-    ),
+    "8:62: splits.train.staged.stages[1]: staged: leaf 'x:train' is shuffled differently in "
+    "the stages 'a' and 'b'": ("name: a, end: 5", "name: b, params: {shuffle_buffer_size: 50}"),
 }
 
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_what_is_wrong_with_a_stage_is_told_with_its_place(fault):
     assert fault in faults(stages(*WRONG[fault]))
+
+
+def test_a_leaf_that_cannot_go_on_is_told_with_its_own_place_in_the_later_stage():
+    line = "name: b, params: {shuffle_buffer_size: 5}, blend: [{path: x}, {path: y}]"
+    text = f"staged: {{stages: [{{name: a, end: 5, path: y}}, {{{line}}}]}}"
+    assert "m.yaml:3:121: splits.train.staged.stages[1].blend[1]: staged: leaf 'y:" in faults(text)
 
 
 def test_all_faults_of_the_stages_are_told_at_once():
