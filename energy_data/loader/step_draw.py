@@ -16,7 +16,7 @@ from energy_data.loader.exchange_gloo import GlooExchange
 from energy_data.loader.host import Host
 from energy_data.loader.loader import Loader
 from energy_data.loader.run import Run
-from energy_data.loader.step_rounds import NUM_COLUMNS, Drawn, Known, check_known, own, stage_of
+from energy_data.loader.step_rounds import NUM_COLUMNS, Drawn, Known, check_known, own
 from energy_data.loader.step_stages import StepStages
 from energy_data.loader.step_state import At, Settled
 from energy_data.node import State
@@ -195,7 +195,7 @@ class RoundLoader(Loader[Any]):
                 batches.append(batch)
                 counts.append(counts_of(batch, self.rules))
         before = buffer.pending[-1].stage if buffer.pending else buffer.stage
-        stage = stage_of(batches[-1]) if batches else before
+        stage = self._stages.maker_of(base + self._stride - 1)
         drawn = Drawn(
             base,
             tuple(batches),
@@ -319,7 +319,8 @@ class RoundLoader(Loader[Any]):
             most = max(most, sum(count for count, _ in told))
             items += bool(told)
             ended += not told or (self.rules.on_rank_end == "stop" and len(told) < len(numbers))
-        return Known.of_all(total, items, ended, most, self.rules, self._ranks)
+        known = Known.of_all(total, items, ended, most, self.rules, self._ranks)
+        return known._replace(round=known.round._replace(new_stage=drawn.new_stage))
 
     def _is_beyond(self, number: int) -> bool:
         """Return whether a micro-batch is after the end of the pass, as all ranks know it."""

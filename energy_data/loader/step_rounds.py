@@ -26,7 +26,7 @@ class Drawn(NamedTuple):
     batches: tuple[Any, ...] = ()  # none: it was left out, or the rank has ended
     counts: tuple[Counts, ...] = ()
     ended: bool = False
-    stage: Any = None  # that its last batch is of
+    stage: int | None = None  # that makes its last micro-batch, on whatever rank; None: no stages
     new_stage: bool = False  # whether it is another one than before
     owned: bool = False  # the batches were copied out of the arena
 
@@ -80,12 +80,6 @@ def summed(counts: Sequence[Counts]) -> Counts:
     for each in counts:
         total = total.plus(each)
     return total
-
-
-def stage_of(batch: Any) -> Any:
-    """Return the stage a batch says it is of; None if it says none."""
-    name = "__stage__"
-    return batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
 
 
 def own(batch: Any) -> Any:

@@ -47,6 +47,7 @@ class StepStages:
     stages: tuple[StepStage, ...]
     end: int | None = None  # the first step after them
     path: str | None = None  # of the stages in the tree; None: it has none that count steps
+    counted: StagedSpec | None = None  # stages that count micro-batches
 
     @classmethod
     def of(cls, run: Run[Any], rules: Rules) -> StepStages:
@@ -59,7 +60,9 @@ class StepStages:
                     f"docs_per_step: rules by the names of stages ({', '.join(rules)}) are for "
                     f"stages that count steps; this run has none. Pass one rule."
                 )
-            return cls((StepStage(first=0, rules=_resolved(rules, ranks), run=run),))
+            whole = StepStage(first=0, rules=_resolved(rules, ranks), run=run)
+            specs = (inner for _, inner in run.spec.walk() if isinstance(inner, StagedSpec))
+            return cls((whole,), counted=next(specs, None))
         path, spec = found
         by_name = rules_of_stages(spec, rules)
         stages = tuple(
@@ -77,6 +80,18 @@ class StepStages:
         if self.end is not None and step >= self.end:
             return len(self.stages)
         return bisect_right(self.stages, step, key=lambda stage: stage.first) - 1
+
+    def maker_of(self, batch: int) -> int | None:
+        """Return the stage that makes a micro-batch of the run, if stages count these.
+
+        In a ramp from pipeline to pipeline it is one of two, step by step. After the end it is
+        none that there is: the last, and one more.
+        """
+        if self.counted is None:
+            return None
+        number = self.counted.stage_of(batch)
+        ended = number == len(self.counted.stages)
+        return number if ended else self.counted.maker_of(number, batch)
 
     def at(self, step: int) -> StepStage:
         """Return the part that a step is in; after the end, the last."""
