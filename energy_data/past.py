@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from energy_data.before import Before
+from energy_data.errors import StateError
 from energy_data.leaves import Leaf, leaf_entries
-from energy_data.node import Node
+from energy_data.node import Mark, Node
 from energy_data.references import ReferencesNode
 
 
 class Past:
     """By leaf id: how often it was drawn, and what comes back to it."""
 
-    def __init__(self, drawn: Mapping[str, int]) -> None:
+    def __init__(
+        self, drawn: Mapping[str, int], returned: Iterable[tuple[str, int, int]] = ()
+    ) -> None:
         self.drawn = dict(drawn)
         # Samples (epoch, number) that were drawn and never given, in their order: they come first.
         self.returned: dict[str, list[tuple[int, int]]] = {}
+        self.give_back(returned)
 
     def copy(self) -> Past:
         """Return the same, to go on from."""
         twin = Past(self.drawn)
         twin.returned = {leaf_id: list(samples) for leaf_id, samples in self.returned.items()}
         return twin
+
+    def of_leaves(self, leaf_ids: Container[str]) -> Past:
+        """Return the same of some leaves."""
+        drawn = {leaf_id: n for leaf_id, n in self.drawn.items() if leaf_id in leaf_ids}
+        return Past(drawn, (sample for sample in self.waiting() if sample[0] in leaf_ids))
+
+    def waiting(self) -> Iterator[tuple[str, int, int]]:
+        """Yield what comes back, by leaf: leaf id, epoch, sample number."""
+        for leaf_id, samples in sorted(self.returned.items()):
+            yield from ((leaf_id, *sample) for sample in samples)
 
     def begin(self, tree: ReferencesNode) -> None:
         """Count what leaves of an order tree had been drawn when the tree was edited."""
@@ -49,6 +63,10 @@ class Past:
         for leaf_id, *sample in samples:
             self.returned.setdefault(leaf_id, []).append((sample[0], sample[1]))
 
+    def marks(self, number: Mapping[str, int]) -> tuple[Mark, ...]:
+        """Return what comes back, all of leaves that have a number: it, epoch, sample number."""
+        return tuple((number[leaf_id], *sample) for leaf_id, *sample in self.waiting())
+
     def before(self, tree: ReferencesNode, draws: int) -> Before:
         """Return from where the leaves of a tree go on, which has made so many draws itself."""
         own = tree.plan.ledger(draws, tree.cursor.offsets).tolist()
@@ -63,14 +81,31 @@ class Past:
         )
 
 
+def are_references(marks: Any, num_leaves: int) -> bool:
+    """Return whether these are references as `Past.marks` gives them, of so many leaves."""
+    return isinstance(marks, tuple) and all(
+        isinstance(mark, tuple)
+        and len(mark) == 3
+        and all(type(value) is int and 0 <= value < 1 << 62 for value in mark)
+        and mark[0] < num_leaves
+        for mark in marks
+    )
+
+
 def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield what nodes under `node` have drawn and not given on: leaf id, epoch, sample number."""
     for inner in nodes_of(node):
         entries: dict[Node[Any, Any], list[Leaf]] = {}
-        for tree, (entry, epoch, number) in inner.held:
+        for tree, reference in inner.held:
             assert isinstance(tree, ReferencesNode)
             if tree not in entries:
                 entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]
+            if not are_references((reference,), len(entries[tree])):
+                raise StateError(
+                    f"state: it is damaged, it refers to {reference}, of {len(entries[tree])} "
+                    f"leaves. Use another checkpoint."
+                )
+            entry, epoch, number = reference
             yield entries[tree][entry].id, epoch, number
 
 
@@ -84,4 +119,4 @@ def order_trees(node: Node[Any, Any]) -> Sequence[ReferencesNode]:
     return [inner for inner in nodes_of(node) if isinstance(inner, ReferencesNode)]
 
 
-__all__ = ["Past", "held", "nodes_of", "order_trees"]
+__all__ = ["Past", "are_references", "held", "nodes_of", "order_trees"]

@@ -8,6 +8,7 @@ again from the marks where they are not at hand: after a restore, and after an e
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,14 +89,7 @@ class PendingNode(Node[Any, P]):
         return self._references(self.cursor.pending)
 
     def _references(self, marks: Sequence[Mark]) -> list[Held]:
-        found: dict[Held, None] = {}
-
-        def noted(tree: Node[Any, Any], reference: Mark) -> Mark:
-            found[tree, reference] = None
-            return reference
-
-        self.pending_moved(marks, noted)
-        return list(found)
+        return references_in(marks, self.pending_moved)
 
     def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         """Return marks of the cursor as they are after an edit; None where the leaf is gone."""
@@ -105,6 +99,31 @@ class PendingNode(Node[Any, P]):
 def _known(tree: Node[Any, Any], reference: Mark) -> Mark | None:
     """Return a reference if its sample exists, else None."""
     return reference if tree.has(reference) else None
+
+
+def references_in(
+    marks: Sequence[Mark], moved: Callable[[Sequence[Mark], Change], Any]
+) -> list[Held]:
+    """Return the references in some marks, each once. moved: makes a change to those in marks."""
+    found: dict[Held, None] = {}
+
+    def noted(tree: Node[Any, Any], reference: Mark) -> Mark:
+        found[tree, reference] = None
+        return reference
+
+    moved(marks, noted)
+    return list(found)
+
+
+def of_whole(marks: Sequence[Mark]) -> list[Mark]:
+    """Return marks of parts without those of items that are not all here: some were given.
+
+    Start, stop and length of the item stand before the mark of each.
+    """
+    waits: Counter[Mark] = Counter()
+    for mark in marks:
+        waits[mark[3:]] += mark[1] - mark[0]
+    return [mark for mark in marks if waits[mark[3:]] == mark[2]]
 
 
 def read_marked(child: Node[T, Any], count: int) -> Sequence[tuple[Mark, T]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import frozen
 
-from energy_data.node import Cursor, Node
-from energy_data.past import Past, held, nodes_of, order_trees
+from energy_data.damage import Fault
+from energy_data.node import Cursor, Mark, Node
+from energy_data.past import Past, are_references, held, nodes_of, order_trees
 from energy_data.references import ReferencesNode
-from energy_data.stage import Stage
 
 
 @dataclass
@@ -20,6 +20,8 @@ class StagedCursor(Cursor):
 
     taken: int = 0  # micro-batches of this lane
     carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
+    # What of these was not given by then and comes first: number of the leaf, epoch, sample number.
+    returned: tuple[Mark, ...] = ()
 
 
 @dataclass
@@ -31,12 +33,46 @@ class FadingCursor(StagedCursor):
     faded: tuple[int, ...] = ()
 
 
+def carried_by(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Past:
+    """Return what a cursor says was done to leaves before stages were edited; none: nothing."""
+    drawn = dict(zip(leaf_ids, cursor.carried, strict=True)) if cursor.carried else {}
+    marks = cursor.returned
+    return Past(drawn, ((leaf_ids[place], epoch, number) for place, epoch, number in marks))
+
+
+def wrong_carried(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Iterator[Fault]:
+    """Yield what cannot be of what a cursor says was done to so many leaves."""
+    if cursor.carried and len(cursor.carried) != len(leaf_ids):
+        yield (
+            "carried",
+            f"must have a number for each of {len(leaf_ids)} leaves, has {len(cursor.carried)}",
+        )
+    if not are_references(cursor.returned, len(leaf_ids)):
+        yield "returned", f"must be references to {len(leaf_ids)} leaves"
+
+
+class Section(Protocol):
+    """What is asked of a stage here."""
+
+    @property
+    def name(self) -> str:
+        """Its name, and that of its node."""
+
+    @property
+    def on_enter(self) -> str:
+        """Whether its leaves go on (`continue`), or begin anew."""
+
+    @property
+    def fade(self) -> object | None:
+        """How the stage before fades into it, step by step; None: it does not."""
+
+
 @frozen
 class _Ended:
     """What was drawn up to the end of a stage."""
 
     past: Past  # not to be changed
-    own: tuple[Any, ...]  # `carried` and `faded` by then
+    own: tuple[Any, ...]  # `carried`, `returned` and `faded` by then
     cursors: list[list[Cursor]]  # of the nodes of each stage up to there
 
 
@@ -46,15 +82,15 @@ class Played:
     Args:
         node: The node of all stages; its children are theirs, by name.
         stages: The stages.
-        carried: Returns how often leaves were drawn before the stages were edited.
+        carried: Returns what was done to leaves before the stages were edited.
         handoff: Whether what a stage has drawn and not given goes back to its leaves.
     """
 
     def __init__(
         self,
         node: Node[Any, Any],
-        stages: Sequence[Stage],
-        carried: Callable[[], Mapping[str, int]],
+        stages: Sequence[Section],
+        carried: Callable[[], Past],
         *,
         handoff: bool,
     ) -> None:
@@ -113,13 +149,15 @@ class Played:
         if self._stages[number].fade is None or not isinstance(at, FadingCursor):
             return [0] * len(trees)
         first = self._num_faded(number)
-        return list(at.faded[first : first + len(trees)])
+        noted = list(at.faded[first : first + len(trees)])
+        # A saved run may not be through with it.
+        return noted or [tree.cursor.draws for tree in trees]
 
     def until_end(self, number: int) -> Past:
         """Return what was drawn up to the end of a stage, not to be changed."""
         self._ends = {at: one for at, one in self._ends.items() if self._still(one)}
         known = max((at for at in self._ends if at <= number), default=-1)
-        past = self._ends[known].past if known >= 0 else Past(self._carried())
+        past = self._ends[known].past if known >= 0 else self._carried()
         for at in range(known + 1, number + 1):
             past = past.copy()
             self._play_whole(past, at)
@@ -134,7 +172,7 @@ class Played:
     def _own(self, number: int) -> tuple[Any, ...]:
         at = self._node.cursor
         faded = at.faded[: self._num_faded(number + 1)] if isinstance(at, FadingCursor) else ()
-        return at.carried, faded
+        return at.carried, at.returned, faded
 
     def _cursors(self, number: int) -> list[list[Cursor]]:
         return [[node.cursor for node in nodes_of(self._child(n))] for n in range(number + 1)]

@@ -158,7 +158,9 @@ class _Edit:
             )
         ledgers = Ledgers(self.saved)
         for lane in self.saved.places:
-            drawn.update(ledgers.of_stages(lane) or _merged(ledgers.of_lane(lane)))
+            drawn.update(
+                ledgers.of_run(lane) if ledgers.had_stages else _merged(ledgers.of_lane(lane))
+            )
         return drawn
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from operator import sub
 from typing import Any
 
@@ -17,11 +19,14 @@ from energy_data.damage import Fault, refuse, wrong_kinds
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.leaves import leaf_entries
 from energy_data.loader.gone import Gone
+from energy_data.loader.remembered import remembered
 from energy_data.loader.stages import Plan
 from energy_data.loader.state import RunState
-from energy_data.loader.tree import TreeRecord, same_above_order
+from energy_data.loader.tree import TreeRecord, built_order_trees, same_above_order
 from energy_data.node import Change, Mark, Node, as_tuples
+from energy_data.past import Past, held
 from energy_data.pending import PendingCursor, PendingNode
+from energy_data.played import FadingCursor, Played
 from energy_data.references import ReferencesNode, ReferencesSpec, follows_run
 
 log = logging.getLogger(__name__)
@@ -42,52 +47,78 @@ class Ledgers:
                 "state: a finite stream cannot go on after its tree was edited. Finish it first, "
                 "or restore with on_mismatch='restart'."
             )
-        self.trees = trees
+        self.trees = {path: trees[path] for path in built_order_trees(self.record.description)}
         self._plan = Plan.of(self.record)
-        needed = {*trees, *([self._plan.path] if self._plan else [])}
+        self.had_stages = self._plan is not None
+        needed = {*self.trees, *([self._plan.path] if self._plan else [])}
         for lane, place in state.places.items():
             if missing := sorted(needed - place.keys()):
                 raise StateError(f"state: it is damaged: lane {lane} has no {', '.join(missing)}.")
 
     def of_lane(self, lane: int) -> dict[str, Ledger]:
         """Return the ledgers of a lane by the path of the order tree. Reads no data."""
-        ledgers = {}
-        for path, tree in self.trees.items():
-            node = tree.build(self._context(path, lane))
-            node.load_state_dict({"root": self.state.places[lane][path]})
-            ids = [leaf.id for leaf in node.leaves]
-            ledgers[path] = dict(zip(ids, node.ledger().tolist(), strict=True))
-        return ledgers
+        return {path: _drawn_by(self._tree(path, lane)) for path in self.trees}
 
-    def of_stages(self, lane: int) -> Ledger | None:
-        """Return the ledger of a lane over all stages that go on with their leaves.
+    def past(self, lane: int) -> Past:
+        """Return what a lane has done to the leaves of its run; what it held comes back to them.
 
-        None: the run had no stages.
+        What the stages that restart their leaves have drawn, and hold, does not count.
         """
-        if self._plan is None:
-            return None
-        total = self._plan.carried(self.state.places[lane][self._plan.path])
-        for path, ledger in self.of_lane(lane).items():
-            row = self._plan.row_of(path)
-            if row is not None and row.on_enter == "continue":
-                for leaf_id, drawn in ledger.items():
-                    total[leaf_id] = total.get(leaf_id, 0) + drawn
-        return total
+        told: list[Past] = []
+        refuse(f"lane {lane}", lambda: self._told(lane, told))
+        (past,), before = told, self.before_edits(lane)
+        return Past({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
 
     def of_run(self, lane: int) -> Ledger:
         """Return how often a lane has drawn each leaf, of which several order trees are one."""
-        of_stages = self.of_stages(lane)
-        known = _of_tree(self.of_lane(lane), "") if of_stages is None else of_stages
-        return {**self.before_edits(lane), **known}
+        return self.past(lane).drawn
 
-    def before_edits(self, lane: int) -> Ledger:
-        """Return how often a lane had drawn leaves that edits took out; none of other samples."""
-        return {
-            leaf_id: drawn
-            for leaf_id, drawn in self.state.gone.all_of(lane).items()
-            if self.record.leaves.get(leaf_id, (None, self.state.gone.prints[leaf_id]))[1]
-            == self.state.gone.prints[leaf_id]
-        }
+    def _told(self, lane: int, told: list[Past]) -> Iterator[Fault]:
+        """Add the past of a lane since the last edit to `told`; yield what is damaged."""
+        plan = self._plan
+        if plan is None:
+            told.append(self._of_tree(lane))
+            return
+        cursor = self.state.places[lane][plan.path]
+        faded, carried = as_tuples(cursor.get("faded", ())), plan.carried(cursor)
+        yield from (wrong := list(wrong_kinds(FadingCursor, {"faded": faded})))
+        if wrong:
+            return
+        nodes = self.remembered(lane).walk()
+        staged = next(node for path, node in nodes if path == plan.path)
+        staged.cursor = FadingCursor(faded=faded)
+        played = Played(staged, plan.rows, lambda: carried, handoff=plan.hands_off)
+        if len(faded) > played.num_faded:
+            yield "faded", f"must be of {played.num_faded} order trees at most, has {len(faded)}"
+        told.append(played.until_end(len(plan.rows) - 1))
+
+    def _of_tree(self, lane: int) -> Past:
+        ledgers = self.of_lane(lane)
+        # Several order trees over a leaf have each an order of its own.
+        times = Counter(chain.from_iterable(ledgers.values()))
+        waiting = held(self.remembered(lane))
+        return Past(_of_tree(ledgers, ""), (one for one in waiting if times[one[0]] == 1))
+
+    def remembered(self, lane: int) -> Node[Any, Any]:
+        """Return the tree of a lane as far as it knows what it had drawn and not given."""
+        return remembered(
+            self.record.description,
+            "root",
+            self.state.places[lane],
+            lambda path: self._tree(path, lane),
+        )
+
+    def _tree(self, path: str, lane: int) -> ReferencesNode:
+        """Return an order tree where it was in a lane."""
+        node = self.trees[path].build(self._context(path, lane))
+        node.load_state_dict({"root": self.state.places[lane][path]})
+        return node
+
+    def before_edits(self, lane: int) -> Past:
+        """Return what a lane had done to leaves that edits took out; none of other samples."""
+        gone, known = self.state.gone, self.record.leaves
+        still = {name: known.get(name, (None, said)) for name, said in gone.prints.items()}
+        return gone.past_of(lane, still)
 
     def is_kept(self, leaf_id: str, leaf: tuple[int | None, str]) -> bool:
         """Return whether a leaf is one that the run has drawn from, now or before an edit."""
@@ -99,12 +130,17 @@ class Ledgers:
         prints = {leaf_id: self.record.leaves[leaf_id][1] for leaf_id in _going_on(self.record)}
         prints = {**self.state.gone.prints, **prints}
         # A stage that restarts its leaves cannot keep how far they were.
-        names = sorted(prints.keys() - _going_on(ours))
-        drawn = {}
-        for lane in lanes if names else ():
-            known = {**self.state.gone.all_of(lane), **self.of_run(lane)}
-            drawn[lane] = tuple(known.get(name, 0) for name in names)
-        return Gone({name: prints[name] for name in names}, drawn)
+        names = prints.keys() - _going_on(ours)
+        return Gone.of(
+            {name: prints[name] for name in names},
+            {lane: self._and_before(lane) for lane in lanes} if names else {},
+        )
+
+    def _and_before(self, lane: int) -> Past:
+        """Return the past of a lane, and that of leaves whose samples are others now."""
+        before, past = self.state.gone.past(lane), self.past(lane)
+        others = before.of_leaves(before.drawn.keys() - past.drawn.keys())
+        return Past({**others.drawn, **past.drawn}, (*others.waiting(), *past.waiting()))
 
     def _context(self, path: str, lane: int) -> Context:
         """Return the context that an order tree was built in."""
@@ -122,14 +158,17 @@ def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) ->
     kept = {leaf_id for leaf_id, leaf in ours.leaves.items() if saved.is_kept(leaf_id, leaf)}
     pending = Pending(saved, ours, kept)
     for lane, node in nodes.items():
-        ledgers = saved.of_lane(lane)
+        before, ledgers = saved.before_edits(lane).drawn, saved.of_lane(lane)
+        past = saved.past(lane) if saved.had_stages else None
         for path, inner in node.walk():
             if isinstance(inner, ReferencesNode):
-                known = saved.of_stages(lane) or _of_tree(ledgers, path)
-                known = {**saved.before_edits(lane), **known}
+                known = {**before, **_of_tree(ledgers, path)} if past is None else past.drawn
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
                 put(inner, drawn, saved.state.clock)
-        pending.move(node, lane)
+        if past is None:
+            pending.move(node, lane)
+        else:
+            pending.lost += len(list(past.of_leaves(ours.leaves).waiting()))
     if pending.lost:
         log.warning(
             "restored after an edit: %d samples were read and not given yet, of leaves or nodes "
@@ -153,8 +192,13 @@ class Pending:
         self.lost = 0
         self._entries = {path: _entries(tree) for path, tree in saved.trees.items()}
 
-    def move(self, root: Node[Any, Any], lane: int) -> None:
-        """Let the nodes of a lane go on with what is pending of leaves that are kept."""
+    def move(
+        self, root: Node[Any, Any], lane: int, of: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """Let the nodes of a lane go on with what is pending of leaves that are kept.
+
+        of: returns whether it is of the node at a path; others stay as they are.
+        """
         nodes = dict(root.walk())
         paths = {id(node): path for path, node in nodes.items()}
 
@@ -169,7 +213,7 @@ class Pending:
             return (places[min(which, len(places) - 1)], *reference[1:])
 
         for path, cursor in self.saved.state.places[lane].items():
-            if not cursor.get("pending"):
+            if not cursor.get("pending") or not of(path):
                 continue
             node = nodes.get(path)
             if isinstance(node, PendingNode) and same_above_order(
@@ -209,6 +253,10 @@ def _going_on(record: TreeRecord) -> set[str]:
 def _entries(tree: ReferencesSpec) -> list[str]:
     """Return the id of the leaf of each entry of an order tree."""
     return [leaf.id for _, leaf in leaf_entries(tree.of)]
+
+
+def _drawn_by(tree: ReferencesNode) -> Ledger:
+    return dict(zip((leaf.id for leaf in tree.leaves), tree.ledger().tolist(), strict=True))
 
 
 def put(node: ReferencesNode, drawn: list[int], batch: int) -> None:

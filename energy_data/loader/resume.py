@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from attrs import evolve
@@ -17,12 +18,13 @@ from attrs import evolve
 from energy_data.damage import is_count, refuse, shown, wrong_kinds
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loader.host import Nodes
-from energy_data.loader.ledger import Ledgers, put
+from energy_data.loader.ledger import Ledgers, Pending, put
 from energy_data.loader.stages import Plan, Row, edits
 from energy_data.loader.state import RunState
 from energy_data.loader.tree import TreeRecord, differences
 from energy_data.node import State
 from energy_data.nodes.staged import StagedNode, StagedSpec
+from energy_data.past import Past
 from energy_data.played import StagedCursor
 from energy_data.references import ReferencesNode
 from energy_data.spec import Spec
@@ -119,7 +121,7 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
             "and they cannot: where each of them began is not known beforehand. Undo these changes."
         )
     else:
-        _carry(saved, ledgers, before, now, nodes)
+        _carry(saved, ledgers, (before, now), ours, nodes)
     for difference in (*edits(before, now), *differences(record, ours)):
         log.info("restored after an edit that lies ahead, or is ignored: %s", difference)
     return True
@@ -237,9 +239,14 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
             if path in state and (row is None or row.begin < clock):
                 state[path] = _also_fading(dict(cursor), state[path])
         known = before.carried(saved.places[lane].get(before.path, {}))
-        state[before.path] = {**state[before.path], "carried": ()}  # it is of the leaves before
+        # It is of the leaves before.
+        state[before.path] = {**state[before.path], "carried": (), "returned": ()}
         node.load_state_dict(state)
-        _staged_of(node).carry({**saved.gone.of(lane, now.leaves), **known})
+        staged = _staged_of(node)
+        gone = saved.gone.past_of(lane, now.leaves)
+        gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
+        staged.carry(Past({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting())))
+        refuse(now.path, partial(staged.faults, staged.cursor))
 
 
 def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
@@ -252,33 +259,52 @@ def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name != "faded" or value}
 
 
-def _carry(saved: RunState, ledgers: Ledgers, before: Plan, now: Plan, nodes: Nodes) -> None:
+def _carry(
+    saved: RunState, ledgers: Ledgers, plans: tuple[Plan, Plan], ours: TreeRecord, nodes: Nodes
+) -> None:
     """Let leaves go on by their ids; nothing else of what was played is kept."""
+    before, now = plans
     kept = {
         leaf_id
         for leaf_id, (_, fingerprint) in now.leaves.items()
         if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
     }
-    kept |= saved.gone.of(next(iter(nodes)), now.leaves).keys() - before.leaves.keys()
-    current = now.at(saved.clock)
+    kept |= saved.gone.past_of(next(iter(nodes)), now.leaves).drawn.keys() - before.leaves.keys()
+    current = _restarting(before, now, saved.clock)
+    pending, others = Pending(ledgers, ours, kept), set(now.leaf_ids) - kept
     for lane, node in nodes.items():
         staged = _staged_of(node)
-        drawn = ledgers.of_run(lane)
         staged.cursor.taken = saved.places[lane][before.path]["taken"]
-        staged.carry({leaf_id: count for leaf_id, count in drawn.items() if leaf_id in kept})
+        past = ledgers.past(lane)
+        staged.carry(past.of_leaves(kept))
+        refuse(now.path, partial(staged.faults, staged.cursor))
+        pending.lost += len(list(past.of_leaves(others).waiting()))
         if current is None:
             continue
-        own = ledgers.of_lane(lane) if current.on_enter == "restart" else {}
+        own = ledgers.of_lane(lane)
         for path, inner in node.walk():
             if now.row_of(path) is current and isinstance(inner, ReferencesNode):
                 known = {name: n for name, n in own.get(path, {}).items() if name in kept}
                 counts = [known.get(leaf.id, 0) for leaf in inner.leaves]
                 put(inner, counts, saved.clock)
+        pending.move(node, lane, of=lambda path: now.row_of(path) is current)
     log.warning(
-        "restored although stages were edited: %d leaves go on where they were, the others begin; "
-        "samples drawn and not given yet are left out",
+        "restored although stages were edited: %d leaves go on where they were, the others begin%s",
         len(kept),
+        f"; {pending.lost} samples were read and not given yet, of leaves or nodes that are gone "
+        f"now; they are lost"
+        if pending.lost
+        else "",
     )
+
+
+def _restarting(before: Plan, now: Plan, clock: int) -> Row | None:
+    """Return the stage that is played if it has its leaves in an order of its own, as before."""
+    current = now.at(clock)
+    if current is None or current.on_enter != "restart":
+        return None
+    known = ((row.name, row.on_enter, row.seed) for row in before.rows)
+    return current if (current.name, "restart", current.seed) in known else None
 
 
 def _staged(saved: RunState, now: Plan) -> RunState:

@@ -11,7 +11,8 @@ from energy_data.context import Context
 from energy_data.damage import Fault, refuse, wrong_kinds
 from energy_data.loader.tree import TreeRecord
 from energy_data.node import as_tuples
-from energy_data.played import StagedCursor
+from energy_data.past import Past
+from energy_data.played import StagedCursor, carried_by, wrong_carried
 from energy_data.stage import DEFAULT, stage_context
 
 
@@ -88,25 +89,31 @@ class Plan:
         return "steps" in self.around[1:]
 
     @property
+    def hands_off(self) -> bool:
+        """Whether what a stage has drawn and not given goes back to its leaves."""
+        return "handoff" in self.around[1:]
+
+    @property
     def leaf_ids(self) -> list[str]:
         """The leaves that go on from stage to stage, sorted: as a cursor has them."""
         going_on = [row.body for row in self.rows if row.on_enter == "continue"]
         return sorted({leaf_id for body in going_on for leaf_id in _leaf_ids(body)})
 
-    def carried(self, cursor: Mapping[str, Any]) -> dict[str, int]:
-        """Return by id what the cursor of the stages says of leaves before an edit.
+    def carried(self, cursor: Mapping[str, Any]) -> Past:
+        """Return what the cursor of the stages says was done to leaves before an edit.
 
         Raises StateError if it is damaged.
         """
-        values, ids = as_tuples(cursor.get("carried", ())), self.leaf_ids
+        fields = {name: as_tuples(cursor.get(name, ())) for name in ("carried", "returned")}
+        ids = self.leaf_ids
 
         def faults() -> Iterator[Fault]:
-            yield from (wrong := list(wrong_kinds(StagedCursor, {"carried": values})))
-            if not wrong and values and len(values) != len(ids):
-                yield "carried", f"must have a number for each of {len(ids)} leaves: {len(values)}"
+            yield from (wrong := list(wrong_kinds(StagedCursor, fields)))
+            if not wrong:
+                yield from wrong_carried(StagedCursor(**fields), ids)
 
         refuse(self.path, faults)
-        return dict(zip(ids, values, strict=False))
+        return carried_by(StagedCursor(**fields), ids)
 
     def row_of(self, path: str) -> Row | None:
         """Return the stage whose node, or a node below it, is at a path; None: of no stage."""

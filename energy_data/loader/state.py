@@ -6,7 +6,8 @@
     start             [node path, cursor field, value] of a lane that has not begun. With "" for a
                       path it is of the run: "clock", the first micro-batch of the round, modulo
                       lanes; "gone", ids and fingerprints of leaves that edits took out (and in
-                      `places`, how often the lane has drawn each)
+                      `places`, how often the lane has drawn each), and "back", of these what the
+                      lane has drawn and not given: number of the leaf, epoch, sample number
     places            lane -> [the lane's next micro-batch, iterations finished, the first
                       micro-batch of this one, and of each field that is not as at the start: its
                       number n in `start`, its value; or -1 - n, its value packed]
@@ -20,7 +21,8 @@ describes the place after the last batch handed over.
 Versions 1 to 3 had `epoch`, `begun`, `batch` and `hosted` ([r, R]: the lanes = r (mod R)) at the
 top, and in `places` node path -> cursor field -> its values, lane by lane; 1 had no references to
 what is pending, 2 no `step`. Up to 4, what a dataset excludes was counted as bad samples. 5 had
-"phase" in place of "clock": it, modulo the ranks that saved, if not 0. They are still read.
+"phase" in place of "clock": it, modulo the ranks that saved, if not 0; and an edit of stages kept
+nothing of what they had drawn and not given. They are still read.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class RunState:
         inside = {} if self.step is None else {"step": self.step}
         own = {
             "clock": self.clock % self.lanes,
-            **({"gone": self.gone.said} if self.gone.prints else {}),
+            **({"gone": self.gone.said, "back": ()} if self.gone.prints else {}),
         }
         start = {**self.start, _OF_RUN: own}
         return {
@@ -89,7 +91,7 @@ class RunState:
                     self.epoch,
                     self.begun,
                     *_differences(
-                        {**self.places[lane], _OF_RUN: {**own, "gone": self.gone.drawn.get(lane)}},
+                        {**self.places[lane], _OF_RUN: {**own, **self.gone.of_lane(lane)}},
                         start,
                     ),
                 ]
@@ -139,7 +141,7 @@ class RunState:
             start.setdefault(_text(path), {})[_text(name)] = _frozen(value)
         places = {lane: _changed(start, row[3:]) for lane, row in rows.items()}
         run = start.pop(_OF_RUN, {})
-        drawn = {lane: place.pop(_OF_RUN, {}).get("gone", ()) for lane, place in places.items()}
+        of_lanes = {lane: place.pop(_OF_RUN, {}) for lane, place in places.items()}
         passes = {(_count(epoch), _count(begun)) for _, epoch, begun, *_ in rows.values()}
         batches = [_count(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
@@ -163,7 +165,7 @@ class RunState:
             places=places,
             start=start,
             step=dict(state["step"]) if "step" in state else None,
-            gone=Gone.read(run.get("gone", ()), drawn),
+            gone=Gone.read(run.get("gone", ()), of_lanes),
         )
 
 
@@ -297,8 +299,7 @@ def merge(states: Sequence[RunState]) -> RunState:
         )
     batch = _common_batch(by_rank)
     places = {lane: place for state in states for lane, place in state.places.items()}
-    drawn = {lane: counts for state in states for lane, counts in state.gone.drawn.items()}
-    gone = Gone(first.gone.prints, drawn)
+    gone = Gone.joined(state.gone for state in states)
     return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
 
 

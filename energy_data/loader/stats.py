@@ -74,7 +74,7 @@ class Counting:
                     sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
                     drawn.update(_drawn(inner))
                 elif isinstance(inner, StagedNode):
-                    drawn.update(inner.carried())
+                    drawn.update(inner.carried().drawn)
         return {
             name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
             for name, size in sizes.items()

@@ -207,6 +207,23 @@ def _children(said: list[Any]) -> dict[str, list[Any]]:
     return below if isinstance(below, dict) else {str(n): child for n, child in enumerate(below)}
 
 
+def built_children(said: list[Any]) -> dict[str, list[Any]]:
+    """Return the described children that a node above reading has: not those of weight 0."""
+    below = _children(said)
+    if said[0] not in ("blend", "mix"):
+        return below
+    return {name: child for name, child in below.items() if said[1][int(name)]}
+
+
+def built_order_trees(said: list[Any], path: str = "root") -> Iterator[str]:
+    """Yield the paths of the order trees that are drawn from."""
+    if said[0] == "references":
+        yield path
+        return
+    for name, child in built_children(said).items():
+        yield from built_order_trees(child, f"{path}/{name}")
+
+
 class _Steps:
     """Numbers of leaves as steps from one to the next: mostly 1, so they pack to nothing."""
 

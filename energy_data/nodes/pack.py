@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from energy_data.pending import (
     check_makes_again,
     joined,
     joined_and_moved,
+    of_whole,
     read_marked,
     taken_apart,
 )
@@ -149,13 +149,8 @@ class PackNode(PendingNode[PackCursor]):
     @property
     def held(self) -> Sequence[Held]:
         """References of what is pending; without documents that were given in part."""
-        pending, n = self.cursor.pending, self.num_prefixed
-        if not n:
-            return self._references(pending)
-        waits: Counter[Mark] = Counter()
-        for mark in pending:
-            waits[mark[n:]] += mark[1] - mark[0]
-        return self._references([mark for mark in pending if waits[mark[n:]] == mark[2]])
+        pending = self.cursor.pending
+        return self._references(of_whole(pending) if self.num_prefixed else pending)
 
     def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         n = self.num_prefixed

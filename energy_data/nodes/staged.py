@@ -13,9 +13,10 @@ from energy_data.context import Context
 from energy_data.crossed import crossed_leaves
 from energy_data.damage import Fault, shown
 from energy_data.errors import DataError, SpecError
+from energy_data.leaves import leaf_entries
 from energy_data.node import Cursor, Node
 from energy_data.past import Past, nodes_of, order_trees
-from energy_data.played import FadingCursor, Played, StagedCursor
+from energy_data.played import FadingCursor, Played, StagedCursor, carried_by, wrong_carried
 from energy_data.spec import Gives, Spec
 from energy_data.stage import (
     Buffers,
@@ -157,7 +158,7 @@ class _Shares(Protocol):
 class _Entered:
     """The pipeline a lane draws from, and all that the places of its leaves follow from."""
 
-    # Its stage, whose pipeline it is, whether the one before fades; `carried`; where it began.
+    # Its stage, whose pipeline it is, whether the one before fades; what was carried; its begin.
     at: tuple[Any, ...]
     stopped: list[tuple[Node[Any, Any], Cursor]]  # nodes of others, where they are
 
@@ -177,6 +178,8 @@ class StagedNode(Node[Any, StagedCursor]):
     restore at all of them, once.
     """
 
+    added_later = frozenset(("returned",))  # in version 6
+
     def __init__(self, spec: StagedSpec, context: Context) -> None:
         self.spec, self.context = spec, context
         fades = any(stage.fade for stage in spec.stages)
@@ -190,8 +193,12 @@ class StagedNode(Node[Any, StagedCursor]):
         return stage.of.build(context_of(stage, self.context))
 
     def faults(self, at: StagedCursor) -> Iterator[Fault]:
-        if at.carried and len(at.carried) != (count := len(leaf_ids(self.spec))):
-            yield "carried", f"must have a number for each of {count} leaves, has {len(at.carried)}"
+        ids = leaf_ids(self.spec)
+        yield from (wrong := list(wrong_carried(at, ids)))
+        if at.returned and not wrong:
+            sizes = leaf_sizes(self.spec)
+            if away := [mark for mark in at.returned if mark[2] >= sizes[ids[mark[0]]]]:
+                yield "returned", f"has references to what is not there, {shown(away[0])}"
         if isinstance(at, FadingCursor) and len(at.faded) > (count := self._played.num_faded):
             yield "faded", f"must be of {count} order trees at most, has {len(at.faded)}"
         if isinstance(at, SteppedCursor):
@@ -252,7 +259,7 @@ class StagedNode(Node[Any, StagedCursor]):
     def _enter(self, number: int, maker: int, *, fading: bool) -> None:
         """Let the leaves of a pipeline go on where this lane has left them."""
         begin = self._begin_of(number)
-        at = number, maker, fading, self.cursor.carried, begin
+        at = number, maker, fading, (self.cursor.carried, self.cursor.returned), begin
         if self._entered is not None and self._entered.holds(at):
             return
         self._played.note_faded(number, fading=fading)
@@ -295,16 +302,17 @@ class StagedNode(Node[Any, StagedCursor]):
         """Return what the stages before `number` have done to the leaves of the run."""
         return self._played.until_end(number - 1)
 
-    def carry(self, drawn: Mapping[str, int]) -> None:
-        """Say how often leaves were drawn in stages that are no longer among these."""
-        carried = tuple(drawn.get(leaf_id, 0) for leaf_id in leaf_ids(self.spec))
+    def carry(self, past: Past) -> None:
+        """Say what stages that are no longer among these have done to leaves."""
+        ids = leaf_ids(self.spec)
+        carried = tuple(past.drawn.get(leaf_id, 0) for leaf_id in ids)
         self.cursor.carried = carried if any(carried) else ()
+        number = {leaf_id: place for place, leaf_id in enumerate(ids)}
+        self.cursor.returned = past.of_leaves(number).marks(number)
 
-    def carried(self) -> dict[str, int]:
-        """Return what was drawn of each leaf in stages that are no longer among these."""
-        if not self.cursor.carried:
-            return {}
-        return dict(zip(leaf_ids(self.spec), self.cursor.carried, strict=True))
+    def carried(self) -> Past:
+        """Return what was done to leaves in stages that are no longer among these."""
+        return carried_by(self.cursor, leaf_ids(self.spec))
 
 
 def context_of(stage: Stage, around: Context) -> Context:
@@ -320,6 +328,12 @@ def leaf_ids(spec: StagedSpec) -> list[str]:
     """Return the ids of all leaves that go on from stage to stage, sorted."""
     ids = [stage.leaf_ids for stage in spec.stages if stage.on_enter == "continue"]
     return sorted(set().union(*ids))
+
+
+def leaf_sizes(spec: StagedSpec) -> dict[str, int]:
+    """Return the number of samples of each leaf, by its id."""
+    trees = (tree for stage in spec.stages for tree in stage.order_trees)
+    return {leaf.id: leaf.num_samples for tree in trees for _, leaf in leaf_entries(tree.of)}
 
 
 def _ended(stage: Stage, batch: int) -> DataError:

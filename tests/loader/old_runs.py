@@ -11,11 +11,13 @@ import json
 import sys
 import tarfile
 import tempfile
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energy_data.packing import Packing
 
 BLEND = """splits:
   train:
@@ -35,6 +37,14 @@ STAGED = """splits:
         - {name: second, for: 8, blend: [{path: ./a, weight: 1}, {path: ./b, weight: 3}]}
         - {name: third, path: ./a}
 """
+PACKED = """splits:
+  train:
+    staged:
+      unit: microbatches
+      stages:
+        - {name: first, for: 8, params: {size: 6, packing_buffer_size: 6}, path: ./a}
+        - {name: second, path: ./a}
+"""
 ROUNDS = 10
 # name -> metadataset, ranks that saved, arguments of get_loader
 RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -47,12 +57,35 @@ RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "version_5_steps": (BLEND, 1, {"docs_per_step": 7}),
     "version_5_staged": (STAGED, 2, {}),
     "version_5_moved": (STAGED, 2, {}),
+    "version_5_packs": (PACKED, 2, {}),
     "version_6": (BLEND, 2, {}),
     "version_6_steps": (BLEND, 1, {"docs_per_step": 7}),
     "version_6_staged": (STAGED, 2, {}),
     "version_6_moved": (STAGED, 2, {}),
+    "version_6_packs": (PACKED, 2, {}),
 }
 ALONE = {"version_5_moved": 3, "version_6_moved": 3}  # micro-batches on one rank before
+
+
+@dataclass
+class Packs(DefaultTaskEncoder):
+    """Packs texts up to a size, by their numbers."""
+
+    size: int = 0  # 0: as they are
+
+    @property
+    def packing(self) -> Packing | None:
+        return (
+            Packing(limits={"size": self.size}, lengths=size_of, pack=pack) if self.size else None
+        )
+
+
+def size_of(sample: dict[str, Any]) -> dict[str, int]:
+    return {"size": int(str(sample["txt"])[1:]) % 5 + 1}
+
+
+def pack(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**samples[0], "txt": " ".join(str(sample["txt"]) for sample in samples)}
 
 
 def write(folder: Path, metadataset: str) -> Path:
@@ -79,6 +112,7 @@ def loaders(path: Path, ranks: int, **arguments: Any) -> list[Any]:
                 shuffle_buffer_size=10,
                 max_samples_per_sequence=5,
                 seed=4,
+                task_encoder=Packs() if "size:" in path.read_text() else None,
                 worker_config=WorkerConfig(rank=rank, world_size=ranks, lanes=4),
             ),
             **arguments,

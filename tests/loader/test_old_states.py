@@ -7,7 +7,7 @@ import pytest
 
 from energy_data.errors import StateMismatchError
 from energy_data.loader.state import READS
-from loader.old_runs import ALONE, RUNS, STAGED, batches, loaders, write
+from loader.old_runs import ALONE, PACKED, RUNS, STAGED, batches, loaders, write
 
 SAVED = {
     name: json.loads(path.read_text())
@@ -48,3 +48,14 @@ def test_ranks_that_began_between_rounds_decide_alike_on_an_edit(name, tmp_path)
     for loader, state in zip(going_on, SAVED[name]["states"], strict=True):
         with pytest.raises(StateMismatchError, match="ended at 22, which is past"):
             loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run[0] == PACKED])
+def test_a_stage_of_an_old_state_that_is_renamed_passes_over_no_sample(name, ranks, tmp_path):
+    edited = PACKED.replace("name: second", "name: other")
+    edited = edited.replace("unit: microbatches", "unit: microbatches\n      resume: ignore")
+    going_on = loaders(write(tmp_path, edited), ranks)
+    for loader in going_on:
+        loader.restore_state_global(SAVED[name]["states"])
+    assert batches(going_on, 24 // ranks) == SAVED[name]["after"]

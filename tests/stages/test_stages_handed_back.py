@@ -1,0 +1,273 @@
+"""What stages had drawn and not given when they were edited: given once, and nothing beside it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loader.runs import flat, in_order, loader_of
+from trees import batches, groups, joined, leaf, packs, samples
+
+from energy_data.context import Context
+from energy_data.fade import Fade
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.pack_selected import PackSelectedSpec
+from energy_data.nodes.staged import StagedSpec
+from energy_data.stage import Stage
+
+LEAVES = {name: leaf(name, 3000) for name in "xy"}  # so many that no lane comes to an end
+X, Y = LEAVES.values()
+MIXED = BlendSpec((Part(X, 2), Part(Y)))
+FIRST, SECOND, END = 6, 16, 22  # micro-batches: where stages end, and the last save
+KEEPING = {"on_mismatch": "keep_matching"}
+
+
+def threes(drawn: list) -> list:
+    """All samples of a buffer, in threes."""
+    return [drawn[n : n + 3] for n in range(0, len(drawn), 3)]
+
+
+def bodies(order):
+    read = samples(order)
+    threes_of = PackSelectedSpec(of=read, select=threes, pack=joined, buffer_size=7)
+    return {
+        "plain": batches(read),
+        "packs": batches(packs(read), 2),
+        "split packs": batches(packs(read, limits={"tokens": 5}, over_long="split"), 3),
+        "groups": groups(read),
+        "groups of packs": groups(packs(read, 4)),
+        "selected": batches(threes_of, 1),
+    }
+
+
+OF_X, OF_BOTH = bodies(X), bodies(MIXED)
+BODIES = {
+    f"{kind} of {name}": body
+    for name, of in (("x", OF_X), ("both", OF_BOTH))
+    for kind, body in of.items()
+}
+
+
+def plan(*stages, **facts):
+    """Stages as (name, end, body)."""
+    begins = [0, *(end for _, end, _ in stages)]
+    return StagedSpec(
+        stages=tuple(
+            Stage(name=name, of=of, begin=begin, end=end)
+            for (name, end, of), begin in zip(stages, begins, strict=False)
+        ),
+        **facts,
+    )
+
+
+def three(first, second, third):
+    return [("a", FIRST, first), ("b", SECOND, second), ("c", None, third)]
+
+
+@cache
+def order(name, lane, lanes):
+    """What a lane draws of a leaf, in its order."""
+    node = batches(samples(LEAVES[name]), 1).build(Context(lane=lane, lanes=lanes))
+    return [key for _ in range(1500 // lanes) for key in next(node)]
+
+
+def plain(state):
+    return json.loads(json.dumps(state))
+
+
+def waiting(loader):
+    """The keys that each lane has drawn and not given, of leaves that are gone too."""
+    return {
+        lane: [
+            f"{name}/{number}"
+            for past in (node.history(len(node.spec.stages)), loader._gone.past(lane))
+            for name, _, number in past.waiting()
+        ]
+        for lane, node in loader._host._nodes.items()
+    }
+
+
+def check(given, loader, lanes):
+    """Nothing was left out, nothing came twice: with what waits, these are the first draws."""
+    waits = waiting(loader)
+    for lane in range(lanes):
+        keys = [key for batch in given[lane::lanes] for key in flat(batch)]
+        assert len(keys) == len(set(keys))
+        drawn = sorted([*{key.partition("[")[0] for key in keys}, *waits[lane]])
+        for name in LEAVES:
+            mine = [key for key in drawn if key.startswith(name)]
+            assert mine == sorted(order(name, lane, lanes)[: len(mine)])
+
+
+def edits(stages, g):
+    """The stages edited so that a state at micro-batch g can go on: how, rule, stages."""
+    played = next(n for n, (_, end, _) in enumerate(stages) if end is None or g < end)
+    before, (name, end, of), after = stages[:played], stages[played], stages[played + 1 :]
+    later = [(name, end and end + 5, of) for name, end, of in after]
+    begin = before[-1][1] if before else 0
+    longer, new = (name, end and end + 5, of), f"new at {g}"
+    yield "rename", "ignore", [*before, (f"{name}2", end, of), *after]
+    yield "rename all", "ignore", [(f"{name}2", end, of) for name, end, of in stages]
+    yield "lengthen", "strict", [*before, longer, *later]
+    if before:
+        yield "lengthen one that is over", "ignore", [
+            *before[:-1], (before[-1][0], g, before[-1][2]), (f"{name}2", end, of), *after,
+        ]  # fmt: skip
+        yield "remove", "ignore", [*before[:-1], longer, *later]
+    yield "insert", "ignore", [*before, (new, g + 3, OF_X["packs"]), longer, *later]
+    if g > begin:
+        yield "begin one here", "ablation", [
+            *before, (name, g, of), (new, g + 6, OF_BOTH["groups"]), (f"{new}, last", None, of),
+        ]  # fmt: skip
+        yield "begin one here, ignored", "ignore", [
+            *before, (name, g, of), (new, None, OF_BOTH["plain"]),
+        ]  # fmt: skip
+
+
+def all_cases(stages, lanes):
+    """Yield the batches before and a loader that goes on under edited stages, from every place."""
+    loader = loader_of(plan(*stages), lanes=lanes)
+    stream, before = iter(loader), []
+    for g in range(1, END + 1):
+        before.append(next(stream))
+        state = plain(loader.state_dict())
+        for number, (_, rule, edited) in enumerate(edits(stages, g)):
+            if (number + g) % 3:
+                continue  # the others at the next places
+            keep = g % 2 == 0
+            again = loader_of(plan(*edited, resume="strict" if keep else rule), lanes=lanes)
+            again.load_state_dict(state, **KEEPING if keep else {})
+            yield list(before), again
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+@pytest.mark.parametrize(("first", "second"), [("packs", "plain"), ("plain", "packs")])
+def test_after_any_edit_at_any_micro_batch_nothing_is_left_out_or_given_twice(first, second, lanes):
+    stages = three(OF_X[first], OF_X[second], OF_BOTH["plain"])
+    for before, again in all_cases(stages, lanes):
+        check(before + in_order([again], 3 * lanes), again, lanes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_holds_samples_back_they_are_given_once_after_edits_of_edits(data):
+    lanes = data.draw(st.integers(1, 4))
+    stages = three(*(BODIES[data.draw(st.sampled_from(sorted(BODIES)))] for _ in range(3)))
+    given = []
+    loader = loader_of(plan(*stages), lanes=lanes)
+    for _ in range(data.draw(st.integers(1, 3))):
+        given += in_order([loader], data.draw(st.integers(1, 12)))
+        known = {name: edit for name, *edit in edits(stages, len(given))}
+        rule, stages = known[data.draw(st.sampled_from(sorted(known)))]
+        keep = data.draw(st.booleans())
+        state = plain(loader.state_dict())
+        loader = loader_of(plan(*stages, resume="strict" if keep else rule), lanes=lanes)
+        loader.load_state_dict(state, **KEEPING if keep else {})
+    given += in_order([loader], data.draw(st.integers(1, 8 * lanes)))
+    check(given, loader, lanes)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", sorted(OF_X))
+def test_a_stage_over_one_leaf_that_is_renamed_gives_what_it_would_have_given(kind, lanes):
+    def stages(name):
+        return [("a", 2 * lanes, OF_X[kind]), (name, None, OF_X["plain"])]
+
+    loader = loader_of(plan(*stages("b")), lanes=lanes)
+    before = in_order([loader], 2 * lanes)
+    whole = (
+        before + in_order([loader_of(plan(*stages("b")), lanes=lanes)], 9 * lanes)[len(before) :]
+    )
+    for g in range(2 * lanes, 7 * lanes):
+        again = loader_of(plan(*stages("c"), resume="ignore"), lanes=lanes)
+        again.load_state_dict(plain(loader.state_dict()))
+        assert in_order([again], 2 * lanes) == whole[g : g + 2 * lanes]
+        assert in_order([loader], 1) == whole[g : g + 1]
+
+
+def fading(first, second, name):
+    """Two stages, of which one fades into the other over 12 micro-batches, and one after them."""
+    fade = Fade(kind="linear", steps=12, before=1, now=1)
+    spec = plan(("a", 4, first), (name, 22, second), (f"{name}, last", None, first))
+    one, two, three = spec.stages
+    return evolve(spec, stages=(one, evolve(two, fade=fade), three), resume="ignore")
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("packs", "plain"), ("plain", "groups"), ("groups of packs", "selected")],
+)
+def test_inside_a_ramp_of_steps_and_after_it_nothing_is_left_out_either(first, second, lanes):
+    loader = loader_of(fading(OF_X[first], OF_BOTH[second], "b"), lanes=lanes)
+    given = []
+    for _ in range(26):
+        again = loader_of(fading(OF_X[first], OF_BOTH[second], "c"), lanes=lanes)
+        again.load_state_dict(plain(loader.state_dict()))
+        check(given + in_order([again], 14 * lanes), again, lanes)
+        given += in_order([loader], 1)
+
+
+@pytest.mark.parametrize("kind", sorted(OF_BOTH))
+@pytest.mark.parametrize("name", ["default", "a"])
+def test_what_a_run_without_stages_was_holding_is_given_by_its_stages(kind, name):
+    loader = loader_of(OF_BOTH[kind], lanes=3)
+    before = in_order([loader], 10)
+    spec = plan((name, 14, OF_X["packs"]), ("b", None, OF_BOTH["plain"]), resume="ignore")
+    again = loader_of(spec, lanes=3)
+    again.load_state_dict(plain(loader.state_dict()))
+    check(before + in_order([again], 12), again, 3)
+
+
+@pytest.mark.parametrize("kind", sorted(OF_BOTH))
+def test_a_leaf_that_is_taken_out_and_put_back_gives_what_was_held_of_it_first(kind):
+    loader = loader_of(plan(("a", None, OF_BOTH[kind])), lanes=2)
+    given = in_order([loader], 8)
+    held = {lane: {key for key in keys if key[0] == "y"} for lane, keys in waiting(loader).items()}
+    for name, body in ("b", OF_X["plain"]), ("c", OF_X["packs"]), ("d", OF_BOTH["plain"]):
+        state = plain(loader.state_dict())
+        loader = loader_of(plan((name, None, body), resume="ignore"), lanes=2)
+        loader.load_state_dict(state)
+        given += in_order([loader], 4 if name < "d" else 20)
+    check(given, loader, 2)
+    for lane, keys in held.items():
+        assert keys <= {key for batch in given[16:][lane::2] for key in batch}
+
+
+def test_with_buffers_that_are_dropped_what_waits_is_left_out_and_no_more():
+    def stages(name, **facts):
+        return plan(("a", 8, OF_X["packs"]), (name, None, OF_X["plain"]), buffers="drop", **facts)
+
+    loader = loader_of(stages("b"), lanes=2)
+    whole = in_order([loader_of(stages("b"), lanes=2)], 24)
+    assert in_order([loader], 14) == whole[:14]
+    again = loader_of(stages("c", resume="ignore"), lanes=2)
+    again.load_state_dict(plain(loader.state_dict()))
+    assert in_order([again], 10) == whole[14:]
+
+
+def restarting(first, second):
+    spec = plan(("a", 6, first), ("b", None, second), resume="ignore")
+    return evolve(spec, stages=(spec.stages[0], evolve(spec.stages[1], on_enter="restart")))
+
+
+def test_a_stage_that_restarts_its_leaves_goes_on_with_what_it_holds():
+    loader = loader_of(restarting(OF_X["plain"], OF_X["packs"]), lanes=2)
+    whole = in_order([loader_of(loader.dataset.spec, lanes=2)], 40)
+    assert in_order([loader], 16) == whole[:16]
+    again = loader_of(restarting(OF_BOTH["plain"], OF_X["packs"]), lanes=2)
+    again.load_state_dict(plain(loader.state_dict()))
+    assert in_order([again], 24) == whole[16:]
+
+
+def test_a_stage_that_restarts_its_leaves_from_now_on_begins_in_its_own_order():
+    loader = loader_of(plan(("a", 6, OF_X["plain"]), ("b", None, OF_X["plain"])), lanes=2)
+    in_order([loader], 16)
+    spec = restarting(OF_X["plain"], OF_X["plain"])
+    again = loader_of(spec, lanes=2)
+    again.load_state_dict(plain(loader.state_dict()))
+    assert in_order([again], 8) == in_order([loader_of(spec, lanes=2)], 14)[6:]
