@@ -24,7 +24,9 @@ X, Y = leaf("x", 100), leaf("y", 60)
 SWITCHING = staged(batches(samples(X)), batches(samples(Y), 2), batches(samples(X), 4), every=2)
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(0, 1), (1, 1), (1, 5), (3, 1), (3, 5)])
+@pytest.mark.parametrize(
+    ("workers", "prefetch"), [(0, 1), (1, 1), (1, 5), (2, 2), (2, 5), (3, 1), (3, 5)]
+)
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stages_of_5_5_and_5_steps_run_5_5_and_5(ranks, accumulation, workers, prefetch):
