@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from energy_data.before import Before
+from energy_data.damage import is_count
 from energy_data.errors import StateError
 from energy_data.leaves import Leaf, leaf_entries
 from energy_data.node import Mark, Node
@@ -86,7 +87,7 @@ def are_references(marks: Any, num_leaves: int) -> bool:
     return isinstance(marks, tuple) and all(
         isinstance(mark, tuple)
         and len(mark) == 3
-        and all(type(value) is int and 0 <= value < 1 << 62 for value in mark)
+        and all(map(is_count, mark))
         and mark[0] < num_leaves
         for mark in marks
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from energy_data.damage import is_count
 from energy_data.node import Mark
 from energy_data.past import Past, are_references
 
@@ -68,7 +69,7 @@ class Gone:
         for lane, counts in drawn.items():
             if not isinstance(counts, tuple) or len(counts) != len(prints):
                 raise ValueError(f"lane {lane} of {len(prints)} leaves that are gone: {counts!r}")
-            if not all(type(count) is int and 0 <= count < 1 << 62 for count in counts):
+            if not all(map(is_count, counts)):
                 raise ValueError(f"lane {lane} of leaves that are gone: {counts}")
             if not are_references(returned[lane], len(prints)):
                 raise ValueError(f"lane {lane} of leaves that are gone: {returned[lane]!r}")

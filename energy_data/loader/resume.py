@@ -103,11 +103,9 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
         return False
     record = TreeRecord.unpack(saved.tree)
     ledgers, before = Ledgers(saved), Plan.of(record)
-    if before is None and now.path == "root":
+    if before is None:
         saved = _staged(saved, now)
         before = Plan.plain(record, now)
-    if before is None:
-        return False
     (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
     rule: Rule = "ignore" if keep else staged.resume
     clock = clock_of(saved, now)
@@ -311,11 +309,18 @@ def _staged(saved: RunState, now: Plan) -> RunState:
     """Return a state of a tree without stages as that of one with the one stage `default`."""
     places: dict[int, State] = {}
     for lane, state in saved.places.items():
-        moved = {f"root/{DEFAULT}{path.removeprefix('root')}": at for path, at in state.items()}
+        moved = {_below_default(path, now.path): at for path, at in state.items()}
         taken = len(range(lane, saved.batch, saved.lanes))
         entered = {"entered": ()} if now.counts_steps else {}
-        places[lane] = {"root": {"taken": taken, "carried": (), **entered}, **moved}
+        places[lane] = {now.path: {"taken": taken, "carried": (), **entered}, **moved}
     return evolve(saved, places=places)
+
+
+def _below_default(path: str, root: str) -> str:
+    """Return the path that a node has if the stage `default` is at `root`, where it was or not."""
+    if path != root and not path.startswith(f"{root}/"):
+        return path
+    return f"{root}/{DEFAULT}{path.removeprefix(root)}"
 
 
 def _staged_of(node: Any) -> StagedNode:

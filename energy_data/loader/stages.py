@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -71,6 +71,9 @@ class Plan:
     @classmethod
     def plain(cls, record: TreeRecord, like: Plan) -> Plan:
         """Return a tree without stages as the stages of `like` that it would be: one, for ever."""
+        said, around = record.description, ["staged"]
+        if found := _taken_out(said, like.path.split("/")[1:]):
+            said, around = found
         row = Row(
             name=DEFAULT,
             begin=0,
@@ -79,9 +82,9 @@ class Plan:
             seed=None,
             microbatches_per_step=None,
             params={},
-            body=record.description,
+            body=said,
         )
-        return cls("root", [row], like.around, record.leaves)
+        return cls(like.path, [row], [around, *like.around[1:]], record.leaves)
 
     @property
     def counts_steps(self) -> bool:
@@ -155,6 +158,17 @@ def _without(said: list[Any]) -> list[Any]:
     if not isinstance(said[-1], dict):
         return said
     return [*said[:-1], {name: _without(child) for name, child in said[-1].items()}]
+
+
+def _taken_out(said: list[Any], names: Sequence[str]) -> tuple[list[Any], list[Any]] | None:
+    """Return a described node below, and the rest with stages in its place; None: no such node."""
+    if not names:
+        return said, ["staged"]
+    below = said[-1] if isinstance(said[-1], dict) else {}
+    if names[0] not in below or (found := _taken_out(below[names[0]], names[1:])) is None:
+        return None
+    body, rest = found
+    return body, [*said[:-1], {**below, names[0]: rest}]
 
 
 def edits(before: Plan, now: Plan) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 from attrs import evolve
@@ -65,6 +66,23 @@ def of_edit(name):
     return of_tree(before)[0], of_tree(after)[1], restored_after_an_edit if keep else restored
 
 
+def of_what_came_back():
+    """A state with references to what stages held, of a leaf that is there and of one gone."""
+    loader = loader_of(staged(batches(samples(A)), resume="ignore"), lanes=2)
+    loader.load_state_dict(of_tree(TWO, 4)[0])
+    state = as_saved(loader)
+    names = [name for _, name, _ in state["start"]]
+    for name in ("returned", "back"):
+        assert any(-1 - names.index(name) in row[3::2] for row in state["places"].values())
+    return state
+
+
+CAME_BACK = {
+    "as it is": staged(batches(samples(A)), resume="ignore"),
+    "edited": staged(batches(samples(BLEND)), batches(samples(B)), resume="ignore"),
+}
+
+
 def of_steps(name, count):
     loader = STEPS[name]()
     take([loader], count)
@@ -107,6 +125,19 @@ def test_some_damage_before_an_edit(edit):
 def test_some_damage_inside_and_between_steps(steps, count):
     state, make = of_steps(steps, count)
     check(make, sampled(state, 4 * FEW, (steps, count)), restored)
+
+
+@pytest.mark.parametrize("how", CAME_BACK)
+def test_some_damage_to_what_came_back(how):
+    make = partial(loader_of, CAME_BACK[how], lanes=2)
+    check(make, sampled(of_what_came_back(), 20 * FEW, how), restored_after_an_edit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", CAME_BACK)
+def test_any_damage_to_what_came_back(how):
+    make = partial(loader_of, CAME_BACK[how], lanes=2)
+    assert check(make, damaged(of_what_came_back()), restored_after_an_edit) > 100
 
 
 @pytest.mark.slow

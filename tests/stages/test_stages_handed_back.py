@@ -13,10 +13,12 @@ from loader.runs import flat, in_order, loader_of
 from trees import batches, groups, joined, leaf, packs, samples
 
 from energy_data.context import Context
+from energy_data.errors import StateMismatchError
 from energy_data.fade import Fade
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
-from energy_data.nodes.staged import StagedSpec
+from energy_data.nodes.staged import StagedNode, StagedSpec
 from energy_data.stage import Stage
 
 LEAVES = {name: leaf(name, 3000) for name in "xy"}  # so many that no lane comes to an end
@@ -81,13 +83,17 @@ def plain(state):
 
 def waiting(loader):
     """The keys that each lane has drawn and not given, of leaves that are gone too."""
+    stages = {
+        lane: next(inner for _, inner in node.walk() if isinstance(inner, StagedNode))
+        for lane, node in loader._host._nodes.items()
+    }
     return {
         lane: [
             f"{name}/{number}"
             for past in (node.history(len(node.spec.stages)), loader._gone.past(lane))
             for name, _, number in past.waiting()
         ]
-        for lane, node in loader._host._nodes.items()
+        for lane, node in stages.items()
     }
 
 
@@ -214,13 +220,18 @@ def test_inside_a_ramp_of_steps_and_after_it_nothing_is_left_out_either(first, s
 
 @pytest.mark.parametrize("kind", sorted(OF_BOTH))
 @pytest.mark.parametrize("name", ["default", "a"])
-def test_what_a_run_without_stages_was_holding_is_given_by_its_stages(kind, name):
-    loader = loader_of(OF_BOTH[kind], lanes=3)
+@pytest.mark.parametrize("around", [lambda of: of, lambda of: LimitSpec(of=of, length=300)])
+def test_what_a_run_without_stages_was_holding_is_given_by_its_stages(kind, name, around):
+    loader = loader_of(around(OF_BOTH[kind]), lanes=3)
     before = in_order([loader], 10)
     spec = plan((name, 14, OF_X["packs"]), ("b", None, OF_BOTH["plain"]), resume="ignore")
-    again = loader_of(spec, lanes=3)
-    again.load_state_dict(plain(loader.state_dict()))
-    check(before + in_order([again], 12), again, 3)
+    for facts in ({}, KEEPING):
+        again = loader_of(around(spec), lanes=3)
+        again.load_state_dict(plain(loader.state_dict()), **facts)
+        check(before + in_order([again], 12), again, 3)
+    again = loader_of(LimitSpec(of=spec, length=200), lanes=3)
+    with pytest.raises(StateMismatchError, match="what stands over them"):
+        again.load_state_dict(loader.state_dict(), **KEEPING)
 
 
 @pytest.mark.parametrize("kind", sorted(OF_BOTH))
