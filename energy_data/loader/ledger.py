@@ -49,6 +49,8 @@ class Ledgers:
             )
         self.trees = {path: trees[path] for path in built_order_trees(self.record.description)}
         self._plan = Plan.of(self.record)
+        # Lanes have their tables in common.
+        self._root = Context(seed=state.seed, lanes=state.lanes)
         self.had_stages = self._plan is not None
         needed = {*self.trees, *([self._plan.path] if self._plan else [])}
         for lane, place in state.places.items():
@@ -144,7 +146,7 @@ class Ledgers:
 
     def _context(self, path: str, lane: int) -> Context:
         """Return the context that an order tree was built in."""
-        context = Context(seed=self.state.seed, lane=lane, lanes=self.state.lanes)
+        context = self._root.in_lane(lane)
         if self._plan is not None and (row := self._plan.row_of(path)) is not None:
             context = row.context(context)
         return evolve(context, path=tuple(path.split("/")[1:]))

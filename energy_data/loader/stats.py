@@ -69,12 +69,14 @@ class Counting:
         drawn: Counter[str] = Counter()
         sizes: dict[str, int] = {}
         for node in self.at(places, num_lanes).values():
+            told: set[ReferencesNode] = set()  # order trees whose draws the stages have told
             for _, inner in node.walk():
                 if isinstance(inner, ReferencesNode):
                     sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
-                    drawn.update(_drawn(inner))
+                    drawn.update({} if inner in told else _drawn(inner))
                 elif isinstance(inner, StagedNode):
-                    drawn.update(inner.carried().drawn)
+                    drawn.update(inner.history(len(inner.spec.stages)).drawn)
+                    told.update(inner.trees_that_go_on())
         return {
             name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
             for name, size in sizes.items()

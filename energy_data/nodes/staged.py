@@ -17,6 +17,7 @@ from energy_data.leaves import leaf_entries
 from energy_data.node import Cursor, Node
 from energy_data.past import Past, nodes_of, order_trees
 from energy_data.played import FadingCursor, Played, StagedCursor, carried_by, wrong_carried
+from energy_data.references import ReferencesNode
 from energy_data.spec import Gives, Spec
 from energy_data.stage import (
     Buffers,
@@ -193,12 +194,8 @@ class StagedNode(Node[Any, StagedCursor]):
         return stage.of.build(context_of(stage, self.context))
 
     def faults(self, at: StagedCursor) -> Iterator[Fault]:
-        ids = leaf_ids(self.spec)
-        yield from (wrong := list(wrong_carried(at, ids)))
-        if at.returned and not wrong:
-            sizes = leaf_sizes(self.spec)
-            if away := [mark for mark in at.returned if mark[2] >= sizes[ids[mark[0]]]]:
-                yield "returned", f"has references to what is not there, {shown(away[0])}"
+        if at.carried or at.returned:
+            yield from self._wrong_carried(at)
         if isinstance(at, FadingCursor) and len(at.faded) > (count := self._played.num_faded):
             yield "faded", f"must be of {count} order trees at most, has {len(at.faded)}"
         if isinstance(at, SteppedCursor):
@@ -208,6 +205,14 @@ class StagedNode(Node[Any, StagedCursor]):
                 yield "entered", f"must be the beginnings of stages, got {shown(at.entered)}"
             elif begins[-1] > beyond:
                 yield "entered", f"must be up to micro-batch {beyond}, got {shown(at.entered)}"
+
+    def _wrong_carried(self, at: StagedCursor) -> Iterator[Fault]:
+        ids = leaf_ids(self.spec)
+        yield from (wrong := list(wrong_carried(at, ids)))
+        if at.returned and not wrong:
+            sizes = leaf_sizes(self.spec)
+            if away := [mark for mark in at.returned if mark[2] >= sizes[ids[mark[0]]]]:
+                yield "returned", f"has references to what is not there, {shown(away[0])}"
 
     @property
     def batch(self) -> int:
@@ -302,6 +307,12 @@ class StagedNode(Node[Any, StagedCursor]):
         """Return what the stages before `number` have done to the leaves of the run."""
         return self._played.until_end(number - 1)
 
+    def trees_that_go_on(self) -> Iterator[ReferencesNode]:
+        """Yield the order trees whose draws `history` counts: not those that begin anew."""
+        for stage in self.spec.stages:
+            if stage.on_enter == "continue":
+                yield from order_trees(self.children[stage.name])
+
     def carry(self, past: Past) -> None:
         """Say what stages that are no longer among these have done to leaves."""
         ids = leaf_ids(self.spec)
@@ -312,7 +323,8 @@ class StagedNode(Node[Any, StagedCursor]):
 
     def carried(self) -> Past:
         """Return what was done to leaves in stages that are no longer among these."""
-        return carried_by(self.cursor, leaf_ids(self.spec))
+        at = self.cursor
+        return carried_by(at, leaf_ids(self.spec)) if at.carried or at.returned else Past({})
 
 
 def context_of(stage: Stage, around: Context) -> Context:

@@ -282,3 +282,12 @@ def test_a_stage_that_restarts_its_leaves_from_now_on_begins_in_its_own_order():
     again = loader_of(spec, lanes=2)
     again.load_state_dict(plain(loader.state_dict()))
     assert in_order([again], 8) == in_order([loader_of(spec, lanes=2)], 14)[6:]
+
+
+@pytest.mark.parametrize("kind", sorted(OF_X))
+def test_stats_count_what_was_drawn_again_once(kind):
+    loader = loader_of(plan(*three(OF_X[kind], OF_BOTH[kind], OF_X["plain"])), lanes=2)
+    given = [{key.partition("[")[0] for key in flat(batch)} for batch in in_order([loader], 30)]
+    waits = sum(map(len, waiting(loader).values()))
+    drawn = sum(leaf.drawn for leaf in loader.stats().leaves.values())
+    assert drawn == len(set().union(*given)) + waits
