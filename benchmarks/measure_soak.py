@@ -17,9 +17,10 @@ import torch
 from benchmarks.measure import descendants, leave, memory_mb
 from energy_data.context import WorkerConfig
 from energy_data.leaves import Leaf
+from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.loader import Loader
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import Pool
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.read import ReadSpec

@@ -14,11 +14,10 @@ from energy_data.budget import check_repetitions
 from energy_data.context import Context, WorkerConfig, default_worker_config
 from energy_data.errors import SpecError
 from energy_data.leaves import Leaf, Shuffle, leaf_entries
+from energy_data.loader.crew import PoolOptions, StartMethod
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.hosts import host_of
 from energy_data.loader.loader import Loader
-from energy_data.loader.pool import PoolOptions
-from energy_data.loader.process import StartMethod
 from energy_data.loader.run import EvenBatches
 from energy_data.loader.step_loader import StepLoader
 from energy_data.loader.step_stages import for_steps

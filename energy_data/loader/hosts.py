@@ -7,10 +7,11 @@ from typing import Any, Literal
 import torch
 from attrs import evolve
 
+from energy_data.loader.crew import PoolOptions
 from energy_data.loader.cuda import Cuda
 from energy_data.loader.device import OnDevice
 from energy_data.loader.host import Host, InProcess
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import Pool
 from energy_data.loader.run import Run
 
 

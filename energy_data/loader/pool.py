@@ -7,17 +7,15 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from multiprocessing.util import Finalize
-from typing import Any, Literal
+from typing import Any
 
-from attrs import field, frozen
-
-from energy_data.errors import EnergyDataError, SpecError
+from energy_data.errors import EnergyDataError
 from energy_data.loader.arena import ArenaFullError, Parcel
-from energy_data.loader.host import Host, Nodes, Step, Steps
+from energy_data.loader.crew import Crew, PoolOptions, WorkerError
 from energy_data.loader.process import (
-    StartMethod,
+    ProcessMethod,
     WorkerGoneError,
     WorkerProcess,
     portable_run,
@@ -26,155 +24,46 @@ from energy_data.loader.process import (
 )
 from energy_data.loader.run import Run
 from energy_data.loader.wire import Go, Message
-from energy_data.meter import STARTING, Meter
-from energy_data.node import State
+from energy_data.meter import STARTING
 
 log = logging.getLogger(__name__)
 
 
-class WorkerError(EnergyDataError):
-    """A worker failed for good: it died or hung again and again, or raised what cannot cross."""
-
-
-@frozen(kw_only=True)
-class PoolOptions:
-    """How worker processes are run."""
-
-    start_method: StartMethod = "forkserver"
-    prefetch: int = 2  # batches each worker is ahead, at most
-    arena_bytes: int = 4 << 30  # of shared memory per worker, at most
-    timeout_s: float | None = 300.0  # a worker silent for so long is reported; None: wait for ever
-    on_timeout: Literal["raise", "restart"] = "raise"
-    max_restarts: int = 3  # at one micro-batch
-    pin: Any = field(default=None, repr=False)  # called with the memory of each new slot
-
-    def __attrs_post_init__(self) -> None:
-        if self.start_method not in ("fork", "forkserver", "spawn"):
-            raise SpecError(
-                f"start_method: must be 'fork', 'forkserver' or 'spawn', got {self.start_method!r}."
-            )
-        if self.prefetch < 1:
-            raise SpecError(f"prefetch: must be >= 1, got {self.prefetch}.")
-        if self.on_timeout not in ("raise", "restart"):
-            raise SpecError(f"on_timeout: must be 'raise' or 'restart', got {self.on_timeout!r}.")
-
-
-class Pool(Host):
-    """Runs lanes in worker processes; a worker has every so-manieth lane of the rank."""
+class Pool(Crew[WorkerProcess, Message]):
+    """Runs lanes in worker processes."""
 
     def __init__(self, run: Run[Any], options: PoolOptions) -> None:
-        self.run, self.options = run, options
-        self._portable: Run[Any] | bytes | None = None
-        self._places: dict[int, State] = {}
-        self._steps = Steps()
-        self._num_lanes = 1
-        self._owner: dict[int, int] = {}  # lane -> worker
-        self._workers: dict[int, WorkerProcess] = {}
-        self._stale: set[int] = set()  # workers that must be told where to begin
+        super().__init__(run, options)
         # Worker -> micro-batch, times it died there.
         self._failures: dict[int, tuple[int, int]] = {}
-        self._process = os.getpid()
-        self._meter = Meter()
-        prepare(options.start_method)  # imports while the trainer makes its model
+        prepare(self._method)  # imports while the trainer makes its model
+        self._end_with_us()
+
+    @property
+    def _method(self) -> ProcessMethod:
+        method = self.options.start_method
+        assert method != "thread", "threads are no processes"
+        return method
+
+    def _end_with_us(self) -> None:
         # Not `weakref.finalize`: at exit, multiprocessing waits for its children, and these end
         # when we say so. Its own finalizers run before it waits.
         Finalize(self, _stop_all, (self._workers, self._process), exitpriority=100)
 
-    @property
-    def meter(self) -> Meter:  # noqa: D102
-        return self._meter
-
-    @property
-    def slots_in_use(self) -> int:  # noqa: D102
-        return sum(worker.slots_in_use for worker in self._workers.values())
-
-    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
-        self._steps.clear()
-        self._places = {lane: node.state_dict() for lane, node in nodes.items()}
-        count = max(1, min(self.run.worker_config.num_workers, len(nodes)))
-        self._owner = {lane: number % count for number, lane in enumerate(nodes)}
-        self._num_lanes = num_lanes
-        self._stale = set(self._owner.values())
-        idle = [self._workers.pop(n) for n in list(self._workers) if n not in self._stale]
-        if self._process == os.getpid():
-            stop(idle)
-
-    def keep(self, batch: int) -> None:  # noqa: D102
-        self._steps.keep(batch)
-
-    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
-        before = {step.lane: step.before for step in self._steps.since(batch)}
-        return {**self._places, **before}
-
-    def rewind(self, batch: int) -> None:  # noqa: D102
-        nodes = self.run.build(self._places, self._num_lanes)
-        for lane, node in nodes.items():
-            node.load_state_dict(self._places[lane])
-            node.rewind()
-        self._steps.clear()
-        self._places = {lane: node.state_dict() for lane, node in nodes.items()}
-        self._stale = set(self._owner.values())
-
-    def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
-        if self._process != os.getpid():
-            self._leave_to_parent()
-        for step in self._steps.since(batch):
-            self._stale.add(self._owner[step.lane])
-            self._places[step.lane] = step.before
-        number = self._owner[lane]
-        while True:
-            worker = self._ready(number, batch)
-            try:
-                message = worker.receive(self.options.timeout_s)
-            except WorkerGoneError:
-                self._restart(number, batch)
-                continue
-            except EnergyDataError:
-                self._drop(number)
-                raise
-            self._charge(worker, message)
-            if message is None:
-                self._report_silence(number, batch)
-                continue
-            if message.kind == "full" and self._found_room(number):
-                self._stale.add(number)
-            elif message.kind != "end" or message.batch == batch:
-                return self._handed_over(number, lane, batch, message)
-            # Else a lane that had ended before this worker began says so again.
-
-    def close(self) -> None:  # noqa: D102
-        _stop_all(self._workers, self._process)
-        self._stale = set(self._owner.values())
-
     def _leave_to_parent(self) -> None:
-        """Forget workers we have only because this process was forked: they talk to our parent."""
-        self._workers.clear()
-        self._process = os.getpid()
-        self._stale = set(self._owner.values())
-        Finalize(self, _stop_all, (self._workers, self._process), exitpriority=100)
+        super()._leave_to_parent()
+        self._end_with_us()
 
-    def _ready(self, number: int, batch: int) -> WorkerProcess:
-        """Return a worker that knows where to begin."""
-        for other in sorted(self._stale):  # all of them at once: they start in parallel
-            if other not in self._workers:
-                self._workers[other] = self._start()
-        while self._stale:
-            other = min(self._stale)
-            if other not in self._workers:
-                self._workers[other] = self._start()
-            try:
-                self._tell(other, batch)
-            except WorkerGoneError:
-                self._restart(other, batch)
-        return self._workers[number]
+    def _stop(self, workers: Iterable[WorkerProcess]) -> None:
+        stop(workers)
 
-    def _start(self) -> WorkerProcess:
+    def _start(self, number: int) -> WorkerProcess:
         options, began = self.options, time.perf_counter()
         if self._portable is None:
-            self._portable = portable_run(self.run, options.start_method)
+            self._portable = portable_run(self.run, self._method)
         worker = WorkerProcess(
             self._portable,
-            start_method=options.start_method,
+            start_method=self._method,
             prefetch=options.prefetch,
             arena_bytes=options.arena_bytes,
             siblings=self._workers.values(),
@@ -183,40 +72,41 @@ class Pool(Host):
         worker.starting_s = time.perf_counter() - began
         return worker
 
-    def _tell(self, number: int, batch: int) -> None:
+    def _begin(self, number: int, go: Go) -> bool:
         died_at, _ = self._failures.get(number, (-1, 0))
-        self._workers[number].begin(
-            Go(
-                batch=batch,
-                stride=self.run.worker_config.world_size,
-                num_lanes=self._num_lanes,
-                places={n: self._places[n] for n, owner in self._owner.items() if owner == number},
-                traced=died_at >= batch,
-            )
-        )
-        self._stale.discard(number)
+        try:
+            self._workers[number].begin(go._replace(traced=died_at >= go.batch))
+        except WorkerGoneError:
+            self._restart(number, go.batch)
+            return False
+        return True
 
-    def _charge(self, worker: WorkerProcess, message: Message | None) -> None:
+    def _receive(self, number: int, batch: int) -> Message | None:
+        worker = self._workers[number]
+        try:
+            message = worker.receive(self.options.timeout_s)
+        except WorkerGoneError:
+            self._restart(number, batch)
+            return None
+        except EnergyDataError:
+            self._drop(number)
+            raise
         if worker.starting_s:
             self._meter.charge(STARTING, worker.starting_s)
             worker.starting_s = 0.0
-        if message is not None and message.spent is not None:
-            self._meter.add(message.spent)
+        if message is None:
+            self._report_silence(number, batch)
+        elif message.kind == "full" and self._found_room(number):
+            return None
+        return message
 
-    def _handed_over(self, number: int, lane: int, batch: int, message: Message) -> Sequence[Any]:
-        assert message.batch == batch, f"worker {number} gave {message.batch}, {batch} was next"
-        self._stale.add(number)  # until we are through: then whatever is raised loses no batch
+    def _open(self, number: int, message: Message) -> list[Any]:
         if message.kind in ("error", "full"):
             raise _raised(message, number)
         items = []
         if message.parcel is not None:
             items.append(_read(self._workers[number], message.parcel, number))
         self._failures.pop(number, None)
-        self._steps.add(Step(batch, lane, self._places[lane]))
-        self._places[lane] = message.state
-        self._stale.discard(number)
-        if message.kind == "end":
-            raise StopIteration
         return items
 
     def _found_room(self, number: int) -> bool:

@@ -29,7 +29,7 @@ from energy_data.loader.status import read_status
 from energy_data.loader.wire import Go, Message, Taken, receive_files, send_order
 from energy_data.loader.worker import HELD_BACK, Setup, end_with, main
 
-StartMethod = Literal["fork", "forkserver", "spawn"]
+ProcessMethod = Literal["fork", "forkserver", "spawn"]
 
 _STOP_S = 1.0  # seconds workers have to end by themselves
 _KILL_S = 5.0  # seconds the kernel has to end one that was killed; one stuck in the kernel stays
@@ -53,7 +53,7 @@ class WorkerProcess:
         self,
         run: Run[Any] | bytes,
         *,
-        start_method: StartMethod,
+        start_method: ProcessMethod,
         prefetch: int,
         arena_bytes: int,
         siblings: Iterable[WorkerProcess] = (),
@@ -265,7 +265,7 @@ class WorkerProcess:
                 os.kill(self.process.pid, number)
 
 
-def prepare(start_method: StartMethod) -> None:
+def prepare(start_method: ProcessMethod) -> None:
     """Begin to start what processes are started from; does not wait for it, idempotent."""
     if start_method == "forkserver":
         with _START_LOCK, contextlib.suppress(ChildProcessError):  # `_start` says what it means
@@ -278,7 +278,7 @@ def _collects() -> bool:
         return gc.isenabled()
 
 
-def _start(process: Any, setup: Setup, start_method: StartMethod) -> None:
+def _start(process: Any, setup: Setup, start_method: ProcessMethod) -> None:
     try:
         with _START_LOCK, _started_in(start_method, setup.run):
             process.start()
@@ -301,7 +301,7 @@ def stop(workers: Iterable[WorkerProcess]) -> None:
         worker.close(max(0.0, deadline - time.monotonic()))
 
 
-def portable_run(run: Run[Any], start_method: StartMethod) -> Run[Any] | bytes:
+def portable_run(run: Run[Any], start_method: ProcessMethod) -> Run[Any] | bytes:
     """Return a run as a worker process gets it. SpecError if it cannot be sent."""
     if start_method == "fork":
         return run
@@ -360,7 +360,7 @@ def _signal_name(number: int) -> str:
 
 
 @contextlib.contextmanager
-def _started_in(start_method: StartMethod, run: Run[Any] | bytes) -> Iterator[None]:
+def _started_in(start_method: ProcessMethod, run: Run[Any] | bytes) -> Iterator[None]:
     """Prepare for the start of a process.
 
     The child imports the user's `__main__` only if something in the run comes from there: so a

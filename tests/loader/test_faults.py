@@ -17,7 +17,7 @@ from trees import batches, samples
 
 from energy_data.errors import SpecError
 from energy_data.leaves import Leaf
-from energy_data.loader.pool import PoolOptions, WorkerError
+from energy_data.loader.crew import PoolOptions, WorkerError
 from energy_data.nodes.leaf import LeafSpec
 from loader import encoders
 from loader.encoders import collating, encoding
@@ -119,7 +119,7 @@ def test_a_worker_killed_from_outside_is_started_again_and_the_stream_is_the_sam
 def test_a_worker_killed_while_it_starts_is_started_again():
     for method in ("fork", "forkserver"):
         loader = worker_loader(encoding(encoders.plain), start_method=method)
-        loader._host._ready(0, 0)
+        loader._host._ready(0)
         for process in processes(loader):
             os.kill(process, signal.SIGKILL)
         assert list(islice(loader, 10)) == GOOD[:10]

@@ -38,7 +38,7 @@ def soak(kills: int, methods: list[str]) -> None:
     """Kill so many workers."""
     rng = random.Random(kills)
     expected = worker_loader(workers=0)
-    worker_loader(start_method="forkserver")._host._start().close()  # the fork server stays
+    worker_loader(start_method="forkserver")._host._start(0).close()  # the fork server stays
     us, started, named, before = {os.getpid()}, set(), set(), held()
     while kills:
         loader = worker_loader(

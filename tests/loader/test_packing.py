@@ -26,7 +26,7 @@ from trees import (
 from energy_data.errors import StateError
 from energy_data.leaves import Shuffle
 from energy_data.loader.blob import pack_marks, unpack_marks
-from energy_data.loader.pool import WorkerError
+from energy_data.loader.crew import WorkerError
 from energy_data.loader.state import RunState
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part

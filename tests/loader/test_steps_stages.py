@@ -15,10 +15,11 @@ from trees import leaf, samples
 
 from energy_data.context import WorkerConfig
 from energy_data.errors import StateMismatchError
+from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
 from energy_data.loader.host import InProcess
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import Pool
 from energy_data.loader.step_loader import StepLoader
 from energy_data.loader.step_stages import for_steps
 from energy_data.nodes.staged import StagedSpec

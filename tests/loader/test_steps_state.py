@@ -10,9 +10,10 @@ from trees import finite, leaf
 
 from energy_data.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
+from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.exchange import StepsError
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import Pool
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from loader.runs import loader_of

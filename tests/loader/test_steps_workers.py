@@ -12,11 +12,12 @@ import torch
 
 from energy_data.context import WorkerConfig
 from energy_data.loader.arena import ArenaFullError
+from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
 from energy_data.loader.host import InProcess
 from energy_data.loader.loader import Loader
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import Pool
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from loader.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying

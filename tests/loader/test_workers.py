@@ -311,7 +311,7 @@ def test_batches_left_out_and_limits_are_the_same_with_workers():
 @pytest.mark.parametrize("method", METHODS)
 def test_all_workers_are_started_before_the_first_is_waited_for(method):
     loader = worker_loader(workers=4, start_method=method)
-    loader._host._ready(0, 0)
+    loader._host._ready(0)
     started = list(loader._host._workers.values())
     assert len(started) == 4
     assert not any(worker.has_ended() or worker._arena for worker in started)

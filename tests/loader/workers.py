@@ -12,9 +12,10 @@ from pathlib import Path
 from trees import A, B, C, batches, leaf, not_third, samples
 
 from energy_data.context import WorkerConfig
+from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.loader import Loader
-from energy_data.loader.pool import Pool, PoolOptions
+from energy_data.loader.pool import Pool
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.filter import FilterSpec
 from energy_data.spec import Spec
