@@ -258,17 +258,19 @@ def get_loader(
     Batches are the same whatever is chosen here, and whatever happens to worker processes.
 
     Args:
-        dataset: What to read; its `worker_config.num_workers` says by how many processes. With 0,
+        dataset: What to read; its `worker_config.num_workers` says by how many workers. With 0,
             batches are made here, when they are asked for, and the rest below does not matter.
         prefetch: Batches each worker is ahead of the trainer, at most.
-        start_method: How worker processes start. "forkserver" and "spawn" are safe with threads and
-            CUDA; "fork" also takes lambdas and classes of a notebook.
-        arena_bytes: Shared memory per worker, at most; it grows as needed.
+        start_method: How workers start. "forkserver" and "spawn" processes are safe with threads
+            and CUDA; "fork" also takes lambdas and classes of a notebook. "thread": they are
+            threads of this process, there at once and without memory of their own, whose Python
+            takes turns with the trainer's; see docs/workers.md.
+        arena_bytes: Shared memory per worker process, at most; it grows as needed.
         timeout_s: A worker silent for so long is reported with its sample and stack; None: never.
-        on_timeout: What follows: an error, or a new worker in its place.
+        on_timeout: What follows: an error, or a new worker process in its place.
         max_restarts: How often a worker that dies at one and the same batch is started again.
         pin_memory: Register the shared memory with CUDA, once, so that batches of workers are
-            pinned without a copy; "auto": where there is a GPU.
+            pinned without a copy; threads copy theirs. "auto": where there is a GPU.
         device: Give batches on this device, copied one ahead on a stream of their own. None: on
             the host.
         docs_per_step: Group micro-batches into optimizer steps that hold so many documents, over

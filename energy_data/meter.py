@@ -15,7 +15,7 @@ PACKING = "packing"
 COLLATING = "the task encoder, making batches"
 SENDING = "moving batches from workers to the trainer"
 HELD = "all slots of the arena are held by the trainer, which keeps batches"
-STARTING = "starting worker processes"
+STARTING = "starting workers"
 OTHER = "the order of samples, and other nodes"
 
 _FIRST_PROBE, _PROBE_EVERY = 8, 128  # blocks; so rarely that it is no cost

@@ -20,6 +20,7 @@ import torch
 from energy_data.errors import EnergyDataError
 from energy_data.order.keys import key
 from energy_data.running import RESTORE_KEY, RUNNING, restore_key
+from energy_data.turns import end_turn, take_turn
 
 
 @overload
@@ -82,7 +83,7 @@ class GlobalSeeds:
     """A world of its own for `random`, numpy's and torch's (CPU) global generators: a context.
 
     Within it they start from `seed`; outside they are as they were. Entered again, it goes on where
-    it was left.
+    it was left. One thread at a time is in such a world, see `energy_data.turns`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -91,7 +92,19 @@ class GlobalSeeds:
         self._seed = seed
 
     def __enter__(self) -> None:
-        self._outside.append(_states())
+        take_turn(self._put_back_all)
+        try:
+            self._outside.append(_states())
+            self._begin()
+        except BaseException:
+            end_turn(self._put_back_all)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = _states()
+        end_turn(self._put_back)
+
+    def _begin(self) -> None:
         if self._inside is not None:
             _put(self._inside)
             return
@@ -99,9 +112,14 @@ class GlobalSeeds:
         np.random.seed(self._seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(self._seed)
 
-    def __exit__(self, *_: object) -> None:
-        self._inside = _states()
+    def _put_back(self) -> None:
         _put(self._outside.pop())
+
+    def _put_back_all(self) -> None:
+        """Put back what was before it was entered first."""
+        if self._outside:
+            _put(self._outside[0])
+            self._outside.clear()
 
 
 _States = tuple[Any, Any, torch.Tensor]

@@ -58,8 +58,13 @@ class SavableDataLoader(Loader[T], Generic[T]):
                 as it was.
             start_method: Ours. As in Energon workers are forked, so that scripts need no
                 `if __name__ == "__main__":`. With threads or CUDA in the trainer, "forkserver" is
-                safer.
+                safer. "thread" needs fail_on_timeout: SpecError without.
         """
+        if start_method == "thread" and watchdog_timeout_seconds and not fail_on_timeout:
+            raise SpecError(
+                "fail_on_timeout: must be True with start_method='thread', got False: a thread "
+                "that hangs cannot be replaced. Or pass watchdog_timeout_seconds=None."
+            )
         run = dataset if cache_pool is None else changed(dataset, cache=cache_pool)
         options = PoolOptions(
             prefetch=prefetch_factor,

@@ -38,7 +38,7 @@ class PoolOptions:
     timeout_s: float | None = 300.0  # a worker silent for so long is reported; None: wait for ever
     on_timeout: Literal["raise", "restart"] = "raise"
     max_restarts: int = 3  # at one micro-batch
-    # Called with the memory of each new slot; of threads: with each tensor, returns it pinned.
+    # Called with the memory of each new slot; with threads, it returns what pins a tensor.
     pin: Any = field(default=None, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import mmap
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,30 @@ class Cuda:
             )
             return
         weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+
+    def pinner(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what copies a tensor to pinned memory, in any thread, for the device of this one.
+
+        A new thread has GPU 0, and would make a context there.
+        """
+        device = torch.cuda.current_device()
+
+        def pinned(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                return tensor
+            try:
+                with torch.cuda.device(device):
+                    return tensor.pin_memory()
+            except RuntimeError as error:
+                log.warning(
+                    "pinning %d bytes failed: the batch comes unpinned, its copy to the GPU is "
+                    "slower. Is `ulimit -l` too small? (%s)",
+                    tensor.nbytes,
+                    error,
+                )
+                return tensor
+
+        return pinned
 
     def stream(self, device: torch.device) -> Any:
         """Return a stream of our own on the device."""

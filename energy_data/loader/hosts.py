@@ -13,6 +13,7 @@ from energy_data.loader.device import OnDevice
 from energy_data.loader.host import Host, InProcess
 from energy_data.loader.pool import Pool
 from energy_data.loader.run import Run
+from energy_data.loader.threads import Threads
 
 
 def host_of(
@@ -22,7 +23,7 @@ def host_of(
     pin_memory: bool | Literal["auto"] = "auto",
     device: str | torch.device | None = None,
 ) -> Host:
-    """Return what makes the batches of a dataset: this process, or worker processes.
+    """Return what makes the batches of a dataset: this thread, or workers.
 
     pin_memory: "auto" pins where there is a GPU. device: where batches go; None: they stay.
     """
@@ -30,7 +31,10 @@ def host_of(
     host: Host = InProcess()
     if dataset.worker_config.num_workers:
         pinned = cuda.available() if pin_memory == "auto" else pin_memory
-        host = Pool(dataset, evolve(options, pin=cuda.pin if pinned else None))
+        if options.start_method == "thread":
+            host = Threads(dataset, evolve(options, pin=cuda.pinner if pinned else None))
+        else:
+            host = Pool(dataset, evolve(options, pin=cuda.pin if pinned else None))
     if device is not None and torch.device(device).type != "cpu":
         host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
     return host

@@ -11,7 +11,14 @@ from damaging import as_saved, check, damaged, sampled
 from data import CRUDE, TEXTS, make_dataset
 from encoders import Everything, alone, facts
 
-from energy_data.energon import FileStoreCachePool, WorkerConfig, get_loader, get_train_dataset
+from energy_data.energon import (
+    FileStoreCachePool,
+    SavableDataLoader,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+)
+from energy_data.errors import SpecError
 
 LANES = 4
 
@@ -52,6 +59,8 @@ def loader_of(mixture, rank=0, ranks=1, num_workers=0, **options):
         worker_config=config,
         task_encoder=Everything(),
     )
+    if "start_method" in options:
+        return SavableDataLoader(dataset, fail_on_timeout=True, **options)
     return get_loader(dataset, **options)
 
 
@@ -79,6 +88,26 @@ def test_it_is_the_same_again_and_for_any_ranks_and_workers(mixture, expected, t
     loader = loader_of(mixture, num_workers=3)
     assert taken(loader, 16) == expected[:16]
     loader.close()
+
+
+def test_it_is_the_same_in_threads_with_files_read_ahead_and_goes_on_without(
+    mixture, expected, tmp_path
+):
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    loader = loader_of(mixture, num_workers=3, cache_pool=pool, start_method="thread")
+    assert taken(loader, 16) == expected[:16]
+    state = loader.save_state_rank()
+    loader.close()
+    again = loader_of(mixture)
+    again.restore_state_rank(state)
+    assert taken(again, 8) == expected[16:24]
+
+
+def test_a_thread_that_hangs_cannot_be_replaced_which_is_said_before(mixture):
+    dataset = loader_of(mixture).dataset
+    with pytest.raises(SpecError, match="fail_on_timeout: must be True"):
+        SavableDataLoader(dataset, start_method="thread")
+    SavableDataLoader(dataset, start_method="thread", watchdog_timeout_seconds=None)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 13])

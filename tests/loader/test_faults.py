@@ -9,6 +9,7 @@ import signal
 import threading
 from collections import deque
 from itertools import islice
+from traceback import format_exception
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from energy_data.nodes.leaf import LeafSpec
 from loader import encoders
 from loader.encoders import collating, encoding
 from loader.own_time import OwnTime, until
-from loader.workers import processes, worker_loader
+from loader.workers import QUICK, crew, processes, worker_loader
 
 
 def place_of(loader, wanted=encoders.POISON) -> int:
@@ -35,6 +36,9 @@ def place_of(loader, wanted=encoders.POISON) -> int:
 
 AT = place_of(worker_loader(encoding(encoders.plain), workers=0))
 GOOD = list(islice(worker_loader(encoding(encoders.plain), workers=0), 60))
+
+
+INLINE_TOO = [(0, "fork"), (2, "fork"), (2, "thread")]  # workers, start method
 
 
 def until_error(loader, error):
@@ -176,10 +180,13 @@ def test_a_silent_worker_may_be_started_again_a_few_times():
     loader.close()
 
 
-def test_a_slow_sample_holds_up_nothing_while_batches_made_ahead_last(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", QUICK)
+def test_a_slow_sample_holds_up_nothing_while_batches_made_ahead_last(
+    tmp_path, monkeypatch, method
+):
     gate, told = tmp_path / "gate", tmp_path / "gate.log"
     monkeypatch.setenv("GATE", str(gate))
-    loader = worker_loader(encoding(encoders.waits), start_method="fork", prefetch=8)
+    loader = worker_loader(encoding(encoders.waits), start_method=method, prefetch=8)
     assert list(islice(loader, AT)) == GOOD[:AT]  # while the sample of the next batch waits
     ahead = 2 * (AT + 7)  # samples: it is told that a batch was taken when the next is asked for
     until(lambda: told.read_text().count("\n") >= ahead, "nobody works", {os.getpid()})
@@ -188,17 +195,19 @@ def test_a_slow_sample_holds_up_nothing_while_batches_made_ahead_last(tmp_path, 
     loader.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_exception_keeps_type_message_traceback_and_sample(workers):
-    loader = worker_loader(encoding(encoders.raises), workers=workers, start_method="fork")
+@pytest.mark.parametrize(("workers", "method"), INLINE_TOO)
+def test_an_exception_keeps_type_message_traceback_and_sample(workers, method):
+    loader = worker_loader(encoding(encoders.raises), workers=workers, start_method=method)
     given, error = until_error(loader, KeyError)
     assert given == GOOD[:AT]
     assert error.args == ("missing",)
     notes = "\n".join(error.__notes__)
     assert "while encoding dataset x, shard memory, key x/17, sample 17" in notes
-    if workers:
-        assert "in raises" in notes
-        assert 'return value["missing"]' in notes
+    # Processes send it as text; threads raise what was raised.
+    said = notes if workers and method == "fork" else "".join(format_exception(error))
+    assert "in raises" in said
+    assert 'return value["missing"]' in said
+    assert f"micro-batch {AT}" in notes or not workers
     state = loader.state_dict()
     with pytest.raises(KeyError, match="missing"):
         next(iter(loader))
@@ -206,12 +215,13 @@ def test_an_exception_keeps_type_message_traceback_and_sample(workers):
     loader.close()
 
 
-def test_an_error_in_one_worker_does_not_stop_the_others():
-    loader = worker_loader(encoding(encoders.raises), workers=3, start_method="fork")
+@pytest.mark.parametrize("method", QUICK)
+def test_an_error_in_one_worker_does_not_stop_the_others(method):
+    loader = worker_loader(encoding(encoders.raises), workers=3, start_method=method)
     until_error(loader, KeyError)
-    before = processes(loader)
+    before = crew(loader)
     until_error(loader, KeyError)
-    assert processes(loader) == before
+    assert crew(loader) == before
     loader.close()
 
 
@@ -259,13 +269,13 @@ def test_a_batch_that_cannot_be_made_again_is_an_error_and_loses_nothing():
     loader.close()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "thread"])
 def test_a_lambda_is_an_error_that_says_what_to_do(method):
     loader = worker_loader(encoding(lambda sample: sample), start_method=method)
     for _ in range(2):
         with pytest.raises(SpecError, match=r'a lambda.* start_method="fork"'):
             next(iter(loader))
-    assert processes(loader) == []
+    assert crew(loader) == []
 
 
 def test_with_fork_a_lambda_works():
@@ -275,7 +285,12 @@ def test_with_fork_a_lambda_works():
 
 
 def test_options_are_checked():
-    for wrong in ({"start_method": "threads"}, {"prefetch": 0}, {"on_timeout": "ignore"}):
+    for wrong in (
+        {"start_method": "threads"},
+        {"prefetch": 0},
+        {"on_timeout": "ignore"},
+        {"on_timeout": "restart", "start_method": "thread"},
+    ):
         with pytest.raises(SpecError, match=next(iter(wrong))):
             PoolOptions(**wrong)
 
@@ -287,7 +302,7 @@ def test_workers_have_one_thread_and_no_cuda(method):
     loader.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn", "thread"])
 def test_workers_see_the_environment_of_now(method, monkeypatch):
     for value in ("1", "2"):
         monkeypatch.setenv("SOME_SETTING", value)
@@ -296,9 +311,10 @@ def test_workers_see_the_environment_of_now(method, monkeypatch):
         loader.close()
 
 
-def test_random_numbers_of_the_trainer_are_left_alone():
+@pytest.mark.parametrize("method", ["forkserver", "thread"])
+def test_random_numbers_of_the_trainer_are_left_alone(method):
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    loader = worker_loader(start_method="forkserver")
+    loader = worker_loader(start_method=method)
     list(islice(loader, 5))
     loader.close()
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -307,10 +323,10 @@ def test_random_numbers_of_the_trainer_are_left_alone():
 
 # An interrupt in the middle of starting a worker leaves its socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupt_at_any_time_loses_no_batch(workers):
+@pytest.mark.parametrize(("workers", "method"), INLINE_TOO)
+def test_an_interrupt_at_any_time_loses_no_batch(workers, method):
     spec = encoding(encoders.dawdles)
-    loader = worker_loader(spec, workers=workers, start_method="fork", prefetch=1)
+    loader = worker_loader(spec, workers=workers, start_method=method, prefetch=1)
     given, rng = [], random.Random(0)
     main, interrupts = threading.get_ident(), 0
     while len(given) < 60:
@@ -332,15 +348,15 @@ def test_an_interrupt_at_any_time_loses_no_batch(workers):
     loader.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(workers):
+@pytest.mark.parametrize(("workers", "method"), INLINE_TOO)
+def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(workers, method):
     spec = encoding(encoders.dawdles)
     expected, alone = {}, worker_loader(spec, workers=0)
     for _ in range(101):
         state = alone.state_dict()
         expected[next_batch(state)] = state
         alone.next_batch()
-    loader = worker_loader(spec, workers=workers, start_method="fork", prefetch=1)
+    loader = worker_loader(spec, workers=workers, start_method=method, prefetch=1)
     loader.next_batch()
     seen = []
     before = signal.signal(signal.SIGALRM, lambda *_: seen.append(loader.state_dict()))

@@ -39,7 +39,7 @@ from energy_data.packing import Packing, Quota
 from energy_data.references import ReferencesSpec
 from loader import encoders
 from loader.runs import loader_of, loaders_of, run, run_in_step
-from loader.workers import is_alive, processes, worker_loader
+from loader.workers import QUICK, is_alive, processes, worker_loader
 
 LEAVES = {"a": 10, "b": 4, "c": 1, "d": 23}
 BLEND = BlendSpec(tuple(Part(leaf(name, size), size) for name, size in LEAVES.items()))
@@ -64,12 +64,13 @@ def states(loaders):
     return json.loads(json.dumps([loader.state_dict() for loader in loaders]))
 
 
+@pytest.mark.parametrize("method", QUICK)
 @every_name
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 1)])
-def test_ranks_and_workers_change_nothing(name, ranks, workers):
+def test_ranks_and_workers_change_nothing(name, ranks, workers, method):
     expected = run([worker_loader(STREAMS[name], workers=0)], rounds=40)
     loaders = [
-        worker_loader(STREAMS[name], workers, rank, ranks, start_method="fork")
+        worker_loader(STREAMS[name], workers, rank, ranks, start_method=method)
         for rank in range(ranks)
     ]
     assert run(loaders, rounds=40 // ranks) == expected
@@ -85,7 +86,9 @@ def test_workers_killed_and_ranks_changed_change_nothing(name):
     for _ in range(4):
         ranks = rng.choice([1, 2, 4])
         loaders = [
-            worker_loader(STREAMS[name], rng.choice([0, 1, 2]), rank, ranks, start_method="fork")
+            worker_loader(
+                STREAMS[name], rng.choice([0, 1, 2]), rank, ranks, start_method=rng.choice(QUICK)
+            )
             for rank in range(ranks)
         ]
         for loader in loaders if saved else ():

@@ -145,7 +145,7 @@ def test_a_trainer_that_keeps_batches_is_told_so():
         (0.0, 0.0, {}, "none, the trainer"),
         (1.0, 100.0, {ENCODING: 50.0}, "none, the trainer"),
         (9.0, 10.0, {}, "nothing that is known yet"),
-        (9.0, 10.0, {STARTING: 6.0, ENCODING: 3.0}, "starting worker processes"),
+        (9.0, 10.0, {STARTING: 6.0, ENCODING: 3.0}, "starting workers"),
         (9.0, 10.0, {STARTING: 1.0, ENCODING: 6.0, OTHER: 2.0}, "the task encoder"),
         (9.0, 10.0, {READING: 9.0}, "reading (100% of the work): the trainer waits 90%"),
         (9.0, 10.0, {READING: 9.0, (READING, "x"): 1.0, (READING, "y"): 0.2}, "reading leaf x"),

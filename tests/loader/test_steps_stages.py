@@ -18,8 +18,7 @@ from energy_data.errors import StateMismatchError
 from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.device import OnDevice
-from energy_data.loader.host import InProcess
-from energy_data.loader.pool import Pool
+from energy_data.loader.hosts import host_of
 from energy_data.loader.step_loader import StepLoader
 from energy_data.loader.step_stages import for_steps
 from energy_data.nodes.staged import StagedSpec
@@ -323,7 +322,7 @@ def pooled(workers=2, method="fork", prefetch=2, cuda=None):
     config = WorkerConfig(num_workers=workers, lanes=8)
     dataset = for_steps(Dataset(spec=MIXED, worker_config=config), EXACT)
     options = PoolOptions(start_method=method, prefetch=prefetch)
-    host = Pool(dataset, options) if workers else InProcess()
+    host = host_of(dataset, options, pin_memory=False)
     return StepLoader(dataset, EXACT, OnDevice(host, DEVICE, 1, cuda) if cuda else host)
 
 
@@ -348,7 +347,7 @@ def test_batches_copied_ahead_to_a_device_change_nothing_at_a_boundary(workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "thread"])
 def test_however_workers_start_stages_are_the_same(method):
     loader = pooled(2, method)
     assert plain(islice(loader, 60)) == plain(islice(pooled(workers=0), 60))

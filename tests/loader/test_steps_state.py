@@ -13,7 +13,7 @@ from energy_data.errors import StateError, StateMismatchError
 from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
 from energy_data.loader.exchange import StepsError
-from energy_data.loader.pool import Pool
+from energy_data.loader.hosts import host_of
 from energy_data.loader.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from loader.runs import loader_of
@@ -28,6 +28,7 @@ from loader.steps import (
     take_steps,
     together,
 )
+from loader.workers import QUICK
 
 
 def states(loaders):
@@ -148,13 +149,13 @@ def test_a_changed_target_of_exact_steps_counts_from_the_next_step_on():
 KNOWN = {"documents": 3, "samples": 3}
 
 
-def pooled(ranks, workers):
+def pooled(ranks, workers, method="fork"):
     """Loaders that need not tell each other, so they run one after another."""
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, num_workers=workers, lanes=8)
         dataset = Dataset(spec=stream(numbered), worker_config=config)
-        host = Pool(dataset, PoolOptions(start_method="fork")) if workers else None
+        host = host_of(dataset, PoolOptions(start_method=method), pin_memory=False)
         loaders.append(StepLoader(dataset, DocsPerStep(target=9, known=KNOWN), host))
     return loaders
 
@@ -166,12 +167,13 @@ def one_by_one(loaders, count):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)])
+@pytest.mark.parametrize("method", QUICK)
 def test_saved_at_every_index_of_a_step_it_goes_on_with_other_workers_and_between_steps_other_ranks(
-    ranks, workers
+    ranks, workers, method
 ):
     expected = one_by_one(pooled(ranks, 0), 12)
     begun = pooled(ranks, workers[0])
-    same, others = pooled(ranks, workers[1]), pooled(3 - ranks, workers[1])
+    same, others = pooled(ranks, workers[1], method), pooled(3 - ranks, workers[1])
     for count in range(7):
         saved = states(begun)
         for loader in same:

@@ -19,9 +19,9 @@ from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.limit import LimitSpec
 from loader.own_time import OwnTime, worked_s
 from loader.runs import run, run_in_step
-from loader.workers import BLEND, STREAM, is_alive, processes, worker_loader
+from loader.workers import BLEND, QUICK, STREAM, crew, is_alive, processes, worker_loader
 
-METHODS = ["fork", "forkserver", "spawn"]
+METHODS = ["fork", "forkserver", "spawn", "thread"]
 PASS = finite(ConcatSpec((A, B, C, leaf("d", 23))), 4)
 
 
@@ -53,6 +53,9 @@ COVER = [
     (4, 2, 8, "fork"),
     (4, 5, 1, "forkserver"),
     (1, 1, 2, "spawn"),
+    *((1, workers, prefetch, "thread") for workers in (1, 2, 5) for prefetch in (1, 2, 8)),
+    (2, 2, 8, "thread"),
+    (4, 5, 1, "thread"),
 ]
 ALL = [case for case in product([1, 2, 4], [1, 2, 5], [1, 2, 8], METHODS) if case not in COVER]
 
@@ -105,7 +108,7 @@ def rescaled_and_killed(rng, rescales, rounds, methods):
 
 
 def test_ten_rescales_and_killed_workers_in_one_run_give_one_stream():
-    given = rescaled_and_killed(random.Random(0), 10, 4, ["fork", "fork", "forkserver"])
+    given = rescaled_and_killed(random.Random(0), 10, 4, ["fork", "thread", "forkserver"])
     assert list(given) == list(range(len(given)))
     assert given == {g: EXPECTED[g] for g in given}
 
@@ -118,10 +121,11 @@ def test_random_rescales_and_killed_workers_give_one_stream(seed):
     assert given == expected
 
 
+@pytest.mark.parametrize("method", QUICK)
 @pytest.mark.parametrize("prefetch", [1, 8])
-def test_the_state_is_that_of_a_loader_without_workers_at_every_batch(prefetch):
+def test_the_state_is_that_of_a_loader_without_workers_at_every_batch(prefetch, method):
     one = worker_loader(workers=0)
-    two = worker_loader(workers=2, prefetch=prefetch, start_method="fork")
+    two = worker_loader(workers=2, prefetch=prefetch, start_method=method)
     assert one.state_dict() == two.state_dict()
     for alone, hosted in islice(zip(one, two, strict=True), 40):
         assert alone == hosted
@@ -131,8 +135,9 @@ def test_the_state_is_that_of_a_loader_without_workers_at_every_batch(prefetch):
     assert one.state_dict() == two.state_dict()
 
 
-def test_the_state_of_a_pass_is_that_without_workers_at_every_batch_and_after_the_last():
-    one, two = worker_loader(PASS, workers=0), worker_loader(PASS, workers=3, start_method="fork")
+@pytest.mark.parametrize("method", QUICK)
+def test_the_state_of_a_pass_is_that_without_workers_at_every_batch_and_after_the_last(method):
+    one, two = worker_loader(PASS, workers=0), worker_loader(PASS, workers=3, start_method=method)
     for _ in range(3):
         for alone, hosted in zip(one, two, strict=True):
             assert alone == hosted
@@ -141,19 +146,21 @@ def test_the_state_of_a_pass_is_that_without_workers_at_every_batch_and_after_th
     two.close()
 
 
+@pytest.mark.parametrize(("before", "after"), [*product(QUICK, QUICK)])
 @pytest.mark.parametrize("workers", [0, 1, 5])
-def test_saved_with_three_workers_it_goes_on_with_any_number(workers):
+def test_saved_with_three_workers_it_goes_on_with_any_number(workers, before, after):
     for rounds in (0, 1, 7, 30):
-        first = worker_loader(workers=3, start_method="fork")
+        first = worker_loader(workers=3, start_method=before)
         run([first], rounds)
-        second = worker_loader(workers=workers, start_method="fork")
+        second = worker_loader(workers=workers, start_method=after)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert run([second], 12) == {g: EXPECTED[g] for g in range(rounds, rounds + 12)}
         close([first, second])
 
 
-def test_a_state_loaded_in_the_middle_of_an_iteration_is_where_it_goes_on():
-    loader = worker_loader(start_method="fork", prefetch=8)
+@pytest.mark.parametrize("method", QUICK)
+def test_a_state_loaded_in_the_middle_of_an_iteration_is_where_it_goes_on(method):
+    loader = worker_loader(start_method=method, prefetch=8)
     stream = iter(loader)
     first = list(islice(stream, 5))
     state = loader.state_dict()
@@ -165,8 +172,9 @@ def test_a_state_loaded_in_the_middle_of_an_iteration_is_where_it_goes_on():
     loader.close()
 
 
-def test_taking_the_state_a_thousand_times_changes_nothing():
-    loader = worker_loader(start_method="fork", prefetch=8)
+@pytest.mark.parametrize("method", QUICK)
+def test_taking_the_state_a_thousand_times_changes_nothing(method):
+    loader = worker_loader(start_method=method, prefetch=8)
     given = []
     for batch in islice(loader, 20):
         given.append(batch)
@@ -189,33 +197,37 @@ def test_a_worker_killed_near_the_end_of_a_pass_changes_nothing(killed_at):
     loader.close()
 
 
-def test_validation_is_the_same_each_time_also_after_one_that_was_abandoned():
+@pytest.mark.parametrize("method", QUICK)
+def test_validation_is_the_same_each_time_also_after_one_that_was_abandoned(method):
     expected = list(worker_loader(PASS, workers=0, from_start=True))
-    loader = worker_loader(PASS, start_method="fork", from_start=True)
+    loader = worker_loader(PASS, start_method=method, from_start=True)
     workers = set()
     for taken in (None, 3, None, 0, 1, None):
         assert list(islice(loader, taken)) == expected[:taken]
-        workers.add(tuple(processes(loader)))
+        workers.add(tuple(map(id, crew(loader))))
     assert len(workers) == 1  # nobody was started again
     loader.close()
 
 
-def test_virtual_epochs_go_on_where_the_last_one_ended():
-    loader = worker_loader(start_method="fork", virtual_epoch_length=7)
+@pytest.mark.parametrize("method", QUICK)
+def test_virtual_epochs_go_on_where_the_last_one_ended(method):
+    loader = worker_loader(start_method=method, virtual_epoch_length=7)
     assert [batch for _ in range(4) for batch in loader] == list(EXPECTED.values())[:28]
     loader.close()
 
 
-def test_an_iterator_dropped_half_way_is_gone_on_by_the_next():
-    loader = worker_loader(start_method="fork")
+@pytest.mark.parametrize("method", QUICK)
+def test_an_iterator_dropped_half_way_is_gone_on_by_the_next(method):
+    loader = worker_loader(start_method=method)
     assert [batch for _ in range(6) for batch in islice(iter(loader), 3)] == list(
         EXPECTED.values()
     )[:18]
     loader.close()
 
 
-def test_two_loaders_at_once_do_not_disturb_each_other():
-    one, two = (worker_loader(start_method="fork", prefetch=n) for n in (1, 4))
+@pytest.mark.parametrize("method", QUICK)
+def test_two_loaders_at_once_do_not_disturb_each_other(method):
+    one, two = (worker_loader(start_method=method, prefetch=n) for n in (1, 4))
     for first, second in islice(zip(one, two, strict=True), 10):
         assert first == second
     one.close()
@@ -223,7 +235,7 @@ def test_two_loaders_at_once_do_not_disturb_each_other():
     two.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "thread"])
 def test_a_loader_may_be_used_from_a_thread(method):
     given = []
 
@@ -238,19 +250,21 @@ def test_a_loader_may_be_used_from_a_thread(method):
     assert given == list(EXPECTED.values())[:20]
 
 
-def test_more_workers_than_lanes_are_not_started():
-    loader = worker_loader(workers=5, lanes=2, start_method="fork")
+@pytest.mark.parametrize("method", QUICK)
+def test_more_workers_than_lanes_are_not_started(method):
+    loader = worker_loader(workers=5, lanes=2, start_method=method)
     assert list(islice(loader, 8)) == list(islice(worker_loader(workers=0, lanes=2), 8))
-    assert len(processes(loader)) == 2
+    assert len(crew(loader)) == 2
     loader.close()
 
 
-def test_a_state_with_more_lanes_fits_workers_with_one_lane_each():
+@pytest.mark.parametrize("method", QUICK)
+def test_a_state_with_more_lanes_fits_workers_with_one_lane_each(method):
     saved = worker_loader(workers=0, lanes=8)
     expected = list(islice(saved, 3))
     state = saved.state_dict()
     expected = list(islice(saved, 20))
-    loader = worker_loader(workers=8, lanes=None, start_method="fork")
+    loader = worker_loader(workers=8, lanes=None, start_method=method)
     few = worker_loader(workers=0, lanes=4)
     loader.load_state_dict(few.state_dict())
     list(islice(loader, 4))
@@ -279,8 +293,9 @@ def test_32_workers_end_at_once_and_not_one_after_another():
     assert not any(map(is_alive, workers))
 
 
-def test_a_loader_that_was_closed_goes_on():
-    loader = worker_loader(start_method="fork")
+@pytest.mark.parametrize("method", QUICK)
+def test_a_loader_that_was_closed_goes_on(method):
+    loader = worker_loader(start_method=method)
     first = list(islice(loader, 5))
     loader.close()
     loader.close()
@@ -302,13 +317,14 @@ def test_a_large_state_is_loaded_while_workers_wait_to_be_read():
     loader.close()
 
 
-def test_batches_left_out_and_limits_are_the_same_with_workers():
+@pytest.mark.parametrize("method", QUICK)
+def test_batches_left_out_and_limits_are_the_same_with_workers(method):
     spec = LimitSpec(of=batches(samples(BLEND), 2), length=33)
-    assert list(worker_loader(spec, start_method="fork")) == list(worker_loader(spec, workers=0))
+    assert list(worker_loader(spec, start_method=method)) == list(worker_loader(spec, workers=0))
     assert STREAM.gives == "batches"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_all_workers_are_started_before_the_first_is_waited_for(method):
     loader = worker_loader(workers=4, start_method=method)
     loader._host._ready(0)
@@ -316,5 +332,5 @@ def test_all_workers_are_started_before_the_first_is_waited_for(method):
     assert len(started) == 4
     assert not any(worker.has_ended() or worker._arena for worker in started)
     next(iter(loader))
-    assert "starting worker processes" in loader.stats().seconds
+    assert "starting workers" in loader.stats().seconds
     loader.close()

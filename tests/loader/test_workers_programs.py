@@ -15,7 +15,8 @@ import pytest
 from loader.own_time import OwnTime, until
 from loader.workers import children, is_alive, left_in, named_memory, session
 
-METHODS = ["fork", "forkserver", "spawn"]
+PROCESSES = ["fork", "forkserver", "spawn"]
+METHODS = [*PROCESSES, "thread"]
 
 PLAIN = """
 import sys
@@ -147,7 +148,7 @@ def test_classes_that_exist_in_no_file_are_an_error_that_says_what_to_do(started
     assert 'in a notebook; or use start_method="fork"' in err
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PROCESSES)
 def test_a_killed_trainer_leaves_no_process(started, method):
     program = started(PLAIN + "while True: next(stream)\n", method)
     said(program)
@@ -186,16 +187,16 @@ def test_trainers_killed_at_random_times_leave_no_process_and_no_shared_memory(s
 
 TOLD = """
 import json, os, signal, sys, time
-from loader.workers import children, processes, worker_loader
+from loader.workers import children, crew, worker_loader
 
 def save(number, frame):
     print("saved", json.dumps(loader.state_dict())[:11], flush=True)
-    before = processes(loader)
+    before = crew(loader)
     state = loader.state_dict()
     following = [next(stream) for _ in range(8)]
     loader.load_state_dict(state)
     assert following == [next(stream) for _ in range(8)]
-    print("same workers", before == processes(loader), flush=True)
+    print("same workers", before == crew(loader), flush=True)
     sys.exit(3)
 
 loader = worker_loader(start_method=sys.argv[1])
@@ -239,7 +240,7 @@ FORKS = """
 import os, sys
 from energy_data import EnergyDataError
 from itertools import islice
-from loader.workers import is_alive, processes, worker_loader
+from loader.workers import crew, is_alive, processes, worker_loader
 loader = worker_loader(start_method=sys.argv[1])
 stream = iter(loader)
 batches = list(islice(stream, 4))
@@ -256,15 +257,15 @@ if child == 0:
         os._exit(0)
     sys.exit(0)
 _, status = os.waitpid(child, 0)
-before = processes(loader)
+before, alive = crew(loader), processes(loader)
 batches += islice(stream, 8)
-print(status, all(map(is_alive, before)), before == processes(loader))
+print(status, all(map(is_alive, alive)), before == crew(loader))
 assert batches == list(islice(worker_loader(workers=0), 12))
 """
 
 
 @pytest.mark.parametrize("does", ["close", "use", "exit", "nothing"])
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "thread"])
 def test_a_forked_child_of_the_trainer_leaves_its_workers_alone(started, method, does):
     out, err = end(started(FORKS, method, does))
     assert out.splitlines()[-1] == "0 True True"

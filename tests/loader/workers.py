@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,9 @@ from trees import A, B, C, batches, leaf, not_third, samples
 from energy_data.context import WorkerConfig
 from energy_data.loader.crew import PoolOptions
 from energy_data.loader.dataset import Dataset
+from energy_data.loader.hosts import host_of
 from energy_data.loader.loader import Loader
-from energy_data.loader.pool import Pool
+from energy_data.loader.process import WorkerProcess
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.filter import FilterSpec
 from energy_data.spec import Spec
@@ -24,6 +26,7 @@ BLEND = BlendSpec((Part(A, 5), Part(B, 2), Part(C, 1), Part(leaf("d", 23), 0.5))
 STREAM = batches(FilterSpec(of=samples(BLEND), predicate=not_third), 4)
 
 SHARED = Path("/dev/shm")
+QUICK = ["fork", "thread"]  # start methods: one of processes, and the one of threads
 OPTIONS = {"prefetch", "start_method", "arena_bytes", "timeout_s", "on_timeout", "max_restarts"}
 
 
@@ -34,12 +37,22 @@ def worker_loader(
     options = {name: facts.pop(name) for name in OPTIONS & set(facts)}
     config = WorkerConfig(rank, ranks, workers, lanes=lanes)
     dataset = Dataset(spec=spec, worker_config=config, **facts)
-    return Loader(dataset, Pool(dataset, PoolOptions(**options)) if workers else None)
+    return Loader(dataset, host_of(dataset, PoolOptions(**options), pin_memory=False))
+
+
+def crew(loader: Loader) -> list:
+    """The workers of a loader."""
+    return list(getattr(loader._host, "_workers", {}).values())
 
 
 def processes(loader: Loader) -> list[int]:
     """The process ids of a loader's workers."""
-    return [worker.process.pid for worker in getattr(loader._host, "_workers", {}).values()]
+    return [worker.process.pid for worker in crew(loader) if isinstance(worker, WorkerProcess)]
+
+
+def threads() -> list[threading.Thread]:
+    """The worker threads that are there."""
+    return [one for one in threading.enumerate() if one.name.startswith("energy_data worker")]
 
 
 def descriptors(process: int | None = None) -> int:

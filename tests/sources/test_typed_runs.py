@@ -44,7 +44,9 @@ def mixture(tmp_path):
 
 def run(path, **options):
     config = WorkerConfig(lanes=4, num_workers=options.pop("num_workers", 0))
-    return get_loader(get_train_dataset(path, batch_size=2, worker_config=config, **options))
+    method = options.pop("start_method", "forkserver")
+    dataset = get_train_dataset(path, batch_size=2, worker_config=config, **options)
+    return get_loader(dataset, start_method=method)
 
 
 def plain(batch):
@@ -66,9 +68,10 @@ def test_dicts_are_given_unless_types_are_asked_for(mixture):
     assert batch["__subflavors__"] == [{}, {}]
 
 
-def test_batches_are_the_same_over_workers_and_after_a_restore(mixture):
+@pytest.mark.parametrize("method", ["forkserver", "thread"])
+def test_batches_are_the_same_over_workers_and_after_a_restore(mixture, method):
     whole = [plain(batch) for batch in islice(run(mixture / "m.yaml", samples="typed"), 20)]
-    loader = run(mixture / "m.yaml", samples="typed", num_workers=2)
+    loader = run(mixture / "m.yaml", samples="typed", num_workers=2, start_method=method)
     first = [plain(batch) for batch in islice(loader, 7)]
     state = json.loads(json.dumps(loader.state_dict()))
     again = run(mixture / "m.yaml", samples="typed")

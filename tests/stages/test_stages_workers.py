@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 from attrs import evolve
 from loader.runs import flat, in_order, loader_of, run
-from loader.workers import worker_loader
+from loader.workers import QUICK, worker_loader
 from trees import batches, groups, leaf, number_cost, packs, samples, staged
 
 from energy_data.context import Context
@@ -24,12 +24,13 @@ X, Y = leaf("x", 100), leaf("y", 60)
 SWITCHING = staged(batches(samples(X)), batches(samples(Y), 2), batches(samples(X), 4), every=2)
 
 
+@pytest.mark.parametrize("method", QUICK)
 @pytest.mark.parametrize(
     ("workers", "prefetch"), [(0, 1), (1, 1), (1, 5), (2, 2), (2, 5), (3, 1), (3, 5)]
 )
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_stages_of_5_5_and_5_steps_run_5_5_and_5(ranks, accumulation, workers, prefetch):
+def test_stages_of_5_5_and_5_steps_run_5_5_and_5(ranks, accumulation, workers, prefetch, method):
     per_step = ranks * accumulation
     bodies = batches(samples(X)), batches(samples(Y), 2), batches(samples(X), 4)
     spec = staged(*bodies, every=per_step)
@@ -37,7 +38,7 @@ def test_stages_of_5_5_and_5_steps_run_5_5_and_5(ranks, accumulation, workers, p
     sizes = [len(batch) for batch in expected]
     assert sizes == [3] * 5 * per_step + [2] * 5 * per_step + [4] * 5 * per_step
     for rank in range(ranks):
-        options = {"prefetch": prefetch, "start_method": "fork"} if workers else {}
+        options = {"prefetch": prefetch, "start_method": method} if workers else {}
         loader = worker_loader(spec, workers, rank, ranks, **options)
         try:
             assert list(islice(loader, 15 * accumulation)) == expected[rank::ranks]
@@ -45,12 +46,13 @@ def test_stages_of_5_5_and_5_steps_run_5_5_and_5(ranks, accumulation, workers, p
             loader.close()
 
 
-def test_of_four_ranks_with_one_worker_it_goes_on_on_one_with_four():
+@pytest.mark.parametrize("method", QUICK)
+def test_of_four_ranks_with_one_worker_it_goes_on_on_one_with_four(method):
     spec = staged(batches(samples(X)), batches(samples(Y), 2), batches(samples(X)), every=4)
     expected = run([loader_of(spec, lanes=8)], 60)
     four = [loader_of(spec, rank, 4, lanes=8) for rank in range(4)]
     run(four, 6)
-    one = worker_loader(spec, 4, start_method="fork")
+    one = worker_loader(spec, 4, start_method=method)
     try:
         one.restore_state_global([loader.state_dict() for loader in four])
         assert list(islice(one, 36)) == [expected[g] for g in range(24, 60)]
@@ -58,9 +60,10 @@ def test_of_four_ranks_with_one_worker_it_goes_on_on_one_with_four():
         one.close()
 
 
-def test_saved_with_workers_around_a_boundary_it_goes_on_without_and_on_two_ranks():
+@pytest.mark.parametrize("method", QUICK)
+def test_saved_with_workers_around_a_boundary_it_goes_on_without_and_on_two_ranks(method):
     expected = run([loader_of(SWITCHING, lanes=8)], 30)
-    loader = worker_loader(SWITCHING, 3, prefetch=5, start_method="fork")
+    loader = worker_loader(SWITCHING, 3, prefetch=5, start_method=method)
     states = []
     try:
         stream = iter(loader)

@@ -1,0 +1,169 @@
+"""Whose turn it is to set the global generators of `random`, numpy and torch: one thread's.
+
+They belong to the trainer, which draws from them when it likes. So threads that make its batches
+have their turns only while it waits for a batch, and by the time it has it they are as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+_LOOK_S = 0.5  # between two looks at what should have been told
+_GRACE_S = 1.0  # seconds a turn has to end, at least, when a trainer has waited long
+
+T = TypeVar("T")
+
+
+class LostTurnError(BaseException):
+    """What is being made in this thread is void: its turn was taken away, or there will be none.
+
+    Not for users, and no Exception: their functions are not to put up with it.
+    """
+
+
+class Lender:
+    """The thread of a trainer. It waits for what others make, and they have turns while it does.
+
+    A signal handler may raise at any time within; then, too, nobody has a turn afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.ended: SimpleQueue[None] = SimpleQueue()  # turns that it waits to end
+        self.taken_from: int | None = None  # the thread that did not end its turn while it waited
+
+    def wait(self, made: SimpleQueue[T], timeout_s: float | None) -> T | None:
+        """Return what comes next; None if nothing does in time."""
+        with contextlib.suppress(Empty):
+            return made.get_nowait()
+        longest = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        began = time.monotonic()
+        self.taken_from = None
+        self.waits = True
+        try:
+            _TURN.tell()
+            return made.get(timeout=longest)
+        except Empty:
+            return None
+        finally:
+            self.waits = False  # first of all: from here on nobody begins a turn
+            left = None if longest is None else longest - (time.monotonic() - began)
+            self._get_back(None if left is None else max(left, _GRACE_S))
+
+    def _get_back(self, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while _TURN.is_lent_by(self) and (deadline is None or time.monotonic() < deadline):
+                with contextlib.suppress(Empty):
+                    self.ended.get(timeout=_LOOK_S)
+        finally:
+            _TURN.take_away_from(self)
+
+
+class Borrower:
+    """A thread that has turns only while its lender waits."""
+
+    def __init__(self, lender: Lender) -> None:
+        self.lender = lender
+        self.is_stopped = False  # it is to have no more turns: where it waits for one it is told so
+
+
+class _Here(threading.local):
+    borrower: Borrower | None = None
+
+
+class _Turn:
+    """The turn that somebody has, in this process."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all: in a forked child there is one thread, and it is nobody's turn."""
+        self.lock = threading.RLock()  # a signal handler may close a loader while we have it
+        self.changed = threading.Condition(self.lock)
+        self.thread: int | None = None
+        self.depth = 0
+        self.lender: Lender | None = None
+        self.restore: Callable[[], None] | None = None
+
+    def tell(self) -> None:
+        with self.lock:
+            self.changed.notify_all()
+
+    def is_lent_by(self, lender: Lender) -> bool:
+        with self.lock:
+            return self.lender is lender
+
+    def take_away_from(self, lender: Lender) -> None:
+        with self.lock:
+            if self.lender is lender:
+                assert self.restore is not None
+                self.restore()
+                lender.taken_from = self.thread
+                self._end()
+
+    def _end(self) -> None:
+        self.thread, self.lender, self.restore = None, None, None
+        self.changed.notify_all()
+
+    def take(self, restore: Callable[[], None]) -> None:
+        if self.thread == threading.get_ident():
+            self.depth += 1
+            return
+        borrower = _HERE.borrower
+        with self.lock:
+            while self.thread is not None or (borrower and not borrower.lender.waits):
+                if borrower and borrower.is_stopped:
+                    raise LostTurnError
+                self.changed.wait(_LOOK_S)
+            self.lender = borrower.lender if borrower else None
+            self.thread, self.depth, self.restore = threading.get_ident(), 1, restore
+
+    def end(self, put_back: Callable[[], None]) -> None:
+        with self.lock:
+            if self.thread != threading.get_ident():
+                raise LostTurnError
+            put_back()
+            self.depth -= 1
+            if self.depth:
+                return
+            lender = self.lender
+            self._end()
+        if lender and not lender.waits:
+            lender.ended.put(None)
+
+
+_HERE = _Here()
+_TURN = _Turn()
+os.register_at_fork(after_in_child=_TURN.begin_anew)
+
+
+def lend_to(borrower: Borrower) -> None:
+    """Let this thread have turns only while the lender of `borrower` waits."""
+    _HERE.borrower = borrower
+
+
+def look_again() -> None:
+    """Let those who wait for a turn see at once that they are stopped."""
+    _TURN.tell()
+
+
+def take_turn(restore: Callable[[], None]) -> None:
+    """Wait until it is the turn of this thread; again, if it is already.
+
+    restore: puts back what was before the turn; called if the turn is taken away. LostTurnError: in
+    a thread that was stopped.
+    """
+    _TURN.take(restore)
+
+
+def end_turn(put_back: Callable[[], None]) -> None:
+    """Put back what was before, and let others have a turn. LostTurnError if it was taken away."""
+    _TURN.end(put_back)
