@@ -22,6 +22,8 @@ from energy_data.order.tree import Order
 FIRST_PLANNED, MOST_PLANNED = 128, 4096
 MOST_TOGETHER = 16_384  # draws of all lanes at a time: some milliseconds, which one batch waits for
 
+KEPT_LEDGERS = 2  # stages that take turns ask several times for where each of them is
+
 Offsets = tuple[int, ...]
 
 
@@ -65,6 +67,8 @@ class PlannedDraws(ABC):
         }
         self._block = self._next = _EMPTY
         self._asked: tuple[int, Offsets] | None = None  # where the last block handed out ended
+        self._ledgers: dict[int, Integers] = {}  # of the last places that were asked for
+        self._since = 0  # the first draw asked for with these offsets
         self._ahead = FIRST_PLANNED
 
     @abstractmethod
@@ -80,7 +84,10 @@ class PlannedDraws(ABC):
         """
         if not self._block.has(start, count, offsets):
             if not self._next.has(start, count, offsets):
-                self._together.plan(self, start, count, min(self._ahead, most), offsets)
+                alone = self._is_interrupted(start, offsets)
+                self._together.plan(
+                    self, start, count, min(self._ahead, most), offsets, alone=alone
+                )
             self._block, self._next = self._next, _EMPTY
         at, refused = start - self._block.start, self._block.refused
         if refused is not None and at + count > refused[0]:
@@ -90,9 +97,26 @@ class PlannedDraws(ABC):
         self._asked = start + count, offsets
         return self._block.references[at : at + count]
 
+    def _is_interrupted(self, start: int, offsets: Offsets) -> bool:
+        """Return whether others have drawn from the leaves since; then it plans less far ahead.
+
+        They may do so again, as two stages do in a ramp: what was planned beyond that is for
+        nothing, and so is what is planned for other lanes.
+        """
+        if self._asked is None or self._asked[1] == offsets:
+            return False
+        used = self._asked[0] - self._since
+        self._since, self._ahead = start, min(self._ahead, 2 * used)
+        return True
+
     def ledger(self, draws: int, offsets: Offsets) -> Integers:
         """Return how often each leaf was drawn before draw number `draws`, int64 [leaves]."""
-        return self._together.ledger(self.order.counts(draws), offsets)
+        known = self._ledgers.get(draws)
+        if known is None:
+            for oldest in list(self._ledgers)[: len(self._ledgers) - KEPT_LEDGERS + 1]:
+                del self._ledgers[oldest]
+            known = self._ledgers[draws] = self._together.ledger(self.order.counts(draws))
+        return known + np.array(offsets, np.int64) if offsets else known.copy()
 
     def before(self, start: int, offsets: Offsets) -> Integers:
         """Return the same as `ledger`; at no cost at the end of a block."""
@@ -140,21 +164,29 @@ class Together:
         self._leaf_of_entry, self._num_leaves, self._shares = leaf_of_entry, num_leaves, shares
         self.plans: Sequence[PlannedDraws] = ()
 
-    def ledger(self, counts: Integers, offsets: Offsets) -> Integers:
-        """Return counts of entries as counts of leaves, [leaves], and add the offsets."""
+    def ledger(self, counts: Integers) -> Integers:
+        """Return counts of entries as counts of leaves, [leaves]."""
         drawn = np.zeros(self._num_leaves, np.int64)
         np.add.at(drawn, self._leaf_of_entry, counts)
-        return drawn + np.array(offsets, np.int64) if offsets else drawn
+        return drawn
 
     def plan(
-        self, asking: PlannedDraws, start: int, batch: int, ahead: int, offsets: Offsets
+        self,
+        asking: PlannedDraws,
+        start: int,
+        batch: int,
+        ahead: int,
+        offsets: Offsets,
+        *,
+        alone: bool,
     ) -> None:
-        """Plan the draws from `start` on, of this lane and of those that ask next.
+        """Plan the draws from `start` on, of this lane and, if not `alone`, of those that ask next.
 
         Whole batches of `batch` draws, one at least, and no more than `ahead` draws of a lane.
         """
         first = self.plans.index(asking)
-        others = islice(self._asking(first, start, offsets), max(1, MOST_TOGETHER // batch) - 1)
+        most = 0 if alone else max(1, MOST_TOGETHER // batch) - 1
+        others = islice(self._asking(first, start, offsets), most)
         rows = [(first, offsets), *others]
         plans = [self.plans[row] for row, _ in rows]
         count = max(1, min(ahead, MOST_TOGETHER // len(rows)) // batch) * batch

@@ -45,7 +45,8 @@ class Settled(NamedTuple):
             return None
         step, rounds, amount, microbatches, short, blank, *counts = said
         plan = Planned(step, rounds, amount, microbatches, short, tuple(blank))
-        numbers = (*plan[:4], *plan.blank, *(each for each in counts if each is not None))
+        known = [each for each in counts[1:] if each is not None]  # documents always are
+        numbers = (*plan[:4], *plan.blank, *counts[:1], *known)
         if not all(map(is_count, numbers)) or not isinstance(short, bool) or len(counts) != 5:
             raise ValueError(f"a step of {shown(said)}")
         given = rounds - len(blank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
@@ -85,6 +86,12 @@ class StagedSpec(Spec):
     def counts_steps(self) -> bool:
         """Whether stages begin and end at steps of the run, not at micro-batches."""
         return self.stages[0].counts == "steps"
+
+    @cached_property
+    def leaf_ids(self) -> list[str]:
+        """The ids of all leaves that go on from stage to stage, sorted."""
+        ids = [stage.leaf_ids for stage in self.stages if stage.on_enter == "continue"]
+        return sorted(set().union(*ids))
 
     def stage_of(self, batch: int) -> int:
         """Return the number of the stage of a micro-batch of the run; one past the last: ended."""
@@ -338,8 +345,7 @@ def context_of(stage: Stage, around: Context) -> Context:
 
 def leaf_ids(spec: StagedSpec) -> list[str]:
     """Return the ids of all leaves that go on from stage to stage, sorted."""
-    ids = [stage.leaf_ids for stage in spec.stages if stage.on_enter == "continue"]
-    return sorted(set().union(*ids))
+    return spec.leaf_ids
 
 
 def leaf_sizes(spec: StagedSpec) -> dict[str, int]:

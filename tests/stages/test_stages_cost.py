@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
+from attrs import evolve
+from loader.runs import in_order, loader_of
 from trees import batches, faded, leaf, packs, samples, staged
 
+from energy_data import planned as planned_draws
 from energy_data import references
 from energy_data.context import Context
+from energy_data.fade import Fade
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.staged import StagedSpec
 
 MIXED = BlendSpec(tuple(Part(leaf(f"l{n}", 50), n + 1) for n in range(5)))
+LANES = 4
 MANY = staged(*(batches(packs(samples(MIXED))) for _ in range(20)), steps=[3] * 20)
 
 
@@ -62,3 +68,22 @@ def test_a_lane_that_went_back_does_not_go_on_from_what_it_knew():
     for at in (29, 7, 16, 3, 28, 0):
         node.go_back(states[at])
         assert [next(node) for _ in range(30 - at)] == given[at:]
+
+
+def test_what_stages_that_take_turns_plan_is_drawn_soon_by_all_lanes(monkeypatch):
+    planned = []
+    whole = planned_draws.Together.plan
+
+    def counted(together, asking, *args, **facts):
+        whole(together, asking, *args, **facts)
+        blocks = [plan._next for plan in together.plans]
+        planned.append(sum(len(block.references) for block in blocks))
+
+    fade = Fade(kind="linear", steps=400, before=LANES, now=LANES)
+    first, second = staged(*[batches(samples(MIXED), 8)] * 2, steps=(4,), every=LANES).stages
+    ramp = StagedSpec(stages=(first, evolve(second, fade=fade)))
+    loader = loader_of(ramp, lanes=LANES)
+    in_order([loader], LANES * 150)
+    monkeypatch.setattr(planned_draws.Together, "plan", counted)
+    in_order([loader], LANES * 100)  # where mostly each step is made by the other stage
+    assert sum(planned) <= 3 * 8 * LANES * 100
