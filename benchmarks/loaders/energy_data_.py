@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.case import Batch, Case
 from energy_data import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energy_data.loader.crew import StartMethod
 
 
 class Encoder(DefaultTaskEncoder):
@@ -21,7 +22,13 @@ class Encoder(DefaultTaskEncoder):
         return sample
 
 
-def batches(case: Case, folder: Path, batch_size: int, num_workers: int) -> Iterator[Batch]:
+def batches(
+    case: Case,
+    folder: Path,
+    batch_size: int,
+    num_workers: int,
+    start_method: StartMethod = "forkserver",
+) -> Iterator[Batch]:
     dataset = get_train_dataset(
         case.metadataset(folder),
         batch_size=batch_size,
@@ -30,5 +37,5 @@ def batches(case: Case, folder: Path, batch_size: int, num_workers: int) -> Iter
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
         **({} if case.part == "txt" else {"task_encoder": Encoder(case)}),  # text we decode unasked
     )
-    for batch in get_loader(dataset):
+    for batch in get_loader(dataset, start_method=start_method):
         yield {"keys": batch["__key__"], "values": batch[case.part]}
