@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 _LOOK_S = 0.5  # between two looks at what should have been told
-_GRACE_S = 1.0  # seconds a turn has to end, at least, when a trainer has waited long
+_GRACE_S = 1.0  # seconds a turn has to end when a trainer is interrupted, or has waited long
 
 T = TypeVar("T")
 
@@ -30,7 +30,8 @@ class LostTurnError(BaseException):
 class Lender:
     """The thread of a trainer. It waits for what others make, and they have turns while it does.
 
-    A signal handler may raise at any time within; then, too, nobody has a turn afterwards.
+    A signal handler may raise at any time within; then, too, nobody has a turn afterwards: one that
+    does not end at once is taken away.
     """
 
     def __init__(self) -> None:
@@ -44,17 +45,23 @@ class Lender:
             return made.get_nowait()
         longest = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         began = time.monotonic()
+        patience_s: float | None = _GRACE_S
         self.taken_from = None
         self.waits = True
         try:
             _TURN.tell()
-            return made.get(timeout=longest)
+            found = made.get(timeout=longest)
+            if longest is None:
+                patience_s = None
+            else:
+                patience_s = max(longest - (time.monotonic() - began), _GRACE_S)
         except Empty:
             return None
+        else:
+            return found
         finally:
             self.waits = False  # first of all: from here on nobody begins a turn
-            left = None if longest is None else longest - (time.monotonic() - began)
-            self._get_back(None if left is None else max(left, _GRACE_S))
+            self._get_back(patience_s)
 
     def _get_back(self, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import threading
 import time
 from itertools import islice
@@ -82,6 +83,33 @@ def test_global_seeds_are_those_of_the_sample_while_the_trainer_draws_too(spec, 
             own += [drawn() for _ in range(3)]
     assert given == expected
     assert own == alone
+
+
+def test_interrupts_change_neither_the_samples_nor_the_numbers_of_the_trainer():
+    expected = list(islice(worker_loader(AUGMENTED, workers=0), 40))
+    loader = worker_loader(AUGMENTED, workers=2, start_method="thread")
+    random.seed(5)
+    before, rng = random.getstate(), random.Random(0)
+    given, interrupts = [], 0
+    while len(given) < 40:
+        timer = threading.Timer(
+            rng.uniform(0, 0.02), signal.pthread_kill, (threading.get_ident(), signal.SIGINT)
+        )
+        try:
+            timer.start()
+            batch = loader.next_batch()
+            timer.cancel()
+            timer.join()
+            given.append(batch)
+        except KeyboardInterrupt:
+            interrupts += 1
+            timer.join()
+            if loader.last_batch == len(given):  # we had it, and then let it fall
+                given.append(expected[len(given)])
+    assert interrupts
+    assert given == expected
+    loader.close()
+    assert random.getstate() == before
 
 
 GATE = threading.Event()

@@ -1,0 +1,145 @@
+"""Global generators are set by one thread at a time, and while a trainer waits for its workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from energy_data.randomness import GlobalSeeds
+from energy_data.turns import Borrower, Lender, LostTurnError, lend_to, look_again
+
+
+def numbers(seed: int, count: int = 3) -> list[float]:
+    """Some numbers of a world of seeds, with time for others in between."""
+    found = []
+    with GlobalSeeds(seed):
+        for _ in range(count):
+            found.append(random.random())
+            time.sleep(0.0005)
+    return found
+
+
+def in_thread(work) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def borrowing(lender: Lender, work, told: list) -> tuple[threading.Thread, Borrower]:
+    """A thread that works as a worker does; what comes of it is told."""
+    borrower = Borrower(lender)
+
+    def run():
+        lend_to(borrower)
+        try:
+            told.append(work())
+        except LostTurnError:
+            told.append("lost")
+
+    return in_thread(run), borrower
+
+
+def test_threads_have_their_worlds_one_after_another():
+    expected = [numbers(seed) for seed in range(8)]
+    random.seed(3)
+    before = random.getstate()
+    found = {}
+    threads = [in_thread(lambda n=n: found.update({n: numbers(n)})) for n in range(8)]
+    for thread in threads:
+        thread.join(10)
+    assert [found[n] for n in range(8)] == expected
+    assert random.getstate() == before
+
+
+def test_a_worker_has_no_turn_before_its_trainer_waits():
+    lender, told = Lender(), []
+    thread, _ = borrowing(lender, lambda: numbers(1), told)
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert lender.wait(SimpleQueue(), 0.5) is None
+    thread.join(5)
+    assert told == [numbers(1)]
+
+
+def test_a_trainer_goes_on_only_when_the_turn_has_ended():
+    lender, told, made = Lender(), [], SimpleQueue()
+    random.seed(3)
+    before = random.getstate()
+
+    def work():
+        with GlobalSeeds(1):
+            made.put("there")
+            time.sleep(0.2)
+        return "through"
+
+    borrowing(lender, work, told)
+    assert lender.wait(made, 5) == "there"
+    assert random.getstate() == before
+    assert lender.taken_from is None
+
+
+def test_a_turn_that_does_not_end_is_taken_away_and_its_work_is_void():
+    lender, told, gate = Lender(), [], threading.Event()
+    random.seed(3)
+    before = random.getstate()
+
+    def work():
+        with GlobalSeeds(1), GlobalSeeds(2):
+            gate.wait(10)
+
+    thread, _ = borrowing(lender, work, told)
+    assert lender.wait(SimpleQueue(), 0.1) is None
+    assert random.getstate() == before
+    assert lender.taken_from == thread.ident
+    gate.set()
+    thread.join(5)
+    assert told == ["lost"]
+    assert random.getstate() == before
+    assert len(numbers(1)) == 3  # it is nobody's turn
+
+
+def test_a_worker_that_is_stopped_waits_for_no_turn():
+    told = []
+    thread, borrower = borrowing(Lender(), lambda: numbers(1), told)
+    borrower.is_stopped = True
+    look_again()
+    thread.join(5)
+    assert told == ["lost"]
+
+
+def test_an_interrupt_while_the_trainer_waits_puts_its_generators_back():
+    lender, told, gate = Lender(), [], threading.Event()
+    random.seed(3)
+    before = random.getstate()
+
+    def work():
+        with GlobalSeeds(1):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            gate.wait(10)
+
+    thread, _ = borrowing(lender, work, told)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        lender.wait(SimpleQueue(), None)
+    assert time.monotonic() - began < 5
+    assert random.getstate() == before
+    gate.set()
+    thread.join(5)
+    assert told == ["lost"]
+
+
+def test_a_child_forked_within_a_turn_has_turns_of_its_own():
+    with GlobalSeeds(1):
+        child = os.fork()
+        if child == 0:
+            done = []
+            thread = in_thread(lambda: done.append(numbers(2)))
+            thread.join(5)
+            os._exit(0 if done else 1)
+    assert os.waitpid(child, 0)[1] == 0
