@@ -184,13 +184,24 @@ def taken_apart(mark: Mark) -> Iterator[Mark]:
         at += 1 + mark[at]
 
 
+def changed_its_mind(what: str) -> DataError:
+    """Return the error of a function that leaves out what it had made before."""
+    return DataError(
+        f"{what}: it was made before, and now it is left out. Packing and encoding must depend on "
+        f"the samples alone: no global random numbers, no counters."
+    )
+
+
 def joined_and_moved(
     marks: Sequence[Mark], moved: Callable[[Sequence[Mark]], Sequence[Mark | None]]
 ) -> list[Mark | None]:
-    """Return joined marks after an edit; None for an item that lost one of those it is made of."""
+    """Return joined marks after an edit; None for an item that lost one of those it is made of.
+
+    None, too, for an item of nothing: no run has made it.
+    """
     found: list[Mark | None] = []
     for mark in marks:
         now = moved(list(taken_apart(mark)))
         whole = [one for one in now if one is not None]
-        found.append(joined(whole) if len(whole) == len(now) else None)
+        found.append(joined(whole) if whole and len(whole) == len(now) else None)
     return found

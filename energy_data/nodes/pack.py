@@ -21,6 +21,7 @@ from energy_data.pending import (
     Patience,
     PendingCursor,
     PendingNode,
+    changed_its_mind,
     check_makes_again,
     joined,
     joined_and_moved,
@@ -141,7 +142,14 @@ class PackNode(PendingNode[PackCursor]):
     def again(self, marks: Sequence[Mark]) -> list[Any]:
         apart = [list(taken_apart(mark)) for mark in marks]
         found = self._documents_again([one for pack in apart for one in pack])
-        return [self._packed([found[mark] for mark in pack]) for pack in apart]
+        return [self._again([found[mark] for mark in pack]) for pack in apart]
+
+    def _again(self, documents: Sequence[Document]) -> Any:
+        try:
+            return self._packed(documents)
+        except SkipSample:
+            first = describe_source(documents[0].item)
+            raise changed_its_mind(f"the pack that begins with {first}") from None
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return joined_and_moved(marks, lambda apart: self.pending_moved(apart, change))

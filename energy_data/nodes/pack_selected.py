@@ -22,6 +22,7 @@ from energy_data.pending import (
     PendingCursor,
     PendingNode,
     Stock,
+    changed_its_mind,
     check_makes_again,
     gives_parts,
     joined,
@@ -178,10 +179,16 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         groups = [list(taken_apart(mark)) for mark in marks]
         samples = iter(self.child.again([mark for group in groups for mark in group]))
         aside = copy(self.cursor)  # what is made again counts for nothing
-        return [
-            self._packed(group, self._encoded(group, [next(samples) for _ in group], aside), aside)
-            for group in groups
-        ]
+        return [self._again(group, [next(samples) for _ in group], aside) for group in groups]
+
+    def _again(self, marks: Sequence[Mark], samples: list[Any], aside: Cursor) -> Any:
+        encoded = self._encoded(marks, samples, aside)
+        try:
+            if encoded:
+                return self._packed(marks, encoded, aside)
+        except SkipSample:
+            pass
+        raise changed_its_mind(f"the pack that begins with {describe_source(samples[0])}")
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return joined_and_moved(marks, lambda apart: self.child.moved(apart, change))

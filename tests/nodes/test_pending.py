@@ -11,6 +11,7 @@ from trees import (
     batches,
     finite,
     groups,
+    joined,
     leaf,
     not_fifth,
     packing,
@@ -23,7 +24,7 @@ from trees import (
 )
 
 from energy_data.context import Context
-from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.errors import DataError, SkipSample, SpecError, StateError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
@@ -207,6 +208,38 @@ def test_a_map_that_changes_its_mind_is_found_out_after_a_restore():
     again.load_state_dict(state)
     with pytest.raises(DataError, match="now left out"):
         next(again)
+
+
+@pytest.mark.parametrize("kind", [packs, selected])
+def test_packing_that_changes_its_mind_is_found_out_after_a_restore(kind):
+    left_out = []
+
+    def joined_or_left_out(documents):
+        if left_out:
+            raise SkipSample
+        return joined(documents)
+
+    made = kind(samples(leaf("x", 60)))
+    if kind is packs:
+        spec = groups(evolve(made, packing=evolve(made.packing, pack=joined_or_left_out)))
+    else:
+        spec = groups(evolve(made, pack=joined_or_left_out))
+    node = spec.build(Context())
+    while not node.cursor.pending:
+        next(node)
+    state, again = node.state_dict(), spec.build(Context())
+    again.load_state_dict(json.loads(json.dumps(state)))
+    left_out.append(True)
+    with pytest.raises(DataError, match=r"the pack that begins with .*: it was made before, and"):
+        next(again)
+
+
+def test_a_pack_of_nothing_is_a_damaged_state():
+    spec = groups(packs(samples(leaf("x", 60))))
+    state = spec.build(Context()).state_dict()
+    state["root"]["pending"] = [[]]
+    with pytest.raises(StateError, match="damaged: 'pending' of root has references to what"):
+        spec.build(Context()).load_state_dict(state)
 
 
 def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang(monkeypatch):
