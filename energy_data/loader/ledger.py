@@ -270,7 +270,8 @@ def put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
         samples = Fraction(batches * clock.samples_per_microbatch)
         node.cursor.draws = clock.draws(samples, node.context.lane, node.context.lanes)
     before = node.plan.ledger(node.cursor.draws, ()).tolist() if node.cursor.draws else []
-    node.cursor.offsets = tuple(map(sub, drawn, before)) if before else tuple(drawn)
+    offsets = tuple(map(sub, drawn, before)) if before else tuple(drawn)
+    node.cursor.offsets = offsets if any(offsets) else ()
 
 
 def _of_tree(ledgers: dict[str, Ledger], path: str) -> Ledger:

@@ -268,7 +268,7 @@ def _carry(
         if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
     }
     kept |= saved.gone.past_of(next(iter(nodes)), now.leaves).drawn.keys() - before.leaves.keys()
-    current = _restarting(before, now, saved.clock)
+    playing, restarting = now.at(saved.clock), _restarting(before, now, saved.clock)
     pending, others = Pending(ledgers, ours, kept), set(now.leaf_ids) - kept
     for lane, node in nodes.items():
         staged = _staged_of(node)
@@ -277,15 +277,15 @@ def _carry(
         staged.carry(past.of_leaves(kept))
         refuse(now.path, partial(staged.faults, staged.cursor))
         pending.lost += len(list(past.of_leaves(others).waiting()))
-        if current is None:
-            continue
-        own = ledgers.of_lane(lane)
+        own = {} if restarting is None else ledgers.of_lane(lane)
         for path, inner in node.walk():
-            if now.row_of(path) is current and isinstance(inner, ReferencesNode):
+            if isinstance(inner, ReferencesNode) and now.row_of(path) is playing:
                 known = {name: n for name, n in own.get(path, {}).items() if name in kept}
-                counts = [known.get(leaf.id, 0) for leaf in inner.leaves]
-                put(inner, counts, saved.clock)
-        pending.move(node, lane, of=lambda path: now.row_of(path) is current)
+                # Else what its leaves have had is in what is carried; weights that follow the run
+                # go on at its place all the same.
+                put(inner, [known.get(leaf.id, 0) for leaf in inner.leaves], saved.clock)
+        if restarting is not None:
+            pending.move(node, lane, of=lambda path: now.row_of(path) is restarting)
     log.warning(
         "restored although stages were edited: %d leaves go on where they were, the others begin%s",
         len(kept),

@@ -104,6 +104,23 @@ def test_a_ramp_is_the_same_on_any_ranks_and_restored_at_any_place():
             assert batch["__key__"] == expected[g]
 
 
+@pytest.mark.parametrize("steps", [21, 35, 49, 60])
+def test_weights_go_on_at_their_place_in_the_run_after_an_edit_that_is_ignored(steps):
+    loaders = loaders_of(stream(BEFORE, {**AFTER, "ramp": RAMP}), 1, lanes=4)
+    batches = {g: batch["__key__"] for g, batch in run(loaders, 4 * steps).items()}
+    state = json.loads(json.dumps(loaders[0].state_dict()))
+    renamed = {**AFTER, "ramp": RAMP, "name": "another"}
+    (loader,) = loaders_of(stream(BEFORE, renamed, resume="ignore"), 1, lanes=4)
+    loader.load_state_dict(state)
+    batches |= {g: batch["__key__"] for g, batch in run([loader], 320 - 4 * steps).items()}
+    assert shares(batches, range(20, 50))["b"] == pytest.approx(1 / 8, abs=0.01)
+    assert all(key[0] in "ac" for g in range(200, 320) for key in batches[g]), "the ramp has ended"
+    for name, size in SIZES.items():
+        keys = [key for g in sorted(batches) for key in batches[g] if key[0] == name]
+        assert len(set(keys[: size - 8])) == len(keys[: size - 8]), "nothing comes twice"
+        assert len(keys) < size or len(set(keys[: size + 8])) == size, "nothing is left out"
+
+
 def test_a_ramp_resolves_to_itself():
     metadataset = staged(BEFORE, {**AFTER, "ramp": RAMP})
     plain = resolve(metadataset, "train")["splits"]["train"]["staged"]["stages"][1]
