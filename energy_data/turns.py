@@ -14,8 +14,16 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from energy_data.errors import EnergyDataError
+
 _LOOK_S = 0.5  # between two looks at what should have been told
 _GRACE_S = 1.0  # seconds a turn has to end when a trainer is interrupted, or has waited long
+
+_GIVE_UP_S = 10.0  # seconds to wait for a turn that was taken away, and goes on
+_KEPT = (
+    "global seeds: a function with `restore_seeds=True` hangs in a worker thread, and still draws "
+    "from the global generators. Take the sample out that was named, and start the program again."
+)
 
 T = TypeVar("T")
 
@@ -61,16 +69,16 @@ class Lender:
             return found
         finally:
             self.waits = False  # first of all: from here on nobody begins a turn
-            self._get_back(patience_s)
+            try:
+                self._get_back(patience_s)
+            finally:
+                _TURN.take_away_from(self)
 
     def _get_back(self, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            while _TURN.is_lent_by(self) and (deadline is None or time.monotonic() < deadline):
-                with contextlib.suppress(Empty):
-                    self.ended.get(timeout=_LOOK_S)
-        finally:
-            _TURN.take_away_from(self)
+        while _TURN.is_lent_by(self) and (deadline is None or time.monotonic() < deadline):
+            with contextlib.suppress(Empty):
+                self.ended.get(timeout=_LOOK_S)
 
 
 class Borrower:
@@ -96,6 +104,7 @@ class _Turn:
         self.lock = threading.RLock()  # a signal handler may close a loader while we have it
         self.changed = threading.Condition(self.lock)
         self.thread: int | None = None
+        self.lost: dict[int, int] = {}  # threads that lost their turn and are in it still -> depth
         self.depth = 0
         self.lender: Lender | None = None
         self.restore: Callable[[], None] | None = None
@@ -110,32 +119,43 @@ class _Turn:
 
     def take_away_from(self, lender: Lender) -> None:
         with self.lock:
-            if self.lender is lender:
-                assert self.restore is not None
-                self.restore()
+            if self.lender is not lender:
+                return
+            restore = self.restore
+            assert self.thread is not None
+            assert restore is not None
+            try:
+                self.lost[self.thread] = self.depth
                 lender.taken_from = self.thread
                 self._end()
+            finally:
+                restore()
 
     def _end(self) -> None:
         self.thread, self.lender, self.restore = None, None, None
         self.changed.notify_all()
 
     def take(self, restore: Callable[[], None]) -> None:
-        if self.thread == threading.get_ident():
+        me, borrower = threading.get_ident(), _HERE.borrower
+        if self.thread == me:
             self.depth += 1
             return
-        borrower = _HERE.borrower
+        began = time.monotonic()
         with self.lock:
-            while self.thread is not None or (borrower and not borrower.lender.waits):
-                if borrower and borrower.is_stopped:
+            while self.thread is not None or self.lost or (borrower and not borrower.lender.waits):
+                if me in self.lost or (borrower and borrower.is_stopped):
                     raise LostTurnError
+                if self.lost and not borrower and time.monotonic() - began > _GIVE_UP_S:
+                    raise EnergyDataError(_KEPT)
                 self.changed.wait(_LOOK_S)
             self.lender = borrower.lender if borrower else None
-            self.thread, self.depth, self.restore = threading.get_ident(), 1, restore
+            self.thread, self.depth, self.restore = me, 1, restore
 
     def end(self, put_back: Callable[[], None]) -> None:
+        me = threading.get_ident()
         with self.lock:
-            if self.thread != threading.get_ident():
+            if self.thread != me:
+                self._end_lost(me)
                 raise LostTurnError
             put_back()
             self.depth -= 1
@@ -145,6 +165,13 @@ class _Turn:
             self._end()
         if lender and not lender.waits:
             lender.ended.put(None)
+
+    def _end_lost(self, thread: int) -> None:
+        """Until then it may draw from the generators of whoever has the turn: nobody has it."""
+        self.lost[thread] = self.lost.get(thread, 1) - 1
+        if not self.lost[thread]:
+            del self.lost[thread]
+            self.changed.notify_all()
 
 
 _HERE = _Here()

@@ -11,6 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from energy_data import turns
+from energy_data.errors import EnergyDataError
 from energy_data.randomness import GlobalSeeds
 from energy_data.turns import Borrower, Lender, LostTurnError, lend_to, look_again
 
@@ -102,6 +104,42 @@ def test_a_turn_that_does_not_end_is_taken_away_and_its_work_is_void():
     assert told == ["lost"]
     assert random.getstate() == before
     assert len(numbers(1)) == 3  # it is nobody's turn
+
+
+def test_nobody_has_a_turn_while_one_that_was_taken_away_goes_on():
+    lender, told, others, gate = Lender(), [], [], threading.Event()
+
+    def work():
+        with GlobalSeeds(1):
+            gate.wait(10)
+            random.random()
+        raise AssertionError
+
+    borrowing(lender, work, told)
+    assert lender.wait(SimpleQueue(), 0.1) is None
+    thread = in_thread(lambda: others.append(numbers(1)))
+    thread.join(0.1)
+    assert thread.is_alive()
+    gate.set()
+    thread.join(5)
+    assert (told, others) == (["lost"], [numbers(1)])
+
+
+def test_a_turn_that_never_ends_is_an_error_for_others(monkeypatch):
+    monkeypatch.setattr(turns, "_GIVE_UP_S", 0.1)
+    lender, gate = Lender(), threading.Event()
+
+    def work():
+        with GlobalSeeds(1):
+            gate.wait(10)
+
+    thread, _ = borrowing(lender, work, [])
+    assert lender.wait(SimpleQueue(), 0.1) is None
+    with pytest.raises(EnergyDataError, match="still draws from the global generators"):
+        numbers(1)
+    gate.set()
+    thread.join(5)
+    assert len(numbers(1)) == 3
 
 
 def test_a_worker_that_is_stopped_waits_for_no_turn():
