@@ -45,7 +45,7 @@ class Lender:
     def __init__(self) -> None:
         self.waits = False
         self.ended: SimpleQueue[None] = SimpleQueue()  # turns that it waits to end
-        self.taken_from: int | None = None  # the thread that did not end its turn while it waited
+        self.taken_from: int | None = None  # the thread that last did not end its turn in time
 
     def wait(self, made: SimpleQueue[T], timeout_s: float | None) -> T | None:
         """Return what comes next; None if nothing does in time."""
@@ -54,7 +54,6 @@ class Lender:
         longest = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         began = time.monotonic()
         patience_s: float | None = _GRACE_S
-        self.taken_from = None
         self.waits = True
         try:
             _TURN.tell()
@@ -201,3 +200,8 @@ def take_turn(restore: Callable[[], None]) -> None:
 def end_turn(put_back: Callable[[], None]) -> None:
     """Put back what was before, and let others have a turn. LostTurnError if it was taken away."""
     _TURN.end(put_back)
+
+
+def keeps(thread: int | None) -> bool:
+    """Return whether a thread goes on in a turn that was taken away, so that nobody has one."""
+    return thread in _TURN.lost

@@ -31,7 +31,7 @@ from energy_data.loader.status import at_work_on
 from energy_data.loader.wire import Go
 from energy_data.meter import SENDING, STARTING, Meter, Spent
 from energy_data.running import RUNNING
-from energy_data.turns import Borrower, Lender, LostTurnError, lend_to, look_again
+from energy_data.turns import Borrower, Lender, LostTurnError, keeps, lend_to, look_again
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Threads(Crew["WorkerThread", Made]):
     def _report_silence(self, number: int, batch: int) -> None:
         what = f"gave nothing for {self.options.timeout_s:g} s at micro-batch {batch}"
         for other, worker in self._workers.items():
-            if other != number and worker.ident == (self._lender.taken_from or -1):
+            if other != number and keeps(worker.ident):
                 what = f"kept the global generators, which worker {number} waits for: that {what}"
                 number = other
                 break
