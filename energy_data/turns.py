@@ -51,17 +51,13 @@ class Lender:
         """Return what comes next; None if nothing does in time."""
         with contextlib.suppress(Empty):
             return made.get_nowait()
-        longest = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
-        began = time.monotonic()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         patience_s: float | None = _GRACE_S
         self.waits = True
         try:
             _TURN.tell()
-            found = made.get(timeout=longest)
-            if longest is None:
-                patience_s = None
-            else:
-                patience_s = max(longest - (time.monotonic() - began), _GRACE_S)
+            found = _next(made, deadline)
+            patience_s = deadline and max(deadline - time.monotonic(), _GRACE_S)
         except Empty:
             return None
         else:
@@ -78,6 +74,20 @@ class Lender:
         while _TURN.is_lent_by(self) and (deadline is None or time.monotonic() < deadline):
             with contextlib.suppress(Empty):
                 self.ended.get(timeout=_LOOK_S)
+
+
+def _next(made: SimpleQueue[T], deadline: float | None) -> T:
+    """Return what comes next; raise Empty if nothing has by the deadline.
+
+    In short waits: a signal that comes just before one begins is seen when it is over only.
+    """
+    while True:
+        left_s = _LOOK_S if deadline is None else min(deadline - time.monotonic(), _LOOK_S)
+        try:
+            return made.get(timeout=max(left_s, 0))
+        except Empty:
+            if left_s < _LOOK_S:
+                raise
 
 
 class Borrower:
