@@ -66,6 +66,9 @@ class Lender:
             self.waits = False  # first of all: from here on nobody begins a turn
             try:
                 self._get_back(patience_s)
+            except BaseException:  # of a signal handler; the turn may end still
+                self._get_back(_GRACE_S)
+                raise
             finally:
                 _TURN.take_away_from(self)
 
@@ -137,8 +140,10 @@ class _Turn:
                 self.lost[self.thread] = self.depth
                 lender.taken_from = self.thread
                 self._end()
-            finally:
                 restore()
+            except BaseException:  # of a signal handler; half of it may be put back
+                restore()
+                raise
 
     def _end(self) -> None:
         self.thread, self.lender, self.restore = None, None, None

@@ -172,6 +172,30 @@ def test_an_interrupt_while_the_trainer_waits_puts_its_generators_back():
     assert told == ["lost"]
 
 
+def test_an_interrupt_while_a_turn_ends_leaves_it_the_time_to_end():
+    lender, told, made = Lender(), [], SimpleQueue()
+    random.seed(3)
+    before = random.getstate()
+
+    def work():
+        with GlobalSeeds(1):
+            made.put("there")
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.1)
+            random.random()
+        return "through"
+
+    thread, _ = borrowing(lender, work, told)
+    with pytest.raises(KeyboardInterrupt):
+        lender.wait(made, 5)
+    assert random.getstate() == before
+    thread.join(5)
+    assert told == ["through"]
+    assert random.getstate() == before
+    assert lender.taken_from is None
+
+
 def test_a_child_forked_within_a_turn_has_turns_of_its_own():
     with GlobalSeeds(1):
         child = os.fork()
