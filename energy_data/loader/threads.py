@@ -23,20 +23,21 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from energy_data.errors import SpecError
+from energy_data.loader.ahead import Ahead
 from energy_data.loader.crew import Crew, PoolOptions, WorkerError
 from energy_data.loader.device import with_tensors
+from energy_data.loader.host import Nodes
 from energy_data.loader.process import portable_run
 from energy_data.loader.run import Run
 from energy_data.loader.status import at_work_on
 from energy_data.loader.wire import Go
-from energy_data.meter import SENDING, STARTING, Meter, Spent
+from energy_data.meter import SENDING, STARTING, Spent
 from energy_data.running import RUNNING
 from energy_data.turns import Borrower, Lender, LostTurnError, keeps, lend_to, look_again
 
 log = logging.getLogger(__name__)
 
 _STOP_S = 3.0  # seconds threads have to end; one that works on a batch finishes it first
-_REPORT_S = 0.2  # between two reports of what time is spent on
 
 
 class Made(NamedTuple):
@@ -183,7 +184,7 @@ class _Thread(threading.Thread):
             self.work.run()
 
 
-class _Work:
+class _Work(Ahead[Made]):
     """What a thread does."""
 
     def __init__(
@@ -194,18 +195,12 @@ class _Work:
         lender: Lender,
         pin: Pin | None,
     ) -> None:
+        super().__init__()
         self.packed, self.orders, self.prefetch, self.pin = run, orders, prefetch, pin
         self.borrower = Borrower(lender)
         self.claim = threading.Lock()
         self.thread: _Thread | None = None
         self.facts: Run[Any] | None = None
-        self.go = Go(0, 1, 0, {}, traced=False)
-        self.nodes: dict[int, Any] = {}
-        self.living: set[int] = set()
-        self.meter, self.reported = Meter(), 0.0
-        self.batch = 0
-        self.ahead = 0  # messages of this order that were not taken
-        self.waiting = True  # for an order, having nothing to do without one
 
     def run(self) -> None:
         """Make batches until told to end."""
@@ -222,48 +217,28 @@ class _Work:
         if isinstance(order, _Taken):
             self.ahead -= 1
             return
-        self.made, self.ahead, self.waiting = order.made, 0, False
+        self.given, self.ahead, self.waiting = order.made, 0, False
         try:
             self.begin(order.go)
         except Exception as error:  # noqa: BLE001 - it is the trainer's to raise
-            self.made.put(Made("error", order.go.batch, [], error=error))
+            self.given.put(Made("error", order.go.batch, [], error=error))
             self.waiting = True
 
     def begin(self, go: Go) -> None:
-        before, self.go, self.batch = self.go, go, go.batch
+        self.set_out(go, lambda: self.built(go))
+
+    def built(self, go: Go) -> Nodes:
         began = time.perf_counter()
         if self.facts is None:
             self.facts = _unpacked(self.packed)
-        if (set(go.places), go.num_lanes) != (set(before.places), before.num_lanes):
-            self.nodes = self.facts.build(go.places, go.num_lanes, meter=self.meter)
-            self.meter.charge(STARTING, time.perf_counter() - began)
-        for lane, state in go.places.items():
-            self.nodes[lane].load_state_dict(state)
-        self.living, self.waiting = set(self.nodes), not self.nodes
+        nodes = self.facts.build(go.places, go.num_lanes, meter=self.meter)
+        self.meter.charge(STARTING, time.perf_counter() - began)
+        return nodes
 
-    def produce(self) -> None:
-        """Make the next micro-batch of our lanes, and hand it over."""
-        lane = self.batch % self.go.num_lanes
-        while lane not in self.living:
-            self.batch += self.go.stride
-            lane = self.batch % self.go.num_lanes
-        began, charged_s = time.perf_counter(), self.meter.charged_s
-        made = self.tried(lane)
-        self.meter.charge_rest(began, charged_s)
-        self.waiting = not self.living or made.kind in ("error", "again")
-        self.ahead += 1
-        self.batch += self.go.stride
-        self.made.put(made._replace(spent=self.spent(made)))
+    def hand_over(self, message: Made) -> None:
+        self.given.put(message)
 
-    def spent(self, made: Made) -> Spent | None:
-        """Return what we spent, from time to time."""
-        now = time.perf_counter()
-        if made.kind == "batch" and now < self.reported + _REPORT_S:
-            return None
-        self.reported = now
-        return self.meter.taken()
-
-    def tried(self, lane: int) -> Made:
+    def made(self, lane: int) -> Made:
         node = self.nodes[lane]
         RUNNING.batch = self.batch
         try:

@@ -23,19 +23,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from energy_data.loader.ahead import Ahead
 from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
 from energy_data.loader.columns import with_columns
 from energy_data.loader.draft import Draft
 from energy_data.loader.run import Run
 from energy_data.loader.status import Status
 from energy_data.loader.wire import Go, Message, Taken, portable, receive_order, send_files
-from energy_data.meter import HELD, SENDING, Meter, Spent
+from energy_data.meter import HELD, SENDING
 from energy_data.running import RUNNING
 from energy_data.tasks.memory import making_in
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-_REPORT_S = 0.2  # between two reports of what time is spent on
 
 HELD_BACK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # until a new worker can deal with them
 
@@ -76,19 +75,14 @@ def main(setup: Setup) -> None:
     os._exit(0)
 
 
-class _Worker:
+class _Worker(Ahead[Message]):
     def __init__(self, setup: Setup) -> None:
+        super().__init__()
         self.connection, self.prefetch = setup.connection, setup.prefetch
         self.arena = ArenaWriter(setup.arena_bytes)
         self.status = Status(self.arena.memory)
         send_files(setup.connection, [self.arena.fd, self.status.stacks])
         self.facts = self._unpacked(setup.run)
-        self.go = Go(0, 1, 0, {}, traced=False)
-        self.nodes: dict[int, Any] = {}
-        self.living: set[int] = set()
-        self.meter, self.reported = Meter(), 0.0
-        self.ahead = 0  # messages sent and not taken
-        self.waiting = True  # for a command, having nothing to do without one
         self.drafts = True  # batches are made where they will travel
 
     def _unpacked(self, run: Run[Any] | bytes) -> Run[Any]:
@@ -116,39 +110,14 @@ class _Worker:
             self.arena.free(command.slots)
 
     def begin(self, go: Go) -> None:
-        before, self.go, self.batch = self.go, go, go.batch
-        if (set(go.places), go.num_lanes, go.traced) != (
-            set(before.places),
-            before.num_lanes,
-            before.traced,
-        ):
-            trace = self.status.say if go.traced else None
-            self.nodes = self.facts.build(go.places, go.num_lanes, trace=trace, meter=self.meter)
-        for lane, state in go.places.items():
-            self.nodes[lane].load_state_dict(state)
-        self.living, self.waiting = set(self.nodes), not self.nodes
+        trace = self.status.say if go.traced else None
+        self.set_out(
+            go,
+            lambda: self.facts.build(go.places, go.num_lanes, trace=trace, meter=self.meter),
+        )
 
-    def produce(self) -> None:
-        """Make the next micro-batch of our lanes, and send it."""
-        lane = self.batch % self.go.num_lanes
-        while lane not in self.living:
-            self.batch += self.go.stride
-            lane = self.batch % self.go.num_lanes
-        began, charged_s = time.perf_counter(), self.meter.charged_s
-        message = self.made(lane)
-        self.meter.charge_rest(began, charged_s)
-        self.connection.send(message._replace(spent=self.spent(message)))
-        self.ahead += 1
-        self.waiting = not self.living or message.kind in ("error", "full")
-        self.batch += self.go.stride
-
-    def spent(self, message: Message) -> Spent | None:
-        """Return what we spent, from time to time."""
-        now = time.perf_counter()
-        if message.kind == "batch" and now < self.reported + _REPORT_S:
-            return None
-        self.reported = now
-        return self.meter.taken()
+    def hand_over(self, message: Message) -> None:
+        self.connection.send(message)
 
     def made(self, lane: int) -> Message:
         message = Message(self.go.generation, "batch", self.batch)
