@@ -58,7 +58,7 @@ class Call:
             self._failed(error, item, cursor)
             raise SkipSample from error
         finally:
-            RUNNING.role, RUNNING.reference = None, ()
+            RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
         if self.on_failure is not None:
             setattr(cursor, self.counter, 0)
         return made
@@ -86,7 +86,7 @@ class Call:
                     if tolerant:
                         setattr(cursor, self.counter, 0)
         finally:
-            RUNNING.role, RUNNING.reference = None, ()
+            RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
         return made
 
     def parts(self, item: Any, cursor: Callable[[], Cursor], reference: Mark = ()) -> Iterator[Any]:
@@ -107,7 +107,7 @@ class Call:
                 self._failed(error, item, cursor())
                 return
             finally:
-                RUNNING.role, RUNNING.reference = None, ()
+                RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
             if self.on_failure is not None:
                 setattr(cursor(), self.counter, 0)
             yield part
@@ -138,7 +138,7 @@ class Measure:
         try:
             return self.function(document, *others)
         finally:
-            RUNNING.role, RUNNING.reference = None, ()
+            RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import weakref
 
 import numpy as np
 import pytest
@@ -130,6 +131,33 @@ def test_what_is_left_out_in_training_is_made_up_for_and_counted(folder):
     for _, batch in zip(range(20), loader, strict=False):
         assert len(batch) == 4
     assert loader.stats().skipped["SkipSample while encoding samples"]
+
+
+class Watched(DefaultTaskEncoder):
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def encode_sample(self, sample):
+        self.given.append(weakref.ref(sample["npy"]))
+        return sample
+
+    def batch(self, samples):
+        return [sample["cls"] for sample in samples]
+
+    def encode_batch(self, batch):
+        self.given.append(weakref.ref(array := np.array(batch)))
+        return array
+
+
+def test_nothing_of_a_batch_is_kept_when_it_was_handed_over(folder):
+    encoder = Watched()
+    stream = iter(
+        get_train_dataset(folder / "cats", batch_size=4, worker_config=ALONE, task_encoder=encoder)
+    )
+    for _ in range(3):
+        next(stream)
+        assert not any(one() is not None for one in encoder.given)
 
 
 class Failing(DefaultTaskEncoder):
