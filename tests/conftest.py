@@ -3,9 +3,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from loader.gloo_ranks import Ranks
 
 # How fast a machine is never decides a test. `make test` tries the same examples everywhere;
 # `make test-slow` looks for new ones.
@@ -13,3 +16,11 @@ anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", anywhere, derandomize=True)
 settings.register_profile("new", anywhere, derandomize=False, print_blob=True)
 settings.load_profile("same")
+
+
+@pytest.fixture(scope="session")
+def gloo_ranks():
+    """Real ranks, started from one process for all tests."""
+    ranks = Ranks()
+    yield ranks
+    ranks.close()

@@ -6,14 +6,9 @@ The table of all is in `test_fixed_bugs`.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 from data import TEXTS, make_dataset
 
-HERE = Path(__file__).parent
 MODEL, DATA = 2, 2  # ranks that have the same data, and ranks that share it out
 
 RANK = """
@@ -57,21 +52,10 @@ distributed.destroy_process_group()
 """
 
 
-def test_pr71_of_two_groups_each_saves_and_restores_on_its_own_ranks(tmp_path):
+def test_pr71_of_two_groups_each_saves_and_restores_on_its_own_ranks(tmp_path, gloo_ranks):
     """PR #72, #71: ranks within the group and ranks of the job were taken for each other."""
     texts = make_dataset(tmp_path / "texts", TEXTS, images=False)
-    (tmp_path / "rank.py").write_text(RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, str(MODEL * DATA), "rank.py", str(texts), str(tmp_path), str(MODEL)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    gloo_ranks.run_well(RANK, tmp_path, MODEL * DATA, str(texts), str(tmp_path), str(MODEL))
     given = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(MODEL * DATA)]
     assert given[0] == given[1]
     assert given[2] == given[3]

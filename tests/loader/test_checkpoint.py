@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from trees import A, B, batches, not_third, samples
@@ -17,9 +14,8 @@ from loader.runs import loader_of, run
 BLEND = BlendSpec((Part(A, 5), Part(B, 2)))
 SPEC = batches(FilterSpec(of=samples(BLEND), predicate=not_third), 3)
 
-# Ranks are forked from one process, so that torch is imported once.
-RANKS = """
-import json, multiprocessing, os, sys
+RANK = """
+import json, sys, warnings
 from itertools import islice
 from pathlib import Path
 import torch
@@ -28,53 +24,31 @@ from torch import distributed
 from loader.runs import loader_of
 from loader.test_checkpoint import SPEC
 
-folder = Path(sys.argv[1])
-
-def rank(number, ranks, lanes, load, save):
-    store = f"file://{folder}/store-{load}-{ranks}"
-    distributed.init_process_group("gloo", init_method=store, rank=number, world_size=ranks)
-    loader, model = loader_of(SPEC, number, ranks, lanes), {"weight": torch.zeros(3)}
-    together = {"model": model, "loader": loader}
-    if load:
-        dcp.load(together, checkpoint_id=folder / "checkpoint")
-        assert model["weight"].tolist() == [1, 2, 3]
-    drawn = [(loader.last_batch, batch) for batch in islice(loader, 24 // ranks)]
-    if save:
-        model["weight"] += torch.tensor([1, 2, 3])
-        dcp.save(together, checkpoint_id=folder / "checkpoint")
-    (folder / f"drawn-{load}-{ranks}-{number}.json").write_text(json.dumps(drawn))
-    distributed.destroy_process_group()
-
-def start(ranks, lanes=24, load=True, save=False):
-    fork = multiprocessing.get_context("fork")
-    processes = [
-        fork.Process(target=rank, args=(number, ranks, lanes, load, save))
-        for number in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-
-start(4, load=False, save=True)
-for ranks in (4, 2, 1):
-    start(ranks)
+warnings.simplefilter("ignore")
+folder, load = Path(sys.argv[1]), sys.argv[2] == "load"
+distributed.init_process_group("gloo")
+number, ranks = distributed.get_rank(), distributed.get_world_size()
+loader, model = loader_of(SPEC, number, ranks, 24), {"weight": torch.zeros(3)}
+together = {"model": model, "loader": loader}
+if load:
+    dcp.load(together, checkpoint_id=folder / "checkpoint")
+    assert model["weight"].tolist() == [1, 2, 3]
+drawn = [(loader.last_batch, batch) for batch in islice(loader, 24 // ranks)]
+if not load:
+    model["weight"] += torch.tensor([1, 2, 3])
+    dcp.save(together, checkpoint_id=folder / "checkpoint")
+(folder / f"drawn-{load}-{ranks}-{number}.json").write_text(json.dumps(drawn))
+distributed.destroy_process_group()
 """
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, gloo_ranks):
     folder = tmp_path_factory.mktemp("dcp")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RANKS, str(folder)],
-        env={"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    imports = ("torch.distributed.checkpoint",)
+    gloo_ranks.run_well(RANK, folder, 4, str(folder), "save", imports=imports)
+    for ranks in (4, 2, 1):
+        gloo_ranks.run_well(RANK, folder, ranks, str(folder), "load")
     return folder
 
 

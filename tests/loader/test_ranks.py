@@ -45,8 +45,7 @@ distributed.destroy_process_group()
 """
 
 
-def launch(folder: Path, ranks: int, rounds: int) -> dict:
-    """Run the script on real ranks; the batches of all of them by number."""
+def by_torchrun(folder: Path, ranks: int, rounds: int) -> None:
     script = folder / "rank.py"
     script.write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -59,6 +58,10 @@ def launch(folder: Path, ranks: int, rounds: int) -> dict:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def drawn(folder: Path, ranks: int) -> dict:
+    """The batches of all ranks of the last run by number."""
     drawn = {}
     for rank in range(ranks):
         for g, batch in json.loads((folder / f"drawn-{rank}.json").read_text()):
@@ -67,8 +70,20 @@ def launch(folder: Path, ranks: int, rounds: int) -> dict:
 
 
 @pytest.mark.parametrize("ranks", [(4, 2), (2, 4), (1, 3)])
-def test_saved_on_gloo_ranks_it_goes_on_on_another_number_of_them(tmp_path, ranks):
-    expected = run([loader_of(SPEC, lanes=12)], rounds=24)
-    first = launch(tmp_path, ranks[0], 12 // ranks[0])
-    second = launch(tmp_path, ranks[1], 12 // ranks[1])
-    assert {**first, **second} == expected
+def test_saved_on_gloo_ranks_it_goes_on_on_another_number_of_them(tmp_path, gloo_ranks, ranks):
+    given = {}
+    for number in ranks:
+        gloo_ranks.run_well(RANK, tmp_path, number, str(tmp_path), str(12 // number))
+        given |= drawn(tmp_path, number)
+    assert given == run([loader_of(SPEC, lanes=12)], rounds=24)
+
+
+def test_ranks_of_torchrun_go_on_with_what_others_saved_and_save_for_others(tmp_path, gloo_ranks):
+    given = {}
+    for number in (3, 2, 1):
+        if number == 2:
+            by_torchrun(tmp_path, 2, 6)
+        else:
+            gloo_ranks.run_well(RANK, tmp_path, number, str(tmp_path), str(12 // number))
+        given |= drawn(tmp_path, number)
+    assert given == run([loader_of(SPEC, lanes=12)], rounds=36)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -139,7 +135,9 @@ def late():
     found = [int(each[0, 0]) for each in exchange.receive()]
     waited_s = time.monotonic() - begin
     if config.rank == 1:
-        time.sleep(8)  # it never comes to the next
+        told = folder / "found-0.json"
+        while not told.exists():  # it never comes to the next
+            time.sleep(0.05)
         return found
     exchange = GlooExchange(config, 1.5)
     exchange.send(rows, place=0)
@@ -193,60 +191,34 @@ if scenario in ("steps", "stages", "told", "given up"):
 os._exit(0)
 """
 
-ENV = {
-    "PYTHONPATH": str(Path(__file__).parent.parent),
-    "PATH": "",
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-}
+
+@pytest.fixture
+def found_by(tmp_path, gloo_ranks):
+    """Returns a function that gives what each rank found in a scenario, all ending well."""
+
+    def found_by(ranks: int, scenario: str, imports: tuple[str, ...] = ()) -> list:
+        gloo_ranks.run_well(RANK, tmp_path, ranks, str(tmp_path), scenario, imports=imports)
+        return [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(ranks)]
+
+    return found_by
 
 
-def by_torchrun(folder: Path, ranks: int, scenario: str) -> list:
-    """What each rank found, run by torchrun."""
-    script = folder / "rank.py"
-    script.write_text(RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*command, str(ranks), str(script), str(folder), scenario],
-        env=ENV,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
+@pytest.fixture
+def found_by_those_left(tmp_path, gloo_ranks):
+    """Returns a function that gives what the ranks that are left found; rank 0 keeps the store."""
 
+    def found_by_those_left(ranks: int, scenario: str) -> dict:
+        gloo_ranks.run(RANK, tmp_path, ranks, str(tmp_path), scenario, by_hand=True, limit_s=100)
+        files = {rank: tmp_path / f"found-{rank}.json" for rank in range(ranks)}
+        return {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
 
-def by_hand(folder: Path, ranks: int, scenario: str) -> dict:
-    """What the ranks that are left found; nobody ends them because one is gone."""
-    script = folder / "rank.py"
-    script.write_text(RANK)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {**ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder), scenario],
-            env={**env, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in started:
-            process.communicate(timeout=100)
-    finally:
-        for process in started:
-            process.kill()
-    files = {rank: folder / f"found-{rank}.json" for rank in range(ranks)}
-    return {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
+    return found_by_those_left
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(tmp_path, ranks):
-    found = by_torchrun(tmp_path, ranks, "steps")
+def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(found_by, ranks):
+    # DistributedDataParallel imports it, which takes as long as torch.
+    found = found_by(ranks, "steps", imports=("torch._dynamo",))
     expected = listed(take(ranks_of(STREAM, ranks, target=25), 30))
     assert [given for given, _, _ in found] == expected
     for way in ("stop", "pad"):
@@ -256,38 +228,40 @@ def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(tmp
     check_gradients(found)
 
 
-def test_real_ranks_switch_stages_at_the_same_step(tmp_path):
-    found = by_torchrun(tmp_path, 2, "stages")
+def test_real_ranks_switch_stages_at_the_same_step(found_by):
+    found = found_by(2, "stages")
     for number, (spec, rules) in enumerate([(MIXED, STAGES), (SPEC, RULES)]):
         expected = listed(take(staged_ranks(spec, rules, 2), 37))
         assert [mine[number] for mine in found] == expected
 
 
-def test_ranks_may_be_in_different_numbers_of_process_groups(tmp_path):
-    found = by_torchrun(tmp_path, 2, "more groups")
+def test_ranks_may_be_in_different_numbers_of_process_groups(found_by):
+    found = found_by(2, "more groups")
     assert found == listed(take(ranks_of(STREAM, 2, target=25), 9))
 
 
-def test_nobody_waits_to_send_for_ranks_that_come_late_and_who_never_comes_is_named(tmp_path):
-    found = by_hand(tmp_path, 2, "late")
+def test_nobody_waits_to_send_for_ranks_that_come_late_and_who_never_comes_is_named(
+    found_by_those_left,
+):
+    found = found_by_those_left(2, "late")
     both, sent_s, waited_s, text = found[0]
     assert both == found[1] == [0, 1]
     assert sent_s < 1 < 2 < waited_s
     assert "data-parallel ranks [1] of 2 have said nothing for 1.5 s while the others" in text
 
 
-def test_ranks_with_another_lookahead_are_an_error_on_all(tmp_path):
+def test_ranks_with_another_lookahead_are_an_error_on_all(found_by_those_left):
     text = (
         "docs_per_step: rank 2 has another docs_per_step than rank 0, or is at another step. "
         "Restore states that were saved together, and pass the same docs_per_step on all ranks."
     )
-    found = by_hand(tmp_path, 3, "other rules")
+    found = found_by_those_left(3, "other rules")
     assert [found.get(rank) for rank in range(3)] == [["StepsError", text]] * 3
 
 
 @pytest.mark.parametrize(("scenario", "failed"), [("told", [0]), ("given up", [1])])
-def test_ranks_restart_after_a_failure_that_only_some_have_seen(tmp_path, scenario, failed):
-    found = by_torchrun(tmp_path, 2, scenario)
+def test_ranks_restart_after_a_failure_that_only_some_have_seen(found_by, scenario, failed):
+    found = found_by(2, scenario)
     for rank in range(2):
         assert found[rank] == [[0, 1], *["failed"] * (rank in failed), [0, 1], [0, 1]]
 
@@ -316,8 +290,8 @@ def listed(given):
         pytest.param("failing", "", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(tmp_path, scenario, fate):
-    found = by_hand(tmp_path, 3, scenario)
+def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(found_by_those_left, scenario, fate):
+    found = found_by_those_left(3, scenario)
     for rank in (0, 2):
         name, text, seconds = found[rank]
         assert name == "StepsError"
