@@ -277,38 +277,45 @@ class _Stages:
         definition: StagedDefinition,
     ) -> Iterator[Stage]:
         """Yield what of a stage lies within the stage around."""
-        limit = around.end
-        if limit is not None:
-            end = limit if end is None else min(end, limit)
-        begin = max(begin, around.begin)
-        if end is not None and end <= begin:
+        exhausted = (body.part and body.part.on_exhausted) or definition.staged.on_exhausted
+        inside = _Around(
+            pipeline=body.pipeline,
+            begin=max(begin, around.begin),
+            end=min((one for one in (end, around.end) if one is not None), default=None),
+            prefix=f"{around.prefix}{body.span.name}.",
+            on_enter=self.on_enter(body, definition.staged, around),
+            exhausted=exhausted or around.exhausted,
+            seed=_seed(body, around),
+        )
+        if not self.has_room(body, inside, around):
+            return
+        if body.order is not None:
+            yield from self.stage(body, body.order, inside, definition)
+            return
+        assert isinstance(body.tree, Branch)
+        yield from self.of(body.tree, inside)
+
+    def has_room(self, body: Body, inside: _Around, around: _Around) -> bool:
+        """Return whether a stage ever runs, and has room for its ramp; else faults are noted."""
+        if inside.end is None:
+            return True
+        length = inside.end - inside.begin
+        if length <= 0:
             problem = f"it would never run within stage {around.prefix.rstrip('.')!r}. Take it out."
             note(self.faults, body, problem)
-            return
-        if end is not None and end - begin < body.ramp_batches:
-            most = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {end - begin}"
+            return False
+        if length < body.ramp_batches:
+            most = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {length}"
             wrong_ramp(self.faults, body, f"{most}. Shorten it")
-            return
-        name, part, pipeline = around.prefix + body.span.name, body.part, body.pipeline
-        on_enter = self.on_enter(body, definition.staged, around)
-        exhausted = (part and part.on_exhausted) or definition.staged.on_exhausted
-        exhausted = exhausted or around.exhausted
-        seed = None if part is None else part.seed
-        if seed is None and around.seed is not None:
-            seed = key(around.seed, "stage", body.span.name) % 2**32
-        if body.order is None:
-            assert isinstance(body.tree, Branch)
-            inside = _Around(
-                pipeline=pipeline,
-                begin=begin,
-                end=end,
-                prefix=f"{name}.",
-                on_enter=on_enter,
-                exhausted=exhausted,
-                seed=seed,
-            )
-            yield from self.of(body.tree, inside)
-            return
+            return False
+        return True
+
+    def stage(
+        self, body: Body, order: OrderSpec, inside: _Around, definition: StagedDefinition
+    ) -> Iterator[Stage]:
+        """Yield a stage of the run; nothing if faults are noted. inside: what is valid in it."""
+        name, pipeline = inside.prefix.removesuffix("."), inside.pipeline
+        on_enter: OnEnter = inside.on_enter or "continue"
         self.trees[name] = body.tree
         if on_enter == "continue":
             self.continued.see(name, body.tree)
@@ -316,7 +323,7 @@ class _Stages:
             check_counted(self.faults, body)
             pipeline = evolve(pipeline, microbatches_per_step=body.step_size)
         try:
-            whole = pipeline.over(body.order, first_microbatch=begin)
+            whole = pipeline.over(order, first_microbatch=inside.begin)
         except SpecError as error:
             for fault in error.faults:
                 note(self.faults, body, fault)
@@ -324,17 +331,17 @@ class _Stages:
         stage = Stage(
             name=name,
             of=whole,
-            begin=begin,
-            end=end,
+            begin=inside.begin,
+            end=inside.end,
             counts="steps" if body.counts_steps else "microbatches",
             on_enter=on_enter,
             fade=body.fade,
-            seed=seed,
+            seed=inside.seed,
             params={name: at for name, at in pipeline.params.items() if _is_plain(at)},
             microbatches_per_step=pipeline.microbatches_per_step,
             asked=said(body, definition.staged),
         )
-        yield self.with_data(stage, body, exhausted or "repeat")
+        yield self.with_data(stage, body, inside.exhausted or "repeat")
 
     def with_data(self, stage: Stage, body: Body, rule: OnExhausted) -> Stage:
         """Return the stage, ending with its data if it is to; faults are noted."""
@@ -369,6 +376,12 @@ class _Stages:
             )
             note(self.faults, body, problem)
         return made
+
+
+def _seed(body: Body, around: _Around) -> int | None:
+    if body.part is not None and body.part.seed is not None:
+        return body.part.seed
+    return None if around.seed is None else key(around.seed, "stage", body.span.name) % 2**32
 
 
 def _is_plain(value: Any) -> bool:
