@@ -11,8 +11,8 @@ leaf, epoch and index. So neither ranks, workers and restarts nor other samples 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ import torch
 from energy_data.errors import EnergyDataError
 from energy_data.order.keys import key
 from energy_data.running import RESTORE_KEY, RUNNING, restore_key
-from energy_data.turns import end_turn, take_turn
+from energy_data.turns import LostTurnError, begin_turn, end_turn
+
+T = TypeVar("T")
 
 
 @overload
@@ -88,23 +90,43 @@ class GlobalSeeds:
 
     def __init__(self, seed: int) -> None:
         self._inside: _States | None = None
-        self._outside: list[_States] = []
+        self._visits: list[_Visit] = []
         self._seed = seed
 
-    def __enter__(self) -> None:
-        take_turn(self._put_back_all)
+    def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return what `work` gives within.
+
+        A `with` is not left if a signal handler raises when it is about to be; this is.
+        """
+        before = len(self._visits)
         try:
-            self._outside.append(_states())
-            self._begin()
+            with self:
+                return work(*args, **kwargs)
         except BaseException:
-            end_turn(self._put_back_all)
+            for visit in reversed(self._visits[before:]):
+                self._leave(visit)
+            raise
+
+    def __enter__(self) -> None:
+        visit = _Visit(self)
+        self._visits.append(visit)
+        try:
+            begin_turn(visit)
+        except BaseException:
+            self._leave(visit)
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._inside = _states()
-        end_turn(self._put_back)
+        visit = self._visits[-1]
+        try:
+            self._inside = _states()
+            self._leave(visit)
+        except BaseException:
+            self._leave(visit)
+            raise
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Set the generators: at the beginning, or where they were left."""
         if self._inside is not None:
             _put(self._inside)
             return
@@ -112,14 +134,32 @@ class GlobalSeeds:
         np.random.seed(self._seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(self._seed)
 
-    def _put_back(self) -> None:
-        _put(self._outside.pop())
+    def _leave(self, visit: _Visit) -> None:
+        """End a visit; nothing if it has ended."""
+        if visit not in self._visits:
+            return
+        try:
+            end_turn(visit)
+        except LostTurnError:
+            self._visits.remove(visit)
+            raise
+        self._visits.remove(visit)
 
-    def _put_back_all(self) -> None:
-        """Put back what was before it was entered first."""
-        if self._outside:
-            _put(self._outside[0])
-            self._outside.clear()
+
+class _Visit:
+    """A world from when it is entered to when it is left."""
+
+    def __init__(self, seeds: GlobalSeeds) -> None:
+        self._seeds = seeds
+        self._outside: _States | None = None
+
+    def begin(self) -> None:
+        self._outside = _states()
+        self._seeds.begin()
+
+    def put_back(self) -> None:
+        if self._outside is not None:
+            _put(self._outside)
 
 
 _States = tuple[Any, Any, torch.Tensor]

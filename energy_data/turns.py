@@ -2,6 +2,9 @@
 
 They belong to the trainer, which draws from them when it likes. So threads that make its batches
 have their turns only while it waits for a batch, and by the time it has it they are as they were.
+
+A signal handler may raise between any two instructions of a trainer. So nothing here is wrong if it
+was done by half, and what was can be done again.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+from attrs import define
 
 from energy_data.errors import EnergyDataError
 
@@ -35,6 +39,16 @@ class LostTurnError(BaseException):
     """
 
 
+class World(Protocol):
+    """What the global generators are for a while."""
+
+    def begin(self) -> None:
+        """Note how they are outside, and set them."""
+
+    def put_back(self) -> None:
+        """Set them as they were outside; as often as one likes. Nothing if it never began."""
+
+
 class Lender:
     """The thread of a trainer. It waits for what others make, and they have turns while it does.
 
@@ -44,6 +58,7 @@ class Lender:
 
     def __init__(self) -> None:
         self.waits = False
+        self.thread = 0  # that waits, or did
         self.ended: SimpleQueue[None] = SimpleQueue()  # turns that it waits to end
         self.taken_from: int | None = None  # the thread that last did not end its turn in time
 
@@ -53,7 +68,7 @@ class Lender:
             return made.get_nowait()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         patience_s: float | None = _GRACE_S
-        self.waits = True
+        self.thread, self.waits = threading.get_ident(), True
         try:
             _TURN.tell()
             found = _next(made, deadline)
@@ -66,13 +81,25 @@ class Lender:
             self.waits = False  # first of all: from here on nobody begins a turn
             try:
                 self._get_back(patience_s)
-            except BaseException:  # of a signal handler; the turn may end still
+            except BaseException:  # what it raised when it was through, or before it had begun
                 self._get_back(_GRACE_S)
                 raise
-            finally:
-                _TURN.take_away_from(self)
 
-    def _get_back(self, timeout_s: float | None) -> None:
+    def _get_back(self, patience_s: float | None) -> None:
+        """Let a turn end, or take it away. What signal handlers raise meanwhile is raised then."""
+        raised: BaseException | None = None
+        while True:
+            try:
+                self._let_end(patience_s)
+                _TURN.take_away_from(self)
+                break
+            except BaseException as error:  # noqa: BLE001 - raised below; the turn may end still
+                patience_s = _GRACE_S if raised is None else 0
+                raised = error
+        if raised is not None:
+            raise raised
+
+    def _let_end(self, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while _TURN.is_lent_by(self) and (deadline is None or time.monotonic() < deadline):
             with contextlib.suppress(Empty):
@@ -105,6 +132,15 @@ class _Here(threading.local):
     borrower: Borrower | None = None
 
 
+@define(eq=False)
+class _Held:
+    """The turn of a thread, and the worlds it is in: the first is the outermost."""
+
+    thread: int
+    lender: Lender | None
+    worlds: list[World]
+
+
 class _Turn:
     """The turn that somebody has, in this process."""
 
@@ -114,83 +150,107 @@ class _Turn:
     def begin_anew(self) -> None:
         """Forget all: in a forked child there is one thread, and it is nobody's turn."""
         self.lock = threading.RLock()  # a signal handler may close a loader while we have it
-        self.changed = threading.Condition(self.lock)
-        self.thread: int | None = None
-        self.lost: dict[int, int] = {}  # threads that lost their turn and are in it still -> depth
-        self.depth = 0
-        self.lender: Lender | None = None
-        self.restore: Callable[[], None] | None = None
+        self.bells: set[SimpleQueue[None]] = set()  # of those who wait for a turn
+        # Who has it is the last. A trainer that has it itself, and waits, lends it on.
+        self.held: list[_Held] = []
+        self.lost: dict[int, list[World]] = {}  # threads that lost it -> worlds they are in still
+
+    def begin_in_child(self) -> None:
+        _HERE.borrower = None
+        self.begin_anew()
 
     def tell(self) -> None:
-        with self.lock:
-            self.changed.notify_all()
+        for bell in tuple(self.bells):
+            if bell.empty():  # one that was left behind, by an interrupt, does not grow
+                bell.put(None)
 
     def is_lent_by(self, lender: Lender) -> bool:
         with self.lock:
-            return self.lender is lender
+            return lender in [one.lender for one in self.held]
 
     def take_away_from(self, lender: Lender) -> None:
+        """Take away the turn that a lender has lent, if it has, and those lent on."""
         with self.lock:
-            if self.lender is not lender:
+            numbers = [number for number, one in enumerate(self.held) if one.lender is lender]
+            if not numbers:
                 return
-            restore = self.restore
-            assert self.thread is not None
-            assert restore is not None
-            try:
-                self.lost[self.thread] = self.depth
-                lender.taken_from = self.thread
-                self._end()
-                restore()
-            except BaseException:  # of a signal handler; half of it may be put back
-                restore()
-                raise
+            taken = self.held[numbers[0] :]
+            for one in reversed(taken):
+                for world in reversed(one.worlds):
+                    world.put_back()
+            for one in taken:
+                self.lost[one.thread] = one.worlds
+            lender.taken_from = taken[0].thread
+            del self.held[numbers[0] :]
 
-    def _end(self) -> None:
-        self.thread, self.lender, self.restore = None, None, None
-        self.changed.notify_all()
-
-    def take(self, restore: Callable[[], None]) -> None:
-        me, borrower = threading.get_ident(), _HERE.borrower
-        if self.thread == me:
-            self.depth += 1
+    def take(self, world: World) -> None:
+        asked = time.monotonic()
+        if self._begins(world, asked):
             return
-        began = time.monotonic()
-        with self.lock:
-            while self.thread is not None or self.lost or (borrower and not borrower.lender.waits):
-                if me in self.lost or (borrower and borrower.is_stopped):
-                    raise LostTurnError
-                if self.lost and not borrower and time.monotonic() - began > _GIVE_UP_S:
-                    raise EnergyDataError(_KEPT)
-                self.changed.wait(_LOOK_S)
-            self.lender = borrower.lender if borrower else None
-            self.thread, self.depth, self.restore = me, 1, restore
+        bell: SimpleQueue[None] = SimpleQueue()
+        self.bells.add(bell)
+        try:
+            while not self._begins(world, asked):
+                with contextlib.suppress(Empty):
+                    bell.get(timeout=_LOOK_S)
+        finally:
+            self.bells.discard(bell)
 
-    def end(self, put_back: Callable[[], None]) -> None:
-        me = threading.get_ident()
+    def _begins(self, world: World, asked: float) -> bool:
+        """Begin a world if it is the turn of this thread, asked for at that time."""
+        me, borrower = threading.get_ident(), _HERE.borrower
         with self.lock:
-            if self.thread != me:
-                self._end_lost(me)
+            if me in self.lost:
                 raise LostTurnError
-            put_back()
-            self.depth -= 1
-            if self.depth:
-                return
-            lender = self.lender
-            self._end()
+            if not self.lost and self.held and self.held[-1].thread == me:
+                self.held[-1].worlds.append(world)
+            elif self._is_free_for(borrower):
+                self.held.append(_Held(me, borrower.lender if borrower else None, [world]))
+            elif borrower and borrower.is_stopped:
+                raise LostTurnError
+            elif self.lost and not borrower and time.monotonic() - asked > _GIVE_UP_S:
+                raise EnergyDataError(_KEPT)
+            else:
+                return False
+            world.begin()  # nobody takes it away, or begins another, in the middle of this
+            return True
+
+    def _is_free_for(self, borrower: Borrower | None) -> bool:
+        if self.lost or (borrower and not borrower.lender.waits):
+            return False
+        has = self.held[-1].thread if self.held else None
+        return has is None or (borrower is not None and has == borrower.lender.thread)
+
+    def end(self, world: World) -> None:
+        me = threading.get_ident()
+        lender: Lender | None = None
+        with self.lock:
+            mine = [one for one in self.held if world in one.worlds]
+            left = self.lost.get(me, [])
+            if not mine and world in left:
+                self._end_lost(me, world)
+                raise LostTurnError
+            world.put_back()
+            for one in mine:
+                lender = one.lender
+                del one.worlds[one.worlds.index(world) :]
+            self.held = [one for one in self.held if one.worlds]
+        self.tell()
         if lender and not lender.waits:
             lender.ended.put(None)
 
-    def _end_lost(self, thread: int) -> None:
+    def _end_lost(self, thread: int, world: World) -> None:
         """Until then it may draw from the generators of whoever has the turn: nobody has it."""
-        self.lost[thread] = self.lost.get(thread, 1) - 1
-        if not self.lost[thread]:
+        worlds = self.lost[thread]
+        del worlds[worlds.index(world) :]
+        if not worlds:
             del self.lost[thread]
-            self.changed.notify_all()
+            self.tell()
 
 
 _HERE = _Here()
 _TURN = _Turn()
-os.register_at_fork(after_in_child=_TURN.begin_anew)
+os.register_at_fork(after_in_child=_TURN.begin_in_child)
 
 
 def lend_to(borrower: Borrower) -> None:
@@ -203,18 +263,20 @@ def look_again() -> None:
     _TURN.tell()
 
 
-def take_turn(restore: Callable[[], None]) -> None:
-    """Wait until it is the turn of this thread; again, if it is already.
+def begin_turn(world: World) -> None:
+    """Wait until it is the turn of this thread, and begin a world; within another, if it is in one.
 
-    restore: puts back what was before the turn; called if the turn is taken away. LostTurnError: in
-    a thread that was stopped.
+    LostTurnError: in a thread that was stopped. Whatever is raised, `end_turn` is to follow.
     """
-    _TURN.take(restore)
+    _TURN.take(world)
 
 
-def end_turn(put_back: Callable[[], None]) -> None:
-    """Put back what was before, and let others have a turn. LostTurnError if it was taken away."""
-    _TURN.end(put_back)
+def end_turn(world: World) -> None:
+    """Put back what was outside of a world, and let others have a turn; again, if interrupted.
+
+    LostTurnError if the turn was taken away.
+    """
+    _TURN.end(world)
 
 
 def keeps(thread: int | None) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from queue import SimpleQueue
 
 import pytest
 
-from energy_data import turns
+from energy_data import randomness, turns
 from energy_data.errors import EnergyDataError
 from energy_data.randomness import GlobalSeeds
+from energy_data.running import RUNNING, Role
+from energy_data.tasks.stateless import stateless
 from energy_data.turns import Borrower, Lender, LostTurnError, lend_to, look_again
 
 
@@ -205,3 +208,142 @@ def test_a_child_forked_within_a_turn_has_turns_of_its_own():
             thread.join(5)
             os._exit(0 if done else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+OURS = {turns.__file__, randomness.__file__, sys.modules[stateless.__module__].__file__}
+
+
+def interrupted(number: int, work) -> bool:
+    """Work, with an interrupt at the so-manieth place where one may come; whether it was reached.
+
+    These are where a function of Python begins, and where one of C has returned; here, in ours.
+    """
+    places = 0
+
+    def interrupts(frame, event, _):
+        nonlocal places
+        if event in ("call", "c_return") and frame.f_code.co_filename in OURS:
+            places += 1
+            if places == number:
+                raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(interrupts)
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@stateless(restore_seeds=True)
+def nested(sample):
+    return random.random(), inner(sample)
+
+
+@stateless(restore_seeds=True)
+def inner(sample):
+    yield random.random()
+
+
+def test_an_interrupt_anywhere_in_a_turn_of_the_trainer_itself_ends_it():
+    RUNNING.role, RUNNING.item = Role(1, "nested"), {"__restore_key__": ("x", 0, 1)}
+    random.seed(3)
+    before, number = random.getstate(), 1
+    while interrupted(number, lambda: list(nested({})[1])):
+        assert random.getstate() == before, number
+        assert not turns._TURN.held, number
+        number += 1
+    RUNNING.role = None
+    assert number > 50
+    thread = in_thread(lambda: numbers(2))
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_interrupt_anywhere_while_the_trainer_waits_leaves_nobody_a_turn(monkeypatch, ends):
+    monkeypatch.setattr(turns, "_GRACE_S", 0.01)
+    monkeypatch.setattr(turns, "_LOOK_S", 0.005)
+    random.seed(3)
+    before, number, is_reached = random.getstate(), 1, True
+    while is_reached:
+        lender, made, gate, told = Lender(), SimpleQueue(), threading.Event(), []
+
+        def work(made=made, gate=gate):
+            with GlobalSeeds(1):
+                assert ends or gate.wait(10)
+            made.put("there")
+
+        thread, borrower = borrowing(lender, work, told)
+        is_reached = interrupted(number, lambda: lender.wait(made, 0.01))  # noqa: B023 - at once
+        assert random.getstate() == before, number
+        assert not turns._TURN.held, number
+        assert not lender.waits
+        borrower.is_stopped = True
+        gate.set()
+        look_again()
+        thread.join(5)
+        assert len(told) == 1
+        assert random.getstate() == before, number
+        assert not turns._TURN.lost
+        number += 1
+    assert number > 20
+
+
+def test_a_trainer_in_a_world_of_its_own_lends_its_turn_on_and_has_its_numbers():
+    expected = numbers(1, 4)
+    found, told = [], []
+    with GlobalSeeds(1):
+        for _ in range(2):
+            found.append(random.random())
+            lender, made = Lender(), SimpleQueue()
+            borrowing(lender, lambda made=made: made.put(numbers(2)), told)
+            assert lender.wait(made, 5) == numbers(2)
+            found.append(random.random())
+    assert found == expected
+
+
+def test_a_world_of_its_own_has_the_trainer_again_when_a_turn_lent_on_is_taken_away():
+    expected, gate, told = numbers(1), threading.Event(), []
+
+    def work():
+        with GlobalSeeds(2):
+            gate.wait(10)
+
+    with GlobalSeeds(1):
+        found = [random.random()]
+        lender = Lender()
+        thread, _ = borrowing(lender, work, told)
+        assert lender.wait(SimpleQueue(), 0.1) is None
+        found += [random.random() for _ in range(2)]
+    gate.set()
+    thread.join(5)
+    assert found == expected
+    assert told == ["lost"]
+
+
+def test_a_child_forked_within_a_world_may_leave_it():
+    random.seed(3)
+    before = random.getstate()
+    with GlobalSeeds(1):
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if random.getstate() == before else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_child_forked_in_a_worker_thread_waits_for_no_trainer():
+    told = []
+
+    def work():
+        child = os.fork()
+        if child == 0:
+            threading.Timer(5, os._exit, [1]).start()
+            os._exit(0 if len(numbers(1)) == 3 else 2)
+        return os.waitpid(child, 0)[1]
+
+    thread, _ = borrowing(Lender(), work, told)
+    thread.join(10)
+    assert told == [0]

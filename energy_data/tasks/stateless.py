@@ -13,6 +13,7 @@ from energy_data.randomness import GlobalSeeds, sample_seed
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_TOLERANCE = 100  # failures in a row, in one lane
+_END = object()
 
 
 @overload
@@ -69,20 +70,12 @@ def _seeding(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with GlobalSeeds(sample_seed()):
-            return function(*args, **kwargs)
+        return GlobalSeeds(sample_seed()).run(function, *args, **kwargs)
 
     @wraps(function)
     def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        seeds = GlobalSeeds(sample_seed())
-        with seeds:
-            items = iter(function(*args, **kwargs))
-        while True:
-            with seeds:  # entered again, it goes on where it was left
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
+        seeds, items = GlobalSeeds(sample_seed()), function(*args, **kwargs)
+        while (item := seeds.run(next, items, _END)) is not _END:
             yield item
 
     return generate if inspect.isgeneratorfunction(function) else call  # type: ignore[return-value]  # called as `function` is
