@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+from functools import cache, partial
 
 import pytest
 
-from loader.own_time import OwnTime, until
-from loader.workers import children, is_alive, left_in, named_memory, session
+from loader.own_time import OwnTime
+from loader.programs import end, run_of, said, starting, until_gone
+from loader.workers import children, left_in, named_memory, session
 
 PROCESSES = ["fork", "forkserver", "spawn"]
 METHODS = [*PROCESSES, "thread"]
@@ -30,66 +29,34 @@ print(*next(stream), flush=True)
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts programs in a process group of their own; none survives the test."""
-    running = []
-
-    def start(text: str, *arguments: str, in_file: bool = True) -> subprocess.Popen:
-        script = tmp_path / "program.py"
-        script.write_text(text)
-        program = subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error",
-                *([str(script)] if in_file else ["-c", text]),
-                *arguments,
-            ],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        running.append(program)
-        return program
-
-    yield start
-    for program in running:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-        program.communicate()
+    with starting(tmp_path) as start:
+        yield start
 
 
-def said(program: subprocess.Popen) -> str:
-    line = program.stdout.readline().strip()
-    assert line, program.stderr.read()
-    return line
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Runs of programs to their ends, each made once for all tests that look at it."""
+    with starting(tmp_path_factory.mktemp("programs")) as start:
+        yield cache(partial(run_of, start))
 
 
-def end(program: subprocess.Popen, within_s: float = 20) -> tuple[str, str]:
-    """What a program says until its end, which must come soon."""
-    clock = OwnTime({program.pid})
-    while True:
-        try:
-            return program.communicate(timeout=0.05)
-        except subprocess.TimeoutExpired:
-            assert clock.passed() < within_s, "the program does not end"
-
-
-def until_gone(program: subprocess.Popen) -> None:
-    """Wait until no process of a program is left."""
-    program.wait()
-    left = session(program.pid)
-    until(lambda: not any(map(is_alive, left)), "orphans", left)
+UNASKED = """
+import torch
+print(torch.cuda.is_initialized(), torch.distributed.is_initialized())
+"""
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_program_without_main_guard_works_and_ends_without_noise(started, method):
-    program = started(PLAIN, method)
-    said(program)
-    assert end(program, within_s=5) == ("", "")
+def test_a_program_without_main_guard_works_and_ends_without_noise(seen, method):
+    program, lines, err = seen(PLAIN + UNASKED, method, within_s=5)
+    assert (len(lines), err) == (2, "")
     assert program.returncode == 0
     until_gone(program)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loader_begins_neither_cuda_nor_a_process_group(seen, method):
+    assert seen(PLAIN + UNASKED, method, within_s=5).lines[1] == "False False"
 
 
 def test_a_program_ends_though_another_library_used_finalizers_first(started):
@@ -101,11 +68,13 @@ def test_a_program_ends_though_another_library_used_finalizers_first(started):
 
 
 OF_MAIN = """
-import sys
+import logging, sys
+from itertools import islice
 from loader.workers import worker_loader
 from loader.encoders import encoding
 
 def encode(sample):
+    logging.getLogger("user").warning("seen %s", sample["__key__"])
     return {**sample, "by": __name__}
 
 class Batch:
@@ -121,15 +90,24 @@ if GUARD:
     from attrs import evolve
     spec = evolve(encoding(encode), collate=collate)
     loader = worker_loader(spec, start_method=sys.argv[1])
-    batch = next(iter(loader))
+    batch, *_ = islice(loader, 4)
     print(type(batch) is Batch, len(batch.keys))
 """
 
 
+GUARDED = OF_MAIN.replace("GUARD", '__name__ == "__main__"')
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_functions_and_classes_of_a_guarded_main_work(started, method):
-    out, err = end(started(OF_MAIN.replace("GUARD", '__name__ == "__main__"'), method))
-    assert (out, err) == ("True 2\n", "")
+def test_functions_and_classes_of_a_guarded_main_work(seen, method):
+    _, lines, err = seen(GUARDED, method)
+    assert lines == ["True 2"]
+    assert all(line.startswith("seen x/") for line in err.splitlines())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_warnings_logged_in_workers_reach_the_standard_error(seen, method):
+    assert seen(GUARDED, method).err.count("seen x/") >= 8
 
 
 def test_functions_of_an_unguarded_main_are_an_error_that_says_what_to_do(started):
@@ -189,38 +167,38 @@ TOLD = """
 import json, os, signal, sys, time
 from loader.workers import children, crew, worker_loader
 
+def say(*words):  # no `print`: it cannot be interrupted by a handler that prints
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 def save(number, frame):
-    print("saved", json.dumps(loader.state_dict())[:11], flush=True)
     before = crew(loader)
     state = loader.state_dict()
     following = [next(stream) for _ in range(8)]
     loader.load_state_dict(state)
     assert following == [next(stream) for _ in range(8)]
-    print("same workers", before == crew(loader), flush=True)
-    sys.exit(3)
+    say("saved", json.dumps(state)[:11], "same workers", before == crew(loader))
+    if number == signal.SIGINT:
+        sys.exit(3)
 
 loader = worker_loader(start_method=sys.argv[1])
 stream = iter(loader)
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, save)
 next(stream)
-os.write(1, b"begun\\n")  # no `print`: it cannot be interrupted by a handler that prints
+say("begun")
 while True:
     time.sleep(0.01)
 """
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_workers_outlive_a_signal_to_the_group_so_that_the_trainer_can_save(
-    started, method, number
-):
+def test_workers_outlive_signals_to_the_group_so_that_the_trainer_can_save(started, method):
     program = started(TOLD, method)
-    said(program)
-    os.killpg(program.pid, number)
-    out, err = end(program, within_s=5)
-    assert out.splitlines() == ['saved {"format": ', "same workers True"]
-    assert err == ""
+    assert said(program) == "begun"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.killpg(program.pid, number)
+        assert said(program) == 'saved {"format":  same workers True'
+    assert end(program, within_s=5) == ("", "")
     assert program.returncode == 3
     until_gone(program)
 
@@ -243,48 +221,36 @@ from itertools import islice
 from loader.workers import crew, is_alive, processes, worker_loader
 loader = worker_loader(start_method=sys.argv[1])
 stream = iter(loader)
-batches = list(islice(stream, 4))
-child = os.fork()
-if child == 0:
-    if sys.argv[2] == "close":
-        loader.close()
-    if sys.argv[2] == "use":
-        try:
-            assert len(list(islice(stream, 3))) == 3
-        except EnergyDataError as error:
-            assert 'Use start_method="fork"' in str(error)
-    if sys.argv[2] == "exit":
-        os._exit(0)
-    sys.exit(0)
-_, status = os.waitpid(child, 0)
-before, alive = crew(loader), processes(loader)
-batches += islice(stream, 8)
-print(status, all(map(is_alive, alive)), before == crew(loader))
-assert batches == list(islice(worker_loader(workers=0), 12))
+batches = []
+for does in sys.argv[2:]:
+    batches += islice(stream, 4)
+    child = os.fork()
+    if child == 0:
+        if does == "close":
+            loader.close()
+        if does == "use":
+            try:
+                assert len(list(islice(stream, 3))) == 3
+            except EnergyDataError as error:
+                assert 'Use start_method="fork"' in str(error)
+        if does == "exit":
+            os._exit(0)
+        sys.exit(0)
+    _, status = os.waitpid(child, 0)
+    before, alive = crew(loader), processes(loader)
+    batches += islice(stream, 8)
+    print(does, status, all(map(is_alive, alive)), before == crew(loader), flush=True)
+assert batches == list(islice(worker_loader(workers=0), len(batches)))
 """
+CHILDREN = ("close", "use", "exit", "nothing")
 
 
-@pytest.mark.parametrize("does", ["close", "use", "exit", "nothing"])
+@pytest.mark.parametrize("does", CHILDREN)
 @pytest.mark.parametrize("method", ["fork", "forkserver", "thread"])
-def test_a_forked_child_of_the_trainer_leaves_its_workers_alone(started, method, does):
-    out, err = end(started(FORKS, method, does))
-    assert out.splitlines()[-1] == "0 True True"
+def test_a_forked_child_of_the_trainer_leaves_its_workers_alone(seen, method, does):
+    _, lines, err = seen(FORKS, method, *CHILDREN)
+    assert f"{does} 0 True True" in lines
     assert err == ""
-
-
-WARNS = """
-import sys
-from itertools import islice
-from loader.encoders import encoding, warns
-from loader.workers import worker_loader
-list(islice(worker_loader(encoding(warns), start_method=sys.argv[1]), 4))
-"""
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_warnings_logged_in_workers_reach_the_standard_error(started, method):
-    _, err = end(started(WARNS, method))
-    assert err.count("seen x/") >= 8
 
 
 THREADS = """
@@ -301,11 +267,11 @@ def busy(lock):
     while True:
         with lock:
             log.warning("%d", torch.ones(50_000).sum())
-            time.sleep(0.0005)  # holds its lock, and leaves others a core
+            time.sleep(float(sys.argv[2]))  # holds its lock, and leaves others a core
 
 for lock in locks:
     threading.Thread(target=busy, args=(lock,), daemon=True).start()
-for _ in range(3):
+for _ in range(int(sys.argv[3])):
     loader = worker_loader(start_method=sys.argv[1])
     list(islice(loader, 8))
     loader.close()
@@ -315,9 +281,13 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_start_while_threads_of_the_trainer_hold_locks(started, method):
-    out, _ = end(started(THREADS, method))
+# Processes that import torch take as long as the threads leave them, and the threads work on.
+@pytest.mark.parametrize(
+    ("method", "holds_s", "starts"),
+    [("fork", 0.0005, 3), ("thread", 0.0005, 3), ("forkserver", 0.005, 3), ("spawn", 0.005, 1)],
+)
+def test_workers_start_while_threads_of_the_trainer_hold_locks(started, method, holds_s, starts):
+    out, _ = end(started(THREADS, method, str(holds_s), str(starts)))
     assert out == "done\n"
 
 
@@ -325,59 +295,45 @@ RANKS = """
 import sys
 from itertools import islice
 import torch.multiprocessing as processes
+from attrs import evolve
+from energy_data import Dataset, WorkerConfig, get_loader
+from torch import distributed
 from loader.encoders import encoding
-from loader.workers import worker_loader
+from loader.workers import STREAM, worker_loader
 
 def encode(sample):
     return sample
 
-def rank(number, method):
+def rank(number, method, store):
     loader = worker_loader(encoding(encode), rank=number, ranks=2, start_method=method)
     print(len(list(islice(loader, 3))), flush=True)
+    loader.close()
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=number, world_size=2
+    )
+    config = WorkerConfig(number, 2, 2, data_parallel_group=distributed.new_group([0, 1]))
+    dataset = Dataset(spec=STREAM, worker_config=config)
+    loader = get_loader(dataset, start_method=method)
+    print("of a group", len(list(islice(loader, 3))), flush=True)
+    loader.close()
+    distributed.destroy_process_group()
 
 if __name__ == "__main__":
-    processes.spawn(rank, (sys.argv[1],), nprocs=2)
+    processes.spawn(rank, sys.argv[1:], nprocs=2)
 """
 
 
-def test_ranks_started_by_spawn_may_use_functions_of_main_in_their_workers(started):
-    out, err = end(started(RANKS, "forkserver"))
-    assert (out, err) == ("3\n3\n", "")
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("store") / "of_ranks")
 
 
-UNASKED = """
-import torch
-print(torch.cuda.is_initialized(), torch.distributed.is_initialized())
-"""
+def test_ranks_started_by_spawn_may_use_functions_of_main_in_their_workers(seen, store):
+    _, lines, err = seen(RANKS, "forkserver", store)
+    assert (lines.count("3"), err) == (2, "")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_loader_begins_neither_cuda_nor_a_process_group(started, method):
-    out, err = end(started(PLAIN + UNASKED, method))
-    assert out.splitlines()[-1] == "False False"
-    assert err == ""
-
-
-GROUP = """
-import sys
-from torch import distributed
-from attrs import evolve
-from energy_data import Dataset, WorkerConfig, get_loader
-from loader.workers import STREAM
-distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-config = WorkerConfig(0, 1, 2, data_parallel_group=distributed.new_group([0]))
-loader = get_loader(Dataset(spec=STREAM, worker_config=config))
-next(iter(loader))
-loader.close()
-distributed.destroy_process_group()
-"""
-
-
-def test_a_process_group_stays_in_the_trainer(started, tmp_path):
-    program = started(
-        GROUP.replace(
-            ', init_method=f"file://{sys.argv[1]}"', (f', init_method="file://{tmp_path}/store"')
-        )
-    )
-    _, err = end(program)
+def test_a_process_group_stays_in_the_trainer(seen, store):
+    program, lines, err = seen(RANKS, "forkserver", store)
+    assert lines.count("of a group 3") == 2
     assert program.returncode == 0, err
