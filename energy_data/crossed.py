@@ -23,8 +23,8 @@ def _reached(spec: Spec) -> Counter[str]:
         return Counter({leaf.id for _, leaf in leaf_entries(spec.of)})
     reached: Counter[str] = Counter()
     for child in spec.children.values():
-        if spec.one_after_another:
-            reached |= _reached(child)
-        else:
-            reached += _reached(child)
+        # Not `+=` and `|=` of counters, which go through all that was reached before.
+        for leaf_id, times in _reached(child).items():
+            before = reached[leaf_id]
+            reached[leaf_id] = max(before, times) if spec.one_after_another else before + times
     return reached

@@ -1,8 +1,9 @@
-"""Random trees for tests."""
+"""Random trees for tests. Strategies are made once: it takes as long as most tests of a tree."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 from attrs import evolve
 from cooked import cooked, with_dice, with_parts
@@ -49,6 +50,7 @@ from energy_data.references import OrderSpec, ReferencesSpec
 from energy_data.spec import Spec
 
 
+@cache
 def leaves() -> st.SearchStrategy[LeafSpec]:
     sizes = {"a": 10, "b": 4, "c": 1, "d": 23, "e": 7}
     plain = [leaf(name, size) for name, size in sizes.items()]
@@ -64,6 +66,7 @@ def changing(below: st.SearchStrategy[OrderSpec]) -> st.SearchStrategy[OrderSpec
     )
 
 
+@cache
 def follows(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     """Random order trees whose weights follow the run."""
     if not depth:
@@ -74,6 +77,7 @@ def follows(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     )
 
 
+@cache
 def mixes(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     """Random mixes of order trees."""
     weights = st.sampled_from([0.1, 1, 2, 7])
@@ -82,6 +86,7 @@ def mixes(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     return st.builds(MixSpec, parts, st.sampled_from(["samples", "batches"]))
 
 
+@cache
 def orders(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     if not depth:
         return leaves()
@@ -101,6 +106,7 @@ def orders(depth: int = 2) -> st.SearchStrategy[OrderSpec]:
     )
 
 
+@cache
 def shuffles() -> st.SearchStrategy[Shuffle]:
     return st.builds(
         Shuffle,
@@ -110,6 +116,7 @@ def shuffles() -> st.SearchStrategy[Shuffle]:
     )
 
 
+@cache
 def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
     """Random endless trees of samples."""
     read = st.builds(ReadSpec, of=st.builds(ReferencesSpec, of=orders(depth), shuffle=shuffles()))
@@ -136,6 +143,7 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
     )
 
 
+@cache
 def crude(depth: int = 2) -> st.SearchStrategy[Spec]:
     """Random trees of samples that are cooked, and then encoded to one or several."""
     orderings = st.one_of(orders(depth), mixes(depth)).map(references)
@@ -169,6 +177,7 @@ def packed(of: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
     )
 
 
+@cache
 def dealt(batch_size: int, depth: int = 2) -> st.SearchStrategy[Spec]:
     """Random finite trees of batches, as validation has them."""
     return st.builds(
@@ -186,11 +195,16 @@ def dealt(batch_size: int, depth: int = 2) -> st.SearchStrategy[Spec]:
     )
 
 
+@cache
+def some_bodies() -> st.SearchStrategy[list[Spec]]:
+    body = st.builds(batches, orders(1).map(samples), st.integers(1, 5))
+    return st.lists(body, min_size=1, max_size=4)
+
+
 @st.composite
 def stages(draw: st.DrawFn) -> Spec:
     """Random stages over leaves that are in several of them; the last may begin them anew."""
-    body = st.builds(batches, orders(1).map(samples), st.integers(1, 5))
-    bodies = draw(st.lists(body, min_size=1, max_size=4))
+    bodies = draw(some_bodies())
     lengths = draw(st.lists(st.integers(1, 3), min_size=4, max_size=4))
     spec = staged(*bodies, steps=lengths, every=24)  # which all numbers of ranks here can share
     if draw(st.booleans()):
@@ -198,14 +212,14 @@ def stages(draw: st.DrawFn) -> Spec:
     return evolve(spec, stages=(*spec.stages[:-1], evolve(spec.stages[-1], on_enter="restart")))
 
 
-@st.composite
-def random_trees(draw: st.DrawFn) -> Spec:
+@cache
+def random_trees() -> st.SearchStrategy[Spec]:
     """Random trees of batches, endless and finite."""
     filled = st.builds(batches, endless(), st.integers(1, 5))
     finite_samples = st.builds(
         ReadSpec, of=st.builds(ReferencesSpec, of=orders(), shuffle=shuffles(), deal=st.just(2))
     )
-    trees: st.SearchStrategy[Spec] = st.one_of(
+    return st.one_of(
         filled,
         stages(),
         st.builds(groups, endless(), st.integers(1, 4)),
@@ -220,4 +234,3 @@ def random_trees(draw: st.DrawFn) -> Spec:
         .map(tuple)
         .map(BlendSpec),
     )
-    return draw(trees)

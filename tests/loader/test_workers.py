@@ -304,7 +304,7 @@ def test_a_loader_that_was_closed_goes_on(method):
 
 
 def test_a_large_state_is_loaded_while_workers_wait_to_be_read():
-    parts = tuple(Part(samples(leaf(f"x{n}", 50)), 1) for n in range(4000))
+    parts = tuple(Part(samples(leaf(f"x{n}", 50)), 1) for n in range(2000))
     spec = batches(BlendSpec(parts), 4)
     loader = worker_loader(spec, start_method="fork", prefetch=100, lanes=4)
     state = loader.state_dict()
