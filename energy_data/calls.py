@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any, Final
 
 from energy_data.context import Context
-from energy_data.errors import SkipSample
+from energy_data.errors import SkipSample, add_note
 from energy_data.failures import OnFailure, describe
 from energy_data.node import Cursor, Mark
 from energy_data.running import RUNNING, Role
@@ -113,7 +113,7 @@ class Call:
             yield part
 
     def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:
-        error.add_note(f"while {self.doing} {describe(item)}")
+        add_note(error, f"while {self.doing} {describe(item)}")
         if self.on_failure is None:
             raise error
         failures = getattr(cursor, self.counter) + 1

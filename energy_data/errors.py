@@ -20,6 +20,7 @@ Messages have one form: *where: what is wrong, what was found. What to do.*
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 
@@ -127,3 +128,9 @@ def _rebuild(kind: type[DataError], fields: dict[str, object]) -> DataError:
     error = kind(str(fields.pop("problem")))
     error.__dict__.update(fields, problem=error.problem)
     return error
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add to what is shown of an error; nothing to one whose class lets nothing be set on it."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)

@@ -103,6 +103,7 @@ class Crew(Host, Generic[W, M]):
         self._workers: dict[int, W] = {}
         self._stale: set[int] = set()  # workers that must be told where to begin
         self._process = os.getpid()
+        self._closings = 0  # times it was closed
         self._meter = Meter()
 
     @abstractmethod
@@ -161,6 +162,17 @@ class Crew(Host, Generic[W, M]):
         self._stale = set(self._owner.values())
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
+        while True:
+            closings = self._closings
+            try:
+                return self._taken(lane, batch)
+            except Exception:
+                if closings == self._closings:
+                    raise
+                # Closed in the middle of it, by a signal handler: whatever comes of that, the
+                # micro-batch is made again, as after any other time.
+
+    def _taken(self, lane: int, batch: int) -> Sequence[Any]:
         if self._process != os.getpid():
             self._leave_to_parent()
         for step in self._steps.since(batch):
@@ -168,6 +180,8 @@ class Crew(Host, Generic[W, M]):
             self._places[step.lane] = step.before
         number = self._owner[lane]
         while True:
+            if number not in self._workers:
+                self._stale.add(number)
             self._ready(batch)
             self._stale.add(number)  # until we are through: then whatever is raised loses no batch
             message = self._receive(number, batch)
@@ -180,8 +194,9 @@ class Crew(Host, Generic[W, M]):
             self._stale.discard(number)  # a lane that had ended before it began says so again
 
     def close(self) -> None:  # noqa: D102
-        workers = list(self._workers.values())
-        self._workers.clear()
+        self._closings += 1
+        workers = [self._workers.pop(number) for number in list(self._workers)]
+        self._closings += 1
         if self._process == os.getpid():
             self._stop(workers)
         self._stale = set(self._owner.values())

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from multiprocessing.util import Finalize
 from typing import Any
 
-from energy_data.errors import EnergyDataError
+from energy_data.errors import EnergyDataError, add_note
 from energy_data.loader.arena import ArenaFullError, Parcel
 from energy_data.loader.crew import Crew, PoolOptions, WorkerError
 from energy_data.loader.process import (
@@ -168,9 +168,10 @@ def _read(worker: WorkerProcess, parcel: Parcel, number: int) -> Any:
     try:
         return worker.arena.read(parcel)
     except Exception as error:
-        error.add_note(
+        add_note(
+            error,
             f"while taking a batch from worker {number}: it was pickled there, and cannot be made "
-            f"again here"
+            f"again here",
         )
         raise
 
@@ -187,7 +188,7 @@ def _raised(message: Message, number: int) -> Exception:
     except Exception:  # noqa: BLE001 - its class is not here; the text says what it was
         return WorkerError(note)
     if not isinstance(error, ArenaFullError):
-        error.add_note(note)
+        add_note(error, note)
     return error
 
 

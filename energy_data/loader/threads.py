@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from energy_data.errors import SpecError
+from energy_data.errors import SpecError, add_note
 from energy_data.loader.ahead import Ahead
 from energy_data.loader.crew import Crew, PoolOptions, WorkerError
 from energy_data.loader.device import with_tensors
@@ -96,7 +96,7 @@ class Threads(Crew["WorkerThread", Made]):
 
     def _open(self, number: int, message: Made) -> list[Any]:
         if message.error is not None:
-            message.error.add_note(f"in worker thread {number}, micro-batch {message.batch}")
+            add_note(message.error, f"in worker thread {number}, micro-batch {message.batch}")
             raise message.error
         return message.items
 
@@ -167,9 +167,13 @@ class WorkerThread:
         return at_work_on(frame), _users_part(traceback.extract_stack(frame))
 
     def dismissed(self) -> _Thread | None:
-        """Tell it to end, and return its thread; None if it has none. Takes no lock."""
+        """Tell it to end, and who waits for it; return its thread, None if it has none.
+
+        Takes no lock.
+        """
         self._work.borrower.is_stopped = True
         self._orders.put(None)
+        self._made.put(Made("again", -1, []))
         return self._work.thread
 
 
@@ -211,7 +215,11 @@ class _Work(Ahead[Made]):
                 if order is None:
                     return
                 self.obey(order)
-            self.produce()
+            go, batch, living = self.go, self.batch, set(self.living)
+            try:
+                self.produce()
+            except BaseException as error:  # noqa: BLE001 - of what counts; the trainer's to raise
+                self.failed(error, go._replace(batch=batch), living)
 
     def obey(self, order: _Begin | _Taken) -> None:
         if isinstance(order, _Taken):
@@ -219,13 +227,18 @@ class _Work(Ahead[Made]):
             return
         self.given, self.ahead, self.waiting = order.made, 0, False
         try:
-            self.begin(order.go)
-        except Exception as error:  # noqa: BLE001 - it is the trainer's to raise
-            self.given.put(Made("error", order.go.batch, [], error=error))
-            self.waiting = True
+            self.set_out(order.go, lambda: self.built(order.go))
+        except BaseException as error:  # noqa: BLE001 - it is the trainer's to raise
+            self.failed(error, order.go, set(order.go.places))
 
-    def begin(self, go: Go) -> None:
-        self.set_out(go, lambda: self.built(go))
+    def failed(self, error: BaseException, go: Go, lanes: set[int]) -> None:
+        """Let the trainer have an error in the place of the next micro-batch of some lanes."""
+        batch = go.batch
+        while batch % go.num_lanes not in lanes:
+            batch += go.stride
+        kind = "again" if isinstance(error, LostTurnError) else "error"
+        self.given.put(Made(kind, batch, [], error=error))
+        self.waiting = True
 
     def built(self, go: Go) -> Nodes:
         began = time.perf_counter()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from energy_data.errors import add_note
 from energy_data.loader.ahead import Ahead
 from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
 from energy_data.loader.columns import with_columns
@@ -142,7 +143,7 @@ class _Worker(Ahead[Message]):
         except _AbandonedError:
             raise
         except Exception as error:  # noqa: BLE001 - as above: a batch that cannot be pickled
-            error.add_note("while sending a batch to the trainer: it must be picklable")
+            add_note(error, "while sending a batch to the trainer: it must be picklable")
             return message._replace(kind="error", error=portable(error))
 
     def parcel(self, items: list[Any], draft: Draft | None) -> Parcel:

@@ -13,7 +13,7 @@ from energy_data.calls import Measure
 from energy_data.context import Context
 from energy_data.damage import Fault, shown
 from energy_data.documents import Buffer, Document, documents_of
-from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.errors import DataError, SkipSample, SpecError, add_note
 from energy_data.meter import PACKING
 from energy_data.node import Change, Held, Mark
 from energy_data.packing import Packing
@@ -257,7 +257,7 @@ class PackNode(PendingNode[PackCursor]):
         except SkipSample:
             raise
         except Exception as error:
-            error.add_note(f"while making the pack that begins with {first}")
+            add_note(error, f"while making the pack that begins with {first}")
             raise
         finally:
             self.meter.charge(PACKING, time.perf_counter() - began)

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections import deque
+from dataclasses import dataclass
 from itertools import islice
 from traceback import format_exception
 
@@ -369,4 +370,64 @@ def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(worker
         signal.signal(signal.SIGALRM, before)
     assert len(seen) > 50
     assert all(state == expected[next_batch(state)] for state in seen)
+    loader.close()
+
+
+# A worker of which the start is given up leaves its socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("method", QUICK)
+@pytest.mark.parametrize("within_s", [0.003, 0.03])
+def test_a_loader_closed_in_a_signal_handler_at_any_time_goes_on(method, within_s):
+    loader = worker_loader(encoding(encoders.dawdles), start_method=method, timeout_s=5)
+    closed, given, rng = [], [], random.Random(0)
+    before = signal.signal(signal.SIGALRM, lambda *_: closed.append(loader.close()))
+    try:
+        while len(given) < 20 or not closed:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, within_s))
+            given.append(loader.next_batch())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert given == GOOD[: len(given)]
+    loader.close()
+
+
+@pytest.mark.parametrize("method", QUICK)
+def test_a_loader_closed_by_another_thread_while_it_waits_goes_on(method):
+    loader = worker_loader(
+        encoding(encoders.dawdles), start_method=method, timeout_s=30, prefetch=1
+    )
+    is_over = threading.Event()
+
+    def closes():
+        while not is_over.wait(0.02):
+            loader.close()
+
+    closing = threading.Thread(target=closes)
+    closing.start()
+    given = list(islice(loader, 20))
+    is_over.set()
+    closing.join()
+    loader.close()
+    assert given == GOOD[:20]
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """Lets nothing be set on it, so no note either."""
+
+    key: str
+
+
+def raises_frozen(sample):
+    if encoders.is_poison(sample):
+        raise FrozenError("as told")
+    return sample
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (2, "thread")])
+def test_an_exception_that_takes_no_note_is_raised_as_it_is(workers, method):
+    loader = worker_loader(encoding(raises_frozen), workers=workers, start_method=method)
+    given, error = until_error(loader, FrozenError)
+    assert (given, error.key) == (GOOD[:AT], "as told")
     loader.close()

@@ -251,6 +251,38 @@ def test_a_dataset_that_cannot_be_made_again_is_an_error_that_says_so():
     loader.close()
 
 
+class LeavesWhenMade(NotMadeAgain):
+    def __setstate__(self, state):
+        raise SystemExit(3)
+
+
+class CountsNothing(NumberSource):
+    """What it has read cannot be told in a worker."""
+
+    @property
+    def bytes_read(self):
+        if worker_threads() and threading.current_thread() in worker_threads():
+            raise KeyError("as told")
+
+    @bytes_read.setter
+    def bytes_read(self, count):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (encoding(LeavesWhenMade()), SystemExit),
+        (batches(samples(LeafSpec(Leaf(id="x", source=CountsNothing(40, "x")))), 2), KeyError),
+    ],
+)
+def test_what_would_end_a_thread_is_raised_in_the_trainer(spec, kind):
+    loader = worker_loader(spec, start_method="thread")
+    for _ in range(2):
+        error_of(loader, kind)
+    loader.close()
+
+
 def test_threads_change_neither_the_number_of_torchs_threads_nor_the_environment():
     before = torch.get_num_threads(), dict(os.environ)
     with worker_loader(start_method="thread") as loader:
