@@ -112,8 +112,7 @@ class _Grid:
 
     def _row_shift(self, turn: int) -> tuple[_U64, _U64]:
         """By how much the row of each element is rotated, and how many cells it has."""
-        cells = np.broadcast_to(self.columns, self.row.shape).copy()
-        np.copyto(cells, self.rest, where=self.row == self.rows - _ONE)
+        cells = np.where(self.row == self.rows - _ONE, self.rest, self.columns)
         return _below(cells, self.row + self.key, 2 * turn), cells
 
     def _column_shift(self, turn: int) -> tuple[_U64, _U64]:
