@@ -11,6 +11,7 @@ import time
 from queue import SimpleQueue
 
 import pytest
+from interrupting import interrupted
 
 from energy_data import randomness, turns
 from energy_data.errors import EnergyDataError
@@ -213,30 +214,6 @@ def test_a_child_forked_within_a_turn_has_turns_of_its_own():
 OURS = {turns.__file__, randomness.__file__, sys.modules[stateless.__module__].__file__}
 
 
-def interrupted(number: int, work) -> bool:
-    """Work, with an interrupt at the so-manieth place where one may come; whether it was reached.
-
-    These are where a function of Python begins, and where one of C has returned; here, in ours.
-    """
-    places = 0
-
-    def interrupts(frame, event, _):
-        nonlocal places
-        if event in ("call", "c_return") and frame.f_code.co_filename in OURS:
-            places += 1
-            if places == number:
-                raise KeyboardInterrupt
-
-    try:
-        sys.setprofile(interrupts)
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
-
-
 @stateless(restore_seeds=True)
 def nested(sample):
     return random.random(), inner(sample)
@@ -251,7 +228,7 @@ def test_an_interrupt_anywhere_in_a_turn_of_the_trainer_itself_ends_it():
     RUNNING.role, RUNNING.item = Role(1, "nested"), {"__restore_key__": ("x", 0, 1)}
     random.seed(3)
     before, number = random.getstate(), 1
-    while interrupted(number, lambda: list(nested({})[1])):
+    while interrupted(number, OURS, lambda: list(nested({})[1])):
         assert random.getstate() == before, number
         assert not turns._TURN.held, number
         number += 1
@@ -277,7 +254,7 @@ def test_an_interrupt_anywhere_while_the_trainer_waits_leaves_nobody_a_turn(monk
             made.put("there")
 
         thread, borrower = borrowing(lender, work, told)
-        is_reached = interrupted(number, lambda: lender.wait(made, 0.01))  # noqa: B023 - at once
+        is_reached = interrupted(number, OURS, lambda: lender.wait(made, 0.01))  # noqa: B023 - at once
         assert random.getstate() == before, number
         assert not turns._TURN.held, number
         assert not lender.waits

@@ -120,13 +120,13 @@ class StepLoader(RoundLoader):
             dp_size=self._ranks,
         )
         batch = _with_step(self._empty() if slot.batch is None else slot.batch, step)
-        self.last_step, self._last = step, slot.base
+        after = self._after(at, plan, total) if step.is_last else evolve(at, index=at.index + 1)
+        # No call between them: a signal handler comes before all three, or after.
+        self._at, self.last_step, self._last = after, step, slot.base
         if not step.is_last:
-            self._at = evolve(at, index=at.index + 1)
             buffer.slots[at.index] = Slot(slot.base)  # its memory is the trainer's now
             return batch
-        self._at = self._after(at, plan, total)
-        self._host.keep(self._own(self._at.base))
+        self._host.keep(self._own(after.base))
         self._buffer = buffer.following()
         return batch
 
@@ -167,10 +167,10 @@ class StepLoader(RoundLoader):
                 continue
             if outcome in ("end", "before"):
                 break
-            buffer.so_far = after, counts.plus(known.counts)
+            filled, counts = after, counts.plus(known.counts)
             if outcome == "full":
                 break
-        filled, counts = buffer.so_far
+            buffer.so_far = filled, counts  # not of a full step: an interrupt now would add to it
         self._buffer = self._holding(Settled(Planned.of(filled, self.rules), counts))
 
     def _holding(self, settled: Settled) -> Buffer:
