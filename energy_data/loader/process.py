@@ -26,7 +26,7 @@ from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loader.arena import ArenaReader
 from energy_data.loader.run import Run
 from energy_data.loader.status import read_status
-from energy_data.loader.wire import Go, Message, Taken, receive_files, send_order
+from energy_data.loader.wire import Go, Message, Taken, receive, receive_files, send, send_order
 from energy_data.loader.worker import HELD_BACK, Setup, end_with, main
 
 ProcessMethod = Literal["fork", "forkserver", "spawn"]
@@ -120,7 +120,7 @@ class WorkerProcess:
             if not self._wait(timeout_s):
                 return None
             with self._whole():
-                message: Message = self.connection.recv()
+                message: Message = receive(self.connection)
             self._untold += 1
             if message.kind == "unfit":
                 raise _unfit(message)
@@ -238,7 +238,7 @@ class WorkerProcess:
     def _tell_taken(self) -> None:
         freed = self._arena.freed() if self._arena else []
         if freed or self._untold:
-            self.connection.send(Taken(self._untold, freed))
+            send(self.connection, Taken(self._untold, freed))
             self._untold = 0
 
     @contextlib.contextmanager

@@ -30,7 +30,16 @@ from energy_data.loader.columns import with_columns
 from energy_data.loader.draft import Draft
 from energy_data.loader.run import Run
 from energy_data.loader.status import Status
-from energy_data.loader.wire import Go, Message, Taken, portable, receive_order, send_files
+from energy_data.loader.wire import (
+    Go,
+    Message,
+    Taken,
+    portable,
+    receive,
+    receive_order,
+    send,
+    send_files,
+)
 from energy_data.meter import HELD, SENDING
 from energy_data.running import RUNNING
 from energy_data.tasks.memory import making_in
@@ -80,6 +89,8 @@ class _Worker(Ahead[Message]):
     def __init__(self, setup: Setup) -> None:
         super().__init__()
         self.connection, self.prefetch = setup.connection, setup.prefetch
+        self.told = select.poll()  # `Connection.poll` makes one each time
+        self.told.register(setup.connection.fileno(), select.POLLIN)
         self.arena = ArenaWriter(setup.arena_bytes)
         self.status = Status(self.arena.memory)
         send_files(setup.connection, [self.arena.fd, self.status.stacks])
@@ -92,14 +103,14 @@ class _Worker(Ahead[Message]):
         try:
             unpacked: Run[Any] = pickle.loads(run)  # noqa: S301 - pickled by our own trainer
         except Exception as error:
-            self.connection.send(Message(-1, "unfit", 0, error=portable(error)))
+            send(self.connection, Message(-1, "unfit", 0, error=portable(error)))
             raise EOFError from error
         return unpacked
 
     def run(self) -> None:
         while True:
-            while self.waiting or self.ahead >= self.prefetch or self.connection.poll():
-                self.obey(self.connection.recv())
+            while self.waiting or self.ahead >= self.prefetch or self.told.poll(0):
+                self.obey(receive(self.connection))
             with contextlib.suppress(_AbandonedError):
                 self.produce()
 
@@ -118,7 +129,7 @@ class _Worker(Ahead[Message]):
         )
 
     def hand_over(self, message: Message) -> None:
-        self.connection.send(message)
+        send(self.connection, message)
 
     def made(self, lane: int) -> Message:
         message = Message(self.go.generation, "batch", self.batch)
@@ -194,7 +205,7 @@ class _Worker(Ahead[Message]):
                 self.meter.charge(SENDING, time.perf_counter() - began)
                 return parcel
             generation = self.go.generation
-            self.obey(self.connection.recv())
+            self.obey(receive(self.connection))
             self.meter.charge(HELD, time.perf_counter() - began)
             if self.go.generation != generation:
                 raise _AbandonedError
