@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_sample_notes_where_its_files_are_from(store):
 
 
 def test_an_index_of_old_that_lists_no_parts_is_enough(store, tmp_path):
-    with sqlite3.connect(tmp_path / "in" / ".nv-meta" / "index.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "in" / ".nv-meta" / "index.sqlite")) as database:
         database.execute("DROP TABLE sample_parts")
     old = WebdatasetFileStore(tmp_path / "in")
     assert {name: old[name][0] for name in FILES} == FILES
