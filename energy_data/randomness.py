@@ -82,10 +82,10 @@ def _flat(parts: tuple[Any, ...]) -> Iterator[int | str]:
 
 
 class GlobalSeeds:
-    """A world of its own for `random`, numpy's and torch's (CPU) global generators: a context.
+    """A seeding of `random`, numpy's and torch's (CPU) global generators: a context.
 
     Within it they start from `seed`; outside they are as they were. Entered again, it goes on where
-    it was left. One thread at a time is in such a world, see `energy_data.turns`.
+    it was left. One thread at a time is in one, see `energy_data.turns`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -147,7 +147,7 @@ class GlobalSeeds:
 
 
 class _Visit:
-    """A world from when it is entered to when it is left."""
+    """One stay in the generators as seeded, from when it is entered to when it is left."""
 
     def __init__(self, seeds: GlobalSeeds) -> None:
         self._seeds = seeds

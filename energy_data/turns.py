@@ -39,7 +39,7 @@ class LostTurnError(BaseException):
     """
 
 
-class World(Protocol):
+class Seeding(Protocol):
     """What the global generators are for a while."""
 
     def begin(self) -> None:
@@ -134,11 +134,11 @@ class _Here(threading.local):
 
 @define(eq=False)
 class _Held:
-    """The turn of a thread, and the worlds it is in: the first is the outermost."""
+    """The turn of a thread, and the seedings it is in: the first is the outermost."""
 
     thread: int
     lender: Lender | None
-    worlds: list[World]
+    seedings: list[Seeding]
 
 
 class _Turn:
@@ -153,7 +153,8 @@ class _Turn:
         self.bells: set[SimpleQueue[None]] = set()  # of those who wait for a turn
         # Who has it is the last. A trainer that has it itself, and waits, lends it on.
         self.held: list[_Held] = []
-        self.lost: dict[int, list[World]] = {}  # threads that lost it -> worlds they are in still
+        # Threads that lost it -> seedings they are in still.
+        self.lost: dict[int, list[Seeding]] = {}
 
     def begin_in_child(self) -> None:
         _HERE.borrower = None
@@ -176,43 +177,43 @@ class _Turn:
                 return
             taken = self.held[numbers[0] :]
             for one in reversed(taken):
-                for world in reversed(one.worlds):
-                    world.put_back()
+                for seeding in reversed(one.seedings):
+                    seeding.put_back()
             for one in taken:
-                self.lost[one.thread] = one.worlds
+                self.lost[one.thread] = one.seedings
             lender.taken_from = taken[0].thread
             del self.held[numbers[0] :]
 
-    def take(self, world: World) -> None:
+    def take(self, seeding: Seeding) -> None:
         asked = time.monotonic()
-        if self._begins(world, asked):
+        if self._begins(seeding, asked):
             return
         bell: SimpleQueue[None] = SimpleQueue()
         self.bells.add(bell)
         try:
-            while not self._begins(world, asked):
+            while not self._begins(seeding, asked):
                 with contextlib.suppress(Empty):
                     bell.get(timeout=_LOOK_S)
         finally:
             self.bells.discard(bell)
 
-    def _begins(self, world: World, asked: float) -> bool:
-        """Begin a world if it is the turn of this thread, asked for at that time."""
+    def _begins(self, seeding: Seeding, asked: float) -> bool:
+        """Begin a seeding if it is the turn of this thread, asked for at that time."""
         me, borrower = threading.get_ident(), _HERE.borrower
         with self.lock:
             if me in self.lost:
                 raise LostTurnError
             if not self.lost and self.held and self.held[-1].thread == me:
-                self.held[-1].worlds.append(world)
+                self.held[-1].seedings.append(seeding)
             elif self._is_free_for(borrower):
-                self.held.append(_Held(me, borrower.lender if borrower else None, [world]))
+                self.held.append(_Held(me, borrower.lender if borrower else None, [seeding]))
             elif borrower and borrower.is_stopped:
                 raise LostTurnError
             elif self.lost and not borrower and time.monotonic() - asked > _GIVE_UP_S:
                 raise EnergyDataError(_KEPT)
             else:
                 return False
-            world.begin()  # nobody takes it away, or begins another, in the middle of this
+            seeding.begin()  # nobody takes it away, or begins another, in the middle of this
             return True
 
     def _is_free_for(self, borrower: Borrower | None) -> bool:
@@ -221,29 +222,29 @@ class _Turn:
         has = self.held[-1].thread if self.held else None
         return has is None or (borrower is not None and has == borrower.lender.thread)
 
-    def end(self, world: World) -> None:
+    def end(self, seeding: Seeding) -> None:
         me = threading.get_ident()
         lender: Lender | None = None
         with self.lock:
-            mine = [one for one in self.held if world in one.worlds]
+            mine = [one for one in self.held if seeding in one.seedings]
             left = self.lost.get(me, [])
-            if not mine and world in left:
-                self._end_lost(me, world)
+            if not mine and seeding in left:
+                self._end_lost(me, seeding)
                 raise LostTurnError
-            world.put_back()
+            seeding.put_back()
             for one in mine:
                 lender = one.lender
-                del one.worlds[one.worlds.index(world) :]
-            self.held = [one for one in self.held if one.worlds]
+                del one.seedings[one.seedings.index(seeding) :]
+            self.held = [one for one in self.held if one.seedings]
         self.tell()
         if lender and not lender.waits:
             lender.ended.put(None)
 
-    def _end_lost(self, thread: int, world: World) -> None:
+    def _end_lost(self, thread: int, seeding: Seeding) -> None:
         """Until then it may draw from the generators of whoever has the turn: nobody has it."""
-        worlds = self.lost[thread]
-        del worlds[worlds.index(world) :]
-        if not worlds:
+        seedings = self.lost[thread]
+        del seedings[seedings.index(seeding) :]
+        if not seedings:
             del self.lost[thread]
             self.tell()
 
@@ -263,20 +264,20 @@ def look_again() -> None:
     _TURN.tell()
 
 
-def begin_turn(world: World) -> None:
-    """Wait until it is the turn of this thread, and begin a world; within another, if it is in one.
+def begin_turn(seeding: Seeding) -> None:
+    """Wait until it is the turn of this thread, and begin a seeding; it may be in another already.
 
     LostTurnError: in a thread that was stopped. Whatever is raised, `end_turn` is to follow.
     """
-    _TURN.take(world)
+    _TURN.take(seeding)
 
 
-def end_turn(world: World) -> None:
-    """Put back what was outside of a world, and let others have a turn; again, if interrupted.
+def end_turn(seeding: Seeding) -> None:
+    """Put back what was outside of a seeding, and let others have a turn; again, if interrupted.
 
     LostTurnError if the turn was taken away.
     """
-    _TURN.end(world)
+    _TURN.end(seeding)
 
 
 def keeps(thread: int | None) -> bool:

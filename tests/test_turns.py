@@ -22,13 +22,20 @@ from energy_data.turns import Borrower, Lender, LostTurnError, lend_to, look_aga
 
 
 def numbers(seed: int, count: int = 3) -> list[float]:
-    """Some numbers of a world of seeds, with time for others in between."""
+    """Some numbers of a seeding, with time for others in between."""
     found = []
     with GlobalSeeds(seed):
         for _ in range(count):
             found.append(random.random())
             time.sleep(0.0005)
     return found
+
+
+@pytest.fixture
+def before():
+    """The trainer's own state of `random`, which nothing is to change."""
+    random.seed(3)
+    return random.getstate()
 
 
 def in_thread(work) -> threading.Thread:
@@ -51,10 +58,8 @@ def borrowing(lender: Lender, work, told: list) -> tuple[threading.Thread, Borro
     return in_thread(run), borrower
 
 
-def test_threads_have_their_worlds_one_after_another():
+def test_threads_have_their_worlds_one_after_another(before):
     expected = [numbers(seed) for seed in range(8)]
-    random.seed(3)
-    before = random.getstate()
     found = {}
     threads = [in_thread(lambda n=n: found.update({n: numbers(n)})) for n in range(8)]
     for thread in threads:
@@ -73,10 +78,8 @@ def test_a_worker_has_no_turn_before_its_trainer_waits():
     assert told == [numbers(1)]
 
 
-def test_a_trainer_goes_on_only_when_the_turn_has_ended():
+def test_a_trainer_goes_on_only_when_the_turn_has_ended(before):
     lender, told, made = Lender(), [], SimpleQueue()
-    random.seed(3)
-    before = random.getstate()
 
     def work():
         with GlobalSeeds(1):
@@ -90,10 +93,8 @@ def test_a_trainer_goes_on_only_when_the_turn_has_ended():
     assert lender.taken_from is None
 
 
-def test_a_turn_that_does_not_end_is_taken_away_and_its_work_is_void():
+def test_a_turn_that_does_not_end_is_taken_away_and_its_work_is_void(before):
     lender, told, gate = Lender(), [], threading.Event()
-    random.seed(3)
-    before = random.getstate()
 
     def work():
         with GlobalSeeds(1), GlobalSeeds(2):
@@ -155,10 +156,8 @@ def test_a_worker_that_is_stopped_waits_for_no_turn():
     assert told == ["lost"]
 
 
-def test_an_interrupt_while_the_trainer_waits_puts_its_generators_back():
+def test_an_interrupt_while_the_trainer_waits_puts_its_generators_back(before):
     lender, told, gate = Lender(), [], threading.Event()
-    random.seed(3)
-    before = random.getstate()
 
     def work():
         with GlobalSeeds(1):
@@ -176,10 +175,8 @@ def test_an_interrupt_while_the_trainer_waits_puts_its_generators_back():
     assert told == ["lost"]
 
 
-def test_an_interrupt_while_a_turn_ends_leaves_it_the_time_to_end():
+def test_an_interrupt_while_a_turn_ends_leaves_it_the_time_to_end(before):
     lender, told, made = Lender(), [], SimpleQueue()
-    random.seed(3)
-    before = random.getstate()
 
     def work():
         with GlobalSeeds(1):
@@ -301,9 +298,7 @@ def test_a_world_of_its_own_has_the_trainer_again_when_a_turn_lent_on_is_taken_a
     assert told == ["lost"]
 
 
-def test_a_child_forked_within_a_world_may_leave_it():
-    random.seed(3)
-    before = random.getstate()
+def test_a_child_forked_within_a_world_may_leave_it(before):
     with GlobalSeeds(1):
         child = os.fork()
     if child == 0:

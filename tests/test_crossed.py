@@ -1,0 +1,45 @@
+"""Leaves that several order trees draw from at the same time."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from trees import leaf, samples
+
+from energy_data.crossed import crossed_leaves
+from energy_data.nodes.blend import BlendSpec, Part
+
+
+def blended(ids) -> BlendSpec:
+    return BlendSpec(tuple(Part(samples(leaf(f"x{n}", 5)), 1) for n in ids))
+
+
+def instructions(work) -> int:
+    """How many bytecodes a call takes."""
+    count = 0
+
+    def each(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return each
+
+    before = sys.gettrace()
+    sys.settrace(each)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_leaves_under_two_trees_that_run_at_the_same_time_cross():
+    assert crossed_leaves(blended([0, 1, 2, 1])) == {"x1"}
+    assert not crossed_leaves(blended([0, 1, 2]))
+
+
+def test_to_find_them_takes_time_linear_in_the_leaves():
+    trees = [blended(range(count)) for count in (50, 200, 800)]
+    few, more, most = (instructions(partial(crossed_leaves, tree)) for tree in trees)
+    assert most - more < 4.2 * (more - few)
