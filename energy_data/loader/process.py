@@ -131,7 +131,7 @@ class WorkerProcess:
 
     def check_start(self) -> None:
         """Raise EnergyDataError if the process ended by itself before it was a worker."""
-        code = self.process.exitcode if self.has_ended(_STOP_S) else None
+        code = self._exit_code()
         if self._arena is None and code is not None and 0 <= code != _SERVER_GONE:
             raise EnergyDataError(
                 f"worker: it ended while starting, exit code {code}. Its own message is above. If "
@@ -141,16 +141,20 @@ class WorkerProcess:
 
     def fate(self) -> str:
         """Return in words how the process ended."""
-        if not self.has_ended(_STOP_S):
-            return "closed its connection"
-        self.process.join(_STOP_S)
-        code = self.process.exitcode
+        code = self._exit_code()
         if code is None:
-            return "ended"
+            return "ended" if self.has_ended() else "closed its connection"
         if code >= 0:
             return f"ended with exit code {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"was killed by {_signal_name(-code)}{hint}"
+
+    def _exit_code(self) -> int | None:
+        """Return how the process ended; None if it does not soon, or nobody says so."""
+        if self.has_ended(_STOP_S):
+            self.process.join(_STOP_S)  # the fork server sees the end of its children after us
+        code: int | None = self.process.exitcode
+        return code
 
     def has_ended(self, timeout_s: float = 0) -> bool:
         """Return whether the process has ended, or does within the time."""

@@ -32,6 +32,10 @@ def plain(sample):
     return sample
 
 
+def ends_at_once(setup):
+    os._exit(3)
+
+
 def exits(sample):
     if is_poison(sample):
         os._exit(3)

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import forkserver
 from traceback import format_exception
 
 import numpy as np
@@ -17,8 +18,9 @@ import pytest
 import torch
 from trees import batches, samples
 
-from energy_data.errors import SpecError
+from energy_data.errors import EnergyDataError, SpecError
 from energy_data.leaves import Leaf
+from energy_data.loader import process
 from energy_data.loader.crew import PoolOptions, WorkerError
 from energy_data.nodes.leaf import LeafSpec
 from loader import encoders
@@ -125,8 +127,8 @@ def test_a_worker_killed_while_it_starts_is_started_again():
     for method in ("fork", "forkserver"):
         loader = worker_loader(encoding(encoders.plain), start_method=method)
         loader._host._ready(0)
-        for process in processes(loader):
-            os.kill(process, signal.SIGKILL)
+        for number in processes(loader):
+            os.kill(number, signal.SIGKILL)
         assert list(islice(loader, 10)) == GOOD[:10]
         loader.close()
 
@@ -135,11 +137,24 @@ def test_all_workers_killed_before_a_state_is_loaded_are_started_again():
     loader = worker_loader(encoding(encoders.plain), workers=3, start_method="fork")
     state = loader.state_dict()
     list(islice(loader, 7))
-    for process in processes(loader):
-        os.kill(process, signal.SIGKILL)
+    for number in processes(loader):
+        os.kill(number, signal.SIGKILL)
     loader.load_state_dict(state)
     assert list(islice(loader, 12)) == GOOD[:12]
     loader.close()
+
+
+def test_how_a_worker_ended_while_starting_is_known_though_the_fork_server_sees_it_late(
+    monkeypatch,
+):
+    monkeypatch.setattr(process, "main", encoders.ends_at_once)
+    worker = process.WorkerProcess(b"", start_method="forkserver", prefetch=1, arena_bytes=1)
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (server, signal.SIGCONT)).start()
+    with pytest.raises(EnergyDataError, match="it ended while starting, exit code 3"):
+        worker.check_start()
+    worker.close()
 
 
 @pytest.mark.parametrize("encode", [encoders.sleeps, encoders.sleeps_in_c])
