@@ -148,18 +148,9 @@ class Crew(Host, Generic[W, M]):
     def keep(self, batch: int) -> None:  # noqa: D102
         self._steps.keep(batch)
 
-    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
+    def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
         before = {step.lane: step.before for step in self._steps.since(batch)}
         return {**self._places, **before}
-
-    def rewind(self, batch: int) -> None:  # noqa: D102
-        nodes = self.run.build(self._places, self._num_lanes)
-        for lane, node in nodes.items():
-            node.load_state_dict(self._places[lane])
-            node.rewind()
-        self._steps.clear()
-        self._places = {lane: node.state_dict() for lane, node in nodes.items()}
-        self._stale = set(self._owner.values())
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         while True:

@@ -53,14 +53,10 @@ class OnDevice(Host):
         self._ahead, self._ended, self._num_lanes = None, set(), num_lanes
         self._host.adopt(nodes, num_lanes, batch)
 
-    def rewind(self, batch: int) -> None:  # noqa: D102
-        self._ahead, self._ended = None, set()
-        self._host.rewind(batch)
-
     def keep(self, batch: int) -> None:  # noqa: D102
         self._host.keep(batch)
 
-    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
+    def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
         return self._host.states(batch)
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102

@@ -65,10 +65,14 @@ class Exchange(ABC):
                 return found
         raise StepsError(str(self._failure))
 
-    def restart(self) -> None:
-        """Forget what is on its way and what went wrong, and begin again."""
-        self.generation += 1
-        self._failure = None
+    def restart(self, generation: int) -> None:
+        """Forget what is on its way and what went wrong, and begin again.
+
+        generation: of the place, on all ranks; larger than the last. If it is the same, this was
+        done before.
+        """
+        if generation != self.generation:
+            self._failure, self.generation = None, generation
 
     def close(self) -> None:
         """Stop; idempotent."""

@@ -56,9 +56,9 @@ class GlooExchange(Exchange):
         super().close()
         self._end_thread()
 
-    def restart(self) -> None:  # noqa: D102
-        super().restart()
-        self._has_restarted = True
+    def restart(self, generation: int) -> None:  # noqa: D102
+        self._has_restarted = self._has_restarted or generation != self.generation
+        super().restart(generation)
 
     def _end_thread(self) -> None:
         if self._thread is not None:

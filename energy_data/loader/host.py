@@ -31,7 +31,10 @@ class Host(ABC):
 
     @abstractmethod
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:
-        """Go on with these lanes of `num_lanes`; the rank's next micro-batch is `batch`."""
+        """Go on with these lanes of `num_lanes`; the rank's next micro-batch is `batch`.
+
+        Interrupted, it is done again, with the same.
+        """
 
     @abstractmethod
     def take(self, lane: int, batch: int) -> Sequence[Any]:
@@ -42,15 +45,11 @@ class Host(ABC):
         """
 
     @abstractmethod
-    def states(self, batch: int) -> dict[int, State]:
-        """Return the place of each lane before the rank's micro-batch `batch`.
+    def states(self, batch: int | None = None) -> dict[int, State]:
+        """Return the place of each lane before the rank's micro-batch `batch`; None: where it is.
 
         It is the next one; but a signal handler may ask while it is taken, or just was.
         """
-
-    @abstractmethod
-    def rewind(self, batch: int) -> None:
-        """Begin the next pass in all lanes, with micro-batch `batch`."""
 
     @abstractmethod
     def keep(self, batch: int) -> None:
@@ -93,9 +92,9 @@ class Steps:
         """Remember all steps from `batch` on."""
         self._kept = batch
 
-    def since(self, batch: int) -> list[Step]:
-        """Return the steps from `batch` on, the last first."""
-        if not self._steps or self._steps[-1].batch < batch:
+    def since(self, batch: int | None) -> list[Step]:
+        """Return the steps from `batch` on, the last first; None: none."""
+        if batch is None or not self._steps or self._steps[-1].batch < batch:
             return []
         return [step for step in reversed(self._steps) if step.batch >= batch]
 
@@ -139,7 +138,7 @@ class InProcess(Host):
     def keep(self, batch: int) -> None:  # noqa: D102
         self._steps.keep(batch)
 
-    def states(self, batch: int) -> dict[int, State]:  # noqa: D102
+    def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
         states = {lane: node.state_dict() for lane, node in self._nodes.items()}
         for step in self._steps.since(batch):
             states[step.lane] = {
@@ -150,8 +149,3 @@ class InProcess(Host):
                 if (place := dict(vars(cursor)))
             }
         return states
-
-    def rewind(self, batch: int) -> None:  # noqa: D102
-        self._steps.clear()
-        for node in self._nodes.values():
-            node.rewind()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self, TypeVar
 
 from rich.console import Console
 from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.loader.ends import batches_of_rank, last_whole_round, stand_in
-from energy_data.loader.gone import Gone
-from energy_data.loader.host import Host, InProcess
+from energy_data.loader.ends import batches_of_rank, stand_in
+from energy_data.loader.host import Host, InProcess, Nodes
 from energy_data.loader.iteration import LoaderIterator, OnMismatch, ShownIterator
 from energy_data.loader.ledger import Ledgers, go_on
+from energy_data.loader.place import Place, Placed
 from energy_data.loader.progress import with_progress
 from energy_data.loader.resume import fitted, where_stages_are
 from energy_data.loader.run import Run
@@ -31,17 +31,7 @@ log = logging.getLogger(__name__)
 T_batch = TypeVar("T_batch")
 
 
-@dataclass
-class Place:
-    """Where the run is: micro-batch numbers, counted over all ranks."""
-
-    epoch: int = 0  # iterations finished
-    begun: int = 0  # the first micro-batch of this epoch
-    batch: int = 0  # the next micro-batch; this rank's next is the first of its own from here on
-    phase: int = 0  # rounds of all ranks begin at micro-batches = phase (mod ranks)
-
-
-class Loader(Generic[T_batch]):
+class Loader(Placed[T_batch]):
     """Gives the batches of one rank, and saves and restores its place.
 
     Micro-batch g of the run is batch g // lanes of lane g % lanes; rank r of R has g = r (mod R).
@@ -52,13 +42,9 @@ class Loader(Generic[T_batch]):
     groups_steps: ClassVar[bool] = False  # whether it can play stages that count steps
 
     def __init__(self, dataset: Run[T_batch], host: Host | None = None) -> None:
-        self.dataset = dataset
-        self._host = host or InProcess()
-        self._num_lanes = dataset.worker_config.num_lanes
+        super().__init__(dataset, host or InProcess())
         self._record = TreeRecord.of(dataset.spec)
         self._packed = self._record.pack()
-        self._place = Place()
-        self._ended: set[int] = set()
         self._restored = False
         self.last_is_padding = False  # whether the batch handed over last stands in for none
         self._wait_s, self._handed_over = 0.0, 0
@@ -81,6 +67,8 @@ class Loader(Generic[T_batch]):
     def next_batch(self) -> T_batch:
         """Return the next batch of this rank. StopIteration at the end of an epoch, once."""
         ranks = self.dataset.worker_config.world_size
+        self._finish_move()
+        self._tell_end()
         self.last_is_padding = False
         batch = self._next
         while len(self._ended) * ranks < self._num_lanes:
@@ -99,7 +87,9 @@ class Loader(Generic[T_batch]):
                 self.last_is_padding = True
                 padding: T_batch = stand_in(self.dataset, self._place.epoch, self._num_lanes)
                 return padding
-        self._begin_epoch()
+        if not self._is_over:
+            self._begin_epoch(self._owe_end)
+            self._tell_end()
         raise StopIteration
 
     def _take(self, batch: int) -> Sequence[Any]:
@@ -131,12 +121,6 @@ class Loader(Generic[T_batch]):
             raise StopIteration
 
     @property
-    def _next(self) -> int:
-        """The number in the run of this rank's next micro-batch."""
-        config, batch = self.dataset.worker_config, self._place.batch
-        return batch + (config.rank - batch) % config.world_size
-
-    @property
     def last_batch(self) -> int | None:
         """The number in the run of the micro-batch handed over last; None before the first."""
         return self._place.batch - 1 if self._place.batch else None
@@ -150,6 +134,7 @@ class Loader(Generic[T_batch]):
 
     def stats(self) -> Stats:
         """Return what this rank has done so far. Reads no data, changes nothing."""
+        self._finish_move()
         places = self._host.states(self._next)
         return Stats(
             batches=self._handed_over,
@@ -194,6 +179,7 @@ class Loader(Generic[T_batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this rank. Pure: it reads no data and changes nothing."""
+        self._finish_move()
         config, place = self.dataset.worker_config, self._place
         return RunState(
             seed=self.dataset.seed,
@@ -267,17 +253,6 @@ class Loader(Generic[T_batch]):
         states = state if isinstance(state, Sequence) and len(state) else [state]
         self._restore(merge([RunState.from_dict(one) for one in states]), on_mismatch)
 
-    def _build(self, num_lanes: int) -> None:
-        """Begin at the beginning, with so many lanes in the run."""
-        config = self.dataset.worker_config
-        hosted = range(config.rank, num_lanes, config.world_size)
-        self._place, self._ended, self._num_lanes = Place(), set(), num_lanes
-        self._gone = Gone()
-        nodes = self.dataset.build(hosted, num_lanes, meter=self._host.meter)
-        self._start = self.dataset.start(num_lanes)
-        self._host.adopt(nodes, num_lanes, self._next)
-        self._uneven = last_whole_round(self.dataset, 0, num_lanes)
-
     @property
     def _is_over(self) -> bool:
         """Whether the last stage has ended, or what limits the stages.
@@ -287,13 +262,6 @@ class Loader(Generic[T_batch]):
         ended = len(self._ended) * self.dataset.worker_config.world_size >= self._num_lanes
         limited = self._transitions.plan.is_staged and ended
         return limited or self._transitions.stage_of(self._next) is None
-
-    def _begin_epoch(self) -> None:
-        if self._is_over:
-            return
-        self._host.rewind(self.dataset.worker_config.rank)
-        self._place, self._ended = Place(epoch=self._place.epoch + 1), set()
-        self._uneven = last_whole_round(self.dataset, self._place.epoch, self._num_lanes)
 
     def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:
         if on_mismatch not in ("error", "keep_matching", "restart"):
@@ -369,13 +337,20 @@ class Loader(Generic[T_batch]):
                 + "\nRestore with on_mismatch='keep_matching' to let the leaves that stayed go on "
                 "where they were, or 'restart' to begin anew."
             )
-        self._gone = Ledgers(saved).gone(self._record, hosted) if changed else saved.gone
-        self._start = self.dataset.start(saved.lanes)
-        self._num_lanes, self._ended = saved.lanes, set()
+        gone = Ledgers(saved).gone(self._record, hosted) if changed else saved.gone
+        start = self.dataset.start(saved.lanes)
+        there = self._there(saved, nodes)
+
+        def begin() -> None:
+            self._gone, self._start, self._restored = gone, start, True
+            there()
+
         phase = saved.clock % config.world_size
-        self._place = Place(saved.epoch, saved.begun, saved.batch, phase)
-        self._host.adopt(nodes, saved.lanes, self._next)
-        self._uneven = last_whole_round(self.dataset, saved.epoch, saved.lanes)
+        self._move(nodes, saved.lanes, Place(saved.epoch, saved.begun, saved.batch, phase), begin)
+
+    def _there(self, saved: RunState, nodes: Nodes) -> Callable[[], None]:
+        """Return what else is to be done at a saved place, with its lanes."""
+        return lambda: None
 
 
 def merge_states(states: Sequence[Any]) -> dict[str, Any]:

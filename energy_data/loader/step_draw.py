@@ -91,8 +91,7 @@ class RoundLoader(Loader[Any]):
         if self._stages.path is not None:
             self._transitions.stage_of = self._transitions.at = self._planned_stage
 
-    def _build(self, num_lanes: int) -> None:
-        super()._build(num_lanes)
+    def _begin_run(self) -> None:
         self._set_stage(())
         self._begin(At())
 
@@ -131,10 +130,12 @@ class RoundLoader(Loader[Any]):
             staged = dict(node.walk())[self._stages.path or ""]
             assert isinstance(staged, StagedNode)
             staged.enter(at.base)
-        self._host.adopt(nodes, self._num_lanes, first)
-        self._place = replace(self._place, batch=first)
-        self._set_stage(entered)
-        self._begin(at)
+
+        def begin() -> None:
+            self._set_stage(entered)
+            self._begin(at)
+
+        self._move(nodes, self._num_lanes, replace(self._place, batch=first), begin)
 
     def _entered(self, places: Mapping[int, State]) -> tuple[int, ...]:
         """Return the first micro-batch of each stage but the first, as the lanes have it."""
@@ -161,7 +162,7 @@ class RoundLoader(Loader[Any]):
         self._on_its_way = False
         self._cramped: int | None = None  # slots in use when a batch drawn ahead found no room
         self._postponed: Exception | None = None
-        self._exchange.restart()
+        self._exchange.restart(self._moves)
 
     def _own(self, base: int) -> int:
         """Return the number of this rank's first micro-batch in the round that begins at `base`."""

@@ -9,6 +9,7 @@ round, and how much of the step was handed over.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from attrs import evolve
@@ -16,7 +17,7 @@ from attrs import evolve
 from energy_data.errors import DataError, StateError, StateMismatchError
 from energy_data.loader.ends import stand_in, with_values
 from energy_data.loader.exchange import Exchange
-from energy_data.loader.host import Host
+from energy_data.loader.host import Host, Nodes
 from energy_data.loader.iteration import OnMismatch
 from energy_data.loader.run import Run
 from energy_data.loader.state import RunState
@@ -52,6 +53,8 @@ class StepLoader(RoundLoader):
         StopIteration at the end of a pass, once; with `virtual_epoch_length`, after the step that
         reaches it. StepsError if the ranks can no longer agree.
         """
+        self._finish_move()
+        self._tell_end()
         buffer = self._buffer
         if buffer.settled is not None and buffer.settled.plan.step != self._at.step:
             buffer = self._buffer = buffer.following()
@@ -75,6 +78,7 @@ class StepLoader(RoundLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this rank. Pure: it reads no data and changes nothing."""
+        self._finish_move()
         at, config, settled = self._at, self.dataset.worker_config, self._buffer.settled
         first = self._own(at.base)
         return RunState(
@@ -162,8 +166,8 @@ class StepLoader(RoundLoader):
             known = buffer.known[filled.rounds]
             after, outcome = advance(filled, known.round, self.rules, self._ranks)
             if outcome == "end" and not (filled.microbatches and self.rules.last == "short"):
-                if self._end_pass():
-                    raise StopIteration
+                self._end_pass()
+                self._tell_end()
                 continue
             if outcome in ("end", "before"):
                 break
@@ -214,34 +218,44 @@ class StepLoader(RoundLoader):
 
     # ---- the ends of passes
 
-    def _end_pass(self) -> bool:
-        """Begin the next pass, on all ranks; return whether the trainer is to be told."""
+    def _end_pass(self) -> None:
+        """Begin the next pass, on all ranks. StopIteration if there is none."""
         at, filled = self._at, self._buffer.so_far[0]
         if self._is_over:
-            return True
-        if self.rules.last == "carry" and filled.microbatches:
-            is_news = len(at.passes) >= at.told
-            self._begin_pass(filled.rounds)
-            self._at = evolve(self._at, told=max(at.told, len(self._at.passes)))
-            return is_news
-        self._begin_pass(0)
-        self._at = At(epoch=at.epoch + 1, step=at.step, docs_seen=at.docs_seen)
-        return True
+            raise StopIteration
+        if self.rules.last != "carry" or not filled.microbatches:
+            after = At(epoch=at.epoch + 1, step=at.step, docs_seen=at.docs_seen)
+            self._begin_pass(after, 0, is_news=True)
+            return
+        is_news = len(at.passes) >= at.told
+        kept = self._carrying(filled.rounds)
+        self._begin_pass(
+            evolve(kept, told=max(at.told, len(kept.passes))), filled.rounds, is_news=is_news
+        )
 
-    def _begin_pass(self, kept: int) -> None:
-        """Go on in the next pass, with so many rounds of this one."""
-        at, before = self._at, self._buffer
-        after = Buffer(at.step, 0)
+    def _carrying(self, kept: int) -> At:
+        """Return the place, with so many rounds of this pass in the next."""
+        at = self._at
+        places = self._host.states(self._own(at.base)) if at.places is None else at.places
+        passes = at.passes if kept in at.passes else (*at.passes, kept)
+        return evolve(at, passes=passes, places=places)
+
+    def _begin_pass(self, at: At, kept: int, *, is_news: bool = False) -> None:
+        """Go on in the next pass, with so many rounds of this one, at a place in its steps.
+
+        is_news: whether the trainer is to be told.
+        """
+        before, after = self._buffer, Buffer(at.step, 0)
         if kept:
-            places = self._host.states(self._own(at.base)) if at.places is None else at.places
-            passes = at.passes if kept in at.passes else (*at.passes, kept)
-            self._at = evolve(at, passes=passes, places=places)
             after.pending, after.known = before.pending[:kept], before.known[:kept]
             after.so_far, after.settled, after.carried = before.so_far, before.settled, kept
-        self._buffer = after
-        self._begin_epoch()
-        self._host.keep(0)
-        self._begin_exchange()
+
+        def begin() -> None:
+            self._at, self._buffer, self._untold = at, after, is_news
+            self._host.keep(0)
+            self._begin_exchange()
+
+        self._begin_epoch(begin)
 
     # ---- restoring
 
@@ -251,7 +265,7 @@ class StepLoader(RoundLoader):
         assert settled is not None
         while (count := len(self._buffer.pending)) < settled.plan.rounds:
             if count in self._at.passes and self._buffer.carried != count:
-                self._begin_pass(count)
+                self._begin_pass(self._carrying(count), count)
             self._draw()
             if self._buffer.is_over:
                 raise DataError(
@@ -280,11 +294,23 @@ class StepLoader(RoundLoader):
                 f"which it says what is in it. Restore a state saved at the end of a step."
             )
         super()._go_to(saved, on_mismatch, changed=changed)
-        self._set_stage(self._entered(self._host.states(self._next)))
-        if said is None:
+
+    def _there(self, saved: RunState, nodes: Nodes) -> Callable[[], None]:
+        entered = self._entered({lane: node.state_dict() for lane, node in nodes.items()})
+        at, settled = self._place_of(saved)
+
+        def begin() -> None:
+            self._set_stage(entered)
+            self._begin(at, settled)
+
+        return begin
+
+    def _place_of(self, saved: RunState) -> tuple[At, Settled | None]:
+        """Return where in the steps a saved place is, and what its step is, if that is known."""
+        if saved.step is None:
             given = (saved.clock - saved.begun) // self._ranks
-            self._begin(At(epoch=saved.epoch, begun=saved.begun, base=saved.clock, given=given))
-            return
+            return At(epoch=saved.epoch, begun=saved.begun, base=saved.clock, given=given), None
+        said = StepState.of(saved.step)
         given_by_all = said.base - saved.begun if said.given is None else said.given * said.ranks
         at = At(
             epoch=saved.epoch,
@@ -297,7 +323,7 @@ class StepLoader(RoundLoader):
             told=said.told,
             given=given_by_all // self._ranks,
         )
-        self._begin(at, said.settled)
+        return at, said.settled
 
 
 def _with_step(batch: Any, step: Step) -> Any:

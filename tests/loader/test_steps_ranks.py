@@ -111,7 +111,7 @@ def restored(breaks):
     def say(rank=config.rank, **facts):
         exchange.send(np.full((2, 3), rank), place=0, **facts)
         said.append([int(rows[0, 0]) for rows in exchange.receive()])
-    exchange.restart()
+    exchange.restart(1)
     say()
     try:
         if breaks and config.rank:
@@ -121,8 +121,8 @@ def restored(breaks):
     except StepsError as error:
         said.append("failed")
     distributed.barrier()
-    for _ in range(2):
-        exchange.restart()
+    for generation in (2, 3):
+        exchange.restart(generation)
         say()
     return said
 
