@@ -188,7 +188,7 @@ class ArenaWriter:
 
 
 class ArenaReader:
-    """The trainer's side; takes over `fd`.
+    """The trainer's side, of the file `fd`, which it does not need any longer.
 
     `pin` is called once for each new slot, with its memory, an object that lives as long as the
     slot and all views of it.
@@ -196,7 +196,6 @@ class ArenaReader:
 
     def __init__(self, fd: int, pin: Callable[[memoryview], Any] | None = None) -> None:
         self._memory = _mapped(fd)
-        os.close(fd)  # the mapping has one of its own
         self._pin = pin
         self._slots: dict[int, memoryview] = {}
         self._freed: deque[int] = deque()  # filled by finalizers, which may run anywhere

@@ -15,8 +15,8 @@ from attrs import field, frozen
 
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loader.host import Host, Nodes, Step, Steps
-from energy_data.loader.process import ProcessMethod
 from energy_data.loader.run import Run
+from energy_data.loader.start import ProcessMethod
 from energy_data.loader.wire import Go
 from energy_data.meter import Meter, Spent
 from energy_data.node import State

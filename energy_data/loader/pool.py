@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import pickle
-import time
 from collections.abc import Iterable
 from multiprocessing.util import Finalize
 from typing import Any
@@ -15,14 +14,12 @@ from energy_data.errors import EnergyDataError, add_note
 from energy_data.loader.arena import ArenaFullError, Parcel
 from energy_data.loader.crew import Crew, PoolOptions, WorkerError
 from energy_data.loader.process import (
-    ProcessMethod,
     WorkerGoneError,
     WorkerProcess,
-    portable_run,
-    prepare,
     stop,
 )
 from energy_data.loader.run import Run
+from energy_data.loader.start import ProcessMethod, portable_run, prepare
 from energy_data.loader.wire import Go, Message
 from energy_data.meter import STARTING
 
@@ -58,19 +55,16 @@ class Pool(Crew[WorkerProcess, Message]):
         stop(workers)
 
     def _start(self, number: int) -> WorkerProcess:
-        options, began = self.options, time.perf_counter()
+        options = self.options
         if self._portable is None:
             self._portable = portable_run(self.run, self._method)
-        worker = WorkerProcess(
+        return WorkerProcess(
             self._portable,
             start_method=self._method,
             prefetch=options.prefetch,
             arena_bytes=options.arena_bytes,
-            siblings=self._workers.values(),
             pin=options.pin,
         )
-        worker.starting_s = time.perf_counter() - began
-        return worker
 
     def _begin(self, number: int, go: Go) -> bool:
         died_at, _ = self._failures.get(number, (-1, 0))
@@ -161,7 +155,8 @@ class Pool(Crew[WorkerProcess, Message]):
     def _drop(self, number: int) -> None:
         """End a worker; another one begins where it was."""
         self._stale.add(number)
-        self._workers.pop(number).close()
+        self._workers[number].close()
+        self._workers.pop(number, None)  # a signal handler may have closed us meanwhile
 
 
 def _read(worker: WorkerProcess, parcel: Parcel, number: int) -> Any:

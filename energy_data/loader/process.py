@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
-import pickle
 import re
 import select
 import signal
-import socket
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from copy import copy
-from multiprocessing import forkserver
-from types import ModuleType
-from typing import Any, Literal
-
-from attrs import evolve
+from io import FileIO
+from typing import Any
+from weakref import ref
 
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loader.arena import ArenaReader
 from energy_data.loader.run import Run
+from energy_data.loader.start import ADVICE, ProcessMethod, collects, prepare, start
 from energy_data.loader.status import read_status
-from energy_data.loader.wire import Go, Message, Taken, receive, receive_files, send, send_order
-from energy_data.loader.worker import HELD_BACK, Setup, end_with, main
-
-ProcessMethod = Literal["fork", "forkserver", "spawn"]
+from energy_data.loader.wire import (
+    Go,
+    Line,
+    Message,
+    Taken,
+    receive,
+    receive_files,
+    send,
+    send_order,
+)
+from energy_data.loader.worker import Setup, end_with, main
 
 _STOP_S = 1.0  # seconds workers have to end by themselves
 _KILL_S = 5.0  # seconds the kernel has to end one that was killed; one stuck in the kernel stays
@@ -39,7 +39,6 @@ _SERVER_GONE = 255  # what multiprocessing says of all children of a fork server
 _MAX_POLL_MS = (1 << 31) - 1
 # Below it is how processes are started, and in a fork all that the trainer was doing.
 _LAST_FRAME = re.compile(rf'\n  File "{re.escape(main.__code__.co_filename)}", line \d+ in main\n')
-_START_LOCK = threading.Lock()
 
 
 class WorkerGoneError(Exception):
@@ -56,26 +55,25 @@ class WorkerProcess:
         start_method: ProcessMethod,
         prefetch: int,
         arena_bytes: int,
-        siblings: Iterable[WorkerProcess] = (),
         pin: Any = None,
     ) -> None:
         """Start the process; does not wait for it. `run` is as `portable_run` returned it."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed knows no Process on it
         prepare(start_method)
-        self.connection, theirs = context.Pipe()
-        others = [sibling.connection for sibling in siblings]
-        setup = Setup(
-            run,
-            theirs,
-            prefetch,
-            arena_bytes,
-            os.getpid(),
-            (*others, self.connection) if start_method == "fork" else (),
-            dict(os.environ) if start_method == "forkserver" else None,
-            _collects(),
-        )
+        began = time.perf_counter()
+        ours, theirs = context.Pipe()
+        self._line = Line(ours)
+        self._handle: FileIO | None = None
+        self._stacks: FileIO | None = None
+        _OPEN.add(ref(self, _OPEN.discard))
+        environ = dict(os.environ) if start_method == "forkserver" else None
+        setup = Setup(run, theirs, prefetch, arena_bytes, os.getpid(), environ, collects())
         self.process = context.Process(target=main, args=(setup,), daemon=True)
-        _start(self.process, setup, start_method)
+        try:
+            start(self.process, setup, start_method)
+        except BaseException:
+            self._line.hang_up()
+            raise
         # At exit, multiprocessing would wait for it; so would a fork of this process, in vain.
         getattr(multiprocessing.process, "_children", set()).discard(self.process)
         self._handle = _open_process(self.process.pid)
@@ -83,14 +81,15 @@ class WorkerProcess:
         self._ended.register(self._watched, select.POLLIN)
         self._news = select.poll()
         self._news.register(self._watched, select.POLLIN)
-        self._news.register(self.connection.fileno(), select.POLLIN)
+        self._news.register(ours.fileno(), select.POLLIN)
         self._pin = pin
         self._arena: ArenaReader | None = None  # until it sends it
-        self._stacks = -1
+        self._is_closed = False
         self._generation = 0
         self._untold = 0  # messages taken since we last said so
-        self.starting_s = 0.0  # that somebody waited for the process to be there
         self.interrupted = False  # in the middle of a message: what comes next makes no sense
+        # Seconds that somebody waited for the process to be there.
+        self.starting_s = time.perf_counter() - began
 
     @property
     def arena(self) -> ArenaReader:
@@ -108,7 +107,7 @@ class WorkerProcess:
         self._generation += 1
         with self._whole():
             self._tell_taken()
-            send_order(self.connection, place._replace(generation=self._generation))
+            send_order(self._line, place._replace(generation=self._generation))
 
     def receive(self, timeout_s: float | None) -> Message | None:
         """Return the next message, None if there is none in time. WorkerGoneError if it died."""
@@ -120,7 +119,7 @@ class WorkerProcess:
             if not self._wait(timeout_s):
                 return None
             with self._whole():
-                message: Message = receive(self.connection)
+                message: Message = receive(self._line.connection)
             self._untold += 1
             if message.kind == "unfit":
                 raise _unfit(message)
@@ -158,7 +157,7 @@ class WorkerProcess:
 
     def has_ended(self, timeout_s: float = 0) -> bool:
         """Return whether the process has ended, or does within the time."""
-        return bool(self._ended.poll(timeout_s * 1000))
+        return self._is_closed or bool(self._ended.poll(timeout_s * 1000))
 
     def status(self) -> str:
         """Return which sample the worker said it begins with; empty if it said nothing."""
@@ -166,10 +165,10 @@ class WorkerProcess:
 
     def ask(self) -> tuple[str, str]:
         """Return which sample the worker is at, and where; it need not be responsive."""
-        if self._arena is None:
+        if self._arena is None or self._stacks is None:
             return "", ""
-        os.ftruncate(self._stacks, 0)
-        os.lseek(self._stacks, 0, os.SEEK_SET)
+        os.ftruncate(self._stacks.fileno(), 0)
+        self._stacks.seek(0)
         times = read_status(self._arena.first_page).times
         self._signal(signal.SIGUSR1)
         deadline = time.monotonic() + _ANSWER_S
@@ -181,43 +180,45 @@ class WorkerProcess:
 
     def last_words(self) -> str:
         """Return where a worker was that crashed in C, or that was asked; else empty."""
-        if self._arena is None:
+        if self._stacks is None:
             return ""
-        text = os.pread(self._stacks, 1 << 14, 0).decode(errors="replace")
+        text = os.pread(self._stacks.fileno(), 1 << 14, 0).decode(errors="replace")
         return _our_part(text)
 
     def hang_up(self) -> None:
-        """Close the connection, for all processes that hold a copy: the worker then ends."""
-        if not self.connection.closed:
-            with (
-                contextlib.suppress(OSError),
-                socket.socket(fileno=os.dup(self.connection.fileno())) as end,
-            ):
-                end.shutdown(socket.SHUT_RDWR)
-            self.connection.close()
+        """Close the connection: the worker then ends. It is as if it had been interrupted."""
+        self.interrupted = True
+        self._line.hang_up()
 
     def close(self, grace_s: float = 0) -> None:
-        """End the process; it has `grace_s` to do so by itself. Views of batches stay valid."""
+        """End the process; it has `grace_s` to do so by itself. Views of batches stay valid.
+
+        Interrupted, it may be done again.
+        """
         self.hang_up()
         if not self.has_ended(grace_s):
             self._signal(signal.SIGKILL)
-        if self.has_ended(_KILL_S):
-            self.process.join(_STOP_S)
-        with contextlib.suppress(
-            ValueError
-        ):  # it runs on: nothing ends it while it is in the kernel
+        # Closed before; or it runs on: nothing ends it while it is in the kernel.
+        with contextlib.suppress(ValueError):
+            if self.has_ended(_KILL_S):
+                self.process.join(_STOP_S)
             self.process.close()
-        if self._handle is not None:
-            os.close(self._handle)
-        if self._arena is not None:
-            os.close(self._stacks)
-        self._arena = None
+        self._is_closed = True
+        self.close_files()
+        self._arena = self._stacks = None
+
+    def close_files(self) -> None:
+        """Close what this process has open of the worker. Not what memory is shared by."""
+        self._line.hang_up()
+        for file in (self._handle, self._stacks):
+            if file is not None:
+                file.close()
 
     @property
     def _watched(self) -> int:
         """What becomes readable when the process ends."""
         sentinel: int = self.process.sentinel
-        return sentinel if self._handle is None else self._handle
+        return sentinel if self._handle is None else self._handle.fileno()
 
     def _met(self, timeout_s: float | None) -> bool:
         """Take over the worker's memory, which it sends first; false if it does not in time."""
@@ -227,22 +228,23 @@ class WorkerProcess:
         if not ready:
             return False
         with self._whole():
-            memory, self._stacks = receive_files(self.connection, 2)
-            self._arena = ArenaReader(memory, self._pin)
+            memory, self._stacks = receive_files(self._line, 2)
+            with memory:
+                self._arena = ArenaReader(memory.fileno(), self._pin)
         return True
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Wait for a message. WorkerGoneError if the process has ended and there is none."""
         milliseconds = None if timeout_s is None else min(timeout_s * 1000, _MAX_POLL_MS)
         ready = self._news.poll(milliseconds)
-        if ready and self.connection.fileno() not in dict(ready):
+        if ready and self._line.connection.fileno() not in dict(ready):
             raise WorkerGoneError
         return bool(ready)
 
     def _tell_taken(self) -> None:
         freed = self._arena.freed() if self._arena else []
         if freed or self._untold:
-            send(self.connection, Taken(self._untold, freed))
+            send(self._line.connection, Taken(self._untold, freed))
             self._untold = 0
 
     @contextlib.contextmanager
@@ -264,35 +266,20 @@ class WorkerProcess:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._handle is not None:
-                signal.pidfd_send_signal(self._handle, number)
+                signal.pidfd_send_signal(self._handle.fileno(), number)
             elif self.process.pid is not None and not self.has_ended():
                 os.kill(self.process.pid, number)
 
 
-def prepare(start_method: ProcessMethod) -> None:
-    """Begin to start what processes are started from; does not wait for it, idempotent."""
-    if start_method == "forkserver":
-        with _START_LOCK, contextlib.suppress(ChildProcessError):  # `_start` says what it means
-            forkserver.set_forkserver_preload(["energy_data.loader.worker"])
-            forkserver.ensure_running()
+def _leave_to_parent() -> None:
+    """In a forked process, close its copies: workers live as long as nobody has the trainer's."""
+    for worker in filter(None, [one() for one in list(_OPEN)]):
+        worker.close_files()
+    _OPEN.clear()
 
 
-def _collects() -> bool:
-    with _START_LOCK:  # else it may be off for a moment, see `_started_in`
-        return gc.isenabled()
-
-
-def _start(process: Any, setup: Setup, start_method: ProcessMethod) -> None:
-    try:
-        with _START_LOCK, _started_in(start_method, setup.run):
-            process.start()
-    except ChildProcessError as error:
-        raise EnergyDataError(
-            "worker: this process was forked from one that has a fork server, and cannot have "
-            'one itself. Use start_method="fork" or "spawn".'
-        ) from error
-    finally:
-        setup.connection.close()
+_OPEN: set[ref[WorkerProcess]] = set()  # in this process
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def stop(workers: Iterable[WorkerProcess]) -> None:
@@ -305,39 +292,12 @@ def stop(workers: Iterable[WorkerProcess]) -> None:
         worker.close(max(0.0, deadline - time.monotonic()))
 
 
-def portable_run(run: Run[Any], start_method: ProcessMethod) -> Run[Any] | bytes:
-    """Return a run as a worker process gets it. SpecError if it cannot be sent."""
-    if start_method == "fork":
-        return run
-    try:
-        return pickle.dumps(_without_group(run))
-    except Exception as error:
-        raise SpecError(
-            f"worker: the dataset cannot be sent to a worker process ({error}). {_ADVICE}"
-        ) from error
-
-
-def _without_group(run: Run[Any]) -> Run[Any]:
-    """Return what a worker needs of a run: process groups stay in the trainer."""
-    if run.worker_config.data_parallel_group is None:
-        return run
-    lean = copy(run)  # not `evolve`, which would check, and warn, again
-    object.__setattr__(lean, "worker_config", evolve(run.worker_config, data_parallel_group=None))
-    return lean
-
-
-_ADVICE = (
-    "Define the functions and classes it uses in a module, not inside a function, as a lambda or "
-    'in a notebook; or use start_method="fork", or num_workers=0.'
-)
-
-
 def _unfit(message: Message) -> SpecError:
     assert message.error is not None
     text = message.error[1]
     return SpecError(
         f"worker: the dataset arrived in the worker process, but cannot be made there. "
-        f"{_ADVICE} In the worker:\n{text}"
+        f"{ADVICE} In the worker:\n{text}"
     )
 
 
@@ -348,10 +308,10 @@ def _our_part(stacks: str) -> str:
     return "\n\n".join(shown).strip()
 
 
-def _open_process(process: int) -> int | None:
+def _open_process(process: int) -> FileIO | None:
     """Return a handle of a process, which never means another one; None if that is impossible."""
     try:
-        return os.pidfd_open(process)
+        return FileIO(os.pidfd_open(process))
     except OSError:  # a kernel without; or it has ended already, and was waited for
         return None
 
@@ -361,28 +321,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-@contextlib.contextmanager
-def _started_in(start_method: ProcessMethod, run: Run[Any] | bytes) -> Iterator[None]:
-    """Prepare for the start of a process.
-
-    The child imports the user's `__main__` only if something in the run comes from there: so a
-    script needs no `if __name__ == "__main__":` for the usual case.
-    """
-    main_module = sys.modules["__main__"]
-    if isinstance(run, bytes) and b"_main__" not in run:  # `__mp_main__` is one that was started
-        sys.modules["__main__"] = ModuleType("__main__")
-    mask: Iterable[int] = ()
-    if start_method != "forkserver":  # its children have the signals of the server, not ours
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    collects = gc.isenabled()
-    gc.disable()  # a child that was forked has to keep its hands off our garbage, see `worker.main`
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-        if start_method != "forkserver":
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        sys.modules["__main__"] = main_module

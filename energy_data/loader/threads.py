@@ -27,8 +27,8 @@ from energy_data.loader.ahead import Ahead
 from energy_data.loader.crew import Crew, PoolOptions, WorkerError
 from energy_data.loader.device import with_tensors
 from energy_data.loader.host import Nodes
-from energy_data.loader.process import portable_run
 from energy_data.loader.run import Run
+from energy_data.loader.start import portable_run
 from energy_data.loader.status import at_work_on
 from energy_data.loader.wire import Go
 from energy_data.meter import SENDING, STARTING, Spent

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
 import traceback
+from io import FileIO
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -44,6 +46,28 @@ class Message(NamedTuple):
     spent: Spent | None = None  # on what, since the last message that says so
 
 
+class Line:
+    """One end of the connection between trainer and worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.files = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(connection.fileno())
+        )
+        self._process = os.getpid()
+
+    def hang_up(self) -> None:
+        """Close the connection, for all processes that hold a copy; idempotent.
+
+        In a process that is a copy of ours, its copy only is closed.
+        """
+        if os.getpid() == self._process:
+            with contextlib.suppress(OSError):
+                self.files.shutdown(socket.SHUT_RDWR)
+        self.files.close()
+        self.connection.close()
+
+
 def send(connection: Connection, message: Message | Taken | None) -> None:
     """Send a message.
 
@@ -58,50 +82,43 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())  # noqa: S301 - sent by our own process
 
 
-def send_order(connection: Connection, go: Go) -> None:
+def send_order(line: Line, go: Go) -> None:
     """Send where to begin. Never waits for the worker, which may be waiting for us to read."""
-    with os.fdopen(os.memfd_create("energy_data_order", os.MFD_CLOEXEC), "wb") as file:
-        pickle.dump(go, file)
-        file.flush()
-        send(connection, None)
-        send_files(connection, [file.fileno()])
+    with os.fdopen(os.memfd_create("energy_data_order", os.MFD_CLOEXEC), "wb") as order:
+        pickle.dump(go, order)
+        order.flush()
+        send(line.connection, None)
+        send_files(line, [order.fileno()])
 
 
-def receive_order(connection: Connection) -> Go:
+def receive_order(line: Line) -> Go:
     """Return what `send_order` sent; its notice has been received."""
-    (descriptor,) = receive_files(connection, 1)
-    with os.fdopen(descriptor, "rb") as file:
-        file.seek(0)
-        go: Go = pickle.load(file)  # noqa: S301 - written by our own trainer
+    (order,) = receive_files(line, 1)
+    with order:
+        order.seek(0)
+        go: Go = pickle.loads(order.read())  # noqa: S301 - written by our own trainer
     return go
 
 
-def send_files(connection: Connection, descriptors: list[int]) -> None:
+def send_files(line: Line, descriptors: list[int]) -> None:
     """Hand open files to the process at the other end."""
-    with _socket_of(connection) as end:
-        socket.send_fds(end, [b"f"], descriptors)
+    socket.send_fds(line.files, [b"f"], descriptors)
 
 
-def receive_files(connection: Connection, count: int) -> list[int]:
+def receive_files(line: Line, count: int) -> list[FileIO]:
     """Return the open files the other end sent. EOFError if it is gone."""
-    with _socket_of(connection) as end:
-        data, descriptors, _, _ = socket.recv_fds(end, 1, count)
+    data, descriptors, _, _ = socket.recv_fds(line.files, 1, count, socket.MSG_CMSG_CLOEXEC)
+    files = list(map(FileIO, descriptors))  # closed with these, however they are lost
     if not data:
         raise EOFError
-    if len(descriptors) < count:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    if len(files) < count:
+        for file in files:
+            file.close()
         raise EnergyDataError(
             "worker: its memory cannot be shared, too many files are open. Raise the limit: "
             "ulimit -n."
         )
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return descriptors
-
-
-def _socket_of(connection: Connection) -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(connection.fileno()))
+    return files
 
 
 def portable(error: Exception) -> tuple[bytes | None, str]:

@@ -32,6 +32,7 @@ from energy_data.loader.run import Run
 from energy_data.loader.status import Status
 from energy_data.loader.wire import (
     Go,
+    Line,
     Message,
     Taken,
     portable,
@@ -57,7 +58,6 @@ class Setup(NamedTuple):
     prefetch: int  # messages ahead of the trainer, at most
     arena_bytes: int
     parent: int  # process id
-    inherited: tuple[Connection, ...]  # ends of others that fork gave us too
     environ: dict[str, str] | None  # of the trainer, where ours is that of the fork server
     collects: bool  # whether the trainer collects garbage
 
@@ -73,11 +73,10 @@ def main(setup: Setup) -> None:
     gc.freeze()
     if setup.collects:
         gc.enable()
-    for connection in setup.inherited:
-        connection.close()
     _prepare_process(setup)
+    line = Line(setup.connection)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _Worker(setup).run()
+        _Worker(setup, line).run()
     # At once: taking down an interpreter that has torch in it takes a second.
     logging.shutdown()
     sys.stdout.flush()
@@ -86,14 +85,15 @@ def main(setup: Setup) -> None:
 
 
 class _Worker(Ahead[Message]):
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, line: Line) -> None:
         super().__init__()
-        self.connection, self.prefetch = setup.connection, setup.prefetch
+        self.line, self.prefetch = line, setup.prefetch
+        self.connection = setup.connection
         self.told = select.poll()  # `Connection.poll` makes one each time
         self.told.register(setup.connection.fileno(), select.POLLIN)
         self.arena = ArenaWriter(setup.arena_bytes)
         self.status = Status(self.arena.memory)
-        send_files(setup.connection, [self.arena.fd, self.status.stacks])
+        send_files(self.line, [self.arena.fd, self.status.stacks])
         self.facts = self._unpacked(setup.run)
         self.drafts = True  # batches are made where they will travel
 
@@ -116,7 +116,7 @@ class _Worker(Ahead[Message]):
 
     def obey(self, command: Taken | None) -> None:
         if command is None:
-            self.begin(receive_order(self.connection))
+            self.begin(receive_order(self.line))
         else:
             self.ahead -= command.messages
             self.arena.free(command.slots)

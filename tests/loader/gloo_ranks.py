@@ -98,6 +98,7 @@ class Ranks:
     def close(self) -> None:
         """End the server, and with it what ranks are left."""
         if self._server is not None:
+            self._server.stdin.write("\n")  # a forked child of ours may hold its end of the pipe
             self._server.stdin.close()
             self._server.stdout.close()
             try:
@@ -114,7 +115,7 @@ def serve() -> None:
     """Answer requests until there are none; returns in ranks too, which are at their end then."""
     for name in ("torch.distributed", "energy_data"):
         importlib.import_module(name)
-    for line in sys.stdin:
+    while (line := sys.stdin.readline()).strip():
         request = json.loads(line)
         for name in request["imports"]:
             importlib.import_module(name)

@@ -29,7 +29,7 @@ class Arena:
 
     def __init__(self, limit: int = 64 * MIB, pin=None):
         self.writer = ArenaWriter(limit)
-        self.reader = ArenaReader(os.dup(self.writer.fd), pin)
+        self.reader = ArenaReader(self.writer.fd, pin)
 
     def sent(self, batch):
         self.writer.free(self.reader.freed())

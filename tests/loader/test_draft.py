@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from itertools import islice
 
@@ -33,7 +32,7 @@ def images(value: int, count: int = 4) -> list[dict]:
 
 
 def read(writer: ArenaWriter, parcel):
-    return ArenaReader(os.dup(writer.fd)).read(parcel)
+    return ArenaReader(writer.fd).read(parcel)
 
 
 @pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray], ids=["tensors", "arrays"])

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing.popen_fork
 
 import pytest
 from interrupting import interrupted
 from trees import A, B, finite, leaf
 
-from energy_data.loader import crew, device, exchange, host, loader, place, step_draw, step_loader
+from energy_data.loader import (
+    crew,
+    device,
+    exchange,
+    host,
+    loader,
+    place,
+    process,
+    step_draw,
+    step_loader,
+    wire,
+)
 from energy_data.nodes.concat import ConcatSpec
 from loader import steps, test_device, test_ends, test_steps_ends, test_steps_stages
+from loader.own_time import until
 from loader.runs import loader_of
-from loader.workers import worker_loader
+from loader.workers import children, worker_loader
 
 FILES = {
     module.__file__
@@ -124,3 +138,23 @@ def test_interrupted_anywhere_a_restored_loader_is_at_the_place_or_where_it_was(
         places.add(at)
         number += every
     assert len(places) == 2
+
+
+# A worker of which the start is given up leaves its sockets to be closed with the last reference.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupted_anywhere_while_a_worker_starts_or_ends_no_process_is_left():
+    def starts_and_ends():
+        with worker_loader(workers=1, start_method="fork") as one:
+            one.next_batch()
+
+    files = {module.__file__ for module in (process, wire, multiprocessing.popen_fork)}
+    before, number, is_reached = children(), 1, True
+    gc.disable()  # nothing is left to it
+    try:
+        while is_reached:
+            is_reached = interrupted(number, files, starts_and_ends)
+            number += 1
+        until(lambda: children() == before, "a worker is left", children() - before)
+    finally:
+        gc.enable()
+    assert number > 50
