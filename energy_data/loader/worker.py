@@ -104,6 +104,9 @@ class _Worker(Ahead[Message]):
             unpacked: Run[Any] = pickle.loads(run)  # noqa: S301 - pickled by our own trainer
         except Exception as error:
             send(self.connection, Message(-1, "unfit", 0, error=portable(error)))
+            # The trainer may be about to send, and would take an end for a crash.
+            while os.read(self.connection.fileno(), select.PIPE_BUF):
+                pass
             raise EOFError from error
         return unpacked
 

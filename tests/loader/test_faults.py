@@ -22,6 +22,7 @@ from energy_data.errors import EnergyDataError, SpecError
 from energy_data.leaves import Leaf
 from energy_data.loader import process
 from energy_data.loader.crew import PoolOptions, WorkerError
+from energy_data.loader.wire import Go
 from energy_data.nodes.leaf import LeafSpec
 from loader import encoders
 from loader.encoders import collating, encoding
@@ -292,6 +293,15 @@ def test_a_lambda_is_an_error_that_says_what_to_do(method):
         with pytest.raises(SpecError, match=r'a lambda.* start_method="fork"'):
             next(iter(loader))
     assert crew(loader) == []
+
+
+def test_a_dataset_that_cannot_be_made_in_a_worker_is_an_error_however_late_the_worker_is_heard():
+    worker = process.WorkerProcess(b"", start_method="fork", prefetch=1, arena_bytes=1 << 20)
+    assert not worker.has_ended(0.5)
+    worker.begin(Go(batch=0, stride=1, num_lanes=1, places={}, traced=False))
+    with pytest.raises(SpecError, match="arrived in the worker process, but cannot be made there"):
+        worker.receive(10)
+    worker.close()
 
 
 def test_with_fork_a_lambda_works():
