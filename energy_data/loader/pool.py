@@ -155,8 +155,7 @@ class Pool(Crew[WorkerProcess, Message]):
     def _drop(self, number: int) -> None:
         """End a worker; another one begins where it was."""
         self._stale.add(number)
-        self._workers[number].close()
-        self._workers.pop(number, None)  # a signal handler may have closed us meanwhile
+        self._workers.pop(number).close()
 
 
 def _read(worker: WorkerProcess, parcel: Parcel, number: int) -> Any:

@@ -72,13 +72,11 @@ class WorkerProcess:
         try:
             start(self.process, setup, start_method)
         except BaseException:
-            self._line.hang_up()
+            self.hang_up()
             raise
         # At exit, multiprocessing would wait for it; so would a fork of this process, in vain.
         getattr(multiprocessing.process, "_children", set()).discard(self.process)
         self._handle = _open_process(self.process.pid)
-        self._ended = select.poll()
-        self._ended.register(self._watched, select.POLLIN)
         self._news = select.poll()
         self._news.register(self._watched, select.POLLIN)
         self._news.register(ours.fileno(), select.POLLIN)
@@ -157,7 +155,11 @@ class WorkerProcess:
 
     def has_ended(self, timeout_s: float = 0) -> bool:
         """Return whether the process has ended, or does within the time."""
-        return self._is_closed or bool(self._ended.poll(timeout_s * 1000))
+        if self._is_closed:
+            return True
+        ended = select.poll()  # one each time: a thread that closes the loader may ask too
+        ended.register(self._watched, select.POLLIN)
+        return bool(ended.poll(timeout_s * 1000))
 
     def status(self) -> str:
         """Return which sample the worker said it begins with; empty if it said nothing."""
@@ -188,6 +190,8 @@ class WorkerProcess:
     def hang_up(self) -> None:
         """Close the connection: the worker then ends. It is as if it had been interrupted."""
         self.interrupted = True
+        # First: from the moment that it is closed, its number may be that of another open file.
+        _OPEN.discard(ref(self))
         self._line.hang_up()
 
     def close(self, grace_s: float = 0) -> None:
@@ -208,8 +212,8 @@ class WorkerProcess:
         self._arena = self._stacks = None
 
     def close_files(self) -> None:
-        """Close what this process has open of the worker. Not what memory is shared by."""
-        self._line.hang_up()
+        """Close what this process has open of the worker, but for the memory that is shared."""
+        self.hang_up()
         for file in (self._handle, self._stacks):
             if file is not None:
                 file.close()

@@ -53,6 +53,11 @@ def run_in_step(loaders: list[Loader], rounds: int) -> dict:
     return dict(sorted(given.items()))
 
 
+def next_batch(state):
+    """The micro-batch a state goes on with: the next of its lanes that comes first."""
+    return min(batch for batch, *_ in state["places"].values())
+
+
 def flat(keys):
     """The keys of samples, those in packs too."""
     for key in keys:

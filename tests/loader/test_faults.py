@@ -27,6 +27,7 @@ from energy_data.nodes.leaf import LeafSpec
 from loader import encoders
 from loader.encoders import collating, encoding
 from loader.own_time import OwnTime, until
+from loader.runs import next_batch
 from loader.workers import QUICK, crew, processes, worker_loader
 
 
@@ -87,11 +88,6 @@ def test_a_decoder_that_kills_its_worker_is_named_with_its_sample():
     assert given == GOOD[: len(given)]
     assert "leaf x, sample 17" in str(error)
     loader.close()
-
-
-def next_batch(state):
-    """The micro-batch a state goes on with: the next of its lanes that comes first."""
-    return min(batch for batch, *_ in state["places"].values())
 
 
 def test_after_the_error_the_state_is_that_before_it_and_a_later_state_goes_on():
@@ -346,97 +342,6 @@ def test_random_numbers_of_the_trainer_are_left_alone(method):
     loader.close()
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert before == after
-
-
-# An interrupt in the middle of starting a worker leaves its socket to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("workers", "method"), INLINE_TOO)
-def test_an_interrupt_at_any_time_loses_no_batch(workers, method):
-    spec = encoding(encoders.dawdles)
-    loader = worker_loader(spec, workers=workers, start_method=method, prefetch=1)
-    given, rng = [], random.Random(0)
-    main, interrupts = threading.get_ident(), 0
-    while len(given) < 60:
-        # To fork a large process takes longer than that: after 300 it is left the time.
-        delay = rng.uniform(0, 0.005 if interrupts < 300 else 0.05)
-        timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
-        try:
-            timer.start()
-            batch = loader.next_batch()
-            timer.cancel()
-            timer.join()
-            given.append(batch)
-        except KeyboardInterrupt:
-            interrupts += 1
-            timer.join()
-            if loader.last_batch == len(given):  # we had it, and then let it fall
-                given.append(GOOD[len(given)])
-    assert interrupts
-    assert given == GOOD[: len(given)]
-    loader.close()
-
-
-@pytest.mark.parametrize(("workers", "method"), INLINE_TOO)
-def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(workers, method):
-    spec = encoding(encoders.dawdles)
-    expected, alone = {}, worker_loader(spec, workers=0)
-    for _ in range(101):
-        state = alone.state_dict()
-        expected[next_batch(state)] = state
-        alone.next_batch()
-    loader = worker_loader(spec, workers=workers, start_method=method, prefetch=1)
-    loader.next_batch()
-    seen = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(loader.state_dict()))
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-    try:
-        for _ in range(99):
-            loader.next_batch()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert len(seen) > 50
-    assert all(state == expected[next_batch(state)] for state in seen)
-    loader.close()
-
-
-# A worker of which the start is given up leaves its socket to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("method", QUICK)
-@pytest.mark.parametrize("within_s", [0.003, 0.03])
-def test_a_loader_closed_in_a_signal_handler_at_any_time_goes_on(method, within_s):
-    loader = worker_loader(encoding(encoders.dawdles), start_method=method, timeout_s=5)
-    closed, given, rng = [], [], random.Random(0)
-    before = signal.signal(signal.SIGALRM, lambda *_: closed.append(loader.close()))
-    try:
-        while len(given) < 20 or not closed:
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, within_s))
-            given.append(loader.next_batch())
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert given == GOOD[: len(given)]
-    loader.close()
-
-
-@pytest.mark.parametrize("method", QUICK)
-def test_a_loader_closed_by_another_thread_while_it_waits_goes_on(method):
-    loader = worker_loader(
-        encoding(encoders.dawdles), start_method=method, timeout_s=30, prefetch=1
-    )
-    is_over = threading.Event()
-
-    def closes():
-        while not is_over.wait(0.02):
-            loader.close()
-
-    closing = threading.Thread(target=closes)
-    closing.start()
-    given = list(islice(loader, 20))
-    is_over.set()
-    closing.join()
-    loader.close()
-    assert given == GOOD[:20]
 
 
 @dataclass(frozen=True)
