@@ -23,11 +23,10 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-# Hundreds of test programs import the package, also where Python is told to write no bytecode. One test in three waits for another
-# process, so three at a time keep two cores at work.
+# Hundreds of test programs import the package, also where Python is told to write no bytecode.
 unit: $(STAMP)
 	$(BIN)/python -m compileall -q energy_data
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # The real Energon judges, and properties are tried on new examples. Energon is installed in an environment of its own, never in ours.
 test-slow: $(STAMP) $(JUDGE_STAMP)
