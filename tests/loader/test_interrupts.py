@@ -154,7 +154,7 @@ def test_interrupted_anywhere_while_a_worker_starts_or_ends_no_process_is_left()
         while is_reached:
             is_reached = interrupted(number, files, starts_and_ends)
             number += 1
-        until(lambda: children() == before, "a worker is left", children() - before)
+        until(lambda: children() <= before, "a worker is left", children() - before)
     finally:
         gc.enable()
     assert number > 50
