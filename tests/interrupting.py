@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Container
 
 
@@ -31,3 +33,26 @@ def interrupted(number: int, files: Container[str], work: Callable[[], object]) 
     finally:
         sys.setprofile(None)
     return False
+
+
+def take_among_interrupts(loader, expected: list, delay: Callable[[int], float]) -> None:
+    """Take what is expected, while interrupts come; `delay` tells after how many seconds the next.
+
+    It gets how many have come; at least one must.
+    """
+    given, interrupts, main = [], 0, threading.get_ident()
+    while len(given) < len(expected):
+        timer = threading.Timer(delay(interrupts), signal.pthread_kill, (main, signal.SIGINT))
+        try:
+            timer.start()
+            batch = loader.next_batch()
+            timer.cancel()
+            timer.join()
+            given.append(batch)
+        except KeyboardInterrupt:
+            interrupts += 1
+            timer.join()
+            if loader.last_batch == len(given):  # we had it, and then let it fall
+                given.append(expected[len(given)])
+    assert interrupts
+    assert given == expected

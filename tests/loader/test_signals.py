@@ -8,6 +8,7 @@ import threading
 from itertools import islice
 
 import pytest
+from interrupting import take_among_interrupts
 
 from loader import encoders
 from loader.encoders import encoding
@@ -26,25 +27,11 @@ INLINE_TOO = [(0, "fork"), (2, "fork"), (2, "thread")]  # workers, start method
 def test_an_interrupt_at_any_time_loses_no_batch(workers, method):
     spec = encoding(encoders.dawdles)
     loader = worker_loader(spec, workers=workers, start_method=method, prefetch=1)
-    given, rng = [], random.Random(0)
-    main, interrupts = threading.get_ident(), 0
-    while len(given) < 60:
-        # To fork a large process takes longer than that: after 300 it is left the time.
-        delay = rng.uniform(0, 0.005 if interrupts < 300 else 0.05)
-        timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
-        try:
-            timer.start()
-            batch = loader.next_batch()
-            timer.cancel()
-            timer.join()
-            given.append(batch)
-        except KeyboardInterrupt:
-            interrupts += 1
-            timer.join()
-            if loader.last_batch == len(given):  # we had it, and then let it fall
-                given.append(GOOD[len(given)])
-    assert interrupts
-    assert given == GOOD[: len(given)]
+    rng = random.Random(0)
+    # To fork a large process takes longer than that: after 300 it is left the time.
+    take_among_interrupts(
+        loader, GOOD, lambda interrupts: rng.uniform(0, 0.005 if interrupts < 300 else 0.05)
+    )
     loader.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import signal
 import threading
 import time
 from itertools import islice
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from interrupting import take_among_interrupts
 from trees import batches, finite, leaf, samples
 
 from energy_data.leaves import Leaf
@@ -90,24 +90,7 @@ def test_interrupts_change_neither_the_samples_nor_the_numbers_of_the_trainer():
     loader = worker_loader(AUGMENTED, workers=2, start_method="thread")
     random.seed(5)
     before, rng = random.getstate(), random.Random(0)
-    given, interrupts = [], 0
-    while len(given) < 40:
-        timer = threading.Timer(
-            rng.uniform(0, 0.02), signal.pthread_kill, (threading.get_ident(), signal.SIGINT)
-        )
-        try:
-            timer.start()
-            batch = loader.next_batch()
-            timer.cancel()
-            timer.join()
-            given.append(batch)
-        except KeyboardInterrupt:
-            interrupts += 1
-            timer.join()
-            if loader.last_batch == len(given):  # we had it, and then let it fall
-                given.append(expected[len(given)])
-    assert interrupts
-    assert given == expected
+    take_among_interrupts(loader, expected, lambda _: rng.uniform(0, 0.02))
     loader.close()
     assert random.getstate() == before
 
