@@ -24,6 +24,7 @@ class Case:
     num_samples: int  # over all datasets; also how many are measured if nothing else is asked
     samples_per_shard: int
     weights: tuple[int, ...] = (1,)  # one per dataset
+    raw_tensor: tuple[str, tuple[int, ...]] | None = None  # dtype and shape, if a part is no more
     must: Mapping[int, float] = field(default_factory=dict)  # workers -> CPU seconds per 100,000
 
     def key(self, number: int) -> str:

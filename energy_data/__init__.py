@@ -40,6 +40,7 @@ from energy_data.nodes.staged import StagedSpec
 from energy_data.plan import Plan
 from energy_data.randomness import sample_rng
 from energy_data.sample import Sample, SampleSource
+from energy_data.sources.raw_tensor import RawTensor
 from energy_data.stage import Stage
 from energy_data.steps.rules import DocsPerStep
 from energy_data.steps.step import Step
@@ -56,6 +57,7 @@ __all__ = [
     "LoaderIterator",
     "MissingExtraError",
     "Plan",
+    "RawTensor",
     "Sample",
     "SampleError",
     "SampleSource",

@@ -30,6 +30,7 @@ from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
 from energy_data.source import Source
+from energy_data.sources.decode import Decoder, check_decoders
 from energy_data.sources.open import open_source
 from energy_data.sources.typed import open_typed
 from energy_data.spec import Spec
@@ -38,6 +39,7 @@ from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.trust import Trust
 
 Samples = Literal["dicts", "typed"]
+Decoders = Mapping[str, Decoder | Literal["bytes"]]
 
 T_batch = TypeVar("T_batch", default=dict[str, Any])  # what the default task encoder makes
 
@@ -65,6 +67,7 @@ def get_train_dataset(
     budget_tokens: int | None = None,
     shuffle_over_epochs_multiplier: int | None = 1,
     samples: Samples = "dicts",
+    decoders: Decoders | None = None,
     allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
@@ -100,6 +103,9 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier: Epochs of each dataset that are mixed with each other, times
             what the metadataset says; -1: all of them; None: the order of the files.
         samples: "dicts" of parts by extension; or "typed", as each dataset.yaml declares them.
+        decoders: For dicts: extension of a part (`png`, or more exactly `seg.png`) -> a function of
+            its bytes, "bytes" to leave it as it is, or a `RawTensor`, which is read straight into
+            batches. Other parts are decoded by their extension.
         allow_modules: Python modules, and folders with Python files, whose functions and classes
             files may name: see `energy_data.trust`.
         budget_samples: Samples that the run will draw over all ranks, if known: a mixture that asks
@@ -129,7 +135,7 @@ def get_train_dataset(
     spec = compile_stream(
         metadataset,
         split_part,
-        open_source=_opener(samples, options),
+        open_source=_opener(samples, decoders, options),
         pipeline=pipeline,
         mode="train",
         options=options,
@@ -160,6 +166,7 @@ def get_val_dataset(
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
     samples: Samples = "dicts",
+    decoders: Decoders | None = None,
     allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
@@ -185,12 +192,13 @@ def get_val_dataset(
         packing_buffer_size: Encoded samples, per lane, that the task encoder chooses from what to
             pack together; then `batch_size` counts packs. None: as its `packing` says.
         samples: As for `get_train_dataset`.
+        decoders: As for `get_train_dataset`.
         allow_modules: As for `get_train_dataset`.
 
     Raises:
         SpecError: With all faults of the metadataset, each with its place.
     """
-    order = _order(path, split_part, samples, allow_modules)
+    order = _order(path, split_part, samples, decoders, allow_modules)
     return _validation(
         order,
         batch_size=batch_size,
@@ -217,10 +225,11 @@ def get_val_datasets(
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
     samples: Samples = "dicts",
+    decoders: Decoders | None = None,
     allow_modules: Sequence[str] = (),
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
-    order = _order(path, split_part, samples, allow_modules)
+    order = _order(path, split_part, samples, decoders, allow_modules)
     return [
         (
             _validation(
@@ -299,22 +308,30 @@ def _order(
     path: str | Path | Mapping[str, Any],
     split_part: str,
     samples: Samples,
+    decoders: Decoders | None,
     allow_modules: Sequence[str],
 ) -> OrderSpec:
     options = _options(allow_modules)
     return compile_split(
         load(path),
         split_part,
-        open_source=_opener(samples, options),
+        open_source=_opener(samples, decoders, options),
         mode="val",
         options=options,
     )
 
 
-def _opener(samples: Samples, options: Options) -> OpenSource:
+def _opener(samples: Samples, decoders: Decoders | None, options: Options) -> OpenSource:
     if samples not in get_args(Samples):
         raise SpecError(f"samples: must be 'dicts' or 'typed', got {samples!r}.")
-    return _open_dicts if samples == "dicts" else partial(open_typed, trust=options.trust)
+    if samples == "dicts":
+        return partial(_open_dicts, decoders=check_decoders(decoders or {}))
+    if decoders:
+        raise SpecError(
+            "decoders: they are for samples='dicts'; typed samples are decoded as each "
+            "dataset.yaml says. Say it there."
+        )
+    return partial(open_typed, trust=options.trust)
 
 
 def _open_dicts(path: str | Path, *, dataset_config: str | None = None, **said: Any) -> Source:

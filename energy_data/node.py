@@ -71,6 +71,11 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         """
 
     @property
+    def gives_unseen(self) -> bool:
+        """Whether no code of the user's has seen what it gives: then nobody else can keep it."""
+        return False
+
+    @property
     def held(self) -> Sequence[Held]:
         """What was drawn and is not given on yet: roots of order trees with a reference each.
 

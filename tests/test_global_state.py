@@ -33,7 +33,7 @@ ALLOWED = {
     "loader.process:_OPEN": "one step of the interpreter each to add and to take out",
     "loader.start:_START_LOCK": "a lock",
     "running:RUNNING": "of each thread its own",
-    "tasks.memory:_HERE": "of each thread its own",
+    "memory:_HERE": "of each thread its own",
     "turns:_HERE": "of each thread its own",
     "turns:_TURN": "it is what keeps threads apart, under a lock",
 }

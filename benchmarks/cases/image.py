@@ -41,5 +41,6 @@ CASE = Case(
     batch_size=32,
     num_samples=20_000,
     samples_per_shard=1_000,
+    raw_tensor=("uint8", SHAPE),
     must={0: 1.2, 2: 1.8},
 )

@@ -20,7 +20,7 @@ class Slot(NamedTuple):
 
 
 class Draft:
-    """Gives memory of one slot, piece by piece; a `energy_data.tasks.memory.Place`.
+    """Gives memory of one slot, piece by piece; a `energy_data.memory.Place`.
 
     memory: of the slot, writable. returned: called with the slot's number, by whatever thread, when
     nothing of it is in use in this process any more.

@@ -41,9 +41,9 @@ from energy_data.loader.wire import (
     send,
     send_files,
 )
+from energy_data.memory import making_in
 from energy_data.meter import HELD, SENDING
 from energy_data.running import RUNNING
-from energy_data.tasks.memory import making_in
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 

@@ -13,6 +13,7 @@ from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.failures import OnFailure
+from energy_data.memory import rows_join
 from energy_data.meter import COLLATING
 from energy_data.node import Cursor, Node
 from energy_data.sample import describe_source
@@ -38,6 +39,7 @@ class BatchSpec(Spec):
     drop_last: bool = False
     aligned: bool = False
     on_failure: OnFailure | None = None  # None: errors are raised
+    keeps_none: bool = False  # `collate` keeps no sample, nor shows one to code of the user's
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
@@ -88,8 +90,13 @@ class BatchNode(Node[Any, BatchCursor]):
         doing = "making the batch that begins with"
         self.collate = Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        self.rows_join = spec.keeps_none and self.children["of"].gives_unseen
 
     def draw(self, count: int) -> list[Any]:
+        with rows_join(self.rows_join):
+            return self._drawn(count)
+
+    def _drawn(self, count: int) -> list[Any]:
         batches: list[Any] = []
         left_out = 0
         while len(batches) < count:

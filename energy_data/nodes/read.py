@@ -96,6 +96,10 @@ class ReadNode(Node[Sample, ReadCursor]):
         self.trace, self.meter = context.trace, context.meter
         self.meter.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
+    @property
+    def gives_unseen(self) -> bool:
+        return True
+
     def draw(self, count: int) -> list[Sample]:
         drawn = self._drawn(self.references.draw(count))
         bad = [sample for sample in drawn if type(sample) is not dict]

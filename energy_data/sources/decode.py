@@ -29,7 +29,9 @@ import numpy.typing as npt
 import torch
 from numpy.lib import format as npy_format
 
+from energy_data.errors import SpecError
 from energy_data.sources.images import EXTENSIONS, ImageMode, image_decoder
+from energy_data.sources.raw_tensor import RawTensor
 
 Buffer = bytes | memoryview
 Decoder = Callable[[bytes], Any]
@@ -65,6 +67,19 @@ class Decoding:
         if last in EXTENSIONS:
             return image_decoder(self.images)
         return _DECODERS.get(last, bytes)
+
+
+def check_decoders(decoders: Mapping[str, Any]) -> Mapping[str, Decoder | Literal["bytes"]]:
+    """Return overrides as they are. SpecError for what cannot be one."""
+    for extension, override in decoders.items():
+        if override is RawTensor or not (override == "bytes" or callable(override)):
+            raise SpecError(
+                f"decoders: {extension!r} must be a function of a part's bytes, 'bytes', or a "
+                f"RawTensor, got {override!r}."
+            )
+        if not isinstance(extension, str) or extension.startswith("."):
+            raise SpecError(f"decoders: extensions have no dot in front, got {extension!r}.")
+    return decoders
 
 
 class Unwanted:
@@ -193,6 +208,8 @@ class _Unpacking:
 def _overriding(override: Decoder | Literal["bytes"]) -> Callable[[Buffer], Any]:
     if override == "bytes":
         return bytes
+    if isinstance(override, RawTensor):
+        return override
     return lambda data: override(bytes(data))
 
 

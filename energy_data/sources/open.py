@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from energy_data.source import Source
 from energy_data.sources.dataset_yaml import check_dataset_config
+from energy_data.sources.decode import Decoder
 from energy_data.sources.jsonl import is_jsonl, open_jsonl
 from energy_data.sources.webdataset import open_dataset
 
@@ -20,6 +21,7 @@ def open_source(
     subflavors: Mapping[str, Any] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    decoders: Mapping[str, Decoder | Literal["bytes"]] | None = None,
 ) -> Source:
     """Return the samples of one part of a dataset, as dicts of parts by extension.
 
@@ -31,6 +33,7 @@ def open_source(
         dataset_config: Name of the file in `.nv-meta` that gives samples a type. It must be there,
             and dicts have none: it is for `energy_data.sources.typed.open_typed`.
         split_config: Name of the file in `.nv-meta` that says what parts there are.
+        decoders: For tars, as for `open_dataset`.
 
     Raises SpecError for what does not exist, StructureError for damaged files.
     """
@@ -44,4 +47,5 @@ def open_source(
         subset=subset,
         subflavors=subflavors,
         split_config=split_config,
+        decoders=decoders,
     )

@@ -68,12 +68,21 @@ def read_plain(
         return None
     data = file.read(first, size)
     sample: Sample = {"__key__": None, "__subflavors__": subflavors, "__sources__": sources}
-    known, find = decoders.known, decoders.find_sane
-    at, sample_key = 0, None
+    whole = take_parts(sample, data, 0, decoders) and sample["__key__"] is not None
+    return sample if whole else None
+
+
+def take_parts(sample: Sample, data: bytes, at: int, decoders: Decoders) -> bool:
+    """Decode the parts from `at` on into a sample; return False if anything is special about them.
+
+    `__key__` of the sample is that of the parts before, or None.
+    """
+    known, find, size = decoders.known, decoders.find_sane, len(data)
+    sample_key = sample["__key__"]
     while at < size:
         header = plain_header(data, at)
         if header is None:
-            return None
+            return False
         name, length, is_pax = header
         begin, end = at + BLOCK, at + BLOCK + length
         at = (end + BLOCK - 1) & -BLOCK
@@ -84,12 +93,12 @@ def read_plain(
             sample_key = sample["__key__"] = key
         decode = known.get(extension) or find(extension)
         if is_pax or at > size or key != sample_key or not (key and decode) or extension in sample:
-            return None
+            return False
         try:
             sample[extension] = decode(data[begin:end])
         except Exception:  # noqa: BLE001 - read again, which says what is wrong
-            return None
-    return None if sample_key is None else sample
+            return False
+    return True
 
 
 def read_alone(

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
 from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_part
+from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import Decoders, Place, read_alone, read_plain
 from energy_data.sources.tar_headers import BLOCK, PAX, Bools, are_idle, parse_headers
 from energy_data.storage.files import File
@@ -226,7 +227,7 @@ class SampleReader:
             decode = origins[row].decoders.find_sane(name.partition(".")[2])
             if decode is skip_part:
                 data, size = b"", 0
-            elif decode is decode_npy:
+            elif decode is decode_npy or isinstance(decode, RawTensor):
                 data = memoryview(bytearray(size))
                 files[number].read_into(data, begin - shift)
             else:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
+from energy_data.memory import rows_of_one
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
@@ -27,6 +28,7 @@ from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
+from energy_data.sources.tar_raw import Beginning, read_raw
 from energy_data.sources.tar_samples import Origin, SampleReader, Spans, read_each
 
 Int64s = npt.NDArray[np.int64]
@@ -101,6 +103,7 @@ class WebdatasetSource(Source):
         self._first, self._length = subset_range(subset, self._after[-1], path)
         self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
         self._origin = Origin(Decoders(decoding), subflavors)
+        self.beginning = Beginning.of(decoding.overrides)  # of samples, as far as is known
         self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
         self.bytes_read: int = 0  # headers and padding of the tar among them
 
@@ -120,7 +123,7 @@ class WebdatasetSource(Source):
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
         order = wanted.argsort(kind="stable")
-        return _in_order(order, _read([(self, wanted[order].tolist())]))
+        return _in_order(order, _read([(self, wanted[order].tolist())], order))
 
     @classmethod
     def read_together(
@@ -136,7 +139,7 @@ class WebdatasetSource(Source):
                 numbers[bounds[:-1]].tolist(), pairwise(bounds), strict=True
             )
         ]
-        return _in_order(order, _read(requests))
+        return _in_order(order, _read(requests, order))
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices`. What is wrong with them is left for `read` to say."""
@@ -211,27 +214,55 @@ class WebdatasetSource(Source):
         )
 
 
-def _read(requests: list[tuple[WebdatasetSource, list[int]]]) -> list[Sample | SampleError]:
-    """Return the samples of sorted indices, request by request."""
+def _read(
+    requests: list[tuple[WebdatasetSource, list[int]]], order: Int64s
+) -> list[Sample | SampleError]:
+    """Return the samples of sorted indices, request by request; order: places in what is asked."""
     spans, num_bytes = Spans(), 0
     try:
         for source, wanted in requests:
             located = source._locate(wanted, spans)
             source.bytes_read += located
             num_bytes += located
+        found = _read_raw(requests, spans, order, num_bytes)
         count = len(spans.ends)
-        if count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]:
+        if found is None and (count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]):
             found = read_each(spans)
-        else:
+        elif found is None:
             found = SampleReader(spans).read()
     except StructureError as error:
         if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
-            return [sample for request in requests for sample in _read([request])]
+            return [
+                sample
+                for request in requests
+                for sample in _read([request], np.arange(len(request[1])))
+            ]
         error.dataset = requests[0][0].path
         raise
     if any(source._excluded for source, _ in requests):
         owners = (source for source, wanted in requests for _ in wanted)
         return [owner._admit(sample) for owner, sample in zip(owners, found, strict=True)]
+    return found
+
+
+def _read_raw(
+    requests: list[tuple[WebdatasetSource, list[int]]], spans: Spans, order: Int64s, num_bytes: int
+) -> list[Sample | SampleError] | None:
+    """Return the samples if they begin with one kind of tensor, and rows of tensors can join."""
+    sources = [source for source, _ in requests]
+    beginning = sources[0].beginning
+    if beginning is None or any(source.beginning != beginning for source in sources):
+        return None
+    tensor, count = beginning.tensor, len(spans.ends)
+    if tensor.num_bytes * count > num_bytes:  # before memory is taken: nobody checked the shape
+        return None
+    rows = rows_of_one(count, tensor.shape, tensor.dtype)
+    if rows is None:
+        return None
+    found, seems = read_raw(spans, order.tolist(), rows, beginning)
+    if seems != beginning:
+        for source in sources:
+            source.beginning = seems
     return found
 
 

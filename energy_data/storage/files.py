@@ -86,6 +86,17 @@ class File:
             if count != end - begin:
                 self.read_into(buffer[begin + count : end], offset + count)
 
+    def read_parts(self, buffers: list[memoryview], offset: int, size: int) -> None:
+        """Fill buffers, one after another, with the `size` bytes from `offset` on."""
+        try:
+            count = os.preadv(self._fd, buffers, offset)
+        except OSError as error:
+            raise self._unreadable(error, offset) from error
+        if count != size:
+            for buffer in buffers:
+                self.read_into(buffer, offset)
+                offset += len(buffer)
+
     def will_need(self, offset: int, size: int) -> None:
         """Tell the kernel that this range is read soon."""
         os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from energy_data.tasks.memory import empty
+from energy_data.memory import empty, joined
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -19,7 +19,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
     A field becomes a tensor [n, ...] if all its values are tensors or arrays of one shape and
     dtype, or numbers; else the list of its values, with None where a sample lacks the field.
-    Nothing is padded. Costs one copy of the tensors.
+    Nothing is padded. Costs one copy of the tensors, or none if they were read as rows of one.
     """
     kinds = set(map(type, samples))
     if not all(issubclass(kind, dict) for kind in kinds):
@@ -45,6 +45,9 @@ def stack_or_list(values: list[Any]) -> torch.Tensor | list[Any]:
     """Return the values stacked along a new first axis if they are of one form, else as is."""
     first = values[0]
     if isinstance(first, torch.Tensor):
+        whole = joined(values)
+        if whole is not None:
+            return whole
         if _same_form(values):
             return _stacked(values)
     elif isinstance(first, np.ndarray):

@@ -112,6 +112,11 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
         return any(getattr(type(self), name) is not getattr(TaskEncoder, name) for name in _CALLED)
 
     @property
+    def only_collates(self) -> bool:
+        """Whether batches are made as by default, so that no sample of one is kept."""
+        return not (self._overridden("batch") or self._overridden("collate"))
+
+    @property
     def sample_encoder(self) -> Callable[[Any], Any] | None:
         """What makes of a sample what is packed, or batched; None costs nothing."""
         return self._overridden("preencode_sample") or self._overridden("encode_sample")

@@ -12,9 +12,9 @@ import torch
 from trees import leaf, samples
 
 from energy_data.loader.arena import ArenaFullError, ArenaReader, ArenaWriter
+from energy_data.memory import empty, making_in
 from energy_data.nodes.batch import BatchSpec
 from energy_data.tasks.collate import collate
-from energy_data.tasks.memory import empty, making_in
 from loader.workers import worker_loader
 
 MIB = 1 << 20
