@@ -27,6 +27,11 @@ class Source(ABC):
     tokens_read: int | None = None
 
     @property
+    def gives_unseen(self) -> bool:
+        """Whether no other code has seen what `read` gives, nor may: see `energy_data.memory`."""
+        return False
+
+    @property
     def tokens_per_sample(self) -> Fraction | None:
         """Mean tokens of a sample, if its index knows; else None. Reads no shard."""
         return None

@@ -90,7 +90,8 @@ class BatchNode(Node[Any, BatchCursor]):
         doing = "making the batch that begins with"
         self.collate = Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
-        self.rows_join = spec.keeps_none and self.children["of"].gives_unseen
+        unseen = spec.keeps_none and spec.on_failure is None  # whoever hears of failures sees them
+        self.rows_join = unseen and self.children["of"].gives_unseen
 
     def draw(self, count: int) -> list[Any]:
         with rows_join(self.rows_join):

@@ -98,7 +98,7 @@ class ReadNode(Node[Sample, ReadCursor]):
 
     @property
     def gives_unseen(self) -> bool:
-        return True
+        return all(source.gives_unseen for source in self.sources)
 
     def draw(self, count: int) -> list[Sample]:
         drawn = self._drawn(self.references.draw(count))

@@ -49,12 +49,13 @@ def read_raw(
         decoders, subflavors = spans.origins[row]
         key, _, extension = name.partition(".")
         sample: Sample | SampleError | None = None
-        if good and key and decoders.find_sane(extension) == beginning.tensor:
+        good = good and bool(key) and not extension.startswith("__")  # fields of ours, never joined
+        if good and decoders.find_sane(extension) == beginning.tensor:
             sample = {
                 "__key__": key,
                 "__subflavors__": subflavors,
                 "__sources__": spans.sources[row],
-                extension: rows.tensors[places[row]],
+                extension: rows.rows[places[row]],
             }
             if row in tails and not take_parts(sample, bytes(tails[row]), pad, decoders):
                 sample = None

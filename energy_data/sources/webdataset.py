@@ -115,6 +115,11 @@ class WebdatasetSource(Source):
         """Return 16 hex digits: the same wherever the dataset is kept, another if it changes."""
         return self._fingerprint
 
+    @property
+    def gives_unseen(self) -> bool:
+        """Whether it is no class of the user's."""
+        return type(self) is WebdatasetSource
+
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         facts = (self.path, self.split_part, self.subset, self.subflavors, self.decoding)
         return _reopen, (*facts, self.split_config, self._fingerprint)

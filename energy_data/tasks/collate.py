@@ -43,11 +43,11 @@ def collate(samples: Sequence[Any]) -> Any:
 
 def stack_or_list(values: list[Any]) -> torch.Tensor | list[Any]:
     """Return the values stacked along a new first axis if they are of one form, else as is."""
-    first = values[0]
+    found = joined(values)
+    if isinstance(found, torch.Tensor):
+        return found
+    values, first = found, found[0]
     if isinstance(first, torch.Tensor):
-        whole = joined(values)
-        if whole is not None:
-            return whole
         if _same_form(values):
             return _stacked(values)
     elif isinstance(first, np.ndarray):

@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader.runs import loader_of
 from tars import write_tar
+from trees import samples
 
 from energy_data import (
     DefaultTaskEncoder,
@@ -24,8 +26,14 @@ from energy_data import (
     get_train_dataset,
     get_val_dataset,
 )
+from energy_data.leaves import Leaf
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.leaf import LeafSpec
 from energy_data.sources import tar_raw
+from energy_data.sources.decode import Decoding
 from energy_data.sources.prepare import prepare
+from energy_data.sources.webdataset import WebdatasetSource
+from energy_data.tasks.collate import collate
 
 SHAPE = (8, 16, 16)
 RAW = RawTensor("float32", SHAPE)
@@ -151,6 +159,33 @@ def test_tensors_that_code_of_users_sees_have_memory_of_their_own(tmp_path, enco
     assert len(list(stream(tensors(tmp_path), task_encoder=encoder))) == 10
     assert len(encoder.seen) == 40
     assert {one.untyped_storage().nbytes() for one in encoder.seen} == {RAW.num_bytes}
+
+
+class Seeing(WebdatasetSource):
+    def read(self, indices):
+        samples = super().read(indices)
+        assert all(isinstance(sample["bin"], torch.Tensor) for sample in samples)
+        return samples
+
+
+def test_sources_of_users_see_tensors(tmp_path, stacked):
+    decoding = Decoding(overrides={"bin": RAW})
+    facts = {"split_part": "train", "subset": None, "subflavors": {}, "decoding": decoding}
+    source = Seeing(str(tensors(tmp_path)), **facts)
+    tree = samples(LeafSpec(Leaf(id="a", source=source)))
+    spec = BatchSpec(of=tree, batch_size=4, collate=collate, keeps_none=True)
+    assert next(iter(loader_of(spec)))["bin"].shape == (4, *SHAPE)
+    assert len(stacked) == 4
+
+
+def test_functions_that_join_samples_see_tensors(tmp_path, monkeypatch, stacked):
+    (tmp_path / "adding.py").write_text("def add(a, b):\n    return {'sum': a['bin'] + b['bin']}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    members = [{"path": str(tensors(tmp_path / name))} for name in "ab"]
+    join = {"join": members, "joiner": {"__module__": "adding", "__function__": "add"}}
+    given = stream({"splits": {"train": join}}, allow_modules=["adding"])
+    assert len(list(given)) == 10
+    assert len(stacked) == 40
 
 
 def test_a_batch_is_changed_without_changing_another(tmp_path):
