@@ -30,7 +30,7 @@ unit: $(STAMP)
 
 # The real Energon judges, and properties are tried on new examples. Energon is installed in an environment of its own, never in ours.
 test-slow: $(STAMP) $(JUDGE_STAMP)
-	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=new
+	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -n 2 --dist worksteal -m 'slow or hypothesis' --hypothesis-profile=new
 
 format: $(STAMP)
 	$(BIN)/ruff format .
