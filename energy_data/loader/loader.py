@@ -83,7 +83,7 @@ class Loader(Placed[T_batch]):
         if self._uneven and self.dataset.even_batches != "drop":
             total, whole = self._uneven
             if total <= whole + self.dataset.worker_config.rank and self._next < whole + ranks:
-                self._place = replace(self._place, batch=self._next + 1)
+                self._place = self._place.at(self._next + 1)
                 self.last_is_padding = True
                 padding: T_batch = stand_in(self.dataset, self._place.epoch, self._num_lanes)
                 return padding
@@ -108,7 +108,7 @@ class Loader(Placed[T_batch]):
             self._wait_s += time.perf_counter() - began
         self._handed_over += len(items)
         self._transitions.passed(batch, self._num_lanes, lambda: self._host.states(batch))
-        self._place = replace(self._place, batch=batch + 1)
+        self._place = self._place.at(batch + 1)
         if not items:
             log.warning("micro-batch %d is left out: none of its samples is left", batch)
         return items

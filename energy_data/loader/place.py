@@ -24,6 +24,10 @@ class Place:
     batch: int = 0  # the next micro-batch; this rank's next is the first of its own from here on
     phase: int = 0  # rounds of all ranks begin at micro-batches = phase (mod ranks)
 
+    def at(self, batch: int) -> Place:
+        """Return the place of another micro-batch; a sixth of the work of `replace`, per batch."""
+        return Place(self.epoch, self.begun, batch, self.phase)
+
 
 class Placed(Generic[T_batch]):
     """What is somewhere in the run: a place, and lanes that are there. A part of `Loader`."""
