@@ -103,9 +103,9 @@ def get_train_dataset(
         shuffle_over_epochs_multiplier: Epochs of each dataset that are mixed with each other, times
             what the metadataset says; -1: all of them; None: the order of the files.
         samples: "dicts" of parts by extension; or "typed", as each dataset.yaml declares them.
-        decoders: For dicts: extension of a part (`png`, or more exactly `seg.png`) -> a function of
-            its bytes, "bytes" to leave it as it is, or a `RawTensor`, which is read straight into
-            batches. Other parts are decoded by their extension.
+        decoders: For dicts out of tars: extension of a part (`png`, or more exactly `seg.png`) -> a
+            function of its bytes, "bytes" to leave it as it is, or a `RawTensor`, which is read
+            straight into batches. Other parts are decoded by their extension.
         allow_modules: Python modules, and folders with Python files, whose functions and classes
             files may name: see `energy_data.trust`.
         budget_samples: Samples that the run will draw over all ranks, if known: a mixture that asks

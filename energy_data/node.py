@@ -70,10 +70,11 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         an error comes up half-way.
         """
 
-    @property
-    def gives_unseen(self) -> bool:
-        """Whether no code of the user's has seen what it gives: then nobody else can keep it."""
-        return False
+    def let_rows_join(self) -> None:
+        """Give samples with rows from now on (`energy_data.rows`), if nobody but us has seen them.
+
+        Called by a parent that shows them to nobody either, and only draws.
+        """
 
     @property
     def held(self) -> Sequence[Held]:

@@ -131,7 +131,7 @@ class Pipeline:
             collate=self._encoder.collate,
             drop_last=self.drop_last,
             aligned=self.finite and self._counted,
-            keeps_none=self._encoder.only_collates,
+            shows_none=self._encoder.only_collates,
         )
 
     def _encoded(self, read: Spec) -> Spec:

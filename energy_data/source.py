@@ -27,8 +27,8 @@ class Source(ABC):
     tokens_read: int | None = None
 
     @property
-    def gives_unseen(self) -> bool:
-        """Whether no other code has seen what `read` gives, nor may: see `energy_data.memory`."""
+    def can_read_rows(self) -> bool:
+        """Whether `read_rows` is worth it, and no code of the user's sees what it reads."""
         return False
 
     @property
@@ -71,6 +71,20 @@ class Source(ABC):
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples
+
+    def read_rows(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+        """Return the same as `read`, but tensors may be rows of one: see `energy_data.rows`."""
+        return self.read(indices)
+
+    @classmethod
+    def read_rows_together(
+        cls,
+        sources: Sequence[Self],
+        numbers: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+    ) -> list[Sample | SampleError]:
+        """Return the same as `read_together`, but tensors may be rows of one."""
+        return cls.read_together(sources, numbers, indices)
 
     def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - a source need not care
         """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""

@@ -13,7 +13,6 @@ from energy_data.calls import Call
 from energy_data.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.failures import OnFailure
-from energy_data.memory import rows_join
 from energy_data.meter import COLLATING
 from energy_data.node import Cursor, Node
 from energy_data.sample import describe_source
@@ -39,7 +38,7 @@ class BatchSpec(Spec):
     drop_last: bool = False
     aligned: bool = False
     on_failure: OnFailure | None = None  # None: errors are raised
-    keeps_none: bool = False  # `collate` keeps no sample, nor shows one to code of the user's
+    shows_none: bool = False  # `collate` shows no sample to code of the user's
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
@@ -90,14 +89,10 @@ class BatchNode(Node[Any, BatchCursor]):
         doing = "making the batch that begins with"
         self.collate = Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
-        unseen = spec.keeps_none and spec.on_failure is None  # whoever hears of failures sees them
-        self.rows_join = unseen and self.children["of"].gives_unseen
+        if spec.shows_none and spec.on_failure is None:  # who hears of failures would see them
+            self.children["of"].let_rows_join()
 
     def draw(self, count: int) -> list[Any]:
-        with rows_join(self.rows_join):
-            return self._drawn(count)
-
-    def _drawn(self, count: int) -> list[Any]:
         batches: list[Any] = []
         left_out = 0
         while len(batches) < count:

@@ -101,9 +101,9 @@ class EncodeNode(Node[Any, EncodeCursor]):
         self.trace, self.meter = context.trace, context.meter
         self.encode = spec.encode and Call(spec.encode, context, spec.on_failure, "encoding")
 
-    @property
-    def gives_unseen(self) -> bool:
-        return self.encode is None and self.children["of"].gives_unseen
+    def let_rows_join(self) -> None:
+        if self.encode is None:
+            self.children["of"].let_rows_join()
 
     def draw(self, count: int) -> list[Any]:
         samples = self.children["of"].draw(count)

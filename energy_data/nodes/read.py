@@ -93,15 +93,15 @@ class ReadNode(Node[Sample, ReadCursor]):
         )
         kinds = {type(source) for source in self.sources}
         self.kind: type[Source] = kinds.pop() if len(kinds) == 1 else Source
+        self.rows_join = False
         self.trace, self.meter = context.trace, context.meter
         self.meter.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
-    @property
-    def gives_unseen(self) -> bool:
-        return all(source.gives_unseen for source in self.sources)
+    def let_rows_join(self) -> None:
+        self.rows_join = all(source.can_read_rows for source in self.sources)
 
     def draw(self, count: int) -> list[Sample]:
-        drawn = self._drawn(self.references.draw(count))
+        drawn = self._drawn(self.references.draw(count), rows=self.rows_join)
         bad = [sample for sample in drawn if type(sample) is not dict]
         if not bad:
             self.cursor.failures = 0
@@ -143,8 +143,8 @@ class ReadNode(Node[Sample, ReadCursor]):
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
         return [change(self.references, mark) for mark in marks]
 
-    def _drawn(self, block: References) -> list[Sample | SampleError]:
-        drawn = self._read(block) if self.trace is None else self._read_singly(block)
+    def _drawn(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
+        drawn = self._read(block, rows=rows) if self.trace is None else self._read_singly(block)
         if self.spec.keys:
             self._identify(block, drawn)
         return drawn
@@ -158,21 +158,24 @@ class ReadNode(Node[Sample, ReadCursor]):
             elif not isinstance(sample, SampleError):
                 setattr(sample, RESTORE_KEY, key)
 
-    def _read(self, block: References) -> list[Sample | SampleError]:
+    def _read(self, block: References, *, rows: bool) -> list[Sample | SampleError]:
         entry = block.entries
         first = int(entry[0])
         if (entry == first).all():
-            return self._read_leaf(first, block.indices)
+            return self._read_leaf(first, block.indices, rows=rows)
         if self.meter.is_probe():
             return self._read_leaf_by_leaf(block)
         began = time.perf_counter()
-        samples = self.kind.read_together(self.sources, entry, block.indices)
+        read = self.kind.read_rows_together if rows else self.kind.read_together
+        samples = read(self.sources, entry, block.indices)
         self.meter.charge(READING, time.perf_counter() - began)
         return samples
 
-    def _read_leaf(self, number: int, indices: Integers) -> list[Sample | SampleError]:
-        began = time.perf_counter()
-        samples = self.sources[number].read(indices)
+    def _read_leaf(
+        self, number: int, indices: Integers, *, rows: bool = False
+    ) -> list[Sample | SampleError]:
+        began, source = time.perf_counter(), self.sources[number]
+        samples = source.read_rows(indices) if rows else source.read(indices)
         self.meter.charge((READING, self.leaves[number].id), time.perf_counter() - began)
         return samples
 

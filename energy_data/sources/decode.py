@@ -71,6 +71,8 @@ class Decoding:
 
 def check_decoders(decoders: Mapping[str, Any]) -> Mapping[str, Decoder | Literal["bytes"]]:
     """Return overrides as they are. SpecError for what cannot be one."""
+    if not isinstance(decoders, Mapping):
+        raise SpecError(f"decoders: must be a dict by extension, got {decoders!r}.")
     for extension, override in decoders.items():
         if override is RawTensor or not (override == "bytes" or callable(override)):
             raise SpecError(

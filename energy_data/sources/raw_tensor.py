@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
+from operator import index
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,20 +16,27 @@ if TYPE_CHECKING:
     from energy_data.sources.decode import Buffer
 
 
+# Their numbers are not all there is to them, or not all bytes are numbers.
+_NOT_RAW = (torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+
+
 def _dtype(given: torch.dtype | str) -> torch.dtype:
     found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or found is torch.bool:
+    if not isinstance(found, torch.dtype) or found in _NOT_RAW:
         raise SpecError(
-            f"dtype: must be a torch.dtype or its name, and not bool, got {given!r}. Truths are "
-            f"bytes: say uint8."
+            f"dtype: must be a torch.dtype or its name, and neither bool nor quantized, got "
+            f"{given!r}. Say uint8 for bytes of any meaning."
         )
     return found
 
 
-def _shape(given: tuple[int, ...]) -> tuple[int, ...]:
-    shape = tuple(given)
-    if not all(type(length) is int and length > 0 for length in shape):
-        raise SpecError(f"shape: must be of whole numbers > 0, got {given!r}.")
+def _shape(given: Iterable[int]) -> tuple[int, ...]:
+    try:
+        shape = tuple(map(index, given))
+    except TypeError:
+        shape = (0,)
+    if min(shape, default=1) < 1:
+        raise SpecError(f"shape: must be a tuple of whole numbers > 0, got {given!r}.")
     return shape
 
 
@@ -37,8 +46,8 @@ class RawTensor:
 
         get_train_dataset(path, decoders={"bin": RawTensor("uint8", (3, 96, 96))}, ...)
 
-    Where the default task encoder makes the batches, and such a part is the first of its sample,
-    it is read straight into its batch (in a worker: into shared memory), which is its only copy.
+    If no code of yours sees single samples, such parts are read straight into their batch, which is
+    their only copy; docs/datasets.md says when.
     """
 
     dtype: torch.dtype = field(converter=_dtype)

@@ -48,8 +48,12 @@ class Decoders:
         return self.known[extension]
 
     def find_sane(self, extension: str) -> Callable[[Buffer], Any] | None:
-        """Return the decoder, as `find`; None if that is no extension of a plain name."""
-        return self.find(extension) if extension and "/" not in extension else None
+        """Return the decoder, as `find`; None if that is no extension of a plain name.
+
+        Nor may it look like a field of ours, such as `__key__`.
+        """
+        sane = extension and "/" not in extension and extension[:2] != "__"
+        return self.find(extension) if sane else None
 
 
 def read_plain(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from energy_data.errors import SampleError
-from energy_data.memory import Rows
+from energy_data.rows import Row
 from energy_data.sample import Sample
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import read_alone, take_parts
@@ -16,6 +17,7 @@ from energy_data.sources.tar_headers import BLOCK, PAX, Bools, Headers, are_idle
 from energy_data.sources.tar_samples import Bytes, Spans
 
 _MOST_BEHIND = 65536  # bytes of other parts that are read with the tensor
+_PATIENCE = 8  # samples that begin otherwise and teach nothing
 _WITH_PAX = 3 * BLOCK  # a header, the records that it heads, and the header of the file
 
 
@@ -32,61 +34,78 @@ class Beginning(NamedTuple):
         return cls(tensors[0]) if len(tensors) == 1 else None
 
 
-def read_raw(
-    spans: Spans, places: Sequence[int], rows: Rows, beginning: Beginning
-) -> tuple[list[Sample | SampleError], Beginning | None]:
-    """Return the samples in the order of `spans`, and what the next ones seem to begin with.
+@dataclass
+class Begun:
+    """How samples began that were read so far."""
 
-    places: for each sample the number of the row that its tensor is read into. A sample that begins
-    otherwise, or in which much follows, is read again, alone.
+    samples: int = 0
+    others: int = 0  # those that did not begin as it was hoped
+
+    def count(self, samples: int, others: int) -> None:
+        """Count the samples of a block."""
+        self.samples += samples
+        self.others += others
+
+    def are_others(self) -> bool:
+        """Whether to hope for something else: others are many, and more than half."""
+        return self.others > _PATIENCE and 2 * self.others > self.samples
+
+
+def read_raw(
+    spans: Spans, rows: Sequence[Row], data: memoryview, beginning: Beginning
+) -> tuple[list[Sample | SampleError], dict[int, Beginning | None]]:
+    """Return the samples in the order of `spans`; and what those that begin otherwise begin with.
+
+    rows: for each sample the one that its tensor is read into; data: the bytes of all rows. A
+    sample that begins otherwise, or in which much follows, is read again, alone.
     """
-    heads, tails = _load(spans, places, rows.data, beginning)
+    heads, tails = _load(spans, rows, data, beginning)
     headers, fits = _fitting(heads, beginning)
     pad = -beginning.tensor.num_bytes % BLOCK
     found: list[Sample | SampleError] = []
-    num_odd = 0
-    for row, (name, good) in enumerate(zip(headers.names, fits.tolist(), strict=True)):
-        decoders, subflavors = spans.origins[row]
+    others: list[int] = []
+    for number, (name, good) in enumerate(zip(headers.names, fits.tolist(), strict=True)):
+        decoders, subflavors = spans.origins[number]
         key, _, extension = name.partition(".")
         sample: Sample | SampleError | None = None
-        good = good and bool(key) and not extension.startswith("__")  # fields of ours, never joined
-        if good and decoders.find_sane(extension) == beginning.tensor:
+        if good and key and decoders.find_sane(extension) == beginning.tensor:
             sample = {
                 "__key__": key,
                 "__subflavors__": subflavors,
-                "__sources__": spans.sources[row],
-                extension: rows.rows[places[row]],
+                "__sources__": spans.sources[number],
+                extension: rows[number],
             }
-            if row in tails and not take_parts(sample, bytes(tails[row]), pad, decoders):
+            if number in tails and not take_parts(sample, tails[number], pad, decoders):
                 sample = None
         if sample is None:
-            num_odd += 1
-            sample = read_alone(spans.place(row), decoders, subflavors)
+            others.append(number)
+            sample = read_alone(spans.place(number), decoders, subflavors)
         found.append(sample)
-    return found, beginning if num_odd <= len(found) // 2 else _other(heads, beginning)
+    return found, _seeming(heads, others, beginning)
 
 
 def _load(
-    spans: Spans, places: Sequence[int], rows: memoryview, beginning: Beginning
-) -> tuple[Bytes, dict[int, bytearray]]:
+    spans: Spans, rows: Sequence[Row], data: memoryview, beginning: Beginning
+) -> tuple[Bytes, dict[int, bytes]]:
     """Read all samples; return their headers, uint8 [n, lead], and what follows their tensors.
 
     Samples that are too small or too large have headers of zeros, as none has.
     """
     lead, size = beginning.lead, beginning.tensor.num_bytes
-    heads = np.zeros((len(spans.begins), lead), np.uint8)
-    head, tails = heads.reshape(-1).data, dict[int, bytearray]()
+    heads = np.zeros((len(rows), lead), np.uint8)
+    head, tails = heads.reshape(-1).data, dict[int, bytes]()
     least = lead + size + -size % BLOCK
     for file, run in spans.runs():
-        for row in range(run.start, run.stop):
-            begin, at = spans.begins[row], places[row] * size
-            num_bytes = spans.ends[row] - begin
+        for number in range(run.start, run.stop):
+            begin, at = spans.begins[number], rows[number].number * size
+            num_bytes = spans.ends[number] - begin
             if not least <= num_bytes <= least + _MOST_BEHIND:
                 continue
-            buffers = [head[row * lead : (row + 1) * lead], rows[at : at + size]]
+            buffers = [head[number * lead : (number + 1) * lead], data[at : at + size]]
             if num_bytes > least:  # other parts follow
-                tails[row] = bytearray(num_bytes - lead - size)
-                file.read_parts([*buffers, memoryview(tails[row])], begin, num_bytes)
+                tail = bytearray(num_bytes - lead - size)
+                file.read_parts([*buffers, memoryview(tail)], begin, num_bytes)
+                tails[number] = bytes(tail)
             else:
                 file.read_parts(buffers, begin, lead + size)
     return heads, tails
@@ -112,8 +131,10 @@ def _are_pax(heads: Bytes) -> Bools:
     return pax
 
 
-def _other(heads: Bytes, beginning: Beginning) -> Beginning | None:
-    """Return what samples seem to begin with that do not begin like that; None: something else."""
-    if beginning.lead == BLOCK and _are_pax(heads).all():
-        return beginning._replace(lead=_WITH_PAX)
-    return None
+def _seeming(heads: Bytes, others: list[int], beginning: Beginning) -> dict[int, Beginning | None]:
+    """Return what samples seem to begin with that do not begin as it was hoped; None: no idea."""
+    if not others or beginning.lead != BLOCK:
+        return dict.fromkeys(others)
+    with_pax = beginning._replace(lead=_WITH_PAX)
+    are_pax = _are_pax(heads[others]).tolist()
+    return {number: with_pax if pax else None for number, pax in zip(others, are_pax, strict=True)}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
-from energy_data.memory import rows_of_one
+from energy_data.rows import rows_of_one
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoder, Decoding
@@ -28,7 +28,7 @@ from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
-from energy_data.sources.tar_raw import Beginning, read_raw
+from energy_data.sources.tar_raw import Beginning, Begun, read_raw
 from energy_data.sources.tar_samples import Origin, SampleReader, Spans, read_each
 
 Int64s = npt.NDArray[np.int64]
@@ -104,6 +104,7 @@ class WebdatasetSource(Source):
         self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
         self._origin = Origin(Decoders(decoding), subflavors)
         self.beginning = Beginning.of(decoding.overrides)  # of samples, as far as is known
+        self._begun = Begun()
         self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
         self.bytes_read: int = 0  # headers and padding of the tar among them
 
@@ -116,9 +117,9 @@ class WebdatasetSource(Source):
         return self._fingerprint
 
     @property
-    def gives_unseen(self) -> bool:
-        """Whether it is no class of the user's."""
-        return type(self) is WebdatasetSource
+    def can_read_rows(self) -> bool:
+        """Whether its samples may begin with tensors, and it is no class of the user's."""
+        return self.beginning is not None and type(self) is WebdatasetSource
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         facts = (self.path, self.split_part, self.subset, self.subflavors, self.decoding)
@@ -126,24 +127,28 @@ class WebdatasetSource(Source):
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        wanted = np.asarray(indices, np.int64)
-        order = wanted.argsort(kind="stable")
-        return _in_order(order, _read([(self, wanted[order].tolist())], order))
+        order, wanted = _sorted(indices)
+        return _in_order(order, _read([(self, wanted)]))
 
     @classmethod
     def read_together(
         cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
     ) -> list[Sample | SampleError]:
         """Return sample `indices[n]` of `sources[numbers[n]]` for each n, all read as one block."""
-        order = np.lexsort((indices, numbers))
-        numbers, wanted = numbers[order], indices[order].tolist()
-        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-        requests = [
-            (sources[number], wanted[first:end])
-            for number, (first, end) in zip(
-                numbers[bounds[:-1]].tolist(), pairwise(bounds), strict=True
-            )
-        ]
+        order, requests = _requests(sources, numbers, indices)
+        return _in_order(order, _read(requests))
+
+    def read_rows(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the same as `read`, but tensors at the beginning of samples are rows of one."""
+        order, wanted = _sorted(indices)
+        return _in_order(order, _read([(self, wanted)], order))
+
+    @classmethod
+    def read_rows_together(
+        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
+    ) -> list[Sample | SampleError]:
+        """Return the same as `read_together`, but tensors at the beginning of samples are rows."""
+        order, requests = _requests(sources, numbers, indices)
         return _in_order(order, _read(requests, order))
 
     def hint(self, indices: Int64s) -> None:
@@ -219,29 +224,46 @@ class WebdatasetSource(Source):
         )
 
 
-def _read(
-    requests: list[tuple[WebdatasetSource, list[int]]], order: Int64s
-) -> list[Sample | SampleError]:
-    """Return the samples of sorted indices, request by request; order: places in what is asked."""
+Requests = list[tuple[WebdatasetSource, list[int]]]
+
+
+def _sorted(indices: Int64s) -> tuple[Int64s, list[int]]:
+    wanted = np.asarray(indices, np.int64)
+    order = wanted.argsort(kind="stable")
+    return order, wanted[order].tolist()
+
+
+def _requests(
+    sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
+) -> tuple[Int64s, Requests]:
+    """Return places in what is asked, and what that is, source by source, sorted."""
+    order = np.lexsort((indices, numbers))
+    numbers, wanted = numbers[order], indices[order].tolist()
+    bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+    runs = zip(numbers[bounds[:-1]].tolist(), pairwise(bounds), strict=True)
+    return order, [(sources[number], wanted[first:end]) for number, (first, end) in runs]
+
+
+def _read(requests: Requests, order: Int64s | None = None) -> list[Sample | SampleError]:
+    """Return the samples of sorted indices, request by request.
+
+    order: places of the samples in what is asked, if tensors may be rows in that order.
+    """
     spans, num_bytes = Spans(), 0
     try:
         for source, wanted in requests:
             located = source._locate(wanted, spans)
             source.bytes_read += located
             num_bytes += located
-        found = _read_raw(requests, spans, order, num_bytes)
         count = len(spans.ends)
+        found = None if order is None else _read_rows(requests, spans, order, num_bytes)
         if found is None and (count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]):
             found = read_each(spans)
         elif found is None:
             found = SampleReader(spans).read()
     except StructureError as error:
         if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
-            return [
-                sample
-                for request in requests
-                for sample in _read([request], np.arange(len(request[1])))
-            ]
+            return [sample for request in requests for sample in _read([request])]
         error.dataset = requests[0][0].path
         raise
     if any(source._excluded for source, _ in requests):
@@ -250,24 +272,28 @@ def _read(
     return found
 
 
-def _read_raw(
-    requests: list[tuple[WebdatasetSource, list[int]]], spans: Spans, order: Int64s, num_bytes: int
+def _read_rows(
+    requests: Requests, spans: Spans, order: Int64s, num_bytes: int
 ) -> list[Sample | SampleError] | None:
-    """Return the samples if they begin with one kind of tensor, and rows of tensors can join."""
-    sources = [source for source, _ in requests]
-    beginning = sources[0].beginning
-    if beginning is None or any(source.beginning != beginning for source in sources):
+    """Return the samples, if they seem to begin with tensors of one kind."""
+    beginning, count = requests[0][0].beginning, len(spans.ends)
+    if beginning is None or any(source.beginning != beginning for source, _ in requests):
         return None
-    tensor, count = beginning.tensor, len(spans.ends)
-    if tensor.num_bytes * count > num_bytes:  # before memory is taken: nobody checked the shape
+    if beginning.tensor.num_bytes * count > 2 * num_bytes:  # before memory is taken for it
         return None
-    rows = rows_of_one(count, tensor.shape, tensor.dtype)
-    if rows is None:
+    made = rows_of_one(count, beginning.tensor.shape, beginning.tensor.dtype)
+    if made is None:
         return None
-    found, seems = read_raw(spans, order.tolist(), rows, beginning)
-    if seems != beginning:
-        for source in sources:
-            source.beginning = seems
+    rows = list(map(made.rows.__getitem__, order.tolist()))
+    found, otherwise = read_raw(spans, rows, made.data, beginning)
+    first = 0
+    for source, wanted in requests:
+        behind = first + len(wanted)
+        others = [seems for row, seems in otherwise.items() if first <= row < behind]
+        source._begun.count(len(wanted), len(others))
+        if source._begun.are_others():
+            source.beginning, source._begun = others[-1], Begun()
+        first = behind
     return found
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from energy_data.memory import empty, joined
+from energy_data.memory import empty
+from energy_data.rows import Row, gathered, owned
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -43,10 +44,12 @@ def collate(samples: Sequence[Any]) -> Any:
 
 def stack_or_list(values: list[Any]) -> torch.Tensor | list[Any]:
     """Return the values stacked along a new first axis if they are of one form, else as is."""
-    found = joined(values)
-    if isinstance(found, torch.Tensor):
-        return found
-    values, first = found, found[0]
+    if Row in set(map(type, values)):
+        whole = gathered(values)
+        if whole is not None:
+            return whole
+        values = owned(values)
+    first = values[0]
     if isinstance(first, torch.Tensor):
         if _same_form(values):
             return _stacked(values)

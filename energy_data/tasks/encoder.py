@@ -113,8 +113,9 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
 
     @property
     def only_collates(self) -> bool:
-        """Whether batches are made as by default, so that no sample of one is kept."""
-        return not (self._overridden("batch") or self._overridden("collate"))
+        """Whether batches are made as by default, so that no code of others sees their samples."""
+        made_by = (getattr(self.batch, "__func__", None), getattr(self.collate, "__func__", None))
+        return made_by == (TaskEncoder.batch, TaskEncoder.collate)
 
     @property
     def sample_encoder(self) -> Callable[[Any], Any] | None:

@@ -130,3 +130,14 @@ def test_a_sample_of_pax_records_only(tmp_path):
     samples, _ = harmed(tmp_path, files, harm)
     with pytest.raises(SampleError, match=r"pax records|needs|no file"):
         raise samples[7]
+
+
+@pytest.mark.parametrize("count", [5, 40])
+@pytest.mark.parametrize("field", ["__key__", "__subflavors__", "__sources__"])
+def test_a_part_named_as_a_field_of_ours_is_bad_in_blocks_of_any_size(tmp_path, field, count):
+    files = [(f"{number:04d}.bin", b"x") for number in range(40)]
+    files[3] = (f"0003.{field}", b"evil")
+    source = one_shard(tmp_path, files)
+    bad = source.read(np.arange(count))[3]
+    assert isinstance(bad, SampleError)
+    assert f"two parts '{field}'" in str(bad)

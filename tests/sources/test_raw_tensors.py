@@ -29,11 +29,12 @@ from energy_data import (
 from energy_data.leaves import Leaf
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.rows import rows_of_one
 from energy_data.sources import tar_raw
 from energy_data.sources.decode import Decoding
 from energy_data.sources.prepare import prepare
-from energy_data.sources.webdataset import WebdatasetSource
-from energy_data.tasks.collate import collate
+from energy_data.sources.webdataset import WebdatasetSource, open_dataset
+from energy_data.tasks.collate import collate, stack_or_list
 
 SHAPE = (8, 16, 16)
 RAW = RawTensor("float32", SHAPE)
@@ -125,15 +126,29 @@ def test_tensors_are_read_into_their_batch(tmp_path, stacked, alone, layout):
     assert not alone
 
 
-def test_headers_as_webdataset_writes_them_are_learned_from_the_first_block(tmp_path, alone):
+def test_headers_as_webdataset_writes_them_are_learned_from_the_first_samples(tmp_path, alone):
     path = tensors(tmp_path, kind=FORMATS["pax with times"])
     assert len(list(stream(path))) == 10
-    assert len(alone) == 4
+    assert len(alone) == 12
 
 
 def test_samples_that_begin_otherwise_are_soon_read_as_before(tmp_path, alone):
     assert len(list(stream(tensors(tmp_path, layout="last")))) == 10
-    assert len(alone) == 4
+    assert len(alone) == 12
+
+
+def test_a_dataset_that_begins_otherwise_takes_no_other_with_it(tmp_path, alone):
+    tensors(tmp_path / "a", range(40))
+    tensors(tmp_path / "b", range(40, 80), "last")
+    blend = {"blend": [{"path": str(tmp_path / name), "weight": 1} for name in "ab"]}
+    given = iter(stream({"splits": {"train": blend}}, repeat=True, batch_size=8))
+    for _ in range(10):
+        next(given)
+    before = len(alone)
+    assert before <= 20
+    for _ in range(20):
+        next(given)
+    assert len(alone) == before
 
 
 class KeepsSamples(DefaultTaskEncoder):
@@ -173,7 +188,7 @@ def test_sources_of_users_see_tensors(tmp_path, stacked):
     facts = {"split_part": "train", "subset": None, "subflavors": {}, "decoding": decoding}
     source = Seeing(str(tensors(tmp_path)), **facts)
     tree = samples(LeafSpec(Leaf(id="a", source=source)))
-    spec = BatchSpec(of=tree, batch_size=4, collate=collate, keeps_none=True)
+    spec = BatchSpec(of=tree, batch_size=4, collate=collate, shows_none=True)
     assert next(iter(loader_of(spec)))["bin"].shape == (4, *SHAPE)
     assert len(stacked) == 4
 
@@ -186,6 +201,56 @@ def test_functions_that_join_samples_see_tensors(tmp_path, monkeypatch, stacked)
     given = stream({"splits": {"train": join}}, allow_modules=["adding"])
     assert len(list(given)) == 10
     assert len(stacked) == 40
+
+
+def test_batches_that_are_made_meanwhile_show_no_rows_to_others(tmp_path):
+    beside = open_dataset(tensors(tmp_path / "beside", range(4)), decoders={"bin": RAW})
+
+    class LooksBeside(DefaultTaskEncoder):
+        def encode_batch(self, batch):
+            return {**batch, "beside": [one["bin"] for one in beside.read(np.arange(4))]}
+
+    for batch in stream(tensors(tmp_path / "own"), task_encoder=LooksBeside()):
+        assert all(isinstance(one, torch.Tensor) for one in batch["beside"])
+
+
+def test_a_function_put_in_place_of_batch_sees_tensors(tmp_path):
+    encoder, seen = DefaultTaskEncoder(), []
+    encoder.batch = lambda samples: seen.extend(one["bin"] for one in samples) or collate(samples)
+    assert len(list(stream(tensors(tmp_path), task_encoder=encoder))) == 10
+    assert {type(one) for one in seen} == {torch.Tensor}
+
+
+def test_tensors_that_make_no_batch_have_memory_of_their_own(tmp_path):
+    numbers = range(20)
+    files = [(f"{n:04d}.{'q.bin' if n % 4 == 0 else 'bin'}", payload(n)) for n in numbers]
+    write_tar(tmp_path / "a.tar", files)
+    prepare(tmp_path, workers=1)
+    lists = [batch["bin"] for batch in stream(tmp_path, batch_size=10)]
+    found = [one for values in lists for one in values if one is not None]
+    assert sorted(one[0, 0, 0].item() for one in found) == [n for n in numbers if n % 4]
+    assert {one.untyped_storage().nbytes() for one in found} == {RAW.num_bytes}
+
+
+def test_others_take_the_rows_of_samples_left_out(tmp_path, stacked):
+    files = [file for number in range(40) for file in parts(number)]
+    files[3::10] = [(name, b"too short") for name, _ in files[3::10]]
+    write_tar(tmp_path / "a.tar", files)
+    prepare(tmp_path, workers=1)
+    for batch in islice(stream(tmp_path, repeat=True), 30):
+        assert batch["bin"][:, 0, 0, 0].tolist() == [int(key) for key in batch["__key__"]]
+    assert not stacked
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), min_size=1, max_size=8))
+def test_rows_in_any_order_are_gathered_as_they_would_be_stacked(places):
+    wholes = [rows_of_one(6, SHAPE, torch.float32).rows for _ in range(2)]
+    for number, row in enumerate(row for rows in wholes for row in rows):
+        row.tensor.fill_(number)
+    tensors = [values(number) for number in range(100, 106)]
+    picked = [[*wholes, tensors][which][number] for which, number in places]
+    wanted = torch.stack([getattr(one, "tensor", one) for one in picked])
+    assert torch.equal(stack_or_list(picked), wanted)
 
 
 def test_a_batch_is_changed_without_changing_another(tmp_path):
@@ -286,14 +351,20 @@ def test_damaged_bytes_give_the_same_either_way(mixed, flips):
 @pytest.mark.parametrize(
     ("made", "problem"),
     [
-        (partial(RawTensor, "bool", (2,)), "not bool, got 'bool'"),
+        (partial(RawTensor, "bool", (2,)), "neither bool nor quantized, got 'bool'"),
+        (partial(RawTensor, torch.qint8, (2,)), "neither bool nor quantized, got torch.qint8"),
         (partial(RawTensor, "float31", (2,)), "dtype: must be a torch.dtype or its name"),
-        (partial(RawTensor, "uint8", (2, 0)), r"shape: must be of whole numbers > 0, got \(2, 0\)"),
+        (
+            partial(RawTensor, "uint8", (2, 0)),
+            r"shape: must be a tuple of whole .* \(2, 0\)",
+        ),
         (
             partial(stream, "x", RawTensor),
             "'bin' must be a function of a part's bytes",
         ),
         (partial(stream, "x", 3), "'bin' must be a function of a part's bytes"),
+        (partial(RawTensor, "uint8", 5), "shape: must be a tuple of whole numbers > 0, got 5"),
+        (partial(get_train_dataset, "x", batch_size=1, decoders=["bin"]), "must be a dict by"),
         (partial(stream, "x", samples="typed"), "decoders: they are for samples='dicts'"),
     ],
 )

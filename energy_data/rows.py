@@ -1,0 +1,80 @@
+"""Tensors of samples that are read into their batch: rows of one tensor, which becomes the batch.
+
+    rows, data = rows_of_one(32, (3, 96, 96), torch.uint8)  # by whoever reads: into data
+    batch = gathered(rows)  # by whoever makes the batch: the tensor, without a copy
+
+Nobody but us may see a row: who keeps one keeps them all, and another may be moved over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from energy_data.memory import empty
+
+_FEWEST = 4096  # bytes of a row; to copy less costs nothing
+
+
+class Row(NamedTuple):
+    """One row of a tensor, before anybody needs it as a tensor of its own."""
+
+    whole: torch.Tensor
+    number: int
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The row, over the memory of the whole."""
+        return self.whole[self.number]
+
+
+class Rows(NamedTuple):
+    """All rows of a tensor."""
+
+    rows: list[Row]
+    data: memoryview  # their bytes, one row behind the other, writable
+
+
+def rows_of_one(count: int, shape: Sequence[int], dtype: torch.dtype) -> Rows | None:
+    """Return `count` rows with any contents, to be values of samples; None if it does not pay."""
+    if not count or prod(shape) * dtype.itemsize < _FEWEST:
+        return None
+    whole = empty((count, *shape), dtype)
+    rows = list(map(Row._make, zip(repeat(whole), range(count))))
+    return Rows(rows, whole.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def gathered(values: Sequence[Any]) -> torch.Tensor | None:
+    """Return the values stacked: the tensor that they are rows of, if there are as many of them.
+
+    Samples that were left out, and others in their place, are made good by copies within it. None
+    if the values are not all of one form, or make more moves necessary. One of them is a `Row`.
+    """
+    whole = next(value.whole for value in values if type(value) is Row)
+    if len(values) != len(whole):
+        return None
+    moves: list[tuple[int, torch.Tensor]] = []
+    for place, value in enumerate(values):
+        if type(value) is Row and value.whole is whole:
+            if value.number == place:
+                continue
+            if value.number < place:
+                return None  # it may be overwritten by then
+        tensor = value.tensor if type(value) is Row else value
+        if type(tensor) is not torch.Tensor or tensor.requires_grad:
+            return None
+        if tensor.shape != whole.shape[1:] or tensor.dtype != whole.dtype:
+            return None
+        moves.append((place, tensor))
+    for place, tensor in moves:
+        whole[place].copy_(tensor)
+    return whole
+
+
+def owned(values: Sequence[Any]) -> list[Any]:
+    """Return the values, with tensors that have memory of their own in the place of rows."""
+    return [value.tensor.clone() if type(value) is Row else value for value in values]
