@@ -193,15 +193,19 @@ def changed_its_mind(what: str) -> DataError:
 
 
 def joined_and_moved(
-    marks: Sequence[Mark], moved: Callable[[Sequence[Mark]], Sequence[Mark | None]]
+    marks: Sequence[Mark],
+    moved: Callable[[Sequence[Mark]], Sequence[Mark | None]],
+    *,
+    may_be_empty: bool,
 ) -> list[Mark | None]:
     """Return joined marks after an edit; None for an item that lost one of those it is made of.
 
-    None, too, for an item of nothing: no run has made it.
+    may_be_empty: items of nothing stay; else None for them too, as no run has made them.
     """
     found: list[Mark | None] = []
     for mark in marks:
         now = moved(list(taken_apart(mark)))
         whole = [one for one in now if one is not None]
-        found.append(joined(whole) if whole and len(whole) == len(now) else None)
+        is_there = len(whole) == len(now) and (bool(whole) or may_be_empty)
+        found.append(joined(whole) if is_there else None)
     return found

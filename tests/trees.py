@@ -256,6 +256,7 @@ KINDS: dict[str, list[Spec]] = {
         groups(FilterSpec(of=samples(BAD), predicate=not_third)),
         groups(packs(samples(A), limits={"tokens": 5}, over_long="split")),
         groups(packs(STREAM_A)),
+        groups(packs(samples(A), 1, quota=Quota(docs=1, items=2)), 3),  # also packs of nothing
         groups(selected(EncodeSpec(of=STREAM_A, encode=parts), encode=not_fifth)),
     ],
     "share": [

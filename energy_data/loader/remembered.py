@@ -78,7 +78,9 @@ class RememberedNode(Node[Any, Cursor]):
         if kind == "read":
             return [change(self.children["of"], mark) for mark in marks]
         if kind in ("pack", "pack_selected"):
-            return joined_and_moved(marks, lambda apart: self._pending_moved(apart, change))
+            return joined_and_moved(
+                marks, lambda apart: self._pending_moved(apart, change), may_be_empty=True
+            )
         if kind == "encode" and "several" in self.said:
             return [
                 None if now is None else (*mark[:1], *now)

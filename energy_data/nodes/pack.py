@@ -148,11 +148,16 @@ class PackNode(PendingNode[PackCursor]):
         try:
             return self._packed(documents)
         except SkipSample:
-            first = describe_source(documents[0].item)
-            raise changed_its_mind(f"the pack that begins with {first}") from None
+            which = f"that begins with {describe_source(documents[0].item)}" if documents else "[]"
+            raise changed_its_mind(f"the pack {which}") from None
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return joined_and_moved(marks, lambda apart: self.pending_moved(apart, change))
+        quota = self.packing.quota
+        return joined_and_moved(
+            marks,
+            lambda apart: self.pending_moved(apart, change),
+            may_be_empty=quota is not None and quota.items is not None,
+        )
 
     @property
     def held(self) -> Sequence[Held]:

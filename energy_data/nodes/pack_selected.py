@@ -191,7 +191,9 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         raise changed_its_mind(f"the pack that begins with {describe_source(samples[0])}")
 
     def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return joined_and_moved(marks, lambda apart: self.child.moved(apart, change))
+        return joined_and_moved(
+            marks, lambda apart: self.child.moved(apart, change), may_be_empty=False
+        )
 
     def move(self, change: Change) -> None:
         at, moved = self.cursor, iter(self.child.moved(self.cursor.pending, change))
