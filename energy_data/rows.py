@@ -51,30 +51,41 @@ def rows_of_one(count: int, shape: Sequence[int], dtype: torch.dtype) -> Rows | 
 def gathered(values: Sequence[Any]) -> torch.Tensor | None:
     """Return the values stacked: the tensor that they are rows of, if there are as many of them.
 
-    Samples that were left out, and others in their place, are made good by copies within it. None
-    if the values are not all of one form, or make more moves necessary. One of them is a `Row`.
+    Where samples were left out, the others are moved up in it. None if some values are no rows, as
+    then rows of the same tensor may lie elsewhere, or if more moves are necessary.
     """
-    whole = next(value.whole for value in values if type(value) is Row)
+    if set(map(type, values)) != {Row}:
+        return None
+    whole: torch.Tensor = values[0].whole
     if len(values) != len(whole):
         return None
     moves: list[tuple[int, torch.Tensor]] = []
-    for place, value in enumerate(values):
-        if type(value) is Row and value.whole is whole:
-            if value.number == place:
+    for place, row in enumerate(values):
+        if row.whole is whole:
+            if row.number == place:
                 continue
-            if value.number < place:
+            if row.number < place:
                 return None  # it may be overwritten by then
-        tensor = value.tensor if type(value) is Row else value
-        if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        elif row.whole.shape[1:] != whole.shape[1:] or row.whole.dtype != whole.dtype:
             return None
-        if tensor.shape != whole.shape[1:] or tensor.dtype != whole.dtype:
-            return None
-        moves.append((place, tensor))
+        moves.append((place, row.tensor))
     for place, tensor in moves:
         whole[place].copy_(tensor)
     return whole
 
 
+def as_tensors(values: Sequence[Any]) -> list[Any]:
+    """Return the values, with tensors in the place of rows, over the memory that all share."""
+    return [value.tensor if type(value) is Row else value for value in values]
+
+
 def owned(values: Sequence[Any]) -> list[Any]:
     """Return the values, with tensors that have memory of their own in the place of rows."""
     return [value.tensor.clone() if type(value) is Row else value for value in values]
+
+
+def without_rows(sample: Any) -> Any:
+    """Return a sample that code of the user's may see after all."""
+    if type(sample) is dict and Row in set(map(type, sample.values())):
+        return dict(zip(sample, owned(list(sample.values())), strict=True))
+    return sample

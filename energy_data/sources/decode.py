@@ -210,7 +210,7 @@ class _Unpacking:
 def _overriding(override: Decoder | Literal["bytes"]) -> Callable[[Buffer], Any]:
     if override == "bytes":
         return bytes
-    if isinstance(override, RawTensor):
+    if type(override) is RawTensor:
         return override
     return lambda data: override(bytes(data))
 

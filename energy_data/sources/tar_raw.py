@@ -30,7 +30,7 @@ class Beginning(NamedTuple):
     @classmethod
     def of(cls, overrides: Mapping[str, Any]) -> Beginning | None:
         """Return what is hoped for at first; None if samples have no tensor, or several kinds."""
-        tensors = [one for one in overrides.values() if isinstance(one, RawTensor)]
+        tensors = [one for one in overrides.values() if type(one) is RawTensor]
         return cls(tensors[0]) if len(tensors) == 1 else None
 
 

@@ -279,6 +279,8 @@ def _read_rows(
     beginning, count = requests[0][0].beginning, len(spans.ends)
     if beginning is None or any(source.beginning != beginning for source, _ in requests):
         return None
+    if any(source._excluded for source, _ in requests):  # rows of what is left out go to waste
+        return None
     if beginning.tensor.num_bytes * count > 2 * num_bytes:  # before memory is taken for it
         return None
     made = rows_of_one(count, beginning.tensor.shape, beginning.tensor.dtype)

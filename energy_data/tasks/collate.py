@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from energy_data.memory import empty
-from energy_data.rows import Row, gathered, owned
+from energy_data.rows import Row, as_tensors, gathered, owned
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -48,7 +48,8 @@ def stack_or_list(values: list[Any]) -> torch.Tensor | list[Any]:
         whole = gathered(values)
         if whole is not None:
             return whole
-        values = owned(values)
+        stacked = stack_or_list(as_tensors(values))
+        return stacked if isinstance(stacked, torch.Tensor) else owned(values)
     first = values[0]
     if isinstance(first, torch.Tensor):
         if _same_form(values):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
+from types import MethodType
 from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
 from energy_data.packing import Packing
+from energy_data.rows import without_rows
 from energy_data.tasks.collate import collate
 
 T_sample = TypeVar("T_sample")
@@ -78,6 +80,8 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
 
     def collate(self, samples: list[T_encoded]) -> T_batch:
         """Return `encode_batch(batch(samples))`."""
+        if "batch" in getattr(self, "__dict__", ()):  # perhaps put there after the run was made
+            samples = [without_rows(sample) for sample in samples]
         return self.encode_batch(self.batch(samples))
 
     @property
@@ -114,8 +118,8 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
     @property
     def only_collates(self) -> bool:
         """Whether batches are made as by default, so that no code of others sees their samples."""
-        made_by = (getattr(self.batch, "__func__", None), getattr(self.collate, "__func__", None))
-        return made_by == (TaskEncoder.batch, TaskEncoder.collate)
+        ours = MethodType(TaskEncoder.batch, self), MethodType(TaskEncoder.collate, self)
+        return (self.batch, self.collate) == ours
 
     @property
     def sample_encoder(self) -> Callable[[Any], Any] | None:
