@@ -25,7 +25,10 @@ class Case:
     samples_per_shard: int
     weights: tuple[int, ...] = (1,)  # one per dataset
     raw_tensor: tuple[str, tuple[int, ...]] | None = None  # dtype and shape, if a part is no more
-    must: Mapping[int, float] = field(default_factory=dict)  # workers -> CPU seconds per 100,000
+    # CPU seconds per 100,000, by number of workers: what ours must need, and what others needed
+    # on the machine that this was set on, by loader. Seconds of another machine say little.
+    must: Mapping[int, float] = field(default_factory=dict)
+    others: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     def key(self, number: int) -> str:
         """Return the key of a sample."""

@@ -53,6 +53,7 @@ def main() -> None:
         "disk_mb": round(disk_mb, 1),
         "num_processes": num_processes,
         "must": case.must.get(asked.num_workers),
+        "others": case.others.get(asked.num_workers, {}),
     }
     print(json.dumps(measured), flush=True)
     leave()
