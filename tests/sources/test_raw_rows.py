@@ -37,14 +37,6 @@ from energy_data.sources.webdataset import WebdatasetSource, open_dataset
 from energy_data.tasks.collate import collate, stack_or_list
 
 
-@pytest.fixture
-def stacked(monkeypatch):
-    """The tensors that were copied into their batch."""
-    stack, seen = torch.stack, []
-    monkeypatch.setattr(torch, "stack", lambda *a, **k: seen.extend(a[0]) or stack(*a, **k))
-    return seen
-
-
 class KeepsSamples(DefaultTaskEncoder):
     def __init__(self):
         self.seen = []

@@ -38,14 +38,6 @@ from energy_data.sources.prepare import prepare
 
 
 @pytest.fixture
-def stacked(monkeypatch):
-    """The tensors that were copied into their batch."""
-    stack, seen = torch.stack, []
-    monkeypatch.setattr(torch, "stack", lambda *a, **k: seen.extend(a[0]) or stack(*a, **k))
-    return seen
-
-
-@pytest.fixture
 def alone(monkeypatch):
     """The samples that were not what was hoped for."""
     read, seen = tar_raw.read_alone, []
