@@ -30,7 +30,7 @@ from energy_data.nodes.read import OnError
 from energy_data.pipeline import Pipeline
 from energy_data.references import OrderSpec
 from energy_data.source import Source
-from energy_data.sources.decode import Decoder, check_decoders
+from energy_data.sources.decode import Overrides, check_decoders
 from energy_data.sources.open import open_source
 from energy_data.sources.typed import open_typed
 from energy_data.spec import Spec
@@ -39,7 +39,6 @@ from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.trust import Trust
 
 Samples = Literal["dicts", "typed"]
-Decoders = Mapping[str, Decoder | Literal["bytes"]]
 
 T_batch = TypeVar("T_batch", default=dict[str, Any])  # what the default task encoder makes
 
@@ -67,7 +66,7 @@ def get_train_dataset(
     budget_tokens: int | None = None,
     shuffle_over_epochs_multiplier: int | None = 1,
     samples: Samples = "dicts",
-    decoders: Decoders | None = None,
+    decoders: Overrides | None = None,
     allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
@@ -166,7 +165,7 @@ def get_val_dataset(
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
     samples: Samples = "dicts",
-    decoders: Decoders | None = None,
+    decoders: Overrides | None = None,
     allow_modules: Sequence[str] = (),
 ) -> Dataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
@@ -225,7 +224,7 @@ def get_val_datasets(
     even_batches: EvenBatches | None = None,
     packing_buffer_size: int | None = None,
     samples: Samples = "dicts",
-    decoders: Decoders | None = None,
+    decoders: Overrides | None = None,
     allow_modules: Sequence[str] = (),
 ) -> list[tuple[Dataset[T_batch], Leaf]]:
     """Return the validation stream of each leaf by itself, with the leaf; as `get_val_dataset`."""
@@ -308,7 +307,7 @@ def _order(
     path: str | Path | Mapping[str, Any],
     split_part: str,
     samples: Samples,
-    decoders: Decoders | None,
+    decoders: Overrides | None,
     allow_modules: Sequence[str],
 ) -> OrderSpec:
     options = _options(allow_modules)
@@ -321,7 +320,7 @@ def _order(
     )
 
 
-def _opener(samples: Samples, decoders: Decoders | None, options: Options) -> OpenSource:
+def _opener(samples: Samples, decoders: Overrides | None, options: Options) -> OpenSource:
     if samples not in get_args(Samples):
         raise SpecError(f"samples: must be 'dicts' or 'typed', got {samples!r}.")
     if samples == "dicts":

@@ -36,6 +36,8 @@ from energy_data.sources.raw_tensor import RawTensor
 Buffer = bytes | memoryview
 Decoder = Callable[[bytes], Any]
 """What users override an extension with. Whatever it raises makes a bad sample."""
+Overrides = Mapping[str, Decoder | Literal["bytes"]]
+"""Extension of a part (`png`, or more exactly `seg.png`) -> what it is decoded by; goes first."""
 
 LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
 _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
@@ -47,7 +49,7 @@ class Decoding:
     """How the parts of a dataset become values."""
 
     mode: Literal["auto", "bytes"] = "auto"  # "bytes": nothing is decoded
-    overrides: Mapping[str, Decoder | Literal["bytes"]] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=dict)
     images: ImageMode = "torchrgb8"
 
     def decoder(self, extension: str) -> Callable[[Buffer], Any]:
@@ -69,7 +71,7 @@ class Decoding:
         return _DECODERS.get(last, bytes)
 
 
-def check_decoders(decoders: Mapping[str, Any]) -> Mapping[str, Decoder | Literal["bytes"]]:
+def check_decoders(decoders: Mapping[str, Any]) -> Overrides:
     """Return overrides as they are. SpecError for what cannot be one."""
     if not isinstance(decoders, Mapping):
         raise SpecError(f"decoders: must be a dict by extension, got {decoders!r}.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from energy_data.source import Source
 from energy_data.sources.dataset_yaml import check_dataset_config
-from energy_data.sources.decode import Decoder
+from energy_data.sources.decode import Overrides
 from energy_data.sources.jsonl import is_jsonl, open_jsonl
 from energy_data.sources.webdataset import open_dataset
 
@@ -21,7 +21,7 @@ def open_source(
     subflavors: Mapping[str, Any] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
-    decoders: Mapping[str, Decoder | Literal["bytes"]] | None = None,
+    decoders: Overrides | None = None,
 ) -> Source:
     """Return the samples of one part of a dataset, as dicts of parts by extension.
 

@@ -21,7 +21,7 @@ from energy_data.errors import ExcludedError, SampleError, SpecError, StructureE
 from energy_data.rows import rows_of_one
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
-from energy_data.sources.decode import Decoder, Decoding
+from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders
 from energy_data.sources.tar_headers import BLOCK
@@ -45,7 +45,7 @@ def open_dataset(
     subset: tuple[int, int | None] | None = None,
     subflavors: Mapping[str, Any] | None = None,
     decode: Literal["auto", "bytes"] = "auto",
-    decoders: Mapping[str, Decoder | Literal["bytes"]] | None = None,
+    decoders: Overrides | None = None,
     split_config: str | None = None,
 ) -> WebdatasetSource:
     """Return the samples of one part of a dataset; reads its small files only.
