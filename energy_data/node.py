@@ -124,7 +124,10 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
     def cursors(self) -> list[Cursor]:
         """Return a snapshot of the whole tree, parents first; for `go_back`."""
-        return [node.cursor.copy() for _, node in self.walk()]
+        found: list[Cursor] = [self.cursor.copy()]
+        for child in self.children.values():
+            found += child.cursors()
+        return found
 
     def go_back(self, cursors: Sequence[Cursor]) -> None:
         """Go to the place of a snapshot."""

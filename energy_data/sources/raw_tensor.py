@@ -53,9 +53,10 @@ class RawTensor:
     dtype: torch.dtype = field(converter=_dtype)
     shape: tuple[int, ...] = field(converter=_shape)
 
-    @property
-    def num_bytes(self) -> int:
-        """What a part has."""
+    num_bytes: int = field(init=False, eq=False, repr=False)  # that a part has
+
+    @num_bytes.default
+    def _count(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
     def __call__(self, data: Buffer) -> torch.Tensor:

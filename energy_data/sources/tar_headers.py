@@ -36,6 +36,7 @@ _WEIGHTS[11:, 1] = 8 ** np.arange(5, -1, -1)
 _CHECKSUM_BLANK = 8 * 32  # the checksum counts its own field as spaces
 _ADLER = 65521
 
+_REGULAR = ord("0")
 REGULAR = (0, ord("0"), ord("7"))
 PAX = ord("x")  # heads records about the file that follows
 _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
@@ -144,6 +145,26 @@ def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:
     try:
         return block[: block.index(0)].decode(), size, block[156] == PAX
     except ValueError:  # a name that is no UTF-8 or fills its field
+        return None
+
+
+def size_field_of(size: int) -> bytes:
+    """Return how plain headers say the size of a payload, 12 bytes; more if it is too large."""
+    return b"%011o\0" % size
+
+
+def plain_name(block: bytes, size: bytes) -> str | None:
+    """Return the name in a header, or None unless it is plain, of a file, with this size field.
+
+    As `plain_header`, in two thirds of the time.
+    """
+    if block[124:136] != size or block[156] != _REGULAR or block[345] or block[:2] == b"__":
+        return None
+    if zlib.adler32(block) & 0xFFFF != _plain_sum(block[148:156]) + 1:
+        return None
+    try:
+        return block[: block.index(0)].decode()
+    except ValueError:  # as in `plain_header`
         return None
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from energy_data.errors import SampleError
-from energy_data.rows import Row
+from energy_data.rows import Rows, make_row
 from energy_data.sample import Sample
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import read_alone, take_parts
-from energy_data.sources.tar_headers import BLOCK, PAX, Bools, Headers, are_idle, parse_headers
-from energy_data.sources.tar_samples import Bytes, Spans
+from energy_data.sources.tar_headers import BLOCK, are_idle, plain_header, plain_name, size_field_of
+from energy_data.sources.tar_samples import Origin, Spans
 
 _MOST_BEHIND = 65536  # bytes of other parts that are read with the tensor
 _PATIENCE = 8  # samples that begin otherwise and teach nothing
@@ -26,6 +24,11 @@ class Beginning(NamedTuple):
 
     tensor: RawTensor
     lead: int = BLOCK
+
+    def instead(self, lead: bytes) -> Beginning | None:
+        """Return what a sample seems to begin with that does not begin so; None: no idea."""
+        hopeful = self.lead == BLOCK and _is_pax(lead)
+        return self._replace(lead=_WITH_PAX) if hopeful else None
 
     @classmethod
     def of(cls, overrides: Mapping[str, Any]) -> Beginning | None:
@@ -52,89 +55,76 @@ class Begun:
 
 
 def read_raw(
-    spans: Spans, rows: Sequence[Row], data: memoryview, beginning: Beginning
+    spans: Spans, places: Sequence[int], rows: Rows, beginning: Beginning
 ) -> tuple[list[Sample | SampleError], dict[int, Beginning | None]]:
     """Return the samples in the order of `spans`; and what those that begin otherwise begin with.
 
-    rows: for each sample the one that its tensor is read into; data: the bytes of all rows. A
-    sample that begins otherwise, or in which much follows, is read again, alone.
+    places: for each sample the row that its tensor is read into. A sample that begins otherwise, or
+    in which much follows, is read again, alone.
     """
-    heads, tails = _load(spans, rows, data, beginning)
-    headers, fits = _fitting(heads, beginning)
+    whole, size_field = rows.whole, size_field_of(beginning.tensor.num_bytes)
     pad = -beginning.tensor.num_bytes % BLOCK
+    name_in = plain_name if beginning.lead == BLOCK else _name_behind_pax
     found: list[Sample | SampleError] = []
-    others: list[int] = []
-    for number, (name, good) in enumerate(zip(headers.names, fits.tolist(), strict=True)):
-        decoders, subflavors = spans.origins[number]
-        key, _, extension = name.partition(".")
-        sample: Sample | SampleError | None = None
-        if good and key and decoders.find_sane(extension) == beginning.tensor:
+    others: dict[int, Beginning | None] = {}
+    seen: tuple[Origin | None, str] = None, ""
+    is_tensor = False  # of parts that have this origin and extension
+    loaded = _load(spans, places, rows.data, beginning)
+    columns = zip(loaded, places, spans.origins, spans.sources, strict=True)
+    for number, ((lead, tail), place, origin, source) in enumerate(columns):
+        key, _, extension = (name_in(lead, size_field) or "").partition(".")
+        if key and (extension != seen[1] or origin is not seen[0]):
+            seen = origin, extension
+            is_tensor = origin.decoders.find_sane(extension) == beginning.tensor
+        if key and is_tensor:
             sample = {
                 "__key__": key,
-                "__subflavors__": subflavors,
-                "__sources__": spans.sources[number],
-                extension: rows[number],
+                "__subflavors__": origin.subflavors,
+                "__sources__": source,
+                extension: make_row((whole, place)),
             }
-            if number in tails and not take_parts(sample, tails[number], pad, decoders):
-                sample = None
-        if sample is None:
-            others.append(number)
-            sample = read_alone(spans.place(number), decoders, subflavors)
-        found.append(sample)
-    return found, _seeming(heads, others, beginning)
+            if not tail or take_parts(sample, tail, pad, origin.decoders):
+                found.append(sample)
+                continue
+        others[number] = beginning.instead(lead)
+        found.append(read_alone(spans.place(number), *origin))
+    return found, others
 
 
 def _load(
-    spans: Spans, rows: Sequence[Row], data: memoryview, beginning: Beginning
-) -> tuple[Bytes, dict[int, bytes]]:
-    """Read all samples; return their headers, uint8 [n, lead], and what follows their tensors.
+    spans: Spans, places: Sequence[int], data: memoryview, beginning: Beginning
+) -> Iterator[tuple[bytes, bytes]]:
+    """Read the samples; yield the headers of each, and what follows its tensor if more than zeros.
 
-    Samples that are too small or too large have headers of zeros, as none has.
+    Nothing of samples that are too small or too large.
     """
-    lead, size = beginning.lead, beginning.tensor.num_bytes
-    heads = np.zeros((len(rows), lead), np.uint8)
-    head, tails = heads.reshape(-1).data, dict[int, bytes]()
-    least = lead + size + -size % BLOCK
+    begins, ends, size = spans.begins, spans.ends, beginning.tensor.num_bytes
+    pad, least = -size % BLOCK, beginning.lead + size
+    lead = bytearray(beginning.lead)
+    head = memoryview(lead)
     for file, run in spans.runs():
         for number in range(run.start, run.stop):
-            begin, at = spans.begins[number], rows[number].number * size
-            num_bytes = spans.ends[number] - begin
-            if not least <= num_bytes <= least + _MOST_BEHIND:
-                continue
-            buffers = [head[number * lead : (number + 1) * lead], data[at : at + size]]
-            if num_bytes > least:  # other parts follow
-                tail = bytearray(num_bytes - lead - size)
-                file.read_parts([*buffers, memoryview(tail)], begin, num_bytes)
-                tails[number] = bytes(tail)
+            begin, at = begins[number], places[number] * size
+            num_behind = ends[number] - begin - least
+            if num_behind == pad:
+                file.read_parts([head, data[at : at + size]], begin, least)
+                yield bytes(lead), b""
+            elif pad < num_behind <= _MOST_BEHIND:
+                tail = bytearray(num_behind)
+                buffers = [head, data[at : at + size], memoryview(tail)]
+                file.read_parts(buffers, begin, least + num_behind)
+                yield bytes(lead), bytes(tail)
             else:
-                file.read_parts(buffers, begin, lead + size)
-    return heads, tails
+                yield b"", b""
 
 
-def _fitting(heads: Bytes, beginning: Beginning) -> tuple[Headers, Bools]:
-    """Return the headers of the tensors' files, and which of them are as they should be."""
-    headers = parse_headers(np.ascontiguousarray(heads[:, -BLOCK:]))
-    regular = (headers.kinds == ord("0")) | (headers.kinds == 0)
-    fits = headers.plain & regular & (headers.sizes == beginning.tensor.num_bytes)
-    if beginning.lead == _WITH_PAX:
-        fits &= _are_pax(heads)
-        for row in fits.nonzero()[0].tolist():
-            fits[row] = are_idle(heads[row, BLOCK:-BLOCK].tobytes())
-    return headers, fits
+def _name_behind_pax(lead: bytes, size: bytes) -> str | None:
+    """Return what `plain_name` does of the header behind pax records, if they change nothing."""
+    idle = _is_pax(lead) and are_idle(lead[BLOCK:-BLOCK])
+    return plain_name(lead[-BLOCK:], size) if idle else None
 
 
-def _are_pax(heads: Bytes) -> Bools:
-    """Return which rows begin with the header of pax records that one block holds."""
-    headers = parse_headers(np.ascontiguousarray(heads[:, :BLOCK]))
-    few = (headers.sizes > 0) & (headers.sizes <= BLOCK)
-    pax: Bools = headers.plain & few & (headers.kinds == PAX)
-    return pax
-
-
-def _seeming(heads: Bytes, others: list[int], beginning: Beginning) -> dict[int, Beginning | None]:
-    """Return what samples seem to begin with that do not begin as it was hoped; None: no idea."""
-    if not others or beginning.lead != BLOCK:
-        return dict.fromkeys(others)
-    with_pax = beginning._replace(lead=_WITH_PAX)
-    are_pax = _are_pax(heads[others]).tolist()
-    return {number: with_pax if pax else None for number, pax in zip(others, are_pax, strict=True)}
+def _is_pax(lead: bytes) -> bool:
+    """Return whether it begins with the header of pax records that one block holds."""
+    header = plain_header(lead, 0)
+    return header is not None and header[2] and 0 < header[1] <= BLOCK

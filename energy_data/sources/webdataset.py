@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
-from energy_data.rows import rows_of_one
+from energy_data.rows import new_rows
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
 from energy_data.sources.decode import Decoding, Overrides
@@ -283,11 +283,10 @@ def _read_rows(
         return None
     if beginning.tensor.num_bytes * count > 2 * num_bytes:  # before memory is taken for it
         return None
-    made = rows_of_one(count, beginning.tensor.shape, beginning.tensor.dtype)
-    if made is None:
+    rows = new_rows(count, beginning.tensor.shape, beginning.tensor.dtype)
+    if rows is None:
         return None
-    rows = list(map(made.rows.__getitem__, order.tolist()))
-    found, otherwise = read_raw(spans, rows, made.data, beginning)
+    found, otherwise = read_raw(spans, order.tolist(), rows, beginning)
     first = 0
     for source, wanted in requests:
         behind = first + len(wanted)

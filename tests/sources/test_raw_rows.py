@@ -29,7 +29,7 @@ from energy_data import (
 from energy_data.leaves import Leaf
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.rows import rows_of_one
+from energy_data.rows import make_row, new_rows
 from energy_data.sources import webdataset
 from energy_data.sources.decode import Decoding
 from energy_data.sources.prepare import prepare
@@ -148,7 +148,7 @@ def test_samples_that_a_dataset_excludes_take_no_memory(tmp_path, monkeypatch):
     split = path / ".nv-meta" / "split.yaml"
     said = yaml.safe_load(split.read_text())
     split.write_text(yaml.safe_dump({**said, "exclude": ["a.tar/0003"]}))
-    monkeypatch.setattr(webdataset, "rows_of_one", lambda *_: pytest.fail("rows were made"))
+    monkeypatch.setattr(webdataset, "new_rows", lambda *_: pytest.fail("rows were made"))
     assert sum(len(batch["__key__"]) for batch in stream(path)) == 39
 
 
@@ -175,7 +175,8 @@ def test_others_take_the_rows_of_samples_left_out(tmp_path, stacked):
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), min_size=1, max_size=8))
 def test_rows_in_any_order_are_gathered_as_they_would_be_stacked(places):
-    wholes = [rows_of_one(6, SHAPE, torch.float32).rows for _ in range(2)]
+    made = [new_rows(6, SHAPE, torch.float32).whole for _ in range(2)]
+    wholes = [[make_row((whole, number)) for number in range(6)] for whole in made]
     for number, row in enumerate(row for rows in wholes for row in rows):
         row.tensor.fill_(number)
     tensors = [values(number) for number in range(100, 106)]
