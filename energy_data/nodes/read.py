@@ -102,10 +102,9 @@ class ReadNode(Node[Sample, ReadCursor]):
 
     def draw(self, count: int) -> list[Sample]:
         drawn = self._drawn(self.references.draw(count), rows=self.rows_join)
-        bad = [sample for sample in drawn if type(sample) is not dict]
-        if not bad:
+        if {*map(type, drawn)} <= {dict}:  # none is bad
             self.cursor.failures = 0
-            return drawn  # type: ignore[return-value]  # all are samples: none is bad
+            return drawn  # type: ignore[return-value]  # as no type checker can know
         return self._without_bad(drawn)
 
     def draw_marked(self, count: int) -> list[tuple[Mark, Sample]]:

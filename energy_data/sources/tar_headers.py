@@ -136,8 +136,7 @@ def are_idle(records: bytes) -> bool:
 def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:
     """Return name, size and whether it heads pax records, or None if it needs a closer look."""
     block = data[at : at + BLOCK]
-    # Adler-32's low half is 1 + the sum of all bytes: the fastest sum there is in Python.
-    if zlib.adler32(block) & 0xFFFF != _plain_sum(block[148:156]) + 1:
+    if zlib.adler32(block) & 0xFFFF != _plain_check(block[148:156]):
         return None
     size = _plain_size(block[124:136])
     if size < 0 or block[345] or block[156] not in _PLAIN_KINDS or block[:2] == b"__":
@@ -160,7 +159,7 @@ def plain_name(block: bytes, size: bytes) -> str | None:
     """
     if block[124:136] != size or block[156] != _REGULAR or block[345] or block[:2] == b"__":
         return None
-    if zlib.adler32(block) & 0xFFFF != _plain_sum(block[148:156]) + 1:
+    if zlib.adler32(block) & 0xFFFF != _plain_check(block[148:156]):
         return None
     try:
         return block[: block.index(0)].decode()
@@ -169,13 +168,14 @@ def plain_name(block: bytes, size: bytes) -> str | None:
 
 
 @lru_cache(_REMEMBERED)
-def _plain_sum(field: bytes) -> int:
-    """Return the sum of all bytes of a header with this checksum field, or -2 if it is not plain.
+def _plain_check(field: bytes) -> int:
+    """Return the low half of the Adler-32 of a header with this checksum field; -1 if not plain.
 
-    Both fields are remembered: a dataset has few sums, and mostly few sizes.
+    It is 1 + the sum of all bytes, and the fastest sum there is in Python. Both fields are
+    remembered: a dataset has few sums, and mostly few sizes.
     """
     check = _octal(field[:6], field[6:7])
-    return check - _CHECKSUM_BLANK + sum(field) if check >= 0 else -2
+    return 1 + check - _CHECKSUM_BLANK + sum(field) if check >= 0 else -1
 
 
 @lru_cache(_REMEMBERED)

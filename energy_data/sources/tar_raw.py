@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from energy_data.errors import SampleError
@@ -12,7 +13,7 @@ from energy_data.sample import Sample
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import read_alone, take_parts
 from energy_data.sources.tar_headers import BLOCK, are_idle, plain_header, plain_name, size_field_of
-from energy_data.sources.tar_samples import Origin, Spans
+from energy_data.sources.tar_samples import Spans
 
 _MOST_BEHIND = 65536  # bytes of other parts that are read with the tensor
 _PATIENCE = 8  # samples that begin otherwise and teach nothing
@@ -67,14 +68,13 @@ def read_raw(
     name_in = plain_name if beginning.lead == BLOCK else _name_behind_pax
     found: list[Sample | SampleError] = []
     others: dict[int, Beginning | None] = {}
-    seen: tuple[Origin | None, str] = None, ""
-    is_tensor = False  # of parts that have this origin and extension
+    known, ending, is_tensor = None, "", False  # whether parts of that origin and extension are it
     loaded = _load(spans, places, rows.data, beginning)
     columns = zip(loaded, places, spans.origins, spans.sources, strict=True)
-    for number, ((lead, tail), place, origin, source) in enumerate(columns):
+    for (lead, tail), place, origin, source in columns:
         key, _, extension = (name_in(lead, size_field) or "").partition(".")
-        if key and (extension != seen[1] or origin is not seen[0]):
-            seen = origin, extension
+        if key and (extension != ending or origin is not known):
+            known, ending = origin, extension
             is_tensor = origin.decoders.find_sane(extension) == beginning.tensor
         if key and is_tensor:
             sample = {
@@ -86,8 +86,8 @@ def read_raw(
             if not tail or take_parts(sample, tail, pad, origin.decoders):
                 found.append(sample)
                 continue
-        others[number] = beginning.instead(lead)
-        found.append(read_alone(spans.place(number), *origin))
+        others[len(found)] = beginning.instead(lead)
+        found.append(read_alone(spans.place(len(found)), *origin))
     return found, others
 
 
@@ -98,14 +98,14 @@ def _load(
 
     Nothing of samples that are too small or too large.
     """
-    begins, ends, size = spans.begins, spans.ends, beginning.tensor.num_bytes
+    size = beginning.tensor.num_bytes
     pad, least = -size % BLOCK, beginning.lead + size
     lead = bytearray(beginning.lead)
     head = memoryview(lead)
+    bounds = zip(spans.begins, spans.ends, places, strict=True)
     for file, run in spans.runs():
-        for number in range(run.start, run.stop):
-            begin, at = begins[number], places[number] * size
-            num_behind = ends[number] - begin - least
+        for begin, end, place in islice(bounds, run.stop - run.start):
+            at, num_behind = place * size, end - begin - least
             if num_behind == pad:
                 file.read_parts([head, data[at : at + size]], begin, least)
                 yield bytes(lead), b""
