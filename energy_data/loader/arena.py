@@ -14,7 +14,6 @@ import io
 import mmap
 import os
 import pickle
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.errors import EnergyDataError
-from energy_data.loader.draft import Draft, Slot, aligned, anchored
+from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
 from energy_data.sample import SampleSource
 
 _PAGE = mmap.PAGESIZE  # the first page is the worker's, to say what it is at
@@ -57,8 +56,8 @@ class ArenaWriter:
         self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
-        self._drafted: set[int] = set()  # slots that something in this process may still look at
-        self._let_go: deque[int] = deque()  # of those; filled by finalizers, which may run anywhere
+        self._drafted: dict[int, Watch] = {}  # slots that this process may still look at
+        self._let_go: deque[Watch] = deque()  # of those
         self._sent: set[int] = set()  # slots that the trainer has
         self._retired: list[int] = []  # not told to the trainer yet
         self._made = 0
@@ -72,9 +71,10 @@ class ArenaWriter:
             slot = self._take(self._usual)
         except ArenaFullError:
             return None
-        self._drafted.add(slot.number)
         memory = memoryview(self.memory)[slot.offset : slot.offset + slot.size]
-        return Draft(slot, memory, self._let_go.append)
+        draft = Draft(slot, memory, self._let_go)
+        self._drafted[slot.number] = draft.watch
+        return draft
 
     def write(self, batch: Any, draft: Draft | None = None) -> Parcel:
         """Return the batch as a parcel. ArenaFullError if there is no room for it now.
@@ -136,7 +136,8 @@ class ArenaWriter:
     def _take(self, size: int) -> Slot:
         """Return a slot of at least `size` bytes: a free one, else a new one."""
         while self._let_go:
-            self._drafted.discard(number := self._let_go.popleft())
+            number = self._let_go.popleft().number
+            del self._drafted[number]
             if number not in self._sent:
                 self._free.add(number)
         fitting = [self._slots[n] for n in self._free if self._slots[n].size >= size]
@@ -198,8 +199,9 @@ class ArenaReader:
         self._memory = _mapped(fd)
         self._pin = pin
         self._slots: dict[int, memoryview] = {}
-        self._freed: deque[int] = deque()  # filled by finalizers, which may run anywhere
-        self._in_use = 0  # slots with views that are alive, as far as `freed` was asked
+        self._in_use: dict[int, Watch] = {}  # slots with views, as far as `freed` was asked
+        self._freed: deque[Watch] = deque()  # of those
+        self._unread: list[int] = []  # slots of batches that nobody will read
 
     @property
     def first_page(self) -> bytes:
@@ -218,8 +220,7 @@ class ArenaReader:
             if self._pin is not None:
                 self._pin(memory)
         anchor = anchored(memory)
-        weakref.finalize(anchor, self._freed.append, number).atexit = False
-        self._in_use += 1
+        self._in_use[number] = Watch.over(anchor, number, self._freed)
         view = memoryview(anchor).cast("B")
         *buffers, (begin, end) = parcel.spans
         views = [view[first:stop] for first, stop in buffers]
@@ -229,25 +230,24 @@ class ArenaReader:
         """Free the slot of a parcel that nobody will read."""
         self._forget(parcel.retired)
         if parcel.pickled is None:
-            self._in_use += 1
-            self._freed.append(parcel.slot.number)
+            self._unread.append(parcel.slot.number)
 
     @property
     def in_use(self) -> int:
         """The number of slots with views that are alive."""
-        return self._in_use - len(self._freed)
+        return len(self._in_use) - len(self._freed)
 
     @property
     def has_freed(self) -> bool:
         """Whether slots were freed since the last call of `freed`."""
-        return bool(self._freed)
+        return bool(self._freed or self._unread)
 
     def freed(self) -> list[int]:
         """Return the slots freed since the last call."""
-        slots = []
+        slots, self._unread = self._unread, []
         while self._freed:
-            slots.append(self._freed.popleft())
-        self._in_use -= len(slots)
+            slots.append(number := self._freed.popleft().number)
+            del self._in_use[number]
         return slots
 
     def _forget(self, retired: Sequence[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections import deque
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,21 +19,37 @@ class Slot(NamedTuple):
     size: int
 
 
+class Watch(weakref.ref[Any]):
+    """Is put into a queue when the memory of a slot is in use no more, by whatever thread.
+
+    As long as it is kept. No code of ours runs then, which might be within anything.
+    """
+
+    __slots__ = ("number",)
+
+    number: int  # of the slot
+
+    @classmethod
+    def over(cls, anchor: Any, number: int, ended: deque[Watch]) -> Watch:
+        """Watch what `anchored` returned."""
+        watch = cls(anchor, ended.append)
+        watch.number = number
+        return watch
+
+
 class Draft:
     """Gives memory of one slot, piece by piece; a `energy_data.memory.Place`.
 
-    memory: of the slot, writable. returned: called with the slot's number, by whatever thread, when
-    nothing of it is in use in this process any more.
+    memory: of the slot, writable. ended: gets `watch` when nothing of it is in use in this process.
     """
 
-    def __init__(self, slot: Slot, memory: memoryview, returned: Callable[[int], None]) -> None:
+    def __init__(self, slot: Slot, memory: memoryview, ended: deque[Watch]) -> None:
         self.slot = slot
         self.end = 0  # of what was taken
         anchor = anchored(memory)
-        weakref.finalize(anchor, returned, slot.number).atexit = False
+        self.watch = Watch.over(anchor, slot.number, ended)
         self._begin = ctypes.addressof(anchor)
         self._view: memoryview | None = memoryview(anchor).cast("B")
-        self._anchor: Callable[[], object] = weakref.ref(anchor)
 
     def take(self, num_bytes: int) -> memoryview | None:
         """Return so many bytes that nobody else has; None if they are not there."""
@@ -53,7 +69,7 @@ class Draft:
     def close(self) -> bool:
         """Give no more memory; return whether all that was given is out of use here."""
         self._view = None
-        return self._anchor() is None
+        return self.watch() is None
 
 
 def anchored(memory: memoryview) -> Any:

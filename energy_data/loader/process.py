@@ -9,8 +9,9 @@ import re
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import FileIO
+from types import TracebackType
 from typing import Any
 from weakref import ref
 
@@ -45,6 +46,32 @@ class WorkerGoneError(Exception):
     """The process has ended; not for users: it is started again."""
 
 
+class _Conversation:
+    """Whatever ends a part of it half-way, a signal handler that raises too, ends all of it.
+
+    (`contextlib.contextmanager` takes three times as long, several times per batch.)
+    """
+
+    def __init__(self) -> None:
+        self.is_broken = False  # in the middle of a message: what comes next makes no sense
+
+    def __enter__(self) -> None:
+        if self.is_broken:
+            raise WorkerGoneError
+        self.is_broken = True
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.is_broken = False
+        elif isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+            self.is_broken = False
+            raise WorkerGoneError from error
+        elif isinstance(error, WorkerGoneError | EnergyDataError):
+            self.is_broken = False
+
+
 class WorkerProcess:
     """One worker process and the memory it shares with us."""
 
@@ -61,6 +88,7 @@ class WorkerProcess:
         context: Any = multiprocessing.get_context(start_method)  # typeshed knows no Process on it
         prepare(start_method)
         began = time.perf_counter()
+        self._talk = _Conversation()
         ours, theirs = context.Pipe()
         self._line = Line(ours)
         self._handle: FileIO | None = None
@@ -85,7 +113,6 @@ class WorkerProcess:
         self._is_closed = False
         self._generation = 0
         self._untold = 0  # messages taken since we last said so
-        self.interrupted = False  # in the middle of a message: what comes next makes no sense
         # Seconds that somebody waited for the process to be there.
         self.starting_s = time.perf_counter() - began
 
@@ -96,6 +123,11 @@ class WorkerProcess:
         return self._arena
 
     @property
+    def interrupted(self) -> bool:
+        """Whether an exception in this process ended the conversation, or we did."""
+        return self._talk.is_broken
+
+    @property
     def slots_in_use(self) -> int:
         """The number of batches in the memory of the worker that somebody looks at."""
         return self._arena.in_use if self._arena else 0
@@ -103,7 +135,7 @@ class WorkerProcess:
     def begin(self, place: Go) -> None:
         """Tell the worker to begin at a place; what it sent until now is void."""
         self._generation += 1
-        with self._whole():
+        with self._talk:
             self._tell_taken()
             send_order(self._line, place._replace(generation=self._generation))
 
@@ -112,12 +144,12 @@ class WorkerProcess:
         while True:
             if self._arena is None and not self._met(timeout_s):
                 return None
-            with self._whole():
+            with self._talk:
                 self._tell_taken()
             if not self._wait(timeout_s):
                 return None
-            with self._whole():
-                message: Message = receive(self._line.connection)
+            with self._talk:
+                message: Message = receive(self._line)
             self._untold += 1
             if message.kind == "unfit":
                 raise _unfit(message)
@@ -189,7 +221,7 @@ class WorkerProcess:
 
     def hang_up(self) -> None:
         """Close the connection: the worker then ends. It is as if it had been interrupted."""
-        self.interrupted = True
+        self._talk.is_broken = True
         # First: from the moment that it is closed, its number may be that of another open file.
         _OPEN.discard(ref(self))
         self._line.hang_up()
@@ -231,7 +263,7 @@ class WorkerProcess:
         self.starting_s += time.perf_counter() - began
         if not ready:
             return False
-        with self._whole():
+        with self._talk:
             memory, self._stacks = receive_files(self._line, 2)
             with memory:
                 self._arena = ArenaReader(memory.fileno(), self._pin)
@@ -241,31 +273,15 @@ class WorkerProcess:
         """Wait for a message. WorkerGoneError if the process has ended and there is none."""
         milliseconds = None if timeout_s is None else min(timeout_s * 1000, _MAX_POLL_MS)
         ready = self._news.poll(milliseconds)
-        if ready and self._line.connection.fileno() not in dict(ready):
+        if ready and self._line.fd not in dict(ready):
             raise WorkerGoneError
         return bool(ready)
 
     def _tell_taken(self) -> None:
         freed = self._arena.freed() if self._arena else []
         if freed or self._untold:
-            send(self._line.connection, Taken(self._untold, freed))
+            send(self._line, Taken(self._untold, freed))
             self._untold = 0
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Whatever ends this half-way, a signal handler that raises too, ends the conversation."""
-        if self.interrupted:
-            raise WorkerGoneError
-        self.interrupted = True
-        try:
-            yield
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self.interrupted = False
-            raise WorkerGoneError from error
-        except (WorkerGoneError, EnergyDataError):
-            self.interrupted = False
-            raise
-        self.interrupted = False
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import socket
+import struct
 import traceback
 from io import FileIO
 from multiprocessing.connection import Connection
@@ -14,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 from energy_data.errors import EnergyDataError
 from energy_data.loader.arena import Parcel
 from energy_data.meter import Spent
+
+_LENGTH = struct.Struct("<Q")  # bytes of the message that follows
 
 
 class Go(NamedTuple):
@@ -51,6 +54,7 @@ class Line:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.fd = connection.fileno()  # -1 as soon as it is closed: the number may become another's
         self.files = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(connection.fileno())
         )
@@ -64,22 +68,44 @@ class Line:
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
                 self.files.shutdown(socket.SHUT_RDWR)
+        self.fd = -1
         self.files.close()
         self.connection.close()
 
 
-def send(connection: Connection, message: Message | Taken | None) -> None:
+def send(line: Line, message: Message | Taken | None) -> None:
     """Send a message.
 
-    `Connection.send` lends out its buffer: if the other end is gone, Python 3.13 says so on stderr
-    when the error is collected. And it takes longer.
+    As `Connection.send` does, in a third of the time. And that lends out its buffer: if the other
+    end is gone, Python 3.13 says so on stderr when the error is collected.
     """
-    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    data = _LENGTH.pack(len(data)) + data
+    sent = os.write(line.fd, data)
+    while sent < len(data):
+        sent += os.write(line.fd, memoryview(data)[sent:])
 
 
-def receive(connection: Connection) -> Any:
+def receive(line: Line) -> Any:
     """Return the next message; wait for it. EOFError if the other end is gone."""
-    return pickle.loads(connection.recv_bytes())  # noqa: S301 - sent by our own process
+    head = os.read(line.fd, _LENGTH.size)
+    if len(head) < _LENGTH.size:
+        head = _rest(line, head, _LENGTH.size)
+    (length,) = _LENGTH.unpack(head)
+    data = os.read(line.fd, length)
+    if len(data) < length:
+        data = _rest(line, data, length)
+    return pickle.loads(data)  # noqa: S301 - sent by our own process
+
+
+def _rest(line: Line, part: bytes, length: int) -> bytes:
+    """Return so many bytes of a message of which a part was read."""
+    parts = [part]
+    while part and (length := length - len(part)):
+        parts.append(part := os.read(line.fd, length))
+    if not part:
+        raise EOFError
+    return b"".join(parts)
 
 
 def send_order(line: Line, go: Go) -> None:
@@ -87,7 +113,7 @@ def send_order(line: Line, go: Go) -> None:
     with os.fdopen(os.memfd_create("energy_data_order", os.MFD_CLOEXEC), "wb") as order:
         pickle.dump(go, order)
         order.flush()
-        send(line.connection, None)
+        send(line, None)
         send_files(line, [order.fileno()])
 
 

@@ -88,9 +88,8 @@ class _Worker(Ahead[Message]):
     def __init__(self, setup: Setup, line: Line) -> None:
         super().__init__()
         self.line, self.prefetch = line, setup.prefetch
-        self.connection = setup.connection
         self.told = select.poll()  # `Connection.poll` makes one each time
-        self.told.register(setup.connection.fileno(), select.POLLIN)
+        self.told.register(line.fd, select.POLLIN)
         self.arena = ArenaWriter(setup.arena_bytes)
         self.status = Status(self.arena.memory)
         send_files(self.line, [self.arena.fd, self.status.stacks])
@@ -103,9 +102,9 @@ class _Worker(Ahead[Message]):
         try:
             unpacked: Run[Any] = pickle.loads(run)  # noqa: S301 - pickled by our own trainer
         except Exception as error:
-            send(self.connection, Message(-1, "unfit", 0, error=portable(error)))
+            send(self.line, Message(-1, "unfit", 0, error=portable(error)))
             # The trainer may be about to send, and would take an end for a crash.
-            while os.read(self.connection.fileno(), select.PIPE_BUF):
+            while os.read(self.line.fd, select.PIPE_BUF):
                 pass
             raise EOFError from error
         return unpacked
@@ -113,7 +112,7 @@ class _Worker(Ahead[Message]):
     def run(self) -> None:
         while True:
             while self.waiting or self.ahead >= self.prefetch or self.told.poll(0):
-                self.obey(receive(self.connection))
+                self.obey(receive(self.line))
             with contextlib.suppress(_AbandonedError):
                 self.produce()
 
@@ -132,7 +131,7 @@ class _Worker(Ahead[Message]):
         )
 
     def hand_over(self, message: Message) -> None:
-        send(self.connection, message)
+        send(self.line, message)
 
     def made(self, lane: int) -> Message:
         message = Message(self.go.generation, "batch", self.batch)
@@ -208,7 +207,7 @@ class _Worker(Ahead[Message]):
                 self.meter.charge(SENDING, time.perf_counter() - began)
                 return parcel
             generation = self.go.generation
-            self.obey(receive(self.connection))
+            self.obey(receive(self.line))
             self.meter.charge(HELD, time.perf_counter() - began)
             if self.go.generation != generation:
                 raise _AbandonedError

@@ -45,13 +45,19 @@ def test_a_state_taken_in_a_signal_handler_at_any_time_is_that_of_a_batch(worker
         alone.next_batch()
     loader = worker_loader(spec, workers=workers, start_method=method, prefetch=1)
     loader.next_batch()
-    seen = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(loader.state_dict()))
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    seen, pause_s = [], 0.0005
+
+    def look(*_):
+        seen.append(loader.state_dict())
+        signal.setitimer(signal.ITIMER_REAL, pause_s)  # before, they pile up on a slow machine
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, pause_s)
     try:
         for _ in range(99):
             loader.next_batch()
     finally:
+        pause_s = 0
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert len(seen) > 50
