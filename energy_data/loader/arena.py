@@ -289,8 +289,12 @@ def _reduced(tensor: torch.Tensor) -> Any:
     """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]  # torch has no types here
-    flat = tensor.detach().contiguous().reshape(-1)
-    array: Any = flat.view(torch.uint8).numpy()  # its stubs call it a buffer from 3.12 on
+    whole = tensor.contiguous()
+    array: Any  # its stubs call it a buffer from 3.12 on
+    try:
+        array = whole.numpy()
+    except TypeError:  # numpy lacks its dtype
+        array = whole.reshape(-1).view(torch.uint8).numpy()
     return tensor_of, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
 
 
