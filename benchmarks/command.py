@@ -66,10 +66,26 @@ def show(lines: list[list[str]]) -> None:
         print(f"| {' | '.join(padded)} |")
 
 
-def circumstances() -> str:
-    """Return in words when, on what, and beside how much other work this is measured."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    models = {text.partition(":")[2].strip() for text in info if text.startswith("model name")}
-    cores = f"{os.cpu_count()} cores of {' / '.join(models) or platform.machine()}"
-    now = datetime.now(UTC).isoformat(timespec="minutes")
-    return f"{now}, {cores}, load {os.getloadavg()[0]:.1f}"
+class Circumstances:
+    """When, on what, and beside how much else something is measured, from now on."""
+
+    def __init__(self) -> None:
+        info = Path("/proc/cpuinfo").read_text().splitlines()
+        models = {text.partition(":")[2].strip() for text in info if text.startswith("model name")}
+        self._cores = f"{os.cpu_count()} cores of {' / '.join(models) or platform.machine()}"
+        self._began = datetime.now(UTC).isoformat(timespec="minutes")
+        self._load, self._ticks = os.getloadavg()[0], _ticks()
+
+    def told(self) -> str:
+        """Return them in words. "Stolen": what other virtual machines had of the time asked for."""
+        asked, stolen = (now - then for now, then in zip(_ticks(), self._ticks, strict=True))
+        loads = f"load {self._load:.1f} to {os.getloadavg()[0]:.1f}"
+        return f"{self._began}, {self._cores}, {loads}, {stolen / max(asked, 1):.0%} stolen"
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the ticks of all cores that were asked for, and those of them that were stolen."""
+    user, nice, system, _idle, _io, irq, softirq, stolen, *_ = map(
+        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    )
+    return user + nice + system + irq + softirq + stolen, stolen
