@@ -220,24 +220,24 @@ class WebdatasetSource(Source):
 Requests = list[tuple[WebdatasetSource, list[int]]]
 
 
-def _sorted(indices: Int64s) -> tuple[Int64s, list[int]]:
+def _sorted(indices: Int64s) -> tuple[list[int], list[int]]:
     wanted = np.asarray(indices, np.int64)
     order = wanted.argsort(kind="stable")
-    return order, wanted[order].tolist()
+    return order.tolist(), wanted[order].tolist()
 
 
 def _requests(
     sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
-) -> tuple[Int64s, Requests]:
+) -> tuple[list[int], Requests]:
     """Return places in what is asked, and what that is, source by source, sorted."""
     order = np.lexsort((indices, numbers))
     numbers, wanted = numbers[order], indices[order].tolist()
     bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
     runs = zip(numbers[bounds[:-1]].tolist(), pairwise(bounds), strict=True)
-    return order, [(sources[number], wanted[first:end]) for number, (first, end) in runs]
+    return order.tolist(), [(sources[number], wanted[first:end]) for number, (first, end) in runs]
 
 
-def _read(requests: Requests, order: Int64s | None = None) -> list[Sample | SampleError]:
+def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | SampleError]:
     """Return the samples of sorted indices, request by request.
 
     order: places of the samples in what is asked, if tensors may be rows in that order.
@@ -266,7 +266,7 @@ def _read(requests: Requests, order: Int64s | None = None) -> list[Sample | Samp
 
 
 def _read_rows(
-    requests: Requests, spans: Spans, order: Int64s, num_bytes: int
+    requests: Requests, spans: Spans, order: list[int], num_bytes: int
 ) -> list[Sample | SampleError] | None:
     """Return the samples, if they seem to begin with tensors of one kind."""
     beginning, count = requests[0][0].beginning, len(spans.ends)
@@ -279,7 +279,7 @@ def _read_rows(
     rows = new_rows(count, beginning.tensor.shape, beginning.tensor.dtype)
     if rows is None:
         return None
-    found, otherwise = read_raw(spans, order.tolist(), rows, beginning)
+    found, otherwise = read_raw(spans, order, rows, beginning)
     first = 0
     for source, wanted in requests:
         behind = first + len(wanted)
@@ -291,11 +291,14 @@ def _read_rows(
     return found
 
 
-def _in_order(order: Int64s, found: list[Sample | SampleError]) -> list[Sample | SampleError]:
+def _in_order(
+    order: list[int], found: Sequence[Sample | SampleError]
+) -> list[Sample | SampleError]:
     """Return what was found for place `order[n]` of a list at n as that list."""
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return list(map(found.__getitem__, places.tolist()))
+    samples: list[Sample | SampleError] = [{}] * len(order)
+    for place, sample in zip(order, found, strict=True):
+        samples[place] = sample
+    return samples
 
 
 _SOURCE = partial(tuple.__new__, SampleSource)  # half the time of SampleSource(*fields)
