@@ -17,19 +17,15 @@ from interrupting import take_among_interrupts
 from trees import batches, finite, leaf, samples
 
 from energy_data.leaves import Leaf
-from energy_data.loader import hosts, threads
-from energy_data.loader.crew import PoolOptions, WorkerError
-from energy_data.loader.cuda import Cuda
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.hosts import host_of
-from energy_data.loader.loader import Loader
+from energy_data.loader import threads
+from energy_data.loader.crew import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.tasks.stateless import stateless
 from energy_data.testing import NumberSource
 from loader import encoders
-from loader.encoders import collating, encoding
+from loader.encoders import collating, encoding, tensors
 from loader.own_time import until
 from loader.workers import QUICK, crew, descriptors, worker_loader
 from loader.workers import threads as worker_threads
@@ -341,6 +337,10 @@ def test_the_numbers_for_people_are_those_without_threads(workers):
     assert stats.seconds["the task encoder, encoding samples"] > 0
 
 
+def tensors_of(spec):
+    return BatchSpec(of=spec.of, batch_size=4, collate=tensors, aligned=spec.aligned)
+
+
 @pytest.mark.parametrize("method", QUICK)
 @pytest.mark.parametrize("even_batches", ["drop", "short", "pad"])
 def test_passes_of_two_ranks_end_as_without_workers(method, even_batches):
@@ -361,47 +361,3 @@ def test_passes_of_two_ranks_end_as_without_workers(method, even_batches):
         return given
 
     assert passes(2) == passes(0)
-
-
-def tensors(batch):
-    return {"n": torch.tensor([sample["number"] for sample in batch]), "keys": [1]}
-
-
-def tensors_of(spec):
-    return BatchSpec(of=spec.of, batch_size=4, collate=tensors, aligned=spec.aligned)
-
-
-class FakeCuda(Cuda):
-    """Says that there is a GPU; what it pins is another tensor."""
-
-    def __init__(self, pinned):
-        self.ours = pinned
-
-    def available(self):
-        return True
-
-    def pinner(self):
-        assert threading.current_thread() is threading.main_thread()  # whose GPU it is
-
-        def pinned(tensor):
-            assert threading.current_thread().name.startswith("energy_data worker")
-            self.ours.append(tensor.clone())
-            return self.ours[-1]
-
-        return pinned
-
-
-@pytest.mark.parametrize(("pin_memory", "pins"), [("auto", True), (True, True), (False, False)])
-def test_batches_of_threads_are_copied_to_pinned_memory_where_there_is_a_gpu(
-    monkeypatch, pin_memory, pins
-):
-    pinned = []
-    monkeypatch.setattr(hosts, "Cuda", lambda: FakeCuda(pinned))
-    config = worker_loader(collating(tensors)).dataset.worker_config
-    dataset = Dataset(spec=collating(tensors), worker_config=config)
-    host = host_of(dataset, PoolOptions(start_method="thread"), pin_memory=pin_memory)
-    with Loader(dataset, host) as loader:
-        given = list(islice(loader, 4))
-    assert all(any(batch["n"] is one for one in pinned) == pins for batch in given)
-    expected = list(islice(worker_loader(collating(tensors), workers=0), 4))
-    assert [one["n"].tolist() for one in given] == [one["n"].tolist() for one in expected]
