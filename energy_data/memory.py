@@ -9,7 +9,8 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Protocol
+from pickle import PickleBuffer
+from typing import Any, Protocol
 
 import torch
 
@@ -49,3 +50,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         if memory is not None:
             return torch.frombuffer(memory, dtype=dtype).reshape(*shape)
     return torch.empty(*shape, dtype=dtype, device="cpu")  # whatever the default device is
+
+
+def buffer_of(tensor: torch.Tensor) -> PickleBuffer:
+    """Return the bytes of a contiguous tensor on the CPU that needs no gradient."""
+    array: Any  # numpy's stubs call it a buffer from 3.12 on
+    try:
+        array = tensor.numpy()
+    except TypeError:  # numpy lacks its dtype
+        array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return PickleBuffer(array)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energy_data.memory import empty
+from energy_data.memory import buffer_of, empty
 
 _FEWEST = 4096  # bytes of a row; to copy less costs nothing
 
@@ -47,11 +47,10 @@ class Rows(NamedTuple):
 
 def new_rows(count: int, shape: Sequence[int], dtype: torch.dtype) -> Rows | None:
     """Return `count` rows with any contents, to be values of samples; None if it does not pay."""
-    num_bytes = prod(shape) * dtype.itemsize
-    if not count or num_bytes < _FEWEST:
+    if not count or prod(shape) * dtype.itemsize < _FEWEST:
         return None
-    data = empty((count * num_bytes,), torch.uint8)  # numpy has no bfloat16
-    return Rows(data.view(dtype).view(count, *shape), data.numpy().data)
+    whole = empty((count, *shape), dtype)
+    return Rows(whole, buffer_of(whole).raw())
 
 
 def gathered(values: Sequence[Any]) -> torch.Tensor | None:

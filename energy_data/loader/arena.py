@@ -22,6 +22,7 @@ import torch
 
 from energy_data.errors import EnergyDataError
 from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
+from energy_data.memory import buffer_of
 from energy_data.sample import SampleSource
 
 _PAGE = mmap.PAGESIZE  # the first page is the worker's, to say what it is at
@@ -199,18 +200,23 @@ class ArenaReader:
         self._memory = _mapped(fd)
         self._pin = pin
         self._slots: dict[int, memoryview] = {}
-        self._in_use: dict[int, Watch] = {}  # slots with views, as far as `freed` was asked
+        # Slots with batches, as far as `freed` was asked; None: nobody has looked at it yet.
+        self._in_use: dict[int, Watch | None] = {}
         self._freed: deque[Watch] = deque()  # of those
-        self._unread: list[int] = []  # slots of batches that nobody will read
 
     @property
     def first_page(self) -> bytes:
         """The page the worker writes to at any time."""
         return self._memory[:_PAGE]
 
+    def expect(self, parcel: Parcel) -> None:
+        """Take over a parcel that has come. If it is not read by the next `freed`, it never is."""
+        self._forget(parcel.retired)
+        if parcel.pickled is None:
+            self._in_use[parcel.slot.number] = None
+
     def read(self, parcel: Parcel) -> Any:
         """Return the batch, as views of the slot. The slot is freed when the last view dies."""
-        self._forget(parcel.retired)
         if parcel.pickled is not None:
             return pickle.loads(parcel.pickled)  # noqa: S301 - written by our own worker
         number, offset, size = parcel.slot
@@ -226,12 +232,6 @@ class ArenaReader:
         views = [view[first:stop] for first, stop in buffers]
         return pickle.loads(view[begin:end], buffers=views)  # noqa: S301 - as above
 
-    def discard(self, parcel: Parcel) -> None:
-        """Free the slot of a parcel that nobody will read."""
-        self._forget(parcel.retired)
-        if parcel.pickled is None:
-            self._unread.append(parcel.slot.number)
-
     @property
     def in_use(self) -> int:
         """The number of slots with views that are alive."""
@@ -240,13 +240,16 @@ class ArenaReader:
     @property
     def has_freed(self) -> bool:
         """Whether slots were freed since the last call of `freed`."""
-        return bool(self._freed or self._unread)
+        return bool(self._freed)
 
     def freed(self) -> list[int]:
         """Return the slots freed since the last call."""
-        slots, self._unread = self._unread, []
         while self._freed:
-            slots.append(number := self._freed.popleft().number)
+            watch = self._freed.popleft()
+            if self._in_use.get(watch.number) is watch:  # else an interrupt came before it counted
+                self._in_use[watch.number] = None
+        slots = [number for number, watch in self._in_use.items() if watch is None]
+        for number in slots:
             del self._in_use[number]
         return slots
 
@@ -289,13 +292,7 @@ def _reduced(tensor: torch.Tensor) -> Any:
     """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]  # torch has no types here
-    whole = tensor.contiguous()
-    array: Any  # its stubs call it a buffer from 3.12 on
-    try:
-        array = whole.numpy()
-    except TypeError:  # numpy lacks its dtype
-        array = whole.reshape(-1).view(torch.uint8).numpy()
-    return tensor_of, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
+    return tensor_of, (buffer_of(tensor.contiguous()), tensor.dtype, tuple(tensor.shape))
 
 
 def _reduced_source(source: SampleSource) -> Any:

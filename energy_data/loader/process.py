@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import re
@@ -37,7 +38,7 @@ _KILL_S = 5.0  # seconds the kernel has to end one that was killed; one stuck in
 _START_S = 120.0  # seconds a new process has to import what it needs, if `timeout_s` is shorter
 _ANSWER_S = 1.0  # seconds a worker has to say at which sample it is
 _SERVER_GONE = 255  # what multiprocessing says of all children of a fork server that is dead
-_MAX_POLL_MS = (1 << 31) - 1
+_LOOK_S = 0.5  # between two looks whether somebody, perhaps a signal handler, has closed it
 # Below it is how processes are started, and in a fork all that the trainer was doing.
 _LAST_FRAME = re.compile(rf'\n  File "{re.escape(main.__code__.co_filename)}", line \d+ in main\n')
 
@@ -150,13 +151,13 @@ class WorkerProcess:
                 return None
             with self._talk:
                 message: Message = receive(self._line)
+                if message.parcel is not None:
+                    self.arena.expect(message.parcel)
             self._untold += 1
             if message.kind == "unfit":
                 raise _unfit(message)
             if message.generation == self._generation:
                 return message
-            if message.parcel is not None:
-                self.arena.discard(message.parcel)
 
     def check_start(self) -> None:
         """Raise EnergyDataError if the process ended by itself before it was a worker."""
@@ -271,11 +272,16 @@ class WorkerProcess:
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Wait for a message. WorkerGoneError if the process has ended and there is none."""
-        milliseconds = None if timeout_s is None else min(timeout_s * 1000, _MAX_POLL_MS)
-        ready = self._news.poll(milliseconds)
-        if ready and self._line.fd not in dict(ready):
-            raise WorkerGoneError
-        return bool(ready)
+        left_s = math.inf if timeout_s is None else timeout_s
+        while True:
+            if self._talk.is_broken:  # what is polled may be open again, as something else
+                raise WorkerGoneError
+            ready = self._news.poll(min(left_s, _LOOK_S) * 1000)
+            if ready and self._line.fd not in dict(ready):
+                raise WorkerGoneError
+            left_s -= _LOOK_S
+            if ready or left_s <= 0:
+                return bool(ready)
 
     def _tell_taken(self) -> None:
         freed = self._arena.freed() if self._arena else []

@@ -36,12 +36,14 @@ _WEIGHTS[11:, 1] = 8 ** np.arange(5, -1, -1)
 _CHECKSUM_BLANK = 8 * 32  # the checksum counts its own field as spaces
 _ADLER = 65521
 
-_REGULAR = ord("0")
 REGULAR = (0, ord("0"), ord("7"))
 PAX = ord("x")  # heads records about the file that follows
 _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
 _EXTENDED = frozenset(b"LKxgX")  # they say something about the member that follows
-_PLAIN_KINDS = b"0\0x"
+_FILES = b"0\0"
+_PLAIN_KINDS = _FILES + b"x"
+_ENDS = b"\0 "  # of a number
+_NAME = 100  # bytes of the field
 _REMEMBERED = 4096  # distinct fields of headers
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
@@ -142,29 +144,30 @@ def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:
     if size < 0 or block[345] or block[156] not in _PLAIN_KINDS or block[:2] == b"__":
         return None
     try:
-        return block[: block.index(0)].decode(), size, block[156] == PAX
+        return block[: block.index(0, 0, _NAME)].decode(), size, block[156] == PAX
     except ValueError:  # a name that is no UTF-8 or fills its field
         return None
 
 
-def size_field_of(size: int) -> bytes:
-    """Return how plain headers say the size of a payload, 12 bytes; more if it is too large."""
-    return b"%011o\0" % size
+def size_digits(size: int) -> bytes:
+    """Return how plain headers say the size of a payload: 11 digits; more if it is too large."""
+    return b"%011o" % size
 
 
 def plain_name(block: bytes, size: bytes) -> str | None:
-    """Return the name in a header, or None unless it is plain, of a file, with this size field.
+    """Return the name in the header of a file with these digits of a size; None if not plain.
 
-    As `plain_header`, in two thirds of the time.
+    As `parse_headers` does, for one.
     """
-    if block[124:136] != size or block[156] != _REGULAR or block[345] or block[:2] == b"__":
+    if block[124:135] != size or block[135] not in _ENDS or block[156] not in _FILES:
         return None
-    if zlib.adler32(block) & 0xFFFF != _plain_check(block[148:156]):
+    if block[:2] == b"__" or zlib.adler32(block) & 0xFFFF != _plain_check(block[148:156]):
         return None
-    try:
-        return block[: block.index(0)].decode()
-    except ValueError:  # as in `plain_header`
-        return None
+    end = block.find(0, 0, _NAME)
+    name = str(block[: end if end >= 0 else _NAME], "utf-8", "surrogateescape")
+    if block[345] and block[257:263] == b"ustar\0":  # GNU tars keep other things in this place
+        name = f"{_text(block[345:500])}/{name}"
+    return None if name.startswith("__") else name
 
 
 @lru_cache(_REMEMBERED)

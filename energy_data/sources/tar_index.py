@@ -51,7 +51,7 @@ class Shard(NamedTuple):
     """An open tar, and where its samples are."""
 
     file: File
-    offsets: Offsets  # uint64 [samples + 1], ascending, in whole blocks
+    offsets: Offsets  # uint64 [samples + 1]
     stamp: int | None  # of the index when it was loaded
 
 
@@ -136,7 +136,6 @@ def _load(index: str, file: File, count: int) -> Offsets:
         os.close(fd)
     offsets = np.frombuffer(data, "<u8")
     _check_end(offsets, file)
-    _check_order(offsets, file)
     if facts.st_mtime_ns < file.mtime_ns:
         _probe(offsets, file)
     return offsets
@@ -150,18 +149,6 @@ def _check_end(offsets: Offsets, file: File) -> None:
     left = min(BLOCK, file.size - end)
     if left and file.read(end, left) != ZEROS[:left]:
         raise _fault(file, "more follows where its index says that the last sample ends", end)
-
-
-def _check_order(offsets: Offsets, file: File) -> None:
-    """Raise StructureError unless samples follow each other, in whole blocks.
-
-    So that nobody has to look at their offsets one by one.
-    """
-    wrong = (offsets[1:] <= offsets[:-1]) | (offsets[:-1] % BLOCK != 0)
-    if wrong.any():
-        begin, end = offsets[(row := int(wrong.argmax())) : row + 2].tolist()
-        problem = f"its index has a sample from byte {begin} to {end}, which cannot be"
-        raise _fault(file, problem, begin)
 
 
 def _probe(offsets: Offsets, file: File) -> None:

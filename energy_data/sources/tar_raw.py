@@ -12,7 +12,7 @@ from energy_data.rows import Rows, make_row
 from energy_data.sample import Sample
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import read_alone, take_parts
-from energy_data.sources.tar_headers import BLOCK, are_idle, plain_header, plain_name, size_field_of
+from energy_data.sources.tar_headers import BLOCK, are_idle, plain_header, plain_name, size_digits
 from energy_data.sources.tar_samples import Spans
 
 _MOST_BEHIND = 65536  # bytes of other parts that are read with the tensor
@@ -63,7 +63,7 @@ def read_raw(
     places: for each sample the row that its tensor is read into. A sample that begins otherwise, or
     in which much follows, is read again, alone.
     """
-    whole, size_field = rows.whole, size_field_of(beginning.tensor.num_bytes)
+    whole, digits = rows.whole, size_digits(beginning.tensor.num_bytes)
     pad = -beginning.tensor.num_bytes % BLOCK
     name_in = plain_name if beginning.lead == BLOCK else _name_behind_pax
     found: list[Sample | SampleError] = []
@@ -72,7 +72,7 @@ def read_raw(
     loaded = _load(spans, places, rows.data, beginning)
     columns = zip(loaded, places, spans.origins, spans.sources, strict=True)
     for (lead, tail), place, origin, source in columns:
-        key, _, extension = (name_in(lead, size_field) or "").partition(".")
+        key, _, extension = (name_in(lead, digits) or "").partition(".")
         if key and (extension != ending or origin is not known):
             known, ending = origin, extension
             is_tensor = origin.decoders.find_sane(extension) == beginning.tensor

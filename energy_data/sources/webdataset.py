@@ -24,6 +24,7 @@ from energy_data.source import Source
 from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders
+from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
@@ -176,19 +177,25 @@ class WebdatasetSource(Source):
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise IndexError(f"index {wrong} of {self._length} samples")
-        after = 0  # index of the first sample of the next shard
+        after = 0  # first sample of the next shard
         for index in wanted:
-            if index >= after:
-                shard = bisect_right(self._after, index + self._first)
-                after = self._after[shard] - self._first
+            at = index + self._first
+            if at >= after:
+                shard = bisect_right(self._after, at)
+                after = self._after[shard]
                 first = after - self._counts[shard]
                 file, table, _ = open_shard(self._places.get(shard) or self._place(shard))
                 offsets, name = table.data, self.shards[shard]
+                floor, last = 0, offsets[-1]
                 spans.files.append(file)
                 spans.file_rows.append(len(begins))
-            number = index - first
-            begins.append(offsets[number])
-            ends.append(offsets[number + 1])
+            number = at - first
+            begin, end = offsets[number], offsets[number + 1]
+            if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
+                raise _impossible(file.path, begin, end, last)
+            floor = end  # where the next sample may begin, unless it is the same again
+            begins.append(begin)
+            ends.append(end)
             sources.append((_SOURCE((path, name, number)),))
         spans.origins.extend(repeat(self._origin, len(wanted)))
         return sum(ends[known:]) - sum(begins[known:])
@@ -311,6 +318,15 @@ def _plain(path: str, split_part: str) -> SplitPart:
             "Name that, or run `energy-data prepare` to split it."
         )
     return find_plain(path)
+
+
+def _impossible(tar: str, begin: int, end: int, last: int) -> StructureError:
+    return StructureError(
+        f"its index has a sample from byte {begin} to {end} of {last}, which cannot be. "
+        "Run `energy-data prepare --force`.",
+        shard=tar,
+        offset=begin,
+    )
 
 
 def _fingerprint(part: SplitPart, split_part: str, first: int, length: int) -> str:

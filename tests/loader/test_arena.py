@@ -17,6 +17,7 @@ import pytest
 import torch
 from trees import leaf, samples
 
+from energy_data.loader import draft
 from energy_data.loader.arena import ArenaFullError, ArenaReader, ArenaWriter
 from energy_data.nodes.batch import BatchSpec
 from loader.workers import descriptors, worker_loader
@@ -33,7 +34,9 @@ class Arena:
 
     def sent(self, batch):
         self.writer.free(self.reader.freed())
-        return self.reader.read(self.writer.write(batch))
+        parcel = self.writer.write(batch)
+        self.reader.expect(parcel)
+        return self.reader.read(parcel)
 
     @property
     def slots(self) -> int:
@@ -367,3 +370,33 @@ def test_descriptors_do_not_grow_with_batches_kept_or_not(count):
     assert descriptors() <= before + 2
     kept.clear()
     loader.close()
+
+
+def test_the_slot_of_a_batch_that_nobody_reads_is_freed_once():
+    arena = Arena()
+    arena.reader.expect(arena.writer.write(LONG))
+    assert arena.reader.in_use == 1
+    assert arena.reader.freed() == [0]
+    assert arena.reader.freed() == []
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_slot_of_a_batch_is_freed_once_if_its_reading_was_interrupted(monkeypatch, keeps):
+    arena, kept = Arena(), []
+
+    def over(*facts):
+        kept.append((facts[0], watched(*facts)))
+        raise KeyboardInterrupt
+
+    watched = draft.Watch.over
+    monkeypatch.setattr(draft.Watch, "over", over)
+    with pytest.raises(KeyboardInterrupt):
+        arena.sent(LONG)
+    if not keeps:  # as the traceback of an error does
+        kept.clear()
+    assert arena.reader.freed() == [0]
+    monkeypatch.setattr(draft.Watch, "over", watched)
+    again = arena.sent(LONG)
+    kept.clear()
+    assert arena.reader.freed() == []
+    assert same(again, LONG)

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import forkserver
 from traceback import format_exception
 
@@ -298,6 +298,16 @@ def test_a_dataset_that_cannot_be_made_in_a_worker_is_an_error_however_late_the_
     with pytest.raises(SpecError, match="arrived in the worker process, but cannot be made there"):
         worker.receive(10)
     worker.close()
+
+
+def test_a_worker_that_was_closed_is_gone_whatever_its_descriptors_are_by_now():
+    worker = process.WorkerProcess(b"", start_method="fork", prefetch=1, arena_bytes=1 << 20)
+    worker.close()
+    pipes = [os.pipe() for _ in range(8)]  # nothing ever comes
+    with pytest.raises(process.WorkerGoneError):
+        worker.receive(10)
+    for end in chain.from_iterable(pipes):
+        os.close(end)
 
 
 def test_with_fork_a_lambda_works():

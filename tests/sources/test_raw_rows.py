@@ -202,3 +202,8 @@ def test_datasets_of_equal_tensors_share_batches(tmp_path, stacked):
     for batch in islice(given, 20):
         assert batch["bin"][:, 0, 0, 0].tolist() == [int(key) for key in batch["__key__"]]
     assert len(stacked) <= 2 * 8  # now and then each is read by itself, to see how long it takes
+
+
+def test_a_batch_is_a_tensor_of_its_own(tmp_path):
+    batch = next(iter(stream(tensors(tmp_path))))["bin"]
+    assert batch.detach_() is batch  # which no view allows

@@ -64,6 +64,50 @@ def test_tensors_are_read_into_their_batch(tmp_path, stacked, alone, layout):
     assert not alone
 
 
+def ends_with_a_space(header):
+    header[135] = ord(" ")
+
+
+def is_of_v7(header):
+    header[156] = 0
+
+
+def is_not_utf8(header):
+    header[0] = 0xFF
+
+
+@pytest.mark.parametrize(
+    ("folder", "change"),
+    [
+        ("", ends_with_a_space),  # as libarchive writes them
+        ("", is_of_v7),
+        ("", is_not_utf8),
+        ("n" * 92, None),  # with it a name fills its field, and nothing ends it
+        ("n" * 70 + "/" + "n" * 60, None),
+    ],
+)
+def test_headers_of_all_writers_are_read_with_their_tensors(
+    tmp_path, stacked, alone, folder, change
+):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(40):
+            member = tarfile.TarInfo(f"{folder}{number:04d}.bin")
+            member.size = RAW.num_bytes
+            header = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
+            if change:
+                change(header)
+                header[148:156] = b" " * 8
+                header[148:155] = b"%06o\0" % sum(header)
+            tar.fileobj.write(header + payload(number))
+        tar.offset = tar.fileobj.tell()
+    prepare(tmp_path, workers=1)
+    batches = list(stream(tmp_path))
+    assert sum(len(batch["bin"]) for batch in batches) == 40
+    assert not stacked
+    assert not alone
+    assert plain(batches) == plain(stream(tmp_path, as_function))
+
+
 def test_headers_as_webdataset_writes_them_are_learned_from_the_first_samples(tmp_path, alone):
     path = tensors(tmp_path, kind=FORMATS["pax with times"])
     assert len(list(stream(path))) == 10

@@ -4,10 +4,18 @@ import tarfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from energy_data.sources.tar_headers import BLOCK, Fault, parse_headers, plain_header, walk
+from energy_data.sources.tar_headers import (
+    BLOCK,
+    Fault,
+    parse_headers,
+    plain_header,
+    plain_name,
+    size_digits,
+    walk,
+)
 from energy_data.sources.tar_names import split_name
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=120)
@@ -23,6 +31,9 @@ def headers(name, size, kind, mtime=0):
 
 @settings(max_examples=300, deadline=None)
 @given(NAMES, SIZES, st.sampled_from(KINDS))
+@example("n" * 95 + ".json", 5, tarfile.USTAR_FORMAT)  # fills its field: nothing ends it
+@example("n" * 50 + "/" + "n" * 60 + ".json", 5, tarfile.USTAR_FORMAT)
+@example("__/" + "n" * 100, 5, tarfile.USTAR_FORMAT)
 def test_all_ways_of_parsing_agree_with_tarfile(name, size, kind):
     try:
         data = headers(name, size, kind)
@@ -42,6 +53,9 @@ def test_all_ways_of_parsing_agree_with_tarfile(name, size, kind):
         assert found.kinds[1] == ord("0")
     quick = plain_header(data, 0)
     assert quick in (None, (member.name, size, False))
+    wanted = found.names[0] if found.plain.all() else None
+    assert plain_name(data, size_digits(size)) == wanted
+    assert plain_name(data, size_digits(size + 1)) is None
     if name.isascii() and len(name) < 100 and size < 8**11 and "\n" not in name:
         assert found.plain.all() != name.startswith("__")
         assert (quick is None) == name.startswith("__")
@@ -61,6 +75,7 @@ def test_no_changed_or_random_header_passes_for_a_plain_one(noise, place, change
     assert not found.plain.any()
     for data in (bytes(good), noise):
         assert plain_header(data, 0) is None
+        assert plain_name(data, data[124:135]) is None
         with pytest.raises(Fault):
             list(walk(lambda at, length, data=data: data[at : at + length], 0, BLOCK))
 
