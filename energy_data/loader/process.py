@@ -55,9 +55,10 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.is_broken = False  # in the middle of a message: what comes next makes no sense
+        self.is_over = False  # for good; a signal handler may say so in the middle of a part
 
     def __enter__(self) -> None:
-        if self.is_broken:
+        if self.is_broken or self.is_over:
             raise WorkerGoneError
         self.is_broken = True
 
@@ -126,7 +127,7 @@ class WorkerProcess:
     @property
     def interrupted(self) -> bool:
         """Whether an exception in this process ended the conversation, or we did."""
-        return self._talk.is_broken
+        return self._talk.is_broken or self._talk.is_over
 
     @property
     def slots_in_use(self) -> int:
@@ -222,7 +223,7 @@ class WorkerProcess:
 
     def hang_up(self) -> None:
         """Close the connection: the worker then ends. It is as if it had been interrupted."""
-        self._talk.is_broken = True
+        self._talk.is_over = True
         # First: from the moment that it is closed, its number may be that of another open file.
         _OPEN.discard(ref(self))
         self._line.hang_up()
@@ -274,7 +275,7 @@ class WorkerProcess:
         """Wait for a message. WorkerGoneError if the process has ended and there is none."""
         left_s = math.inf if timeout_s is None else timeout_s
         while True:
-            if self._talk.is_broken:  # what is polled may be open again, as something else
+            if self._talk.is_over:  # what is polled may be open again, as something else
                 raise WorkerGoneError
             ready = self._news.poll(min(left_s, _LOOK_S) * 1000)
             if ready and self._line.fd not in dict(ready):

@@ -20,7 +20,7 @@ from trees import batches, samples
 
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.leaves import Leaf
-from energy_data.loader import process
+from energy_data.loader import pool, process, wire
 from energy_data.loader.crew import PoolOptions, WorkerError
 from energy_data.loader.wire import Go
 from energy_data.nodes.leaf import LeafSpec
@@ -306,6 +306,25 @@ def test_a_worker_that_was_closed_is_gone_whatever_its_descriptors_are_by_now():
     pipes = [os.pipe() for _ in range(8)]  # nothing ever comes
     with pytest.raises(process.WorkerGoneError):
         worker.receive(10)
+    for end in chain.from_iterable(pipes):
+        os.close(end)
+
+
+def test_a_loader_closed_in_the_middle_of_a_message_waits_for_no_worker_of_before(monkeypatch):
+    loader = worker_loader(encoding(encoders.plain), start_method="fork", timeout_s=20)
+    given, pipes = [loader.next_batch() for _ in range(3)], []
+
+    def send(*facts):
+        wire.send(*facts)
+        if not pipes:  # as a signal handler may
+            loader.close()
+            pipes.extend(os.pipe() for _ in range(8))
+
+    monkeypatch.setattr(process, "send", send)
+    monkeypatch.setattr(pool.Pool, "_report_silence", lambda *_: pytest.fail("it waited in vain"))
+    given += [loader.next_batch() for _ in range(5)]
+    assert given == GOOD[:8]
+    loader.close()
     for end in chain.from_iterable(pipes):
         os.close(end)
 
