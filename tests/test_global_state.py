@@ -24,7 +24,7 @@ ALLOWED = {
     "storage.files:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
     "sources.tar_index:_SHARDS": "open shards, under a lock; what it gives is never changed",
     "sources.decode:_known_npy": "a cache; one step of the interpreter each to look up and to add",
-    "sources.tar_headers:_plain_sum": "lru_cache, which has a lock, of a pure function",
+    "sources.tar_headers:_plain_check": "lru_cache, which has a lock, of a pure function",
     "sources.tar_headers:_plain_size": "as above",
     "damage:kinds_of": "lru_cache of a pure function",
     "loader.draft:_bytes_kind": "lru_cache of a pure function; ctypes keeps the same kinds",
