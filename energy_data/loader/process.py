@@ -50,7 +50,7 @@ class WorkerGoneError(Exception):
 class _Conversation:
     """Whatever ends a part of it half-way, a signal handler that raises too, ends all of it.
 
-    (`contextlib.contextmanager` takes three times as long, several times per batch.)
+    (`contextlib.contextmanager` takes five times as long, several times per batch.)
     """
 
     def __init__(self) -> None:

@@ -76,8 +76,8 @@ class Line:
 def send(line: Line, message: Message | Taken | None) -> None:
     """Send a message.
 
-    As `Connection.send` does, in a third of the time. And that lends out its buffer: if the other
-    end is gone, Python 3.13 says so on stderr when the error is collected.
+    As `Connection.send` does, in a third of the bytecodes. And that lends out its buffer: if the
+    other end is gone, Python 3.13 says so on stderr when the error is collected.
     """
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     data = _LENGTH.pack(len(data)) + data
