@@ -40,7 +40,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	benchmarks/run
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard energy_data/sources/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -9,6 +9,7 @@ from typing import IO, Any
 import click
 
 from energy_data.errors import EnergyDataError
+from energy_data.sources.compiled import TAR
 
 COMMANDS = {
     "check": "energy_data.cli.check",
@@ -21,6 +22,8 @@ COMMANDS = {
     "state": "energy_data.cli.state",
 }
 """Name of a command -> the module that has it as `command`."""
+
+_COMPILED = "not compiled: reading takes longer" if TAR is None else "compiled"
 
 
 class Failure(click.ClickException):
@@ -58,7 +61,7 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("energy_data"), package_name="energy_data")
+@click.version_option(version("energy_data"), message=f"%(prog)s, version %(version)s, {_COMPILED}")
 def main() -> None:
     """One exact, resumable stream of training batches from many datasets."""
 

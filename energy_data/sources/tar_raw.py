@@ -8,12 +8,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from energy_data.errors import SampleError
-from energy_data.rows import Rows, make_row
+from energy_data.rows import Row, Rows, make_row
 from energy_data.sample import Sample
+from energy_data.sources import compiled
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import read_alone, take_parts
 from energy_data.sources.tar_headers import BLOCK, are_idle, plain_header, plain_name, size_digits
-from energy_data.sources.tar_samples import Spans
+from energy_data.sources.tar_samples import Origin, Spans
 
 _MOST_BEHIND = 65536  # bytes of other parts that are read with the tensor
 _PATIENCE = 8  # samples that begin otherwise and teach nothing
@@ -55,19 +56,50 @@ class Begun:
         return self.others > _PATIENCE and 2 * self.others > self.samples
 
 
+Others = dict[int, Beginning | None]
+"""Row of a sample that does not begin as it was hoped -> what it seems to begin with."""
+
+
 def read_raw(
-    spans: Spans, places: Sequence[int], rows: Rows, beginning: Beginning
-) -> tuple[list[Sample | SampleError], dict[int, Beginning | None]]:
+    spans: Spans, places: list[int], rows: Rows, beginning: Beginning
+) -> tuple[list[Sample | SampleError], Others]:
     """Return the samples in the order of `spans`; and what those that begin otherwise begin with.
 
     places: for each sample the row that its tensor is read into. A sample that begins otherwise, or
     in which much follows, is read again, alone.
     """
+    if compiled.TAR is None or beginning.lead != BLOCK:
+        return _read_raw(spans, places, rows, beginning)
+    tensor, read_rows = beginning.tensor, compiled.TAR.read_rows
+
+    def is_tensor(origin: Origin, extension: str) -> bool:
+        return origin.decoders.find_sane(extension) == tensor
+
+    found: list[Any] = []
+    special = 0
+    columns = spans.begins, spans.ends, spans.sources, spans.origins, places
+    data = rows.data, tensor.num_bytes, is_tensor, Row, rows.whole
+    for file, run in spans.runs():
+        special += read_rows(found, file.fileno(), *columns, run.start, run.stop, *data)
+    if not special:
+        return found, {}
+    left = [row for row, sample in enumerate(found) if sample is None]
+    there = [places[row] for row in left]
+    samples, others = _read_raw(spans.only(left), there, rows, beginning)
+    for row, sample in zip(left, samples, strict=True):
+        found[row] = sample
+    return found, {left[number]: seems for number, seems in others.items()}
+
+
+def _read_raw(
+    spans: Spans, places: Sequence[int], rows: Rows, beginning: Beginning
+) -> tuple[list[Sample | SampleError], Others]:
+    """Return the same as `read_raw`, by Python alone."""
     whole, digits = rows.whole, size_digits(beginning.tensor.num_bytes)
     pad = -beginning.tensor.num_bytes % BLOCK
     name_in = plain_name if beginning.lead == BLOCK else _name_behind_pax
     found: list[Sample | SampleError] = []
-    others: dict[int, Beginning | None] = {}
+    others: Others = {}
     known, ending, is_tensor = None, "", False  # whether parts of that origin and extension are it
     loaded = _load(spans, places, rows.data, beginning)
     columns = zip(loaded, places, spans.origins, spans.sources, strict=True)

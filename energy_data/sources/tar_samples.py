@@ -10,8 +10,8 @@ Whatever is not plain is read again by `read_alone`, header by header; it alone 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise, starmap
 from typing import Any, NamedTuple, cast
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from energy_data.errors import SampleError
 from energy_data.sample import Sample, SampleSource
+from energy_data.sources import compiled
 from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_part
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import Decoders, Place, read_alone, read_plain
@@ -33,6 +34,8 @@ _Part = tuple[int, str, int, int]  # row, name of the file, begin and end of its
 
 _WHOLE = 16384  # bytes; samples up to this size are read in one piece, then copied out of it
 _WINDOW = 2048  # bytes of larger ones that are read to find their headers
+_FEW = 32  # samples below which numpy does not pay
+_LARGE = 16384, 65536  # mean bytes of samples that are read faster each by itself
 _GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
@@ -62,14 +65,86 @@ class Spans:
         bounds = pairwise([*self.file_rows, len(self.begins)])
         return zip(self.files, starmap(slice, bounds), strict=True)
 
+    def only(self, rows: Sequence[int]) -> Spans:
+        """Return some of the rows, in order."""
+        part = Spans()
+        for file, run in self.runs():
+            chosen = rows[bisect_left(rows, run.start) : bisect_left(rows, run.stop)]
+            if chosen:
+                part.files.append(file)
+                part.file_rows.append(len(part.begins))
+            for row in chosen:
+                part.begins.append(self.begins[row])
+                part.ends.append(self.ends[row])
+                part.sources.append(self.sources[row])
+                part.origins.append(self.origins[row])
+        return part
+
     def place(self, row: int) -> Place:
         """Return the place of a row by itself."""
         file = self.files[bisect_right(self.file_rows, row) - 1]
         return Place(file, self.begins[row], self.ends[row], self.sources[row])
 
 
-def read_each(spans: Spans) -> list[Sample | SampleError]:
-    """Return the samples in the order of rows, each read in one piece: quicker for few, or large.
+def locate(
+    offsets: memoryview,
+    first: int,
+    wanted: list[int],
+    at: int,
+    begins: list[int],
+    ends: list[int],
+    sources: list[tuple[SampleSource]],
+    *source: Any,
+) -> int:
+    """Add to the lists where samples wanted[at:] of a shard are, as far as they are in it.
+
+    offsets: its index, uint64; its sample 0 is sample `first`. Returns the place in `wanted` of the
+    first one behind the shard; or ~place of one with offsets that cannot be.
+
+    Plain Python: numpy pays for many in a shard only.
+    """
+    count, floor, last = len(offsets) - 1, 0, offsets[-1]
+    kind, path, name = source
+    for place in range(at, len(wanted)):
+        number = wanted[place] - first
+        if number >= count:
+            return place
+        begin, end = offsets[number], offsets[number + 1]
+        if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
+            return ~place
+        floor = end  # where the next sample may begin, unless it is the same again
+        begins.append(begin)
+        ends.append(end)
+        sources.append((tuple.__new__(kind, (path, name, number)),))
+    return len(wanted)
+
+
+def read_all(spans: Spans) -> list[Sample | SampleError]:
+    """Return the samples in the order of rows, in the way that is quickest for them."""
+    count, num_bytes = len(spans.ends), sum(spans.ends) - sum(spans.begins)
+    if num_bytes <= count * _LARGE[1]:
+        if compiled.TAR is not None:
+            return _read_compiled(spans, compiled.TAR.read_plain)
+        if count < _FEW or num_bytes > count * _LARGE[0]:
+            return _read_each(spans)
+    return SampleReader(spans).read()
+
+
+def _read_compiled(spans: Spans, read_plain: Callable[..., int]) -> list[Sample | SampleError]:
+    found: list[Any] = []
+    special = 0
+    columns = spans.begins, spans.ends, spans.sources, spans.origins
+    for file, rows in spans.runs():
+        special += read_plain(found, file.fileno(), *columns, rows.start, rows.stop, decode_text)
+    if special:
+        left = [row for row, sample in enumerate(found) if sample is None]
+        for row, sample in zip(left, SampleReader(spans.only(left)).read(), strict=True):
+            found[row] = sample
+    return found
+
+
+def _read_each(spans: Spans) -> list[Sample | SampleError]:
+    """Return the samples, each read in one piece: quicker for few, or large.
 
     Of about one to four times `_WHOLE`.
     """

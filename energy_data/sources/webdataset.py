@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,20 +20,18 @@ from energy_data.errors import ExcludedError, SampleError, SpecError, StructureE
 from energy_data.rows import new_rows
 from energy_data.sample import Sample, SampleSource
 from energy_data.source import Source
+from energy_data.sources import compiled
 from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders
-from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
 from energy_data.sources.tar_raw import Beginning, Begun, read_raw
-from energy_data.sources.tar_samples import Origin, SampleReader, Spans, read_each
+from energy_data.sources.tar_samples import Origin, Spans, locate, read_all
 
 Int64s = npt.NDArray[np.int64]
 
-_FEW = 32  # samples below which numpy does not pay
-_LARGE = 16384, 65536  # mean bytes of samples that are read faster each by itself
 _HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
 
 
@@ -168,36 +165,26 @@ class WebdatasetSource(Source):
             file.will_need(first, last - first)
 
     def _locate(self, wanted: list[int], spans: Spans) -> int:
-        """Add where samples are to `spans`; return their bytes. wanted: in order.
-
-        Plain Python: numpy pays for many in a shard only.
-        """
+        """Add where samples are to `spans`; return their bytes. wanted: in order."""
         begins, ends, sources = spans.begins, spans.ends, spans.sources
-        path, known = self.path, len(begins)
+        known, count = len(begins), len(wanted)
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise IndexError(f"index {wrong} of {self._length} samples")
-        after = 0  # first sample of the next shard
-        for index in wanted:
-            at = index + self._first
-            if at >= after:
-                shard = bisect_right(self._after, at)
-                after = self._after[shard]
-                first = after - self._counts[shard]
-                file, table, _ = open_shard(self._places.get(shard) or self._place(shard))
-                offsets, name = table.data, self.shards[shard]
-                floor, last = 0, offsets[-1]
-                spans.files.append(file)
-                spans.file_rows.append(len(begins))
-            number = at - first
-            begin, end = offsets[number], offsets[number + 1]
-            if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
-                raise _impossible(file.path, begin, end, last)
-            floor = end  # where the next sample may begin, unless it is the same again
-            begins.append(begin)
-            ends.append(end)
-            sources.append((_SOURCE((path, name, number)),))
-        spans.origins.extend(repeat(self._origin, len(wanted)))
+        add = locate if compiled.TAR is None else compiled.TAR.locate
+        place = 0  # in `wanted`
+        while place < count:
+            shard = bisect_right(self._after, wanted[place] + self._first)
+            first = self._after[shard] - self._counts[shard] - self._first
+            file, table, _ = open_shard(self._places.get(shard) or self._place(shard))
+            spans.files.append(file)
+            spans.file_rows.append(len(begins))
+            source = SampleSource, self.path, self.shards[shard]
+            place = add(table.data, first, wanted, place, begins, ends, sources, *source)
+            if place < 0:
+                begin, end = table[wanted[~place] - first :][:2].tolist()
+                raise _impossible(file.path, begin, end, int(table[-1]))
+        spans.origins.extend(repeat(self._origin, count))
         return sum(ends[known:]) - sum(begins[known:])
 
     def _place(self, shard: int) -> tuple[str, str, int]:
@@ -255,12 +242,9 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
             located = source._locate(wanted, spans)
             source.bytes_read += located
             num_bytes += located
-        count = len(spans.ends)
         found = None if order is None else _read_rows(requests, spans, order, num_bytes)
-        if found is None and (count < _FEW or count * _LARGE[0] < num_bytes <= count * _LARGE[1]):
-            found = read_each(spans)
-        elif found is None:
-            found = SampleReader(spans).read()
+        if found is None:
+            found = read_all(spans)
     except StructureError as error:
         if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
             return [sample for request in requests for sample in _read([request])]
@@ -306,9 +290,6 @@ def _in_order(
     for place, sample in zip(order, found, strict=True):
         samples[place] = sample
     return samples
-
-
-_SOURCE = partial(tuple.__new__, SampleSource)  # half the time of SampleSource(*fields)
 
 
 def _plain(path: str, split_part: str) -> SplitPart:

@@ -44,6 +44,10 @@ class File:
         if self._fd >= 0:
             os.close(self._fd)
 
+    def fileno(self) -> int:
+        """Return its descriptor, which is open as long as this object lives."""
+        return self._fd
+
     @property
     def is_current(self) -> bool:
         """Whether its path still leads to it, and it was not written to since it was opened."""

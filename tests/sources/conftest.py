@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from energy_data.sources import compiled
+
 
 @pytest.fixture
 def stacked(monkeypatch):
@@ -10,3 +12,14 @@ def stacked(monkeypatch):
     stack, seen = torch.stack, []
     monkeypatch.setattr(torch, "stack", lambda *a, **k: seen.extend(a[0]) or stack(*a, **k))
     return seen
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def reading(request):
+    """Tars are read by the compiled part, then by Python alone: all is the same."""
+    if request.param == "compiled" and compiled.TAR is None:
+        pytest.skip("installed without a compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(compiled, "TAR", None)
+        yield

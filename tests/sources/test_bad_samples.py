@@ -11,6 +11,8 @@ from tars import bare, dataset, expected, one_shard, read_all, sample_files
 from energy_data.errors import SampleError, StructureError
 from energy_data.sources.webdataset import open_dataset
 
+pytestmark = pytest.mark.usefixtures("reading")
+
 
 def harmed(tmp_path, files, harm, row=7, size=40):
     """Return the samples of a shard whose bytes were changed after preparing, and the offsets."""

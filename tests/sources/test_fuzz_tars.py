@@ -19,6 +19,8 @@ from energy_data.sources.tar_scan import scan
 from energy_data.sources.webdataset import open_dataset
 from energy_data.storage.files import File
 
+pytestmark = pytest.mark.usefixtures("reading")
+
 COUNT = 40
 KINDS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 CASES = [(size, kind) for size in (40, 20_000) for kind in KINDS]

@@ -36,6 +36,8 @@ from energy_data import (
 from energy_data.sources import tar_raw
 from energy_data.sources.prepare import prepare
 
+pytestmark = pytest.mark.usefixtures("reading")
+
 
 @pytest.fixture
 def alone(monkeypatch):

@@ -11,6 +11,8 @@ from energy_data.sources.prepare import prepare
 from energy_data.sources.tar_prefix import prefix_names
 from energy_data.sources.webdataset import open_dataset
 
+pytestmark = pytest.mark.usefixtures("reading")
+
 LONG = "n" * 90
 
 

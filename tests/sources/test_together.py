@@ -7,6 +7,8 @@ from tars import bare, dataset
 from energy_data.errors import StructureError
 from energy_data.sources.webdataset import WebdatasetSource, open_dataset
 
+pytestmark = pytest.mark.usefixtures("reading")
+
 
 def sources_of(tmp_path, size):
     folders = [dataset(tmp_path / name, size=size) for name in "abc"]

@@ -18,6 +18,8 @@ from energy_data.sample import SampleSource
 from energy_data.sources.prepare import prepare
 from energy_data.sources.webdataset import open_dataset
 
+pytestmark = pytest.mark.usefixtures("reading")
+
 SIZES = [40, 600, 5_000, 40_000]  # in one piece, in several, with parts that are read by themselves
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

@@ -1,0 +1,263 @@
+/* Whole samples, decoded. Its Python: tar_samples.py. */
+
+#include "_tar.h"
+
+#include <unistd.h>
+
+enum {
+    WHOLE = 65536,   /* bytes; larger samples are left to Python */
+    GAP = 4096,      /* bytes between two samples that are cheaper to read than to skip */
+    SCRATCH = 4 * WHOLE,
+    REMEMBERED = 8,  /* extensions of a dataset */
+};
+
+/* What a dataset does with the parts of one extension. */
+typedef struct {
+    char text[EXTENSION];
+    Py_ssize_t length;
+    PyObject *name, *decode;
+} Part;
+
+/* The dataset of the sample before: mostly that of the next one too. */
+typedef struct {
+    PyObject *origin, *known; /* `tar_samples.Origin`, `Decoders.known` */
+    PyObject *decode_text;
+    Part parts[REMEMBERED];
+    int num_parts;
+} Dataset;
+
+/* Whether pax records leave name and size of their file as its header has them. */
+static int are_idle(const unsigned char *records, size_t size)
+{
+    return !memmem(records, size, "path=", 5) && !memmem(records, size, "size=", 5) &&
+           !memmem(records, size, "GNU.sparse", 10);
+}
+
+static void forget(Dataset *dataset)
+{
+    for (int n = 0; n < dataset->num_parts; n++) {
+        Py_CLEAR(dataset->parts[n].name);
+        Py_CLEAR(dataset->parts[n].decode);
+    }
+    dataset->num_parts = 0;
+    Py_CLEAR(dataset->origin);
+    Py_CLEAR(dataset->known);
+}
+
+/* Makes `dataset` that of the sample; false with an error set. */
+static int turn_to(Dataset *dataset, PyObject *origin)
+{
+    if (dataset->origin == origin)
+        return 1;
+    forget(dataset);
+    PyObject *decoders = PyTuple_GetItem(origin, 0);
+    dataset->known = decoders ? PyObject_GetAttrString(decoders, "known") : NULL;
+    if (!dataset->known)
+        return 0;
+    dataset->origin = Py_NewRef(origin);
+    return 1;
+}
+
+/* Returns what is known of an extension; NULL if it decodes nothing, or with an error set. */
+static const Part *part_of(Dataset *dataset, const char *extension, Py_ssize_t length)
+{
+    for (int n = 0; n < dataset->num_parts; n++) {
+        const Part *part = &dataset->parts[n];
+        if (part->length == length && memcmp(part->text, extension, (size_t)length) == 0)
+            return part;
+    }
+    PyObject *name = text_of(extension, length);
+    if (!name)
+        return NULL;
+    PyObject *decode = PyDict_GetItemWithError(dataset->known, name);
+    if (decode)
+        Py_INCREF(decode);
+    else if (!PyErr_Occurred())
+        decode = PyObject_CallMethod(PyTuple_GetItem(dataset->origin, 0), "find_sane", "O", name);
+    if (!decode || decode == Py_None) {
+        Py_XDECREF(decode);
+        Py_DECREF(name);
+        return NULL;
+    }
+    if (dataset->num_parts == REMEMBERED) {
+        dataset->num_parts--;
+        Py_CLEAR(dataset->parts[dataset->num_parts].name);
+        Py_CLEAR(dataset->parts[dataset->num_parts].decode);
+    }
+    Part *part = &dataset->parts[dataset->num_parts++];
+    part->length = length <= EXTENSION ? length : -1;
+    memcpy(part->text, extension, (size_t)(length <= EXTENSION ? length : 0));
+    part->name = name;
+    part->decode = decode;
+    return part;
+}
+
+/* Returns the value of a part; NULL with an error set. */
+static PyObject *decoded(const Dataset *dataset, const Part *part, const char *data, Py_ssize_t size)
+{
+    if (part->decode == dataset->decode_text)
+        return PyUnicode_DecodeUTF8(data, size, NULL);
+    PyObject *copy = PyBytes_FromStringAndSize(data, size);
+    if (!copy || part->decode == (PyObject *)&PyBytes_Type)
+        return copy;
+    PyObject *value = PyObject_CallFunctionObjArgs(part->decode, copy, NULL);
+    Py_DECREF(copy);
+    return value;
+}
+
+/* Adds a part to a sample: 1, or 0 if that is special, or -1 with an error set. */
+static int add_part(
+    Dataset *dataset, PyObject *sample, const char *extension, Py_ssize_t length,
+    const unsigned char *data, Py_ssize_t size)
+{
+    const Part *part = part_of(dataset, extension, length);
+    if (!part)
+        return PyErr_Occurred() ? -1 : 0;
+    int done = PyDict_Contains(sample, part->name);
+    if (done != 0)
+        return done < 0 ? -1 : 0;
+    PyObject *value = decoded(dataset, part, (const char *)data, size);
+    if (value) {
+        done = PyDict_SetItem(sample, part->name, value) < 0 ? -1 : 1;
+        Py_DECREF(value);
+        return done;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear(); /* read again, which says what is wrong */
+    return 0;
+}
+
+/* Returns the sample in some bytes; None if anything is special about it; NULL with an error. */
+static PyObject *sample_in(
+    Dataset *dataset, const unsigned char *data, Py_ssize_t size, PyObject *source)
+{
+    PyObject *sample = NULL;
+    char key[PREFIX + 1 + NAME];
+    Py_ssize_t key_length = 0, at = 0;
+    int done = 1;
+    while (at < size && done == 1) {
+        Header header;
+        const char *extension;
+        Py_ssize_t begin = at + BLOCK, length, extension_length;
+        done = 0;
+        if (begin > size || !parse(data + at, &header) || header.size > size - begin)
+            break;
+        at = (begin + (Py_ssize_t)header.size + BLOCK - 1) / BLOCK * BLOCK;
+        if (at > size)
+            break;
+        if (header.kind == 'x') {
+            done = are_idle(data + begin, (size_t)header.size);
+            continue;
+        }
+        if (!split(&header, &length, &extension, &extension_length))
+            break;
+        if (!sample) {
+            memcpy(key, header.name, (size_t)length);
+            key_length = length;
+            sample = begun(key, length, dataset->origin, source);
+        }
+        else if (length != key_length || memcmp(key, header.name, (size_t)length) != 0)
+            break;
+        done = sample ? add_part(dataset, sample, extension, extension_length, data + begin,
+                                 (Py_ssize_t)header.size)
+                      : -1;
+    }
+    if (done == 1 && sample)
+        return sample;
+    Py_XDECREF(sample);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Returns the first row that is not read together with `row`; -1 with an error set.
+
+   range, end: set to the range of bytes that they are in. */
+static Py_ssize_t neighbours(
+    PyObject *begins, PyObject *ends, Py_ssize_t row, Py_ssize_t stop, int64_t *range, int64_t *end)
+{
+    int64_t start, begin, behind;
+    if (!span(begins, ends, row, &start, end))
+        return -1;
+    *range = start;
+    if (*end - start > WHOLE)
+        return row + 1;
+    while (++row < stop) {
+        if (!span(begins, ends, row, &begin, &behind))
+            return -1;
+        if (begin < start || begin > *end + GAP || behind - begin > WHOLE || behind - start > SCRATCH)
+            break;
+        *end = behind > *end ? behind : *end;
+    }
+    return row;
+}
+
+/* Adds the samples of some rows to `found`, None for special ones; returns how many those are, -1
+   with an error set. data: of a range of the file; NULL if it could not be read. */
+static Py_ssize_t take(
+    Dataset *dataset, PyObject *found, PyObject *const *columns, Py_ssize_t row, Py_ssize_t stop,
+    const unsigned char *data, int64_t start, int64_t end)
+{
+    Py_ssize_t special = 0;
+    for (; row < stop; row++) {
+        int64_t begin, behind;
+        PyObject *source = PyList_GetItem(columns[2], row), *origin = PyList_GetItem(columns[3], row);
+        if (!source || !origin || !span(columns[0], columns[1], row, &begin, &behind) ||
+            !turn_to(dataset, origin))
+            return -1;
+        int is_here = data && begin >= start && behind <= end;
+        PyObject *sample = is_here ? sample_in(dataset, data + (begin - start),
+                                               (Py_ssize_t)(behind - begin), source)
+                                   : Py_NewRef(Py_None);
+        if (!sample)
+            return -1;
+        special += sample == Py_None;
+        int failed = PyList_Append(found, sample);
+        Py_DECREF(sample);
+        if (failed)
+            return -1;
+    }
+    return special;
+}
+
+const char read_plain_doc[] =
+"read_plain(found, fd, begins, ends, sources, origins, first, stop, decode_text)\n--\n\n"
+"Add the samples of rows [first, stop) to `found`, None for special ones; return how many those are.";
+
+PyObject *read_plain(PyObject *module, PyObject *args)
+{
+    int fd;
+    PyObject *found, *columns[4];
+    Py_ssize_t row, stop;
+    Dataset dataset = {0};
+    if (!PyArg_ParseTuple(args, "O!iO!O!O!O!nnO", &PyList_Type, &found, &fd, &PyList_Type,
+                          &columns[0], &PyList_Type, &columns[1], &PyList_Type, &columns[2],
+                          &PyList_Type, &columns[3], &row, &stop, &dataset.decode_text))
+        return NULL;
+    unsigned char *scratch = PyMem_Malloc(SCRATCH);
+    if (!scratch)
+        return PyErr_NoMemory();
+    Py_ssize_t special = 0;
+    while (row < stop) {
+        int64_t start, end;
+        Py_ssize_t next = neighbours(columns[0], columns[1], row, stop, &start, &end), added = -1;
+        if (next > 0) {
+            ssize_t got = -1;
+            if (next > row + 1 || end - start <= WHOLE) {
+                Py_BEGIN_ALLOW_THREADS
+                got = pread(fd, scratch, (size_t)(end - start), (off_t)start);
+                Py_END_ALLOW_THREADS
+            }
+            added = take(&dataset, found, columns, row, next, got == end - start ? scratch : NULL,
+                         start, end);
+        }
+        if (added < 0) {
+            special = -1;
+            break;
+        }
+        special += added;
+        row = next;
+    }
+    forget(&dataset);
+    PyMem_Free(scratch);
+    return special < 0 ? NULL : PyLong_FromSsize_t(special);
+}
