@@ -73,6 +73,7 @@ def read(folder, numbers, decoders, *, rows):
 
 def read_both(folder, count, decoders=None, *, rows=False):
     """Read all, in two orders, in both ways; check that they are equal and return the first."""
+    assert compiled.TAR is not None
     found = []
     for numbers in (np.arange(count), np.arange(count)[::-1].repeat(2), np.arange(min(2, count))):
         found.append(read(folder, numbers, decoders, rows=rows))
@@ -143,8 +144,10 @@ def test_neighbours_are_read_together(tmp_path):
     assert [dict(sample)["bin"] for sample in found] == [("bytes", data) for _, data in files]
 
 
-@pytest.mark.usefixtures("reading")
-def test_a_file_that_is_cut_while_it_is_read_says_so(tmp_path):
+@pytest.mark.parametrize("by", ["compiled", "python"])
+def test_a_file_that_is_cut_while_it_is_read_says_so(tmp_path, monkeypatch, by):
+    if by == "python":
+        monkeypatch.setattr(compiled, "TAR", None)
     source = one_shard(tmp_path, [part for n in range(20) for part in sample_files(n)])
     assert len(source.read(np.arange(20))) == 20
     os.truncate(tmp_path / "a.tar", 7 * 3072)
