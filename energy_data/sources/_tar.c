@@ -70,7 +70,29 @@ static PyObject *locate(PyObject *module, PyObject *args)
     return good ? PyLong_FromSsize_t(is_possible ? at : ~at) : NULL;
 }
 
+PyDoc_STRVAR(in_order_doc,
+"in_order(order, found)\n--\n\nReturn found[n] for each n as item order[n] of a list.");
+
+static PyObject *in_order(PyObject *module, PyObject *args)
+{
+    PyObject *order, *found;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &order, &PyList_Type, &found))
+        return NULL;
+    Py_ssize_t count = PyList_Size(found);
+    PyObject *items = PyList_New(count);
+    for (Py_ssize_t n = 0; items && n < count; n++) /* no place may stay without an item */
+        PyList_SetItem(items, n, Py_NewRef(Py_None));
+    for (Py_ssize_t n = 0; items && n < count; n++) {
+        int place;
+        if (!item_at(order, n, &place) ||
+            PyList_SetItem(items, place, Py_NewRef(PyList_GetItem(found, n))) < 0)
+            Py_CLEAR(items);
+    }
+    return items;
+}
+
 static PyMethodDef METHODS[] = {
+    {"in_order", in_order, METH_VARARGS, in_order_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
     {"read_plain", read_plain, METH_VARARGS, read_plain_doc},
     {"read_rows", read_rows, METH_VARARGS, read_rows_doc},

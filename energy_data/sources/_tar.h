@@ -38,6 +38,9 @@ int split(const Header *header, Py_ssize_t *key, const char **extension, Py_ssiz
 /* Returns text as names in tars are decoded. */
 PyObject *text_of(const char *text, Py_ssize_t length);
 
+/* Sets `value` to an item. */
+int item_at(PyObject *list, Py_ssize_t place, int *value);
+
 /* Sets where row `row` is. */
 int span(PyObject *begins, PyObject *ends, Py_ssize_t row, int64_t *begin, int64_t *end);
 

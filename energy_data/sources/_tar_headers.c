@@ -64,6 +64,14 @@ PyObject *text_of(const char *text, Py_ssize_t length)
     return PyUnicode_DecodeUTF8(text, length, "surrogateescape");
 }
 
+int item_at(PyObject *list, Py_ssize_t place, int *value)
+{
+    PyObject *item = PyList_GetItem(list, place);
+    long number = item ? PyLong_AsLong(item) : -1;
+    *value = (int)number;
+    return !PyErr_Occurred();
+}
+
 int span(PyObject *begins, PyObject *ends, Py_ssize_t row, int64_t *begin, int64_t *end)
 {
     PyObject *first = PyList_GetItem(begins, row), *behind = first ? PyList_GetItem(ends, row) : NULL;

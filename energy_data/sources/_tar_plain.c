@@ -219,45 +219,59 @@ static Py_ssize_t take(
     return special;
 }
 
+/* Adds the samples of one file; returns how many are special, -1 with an error set. */
+static Py_ssize_t read_file(
+    Dataset *dataset, PyObject *found, PyObject *const *columns, int fd, Py_ssize_t row,
+    Py_ssize_t stop, unsigned char *scratch)
+{
+    Py_ssize_t special = 0;
+    while (row < stop) {
+        int64_t start, end;
+        ssize_t got = -1;
+        Py_ssize_t next = neighbours(columns[0], columns[1], row, stop, &start, &end);
+        if (next < 0)
+            return -1;
+        if (next > row + 1 || end - start <= WHOLE) {
+            Py_BEGIN_ALLOW_THREADS
+            got = pread(fd, scratch, (size_t)(end - start), (off_t)start);
+            Py_END_ALLOW_THREADS
+        }
+        const unsigned char *data = got == end - start ? scratch : NULL;
+        Py_ssize_t added = take(dataset, found, columns, row, next, data, start, end);
+        if (added < 0)
+            return -1;
+        special += added;
+        row = next;
+    }
+    return special;
+}
+
 const char read_plain_doc[] =
-"read_plain(found, fd, begins, ends, sources, origins, first, stop, decode_text)\n--\n\n"
-"Add the samples of rows [first, stop) to `found`, None for special ones; return how many those are.";
+"read_plain(found, fds, file_rows, begins, ends, sources, origins, decode_text)\n--\n\n"
+"Add the samples of all rows to `found`, None for special ones; return how many those are.";
 
 PyObject *read_plain(PyObject *module, PyObject *args)
 {
-    int fd;
-    PyObject *found, *columns[4];
-    Py_ssize_t row, stop;
+    PyObject *found, *fds, *file_rows, *columns[4];
     Dataset dataset = {0};
-    if (!PyArg_ParseTuple(args, "O!iO!O!O!O!nnO", &PyList_Type, &found, &fd, &PyList_Type,
-                          &columns[0], &PyList_Type, &columns[1], &PyList_Type, &columns[2],
-                          &PyList_Type, &columns[3], &row, &stop, &dataset.decode_text))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O", &PyList_Type, &found, &PyList_Type, &fds,
+                          &PyList_Type, &file_rows, &PyList_Type, &columns[0], &PyList_Type,
+                          &columns[1], &PyList_Type, &columns[2], &PyList_Type, &columns[3],
+                          &dataset.decode_text))
         return NULL;
     unsigned char *scratch = PyMem_Malloc(SCRATCH);
     if (!scratch)
         return PyErr_NoMemory();
-    Py_ssize_t special = 0;
-    while (row < stop) {
-        int64_t start, end;
-        Py_ssize_t next = neighbours(columns[0], columns[1], row, stop, &start, &end), added = -1;
-        if (next > 0) {
-            ssize_t got = -1;
-            if (next > row + 1 || end - start <= WHOLE) {
-                Py_BEGIN_ALLOW_THREADS
-                got = pread(fd, scratch, (size_t)(end - start), (off_t)start);
-                Py_END_ALLOW_THREADS
-            }
-            added = take(&dataset, found, columns, row, next, got == end - start ? scratch : NULL,
-                         start, end);
-        }
-        if (added < 0) {
-            special = -1;
-            break;
-        }
+    Py_ssize_t special = 0, added = 0, num_files = PyList_Size(fds);
+    for (Py_ssize_t file = 0; file < num_files && added >= 0; file++) {
+        int fd, row, stop = (int)PyList_Size(columns[0]);
+        added = -1;
+        if (item_at(fds, file, &fd) && item_at(file_rows, file, &row) &&
+            (file + 1 == num_files || item_at(file_rows, file + 1, &stop)))
+            added = read_file(&dataset, found, columns, fd, row, stop, scratch);
         special += added;
-        row = next;
     }
     forget(&dataset);
     PyMem_Free(scratch);
-    return special < 0 ? NULL : PyLong_FromSsize_t(special);
+    return added < 0 ? NULL : PyLong_FromSsize_t(special);
 }

@@ -8,9 +8,11 @@ enum {
     AT_ONCE = 32, /* samples that are read before the first is looked at */
 };
 
-/* One argument of `read_rows`, for the samples whose tensors are rows. */
+/* What `read_rows` is given, and where it is. */
 typedef struct {
-    PyObject *begins, *ends, *sources, *origins, *places; /* lists */
+    PyObject *fds, *file_rows, *begins, *ends, *sources, *origins, *places; /* lists */
+    Py_ssize_t num_files, next_file, next_row; /* `next_file` begins at `next_row` */
+    int fd;
     PyObject *is_tensor; /* (origin, extension) -> bool */
     PyTypeObject *row_type;
     PyObject *whole;
@@ -70,66 +72,90 @@ static PyObject *row_sample(
     return sample;
 }
 
-/* Prepares the read of a row: its header into `block`, its tensor into its place. 0 if it is not
-   that of one tensor; -1 with an error set. */
-static int aim(RowReader *reader, Py_ssize_t row, const Py_buffer *data, int64_t size,
-               unsigned char *block, struct iovec *parts, int64_t *begin)
+/* Turns to the file of a row, rows in order; false with an error set. */
+static int find_file(RowReader *reader, Py_ssize_t row)
+{
+    while (reader->next_file < reader->num_files && row >= reader->next_row) {
+        if (!item_at(reader->fds, reader->next_file, &reader->fd))
+            return 0;
+        reader->next_file++;
+        if (reader->next_file < reader->num_files) {
+            int first;
+            if (!item_at(reader->file_rows, reader->next_file, &first))
+                return 0;
+            reader->next_row = first;
+        }
+    }
+    return 1;
+}
+
+/* The read of a sample. */
+typedef struct {
+    int fd;
+    int64_t begin;
+    struct iovec parts[2];
+    unsigned char header[BLOCK];
+    int fits; /* it is a header and the tensor */
+} Aim;
+
+/* Prepares the read of a row, its tensor into its place; false with an error set. */
+static int aim(RowReader *reader, Py_ssize_t row, const Py_buffer *data, int64_t size, Aim *aimed)
 {
     int64_t end;
     PyObject *place = PyList_GetItem(reader->places, row);
-    if (!place || !span(reader->begins, reader->ends, row, begin, &end))
-        return -1;
+    if (!place || !span(reader->begins, reader->ends, row, &aimed->begin, &end) ||
+        !find_file(reader, row))
+        return 0;
     Py_ssize_t number = size > 0 ? PyLong_AsSsize_t(place) : -1;
     if (number < 0 || number >= data->len / size) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_IndexError, "no such row");
-        return -1;
+        return 0;
     }
-    parts[0] = (struct iovec){block, BLOCK};
-    parts[1] = (struct iovec){(char *)data->buf + number * size, (size_t)size};
-    return end - *begin == BLOCK + (size + BLOCK - 1) / BLOCK * BLOCK;
+    aimed->fd = reader->fd;
+    aimed->parts[0] = (struct iovec){aimed->header, BLOCK};
+    aimed->parts[1] = (struct iovec){(char *)data->buf + number * size, (size_t)size};
+    aimed->fits = end - aimed->begin == BLOCK + (size + BLOCK - 1) / BLOCK * BLOCK;
+    return 1;
 }
 
 const char read_rows_doc[] =
-"read_rows(found, fd, begins, ends, sources, origins, places, first, stop, data, size, is_tensor,\n"
+"read_rows(found, fds, file_rows, begins, ends, sources, origins, places, data, size, is_tensor,\n"
 "          row_type, whole)\n--\n\n"
-"Read the tensors of rows [first, stop), each of `size` bytes, into their places in `data`. Add the\n"
-"samples to `found`, None for those that are not a header and the tensor; return how many those are.";
+"Read the tensors of all rows, each of `size` bytes, into their places in `data`. Add the samples\n"
+"to `found`, None for those that are not a header and the tensor; return how many those are.";
 
 PyObject *read_rows(PyObject *module, PyObject *args)
 {
-    int fd, good = 1;
-    Py_ssize_t row, stop, special = 0;
+    int good = 1;
+    Py_ssize_t row = 0, special = 0;
     long long size;
     PyObject *found;
     Py_buffer data;
-    RowReader reader = {0};
-    if (!PyArg_ParseTuple(args, "O!iO!O!O!O!O!nnw*LOO!O", &PyList_Type, &found, &fd, &PyList_Type,
+    RowReader reader = {.fd = -1};
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!w*LOO!O", &PyList_Type, &found, &PyList_Type,
+                          &reader.fds, &PyList_Type, &reader.file_rows, &PyList_Type,
                           &reader.begins, &PyList_Type, &reader.ends, &PyList_Type, &reader.sources,
-                          &PyList_Type, &reader.origins, &PyList_Type, &reader.places, &row, &stop,
-                          &data, &size, &reader.is_tensor, &PyType_Type, &reader.row_type,
-                          &reader.whole))
+                          &PyList_Type, &reader.origins, &PyList_Type, &reader.places, &data, &size,
+                          &reader.is_tensor, &PyType_Type, &reader.row_type, &reader.whole))
         return NULL;
+    Py_ssize_t stop = PyList_Size(reader.begins);
+    reader.num_files = PyList_Size(reader.fds);
     while (good && row < stop) {
-        unsigned char blocks[AT_ONCE][BLOCK];
-        struct iovec parts[AT_ONCE][2];
-        int64_t begins[AT_ONCE];
-        int fits[AT_ONCE], count = 0;
-        for (; good && count < AT_ONCE && row + count < stop; count++) {
-            fits[count] = aim(&reader, row + count, &data, size, blocks[count], parts[count],
-                              &begins[count]);
-            good = fits[count] >= 0;
-        }
+        Aim aims[AT_ONCE];
+        int count = 0;
+        for (; good && count < AT_ONCE && row + count < stop; count++)
+            good = aim(&reader, row + count, &data, size, &aims[count]);
         if (!good)
             break;
         Py_BEGIN_ALLOW_THREADS
-        for (int n = 0; n < count; n++)
-            if (fits[n])
-                fits[n] = preadv(fd, parts[n], 2, (off_t)begins[n]) == (ssize_t)(BLOCK + size);
+        for (Aim *one = aims; one < aims + count; one++)
+            one->fits = one->fits && preadv(one->fd, one->parts, 2, (off_t)one->begin) ==
+                                         (ssize_t)(BLOCK + size);
         Py_END_ALLOW_THREADS
         for (int n = 0; good && n < count; n++, row++) {
-            PyObject *sample =
-                fits[n] ? row_sample(&reader, row, blocks[n], size) : Py_NewRef(Py_None);
+            PyObject *sample = aims[n].fits ? row_sample(&reader, row, aims[n].header, size)
+                                            : Py_NewRef(Py_None);
             special += sample == Py_None;
             good = sample && PyList_Append(found, sample) == 0;
             Py_XDECREF(sample);

@@ -76,12 +76,8 @@ def read_raw(
         return origin.decoders.find_sane(extension) == tensor
 
     found: list[Any] = []
-    special = 0
-    columns = spans.begins, spans.ends, spans.sources, spans.origins, places
     data = rows.data, tensor.num_bytes, is_tensor, Row, rows.whole
-    for file, run in spans.runs():
-        special += read_rows(found, file.fileno(), *columns, run.start, run.stop, *data)
-    if not special:
+    if not read_rows(found, *spans.columns(), places, *data):
         return found, {}
     left = [row for row, sample in enumerate(found) if sample is None]
     there = [places[row] for row in left]

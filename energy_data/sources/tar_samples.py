@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import compress, pairwise, starmap
 from typing import Any, NamedTuple, cast
 
@@ -49,16 +48,21 @@ class Origin(NamedTuple):
     subflavors: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Spans:
     """Where the samples of a block are, file by file in order of offset."""
 
-    files: list[File] = field(default_factory=list)
-    file_rows: list[int] = field(default_factory=list)  # [files] first row of each
-    begins: list[int] = field(default_factory=list)  # [rows] offset of the sample's first header
-    ends: list[int] = field(default_factory=list)  # [rows] offset behind the sample
-    sources: list[tuple[SampleSource]] = field(default_factory=list)  # [rows]
-    origins: list[Origin] = field(default_factory=list)  # [rows]
+    def __init__(self) -> None:
+        self.files: list[File] = []
+        self.file_rows: list[int] = []  # [files] first row of each
+        self.begins: list[int] = []  # [rows] offset of the sample's first header
+        self.ends: list[int] = []  # [rows] offset behind the sample
+        self.sources: list[tuple[SampleSource]] = []  # [rows]
+        self.origins: list[Origin] = []  # [rows]
+
+    def columns(self) -> tuple[list[int], list[int], list[int], list[int], list[Any], list[Any]]:
+        """Return all columns, as the compiled part takes them: descriptors in place of files."""
+        fds = [file.fd for file in self.files]
+        return fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
 
     def runs(self) -> Iterator[tuple[File, slice]]:
         """Yield each file with its rows."""
@@ -132,11 +136,7 @@ def read_all(spans: Spans) -> list[Sample | SampleError]:
 
 def _read_compiled(spans: Spans, read_plain: Callable[..., int]) -> list[Sample | SampleError]:
     found: list[Any] = []
-    special = 0
-    columns = spans.begins, spans.ends, spans.sources, spans.origins
-    for file, rows in spans.runs():
-        special += read_plain(found, file.fileno(), *columns, rows.start, rows.stop, decode_text)
-    if special:
+    if read_plain(found, *spans.columns(), decode_text):
         left = [row for row, sample in enumerate(found) if sample is None]
         for row, sample in zip(left, SampleReader(spans.only(left)).read(), strict=True):
             found[row] = sample

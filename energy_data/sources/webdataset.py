@@ -166,21 +166,39 @@ class WebdatasetSource(Source):
 
     def _locate(self, wanted: list[int], spans: Spans) -> int:
         """Add where samples are to `spans`; return their bytes. wanted: in order."""
+        files, file_rows = spans.files, spans.file_rows
         begins, ends, sources = spans.begins, spans.ends, spans.sources
         known, count = len(begins), len(wanted)
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise IndexError(f"index {wrong} of {self._length} samples")
         add = locate if compiled.TAR is None else compiled.TAR.locate
+        path, shards, places, after, skipped = (
+            self.path,
+            self.shards,
+            self._places,
+            self._after,
+            self._first,
+        )
         place = 0  # in `wanted`
         while place < count:
-            shard = bisect_right(self._after, wanted[place] + self._first)
-            first = self._after[shard] - self._counts[shard] - self._first
-            file, table, _ = open_shard(self._places.get(shard) or self._place(shard))
-            spans.files.append(file)
-            spans.file_rows.append(len(begins))
-            source = SampleSource, self.path, self.shards[shard]
-            place = add(table.data, first, wanted, place, begins, ends, sources, *source)
+            shard = bisect_right(after, wanted[place] + skipped)
+            file, table, _ = open_shard(where := places.get(shard) or self._place(shard))
+            first = after[shard] - where[2] - skipped
+            files.append(file)
+            file_rows.append(len(begins))
+            place = add(
+                table.data,
+                first,
+                wanted,
+                place,
+                begins,
+                ends,
+                sources,
+                SampleSource,
+                path,
+                shards[shard],
+            )
             if place < 0:
                 begin, end = table[wanted[~place] - first :][:2].tolist()
                 raise _impossible(file.path, begin, end, int(table[-1]))
@@ -282,10 +300,11 @@ def _read_rows(
     return found
 
 
-def _in_order(
-    order: list[int], found: Sequence[Sample | SampleError]
-) -> list[Sample | SampleError]:
+def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sample | SampleError]:
     """Return what was found for place `order[n]` of a list at n as that list."""
+    if compiled.TAR is not None:
+        in_order: list[Sample | SampleError] = compiled.TAR.in_order(order, found)
+        return in_order
     samples: list[Sample | SampleError] = [{}] * len(order)
     for place, sample in zip(order, found, strict=True):
         samples[place] = sample

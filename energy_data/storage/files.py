@@ -26,27 +26,26 @@ _FEWEST_OPEN = 8  # kept when the system refuses to open more
 
 
 class File:
-    """One open regular file, read by exact ranges; closes itself with its last reader."""
+    """One open regular file, read by exact ranges; closes itself with its last reader.
 
-    __slots__ = ("_fd", "_identity", "mtime_ns", "path", "size")
+    fd: its descriptor, open as long as this object lives.
+    """
+
+    __slots__ = ("_identity", "fd", "mtime_ns", "path", "size")
 
     def __init__(self, path: str) -> None:
-        self._fd = -1
+        self.fd = -1
         # Without O_NONBLOCK, opening a pipe that bears a shard's name would wait for ever.
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        facts = os.fstat(self._fd)
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        facts = os.fstat(self.fd)
         if not stat.S_ISREG(facts.st_mode):
             raise StructureError("is not a regular file. Give a file.", shard=path)
         self.path, self.size, self.mtime_ns = path, facts.st_size, facts.st_mtime_ns
         self._identity = _identity(facts)
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-    def fileno(self) -> int:
-        """Return its descriptor, which is open as long as this object lives."""
-        return self._fd
+        if self.fd >= 0:
+            os.close(self.fd)
 
     @property
     def is_current(self) -> bool:
@@ -58,7 +57,7 @@ class File:
         if offset + size > self.size:  # before memory is taken: sizes in headers lie
             self._check(offset, size)
         try:
-            data = os.pread(self._fd, size, offset)
+            data = os.pread(self.fd, size, offset)
         except OSError as error:
             raise self._unreadable(error, offset) from error
         if len(data) == size:
@@ -72,7 +71,7 @@ class File:
         done, size = 0, len(buffer)
         while done < size:
             try:
-                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+                count = os.preadv(self.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise self._unreadable(error, offset + done) from error
             if count == 0:
@@ -81,7 +80,7 @@ class File:
 
     def read_runs(self, buffer: memoryview, runs: Iterable[tuple[int, int, int]]) -> None:
         """Fill parts of `buffer`; each run: (begin in buffer, end in buffer, offset in file)."""
-        fd, preadv = self._fd, os.preadv
+        fd, preadv = self.fd, os.preadv
         for begin, end, offset in runs:
             try:
                 count = preadv(fd, [buffer[begin:end]], offset)
@@ -93,7 +92,7 @@ class File:
     def read_parts(self, buffers: list[memoryview], offset: int, size: int) -> None:
         """Fill buffers, one after another, with the `size` bytes from `offset` on."""
         try:
-            count = os.preadv(self._fd, buffers, offset)
+            count = os.preadv(self.fd, buffers, offset)
         except OSError as error:
             raise self._unreadable(error, offset) from error
         if count != size:
@@ -103,15 +102,15 @@ class File:
 
     def will_need(self, offset: int, size: int) -> None:
         """Tell the kernel that this range is read soon."""
-        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self.fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _check(self, offset: int, size: int) -> None:
-        self.size = os.fstat(self._fd).st_size  # it may have grown since it was opened
+        self.size = os.fstat(self.fd).st_size  # it may have grown since it was opened
         if offset + size > self.size:
             raise self._short(offset, size)
 
     def _short(self, offset: int, size: int) -> StructureError:
-        found = os.fstat(self._fd).st_size
+        found = os.fstat(self.fd).st_size
         return StructureError(
             f"bytes {offset} to {offset + size} were asked for, but the file has {found}. "
             "It was cut, or its index is of another file: run `energy-data prepare --force`.",
