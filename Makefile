@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 JUDGE ?= .venv-judge
 JUDGE_STAMP := $(JUDGE)/.installed
 
-.PHONY: demo test test-slow format lint types imports unit bench clean
+.PHONY: demo test test-slow test-sanitized format lint types imports unit bench clean
 
 demo: $(STAMP)
 	$(BIN)/energy-data demo
@@ -31,6 +31,18 @@ unit: $(STAMP)
 # The real Energon judges, and properties are tried on new examples. Energon is installed in an environment of its own, never in ours.
 test-slow: $(STAMP) $(JUDGE_STAMP)
 	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -n 2 --dist worksteal -m 'slow or hypothesis' --hypothesis-profile=new
+
+# What is compiled, with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
+SANITIZED := build/sanitized
+test-sanitized: $(STAMP)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	cp -r energy_data tests pyproject.toml $(SANITIZED)
+	cd $(SANITIZED)/energy_data/sources && gcc -O1 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC \
+	  -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	  -I$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_path("include"))') _tar*.c -o _tar.abi3.so
+	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=. \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider $(patsubst %,tests/sources/test_%.py,compiled fuzz_tars raw_tensors webdataset bad_samples together)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
