@@ -8,6 +8,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from energy_data.sample import SampleSource
+from energy_data.sources.compiled import TAR
 
 _SOURCE = partial(tuple.__new__, SampleSource)  # half the time of SampleSource(*fields)
 _LARGE = 32768  # bytes from which on a `bytes` goes beside the pickle: it saves one of three copies
@@ -31,10 +32,18 @@ def _quicker(values: list[Any]) -> _Columns | _Blobs | None:
         # The same object again and again stays one only inside the pickle.
         several = len(set(map(id, values))) == len(values)
         return _Blobs(values) if several and min(map(len, values)) >= _LARGE else None
-    if kinds != {tuple} or set(map(len, values)) != {1}:
+    if kinds != {tuple}:
+        return None
+    columns = columns_of(values) if TAR is None else TAR.columns_of(values, SampleSource)
+    return None if columns is None else _Columns(columns)
+
+
+def columns_of(values: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...] | None:
+    """Return the fields of sources, a tuple for each; None unless each value is a tuple of one."""
+    if set(map(len, values)) != {1}:
         return None
     flat = list(chain.from_iterable(values))
-    return _Columns(flat) if set(map(type, flat)) == {SampleSource} else None
+    return tuple(zip(*flat, strict=True)) if set(map(type, flat)) == {SampleSource} else None
 
 
 class _Blobs:
@@ -55,13 +64,16 @@ def blobs_of(*buffers: Any) -> list[bytes]:
 class _Columns:
     """Becomes a list of tuples of one source each where it is unpickled."""
 
-    def __init__(self, sources: list[SampleSource]) -> None:
-        self.sources = sources
+    def __init__(self, columns: tuple[tuple[Any, ...], ...]) -> None:
+        self.columns = columns
 
     def __reduce__(self) -> Any:
-        return sources_of, tuple(zip(*self.sources, strict=True))
+        return sources_of, self.columns
 
 
 def sources_of(*columns: tuple[Any, ...]) -> list[tuple[SampleSource]]:
     """Return the sources whose fields are in these columns, each in a tuple of its own."""
+    if TAR is not None:
+        sources: list[tuple[SampleSource]] = TAR.sources_of(SampleSource, *columns)
+        return sources
     return list(zip(map(_SOURCE, zip(*columns, strict=True)), strict=True))

@@ -92,10 +92,12 @@ static PyObject *in_order(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
+    {"columns_of", columns_of, METH_VARARGS, columns_of_doc},
     {"in_order", in_order, METH_VARARGS, in_order_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
     {"read_plain", read_plain, METH_VARARGS, read_plain_doc},
     {"read_rows", read_rows, METH_VARARGS, read_rows_doc},
+    {"sources_of", sources_of, METH_VARARGS, sources_of_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -108,7 +110,7 @@ PyMODINIT_FUNC PyInit__tar(void)
 {
     PyObject *module = prepare_names() ? PyModule_Create(&MODULE) : NULL;
     /* Raise it if what is between Python and C changes: compiled.py knows it too. */
-    if (module && PyModule_AddIntConstant(module, "VERSION", 1) < 0)
+    if (module && PyModule_AddIntConstant(module, "VERSION", 2) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -53,8 +53,10 @@ PyObject *record(PyTypeObject *type, PyObject *const *values, Py_ssize_t count);
 /* Prepares this; once. */
 int prepare_names(void);
 
+PyObject *columns_of(PyObject *module, PyObject *args);
+PyObject *sources_of(PyObject *module, PyObject *args);
 PyObject *read_plain(PyObject *module, PyObject *args);
 PyObject *read_rows(PyObject *module, PyObject *args);
-extern const char read_plain_doc[], read_rows_doc[];
+extern const char columns_of_doc[], sources_of_doc[], read_plain_doc[], read_rows_doc[];
 
 #pragma GCC visibility pop

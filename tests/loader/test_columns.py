@@ -6,11 +6,21 @@ import pickle
 
 import pytest
 
+from energy_data.loader import columns
 from energy_data.loader.arena import ArenaReader, ArenaWriter
 from energy_data.loader.columns import with_columns
 from energy_data.sample import SampleSource
 
 ONE, TWO = SampleSource("/data/a", "0.tar", 3), SampleSource("/data/b", "1.tar", "key")
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def way(request, monkeypatch):
+    """All is the same with and without the compiled part."""
+    if request.param == "python":
+        monkeypatch.setattr(columns, "TAR", None)
+    elif columns.TAR is None:
+        pytest.skip("installed without a compiler")
 
 
 @pytest.mark.parametrize(
