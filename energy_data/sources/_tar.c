@@ -79,11 +79,15 @@ static PyObject *in_order(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &order, &PyList_Type, &found))
         return NULL;
     Py_ssize_t count = PyList_Size(found);
+    if (PyList_Size(order) != count) {
+        PyErr_SetString(PyExc_ValueError, "as many places as items");
+        return NULL;
+    }
     PyObject *items = PyList_New(count);
     for (Py_ssize_t n = 0; items && n < count; n++) /* no place may stay without an item */
         PyList_SetItem(items, n, Py_NewRef(Py_None));
     for (Py_ssize_t n = 0; items && n < count; n++) {
-        int place;
+        Py_ssize_t place;
         if (!item_at(order, n, &place) ||
             PyList_SetItem(items, place, Py_NewRef(PyList_GetItem(found, n))) < 0)
             Py_CLEAR(items);

@@ -39,7 +39,7 @@ int split(const Header *header, Py_ssize_t *key, const char **extension, Py_ssiz
 PyObject *text_of(const char *text, Py_ssize_t length);
 
 /* Sets `value` to an item. */
-int item_at(PyObject *list, Py_ssize_t place, int *value);
+int item_at(PyObject *list, Py_ssize_t place, Py_ssize_t *value);
 
 /* Sets where row `row` is. */
 int span(PyObject *begins, PyObject *ends, Py_ssize_t row, int64_t *begin, int64_t *end);

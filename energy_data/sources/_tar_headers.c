@@ -64,11 +64,10 @@ PyObject *text_of(const char *text, Py_ssize_t length)
     return PyUnicode_DecodeUTF8(text, length, "surrogateescape");
 }
 
-int item_at(PyObject *list, Py_ssize_t place, int *value)
+int item_at(PyObject *list, Py_ssize_t place, Py_ssize_t *value)
 {
     PyObject *item = PyList_GetItem(list, place);
-    long number = item ? PyLong_AsLong(item) : -1;
-    *value = (int)number;
+    *value = item ? PyLong_AsSsize_t(item) : -1;
     return !PyErr_Occurred();
 }
 
@@ -100,6 +99,7 @@ PyObject *begun(const char *key, Py_ssize_t length, PyObject *origin, PyObject *
     return sample;
 }
 
+/* From Python 3.14 on, tuples remember their hash: then this must call tuple.__new__. */
 PyObject *record(PyTypeObject *type, PyObject *const *values, Py_ssize_t count)
 {
     PyObject *made = PyType_GenericAlloc(type, count);

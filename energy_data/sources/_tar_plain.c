@@ -26,11 +26,37 @@ typedef struct {
     int num_parts;
 } Dataset;
 
-/* Whether pax records leave name and size of their file as its header has them. */
+/* Returns the place behind the pax record at `at`, 0 if it is damaged or says anything of a file. */
+static size_t behind_record(const unsigned char *records, size_t size, size_t at)
+{
+    size_t length = 0, place = at;
+    for (; place < size && place < at + 18 && records[place] >= '0' && records[place] <= '9'; place++)
+        length = length * 10 + (records[place] - '0');
+    if (place == at || place >= size || records[place] != ' ' || length > size - at)
+        return 0;
+    size_t behind = at + length;
+    const unsigned char *key = records + place + 1;
+    if (behind <= place + 2 || records[behind - 1] != '\n')
+        return 0;
+    const unsigned char *equals = memchr(key, '=', (size_t)(records + behind - 1 - key));
+    if (!equals)
+        return 0;
+    size_t key_length = (size_t)(equals - key);
+    int is_name = key_length == 4 && (memcmp(key, "path", 4) == 0 || memcmp(key, "size", 4) == 0);
+    int is_sparse = key_length >= 10 && memcmp(key, "GNU.sparse", 10) == 0;
+    return is_name || is_sparse ? 0 : behind;
+}
+
+/* Whether pax records are whole, and leave name and size of their file as its header has them. */
 static int are_idle(const unsigned char *records, size_t size)
 {
-    return !memmem(records, size, "path=", 5) && !memmem(records, size, "size=", 5) &&
-           !memmem(records, size, "GNU.sparse", 10);
+    size_t at = 0;
+    while (at < size && records[at]) {
+        at = behind_record(records, size, at);
+        if (!at)
+            return 0;
+    }
+    return 1;
 }
 
 static void forget(Dataset *dataset)
@@ -146,8 +172,8 @@ static PyObject *sample_in(
         at = (begin + (Py_ssize_t)header.size + BLOCK - 1) / BLOCK * BLOCK;
         if (at > size)
             break;
-        if (header.kind == 'x') {
-            done = are_idle(data + begin, (size_t)header.size);
+        if (header.kind == 'x') { /* with something behind it */
+            done = at < size && are_idle(data + begin, (size_t)header.size);
             continue;
         }
         if (!split(&header, &length, &extension, &extension_length))
@@ -184,7 +210,7 @@ static Py_ssize_t neighbours(
     while (++row < stop) {
         if (!span(begins, ends, row, &begin, &behind))
             return -1;
-        if (begin < start || begin > *end + GAP || behind - begin > WHOLE || behind - start > SCRATCH)
+        if (begin < start || begin - *end > GAP || behind - begin > WHOLE || behind - start > SCRATCH)
             break;
         *end = behind > *end ? behind : *end;
     }
@@ -238,7 +264,7 @@ static Py_ssize_t read_file(
         }
         const unsigned char *data = got == end - start ? scratch : NULL;
         Py_ssize_t added = take(dataset, found, columns, row, next, data, start, end);
-        if (added < 0)
+        if (added < 0 || PyErr_CheckSignals() < 0)
             return -1;
         special += added;
         row = next;
@@ -264,11 +290,11 @@ PyObject *read_plain(PyObject *module, PyObject *args)
         return PyErr_NoMemory();
     Py_ssize_t special = 0, added = 0, num_files = PyList_Size(fds);
     for (Py_ssize_t file = 0; file < num_files && added >= 0; file++) {
-        int fd, row, stop = (int)PyList_Size(columns[0]);
+        Py_ssize_t fd, row, stop = PyList_Size(columns[0]);
         added = -1;
         if (item_at(fds, file, &fd) && item_at(file_rows, file, &row) &&
             (file + 1 == num_files || item_at(file_rows, file + 1, &stop)))
-            added = read_file(&dataset, found, columns, fd, row, stop, scratch);
+            added = read_file(&dataset, found, columns, (int)fd, row, stop, scratch);
         special += added;
     }
     forget(&dataset);

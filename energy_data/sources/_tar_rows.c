@@ -12,7 +12,7 @@ enum {
 typedef struct {
     PyObject *fds, *file_rows, *begins, *ends, *sources, *origins, *places; /* lists */
     Py_ssize_t num_files, next_file, next_row; /* `next_file` begins at `next_row` */
-    int fd;
+    Py_ssize_t fd;
     PyObject *is_tensor; /* (origin, extension) -> bool */
     PyTypeObject *row_type;
     PyObject *whole;
@@ -79,12 +79,9 @@ static int find_file(RowReader *reader, Py_ssize_t row)
         if (!item_at(reader->fds, reader->next_file, &reader->fd))
             return 0;
         reader->next_file++;
-        if (reader->next_file < reader->num_files) {
-            int first;
-            if (!item_at(reader->file_rows, reader->next_file, &first))
-                return 0;
-            reader->next_row = first;
-        }
+        if (reader->next_file < reader->num_files &&
+            !item_at(reader->file_rows, reader->next_file, &reader->next_row))
+            return 0;
     }
     return 1;
 }
@@ -112,7 +109,7 @@ static int aim(RowReader *reader, Py_ssize_t row, const Py_buffer *data, int64_t
             PyErr_SetString(PyExc_IndexError, "no such row");
         return 0;
     }
-    aimed->fd = reader->fd;
+    aimed->fd = (int)reader->fd;
     aimed->parts[0] = (struct iovec){aimed->header, BLOCK};
     aimed->parts[1] = (struct iovec){(char *)data->buf + number * size, (size_t)size};
     aimed->fits = end - aimed->begin == BLOCK + (size + BLOCK - 1) / BLOCK * BLOCK;

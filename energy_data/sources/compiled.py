@@ -24,7 +24,7 @@ def _load() -> ModuleType | None:
         found = import_module("energy_data.sources._tar")
     except ImportError:
         return None
-    if found.VERSION != _VERSION:
+    if getattr(found, "VERSION", None) != _VERSION:
         log.warning(
             "%s was compiled from other sources, and is not used. Install the package again.",
             found.__file__,

@@ -41,19 +41,26 @@ class Decoders:
 
     def find(self, extension: str) -> Callable[[Buffer], Any]:
         """Return the decoder of an extension; raise MissingExtraError if it needs an extra."""
-        if extension not in self.known:
-            if len(self.known) > _MOST_EXTENSIONS:
-                self.known.clear()
-            self.known[extension] = self._decoding.decoder(extension)
-        return self.known[extension]
+        known = self.known.get(extension)
+        if known is not None:
+            return known
+        if len(self.known) > _MOST_EXTENSIONS:
+            self.known.clear()
+        found = self._decoding.decoder(extension)
+        if _is_sane(extension):
+            self.known[extension] = found
+        return found
 
     def find_sane(self, extension: str) -> Callable[[Buffer], Any] | None:
         """Return the decoder, as `find`; None if that is no extension of a plain name.
 
         Nor may it look like a field of ours, such as `__key__`.
         """
-        sane = extension and "/" not in extension and extension[:2] != "__"
-        return self.find(extension) if sane else None
+        return self.find(extension) if _is_sane(extension) else None
+
+
+def _is_sane(extension: str) -> bool:
+    return extension != "" and "/" not in extension and extension[:2] != "__"
 
 
 def read_plain(
@@ -90,7 +97,7 @@ def take_parts(sample: Sample, data: bytes, at: int, decoders: Decoders) -> bool
         name, length, is_pax = header
         begin, end = at + BLOCK, at + BLOCK + length
         at = (end + BLOCK - 1) & -BLOCK
-        if is_pax and at <= size and are_idle(data[begin:end]):
+        if is_pax and at < size and are_idle(data[begin:end]):
             continue
         key, _, extension = name.partition(".")
         if sample_key is None:

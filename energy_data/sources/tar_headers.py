@@ -43,6 +43,7 @@ _EXTENDED = frozenset(b"LKxgX")  # they say something about the member that foll
 _FILES = b"0\0"
 _PLAIN_KINDS = _FILES + b"x"
 _ENDS = b"\0 "  # of a number
+_NEWLINE = ord("\n")  # ends a pax record
 _NAME = 100  # bytes of the field
 _REMEMBERED = 4096  # distinct fields of headers
 _SPARSE = ord("S")
@@ -128,11 +129,23 @@ def _text(name: bytes) -> str:
 
 
 def are_idle(records: bytes) -> bool:
-    """Return whether pax records leave name and size of their file as its header has them.
+    """Return whether pax records are whole, and leave name and size of their file as they are.
 
     Python's `tarfile.add` writes such ones before every file, for the fractions of a second.
     """
-    return b"path=" not in records and b"size=" not in records and b"GNU.sparse" not in records
+    at, size = 0, len(records)
+    while at < size and records[at]:
+        space = records.find(b" ", at, at + 19)
+        digits = records[at:space] if space > at else b""
+        behind = at + int(digits) if digits.isdigit() else 0
+        equals = records.find(b"=", space, behind - 1)
+        if not space < equals < behind <= size or records[behind - 1] != _NEWLINE:
+            return False
+        key = records[space + 1 : equals]
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse"):
+            return False
+        at = behind
+    return True
 
 
 def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:

@@ -35,6 +35,7 @@ _WHOLE = 16384  # bytes; samples up to this size are read in one piece, then cop
 _WINDOW = 2048  # bytes of larger ones that are read to find their headers
 _FEW = 32  # samples below which numpy does not pay
 _LARGE = 16384, 65536  # mean bytes of samples that are read faster each by itself
+_LARGEST = 65536  # bytes; larger samples the compiled part leaves alone, whatever they are
 _GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
@@ -138,8 +139,11 @@ def _read_compiled(spans: Spans, read_plain: Callable[..., int]) -> list[Sample 
     found: list[Any] = []
     if read_plain(found, *spans.columns(), decode_text):
         left = [row for row, sample in enumerate(found) if sample is None]
-        for row, sample in zip(left, SampleReader(spans.only(left)).read(), strict=True):
+        large = [row for row in left if spans.ends[row] - spans.begins[row] > _LARGEST]
+        for row, sample in zip(large, SampleReader(spans.only(large)).read(), strict=True):
             found[row] = sample
+        for row in left:
+            found[row] = found[row] or read_alone(spans.place(row), *spans.origins[row])
     return found
 
 
@@ -238,7 +242,7 @@ class SampleReader:
         plain = headers.plain & (after <= table[_END])
         files = (headers.kinds == ord("0")) | (headers.kinds == 0)
         if not files.all():
-            pax = plain & (headers.kinds == PAX) & (after <= table[_STOP])
+            pax = plain & (headers.kinds == PAX) & (after <= table[_STOP]) & (after < table[_END])
             plain &= files | self._idle(data, begins, ends, pax)
         names = headers.names
         if not plain.all():

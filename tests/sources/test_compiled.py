@@ -19,6 +19,7 @@ from energy_data import RawTensor, SampleError, StructureError
 from energy_data.rows import Row
 from energy_data.sources import compiled, tar_raw, tar_samples
 from energy_data.sources.prepare import prepare
+from energy_data.sources.tar_headers import are_idle
 from energy_data.sources.webdataset import open_dataset
 
 pytestmark = pytest.mark.skipif(compiled.TAR is None, reason="installed without a compiler")
@@ -238,3 +239,98 @@ def test_it_is_not_used_if_it_was_compiled_from_other_sources(monkeypatch, caplo
     monkeypatch.setattr(compiled.TAR, "VERSION", 0)
     assert compiled._load() is None
     assert "was compiled from other sources, and is not used" in caplog.text
+
+
+RECORDS = {
+    b"28 mtime=1700000000.1234567\n": True,
+    b"15 mtime=17000\n13 atime=2.5\n": True,
+    b"15 mtime=17000\n" + bytes(13): True,
+    b"28 SCHILY.xattr.path=abcdef\n": True,
+    b"28 GNU.sparse.major=1234567\n": False,
+    b"28 path=another.name.of.it/\n": False,
+    b"28 size=00000000000000000004\n"[:27] + b"\n": False,
+    b"27 mtime=1700000000.1234567\n": False,
+    b"99 mtime=1700000000.1234567\n": False,
+    b"0028mtime=1700000000.1234567\n"[:28]: False,
+    b"28 mtime 1700000000.1234567\n": False,
+    b"junk".ljust(28, b"."): False,
+    b"0000000000000000028 mtime=1\n": False,
+}
+
+
+def with_pax(folder, records):
+    """Write samples with pax records before each part, then others in their place."""
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(40):
+            member = tarfile.TarInfo(f"{number:03d}.txt")
+            member.size, member.pax_headers = 4, {"mtime": "1700000000.1234567"}
+            tar.addfile(member, io.BytesIO(b"text"))
+    prepare(folder, workers=1)
+    tar, index = folder / "a.tar", folder / "a.tar.idx"
+    data, facts = bytearray(tar.read_bytes()), tar.stat()
+    for begin in np.fromfile(index, "<u8")[:-1].tolist():
+        assert data[begin + 512 : begin + 540] == next(iter(RECORDS))
+        data[begin + 512 : begin + 540] = records
+    tar.write_bytes(data)
+    os.utime(tar, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+@pytest.mark.parametrize(("records", "idle"), RECORDS.items(), ids=repr)
+def test_pax_records_mean_the_same_to_all(tmp_path, records, idle):
+    assert len(records) == 28
+    assert are_idle(records) == idle
+    with_pax(tmp_path, records)
+    found = read_both(tmp_path, 40)
+    if b"path=" not in records and b"size=" not in records:
+        assert [sample[0] == "bad" for sample in found] == [not idle] * 40
+
+
+def test_pax_records_with_no_file_behind_them_are_told_by_all(tmp_path):
+    files = [(f"{number}.{name}", b"text") for number in range(20) for name in ("txt", "text")]
+    write_tar(tmp_path / "a.tar", files)
+    prepare(tmp_path, workers=1)
+    tar = bytearray((tmp_path / "a.tar").read_bytes())
+    for begin in range(1024, len(files) * 1024, 2048):  # the second part of each sample
+        tar[begin + 156] = ord("x")
+        tar[begin + 512 : begin + 516] = b"4 =\n"
+        tar[begin + 148 : begin + 156] = b" " * 8
+        tar[begin + 148 : begin + 156] = b"%06o\0 " % sum(tar[begin : begin + 512])
+    facts = (tmp_path / "a.tar").stat()
+    (tmp_path / "a.tar").write_bytes(tar)
+    os.utime(tmp_path / "a.tar", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert all("a header needs 512 bytes" in sample[1] for sample in read_both(tmp_path, 20))
+
+
+def test_offsets_at_the_end_of_all_numbers_are_nowhere(tmp_path):
+    found, origin = [], open_dataset(one_shard(tmp_path, sample_files(0)).path)._origin
+    with (tmp_path / "a.tar").open("rb") as file:
+        begins, ends = [2**63 - 1024, 2**63 - 1024], [2**63 - 512, 2**63 - 512]
+        args = [file.fileno()], [0], begins, ends, [None] * 2, [origin] * 2
+        assert compiled.TAR.read_plain(found, *args, None) == 2
+    assert found == [None, None]
+
+
+def test_what_is_no_order_is_refused():
+    for order in ([0], [0, 2], [0, -1], [0, 2**40]):
+        with pytest.raises((IndexError, ValueError)):
+            compiled.TAR.in_order(order, ["a", "b"])
+
+
+@pytest.mark.parametrize("by", ["compiled", "python"])
+def test_what_a_name_means_does_not_depend_on_what_was_read_before(tmp_path, monkeypatch, by):
+    if by == "python":
+        monkeypatch.setattr(compiled, "TAR", None)
+    one_shard(tmp_path, [("0.", b""), ("nodot.txt", b""), ("2.txt", b"")])
+    tar = bytearray((tmp_path / "a.tar").read_bytes())
+    at = tar.index(b"nodot.txt")
+    tar[at : at + 9] = b"nodot\0\0\0\0"
+    tar[at + 148 : at + 156] = b" " * 8
+    tar[at + 148 : at + 156] = b"%06o\0 " % sum(tar[at : at + 512])
+    facts = (tmp_path / "a.tar").stat()
+    (tmp_path / "a.tar").write_bytes(tar)
+    os.utime(tmp_path / "a.tar", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    source = open_dataset(tmp_path)
+    numbers = [source.read(np.array([n]))[0] for n in (0, 1, 0, 1)]
+    assert plain(numbers[0]) == plain(numbers[2])
+    assert plain(numbers[1]) == plain(numbers[3])
