@@ -22,7 +22,7 @@ ROOT = Path(energy_data.__file__).parent
 
 ALLOWED = {
     "storage.files:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
-    "sources.tar_index:_SHARDS": "open shards, under a lock; what it gives is never changed",
+    "sources.tar_index:_SHARDS": "open shards, changed under a lock; what it gives never is",
     "sources.decode:_known_npy": "a cache; one step of the interpreter each to look up and to add",
     "sources.tar_headers:_plain_check": "lru_cache, which has a lock, of a pure function",
     "sources.tar_headers:_plain_size": "as above",

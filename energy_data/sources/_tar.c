@@ -29,45 +29,105 @@ static int add_source(
     return good;
 }
 
-PyDoc_STRVAR(locate_doc,
-"locate(offsets, first, wanted, at, begins, ends, sources, source_type, path, name)\n--\n\n"
-"Add to the lists where the samples wanted[at:] of one shard are, as far as they are in it.\n\n"
-"offsets: its index, uint64; its sample 0 is sample `first`. Return the place in `wanted` of the\n"
-"first one behind the shard; or ~place of one with offsets that cannot be.");
-
-static PyObject *locate(PyObject *module, PyObject *args)
-{
-    Py_buffer table;
-    long long first;
-    PyObject *wanted, *begins, *ends, *sources, *path, *name;
+/* What `locate` is given. */
+typedef struct {
+    PyObject *wanted, *after, *counts, *shards; /* lists; the last three by shard */
+    PyObject *open; /* (shard) -> `tar_index.Shard` */
+    PyObject *files, *file_rows, *begins, *ends, *sources; /* lists, to add to */
     PyTypeObject *source_type;
-    Py_ssize_t at;
-    if (!PyArg_ParseTuple(args, "y*LO!nO!O!O!O!OO", &table, &first, &PyList_Type, &wanted, &at,
-                          &PyList_Type, &begins, &PyList_Type, &ends, &PyList_Type, &sources,
-                          &PyType_Type, &source_type, &path, &name))
-        return NULL;
-    const uint64_t *offsets = table.buf;
-    int64_t count = table.len / (Py_ssize_t)sizeof(uint64_t) - 1;
+    PyObject *path;
+    long long skipped; /* samples of the shards before the first that can be wanted */
+} Locator;
+
+/* Adds the samples wanted[at:] that are in one shard, whose first is `first`; returns the place of
+   the first one behind it, ~place of one with offsets that cannot be, or -1 with an error set
+   (which ~0 is too, without). */
+static Py_ssize_t add_places(
+    const Locator *asked, Py_ssize_t at, const Py_buffer *table, int64_t first, PyObject *name)
+{
+    const uint64_t *offsets = table->buf;
+    int64_t count = table->len / (Py_ssize_t)sizeof(uint64_t) - 1;
     uint64_t floor = 0, last = count >= 0 ? offsets[count] : 0;
-    int good = 1, is_possible = 1;
-    Py_ssize_t stop = PyList_Size(wanted);
-    for (; good && at < stop; at++) {
-        int64_t number = PyLong_AsLongLong(PyList_GetItem(wanted, at)) - first;
-        good = !PyErr_Occurred();
-        if (!good || number >= count)
+    for (Py_ssize_t stop = PyList_Size(asked->wanted); at < stop; at++) {
+        int64_t number = PyLong_AsLongLong(PyList_GetItem(asked->wanted, at)) - first;
+        if (PyErr_Occurred())
+            return -1;
+        if (number >= count)
             break;
         uint64_t begin = number < 0 ? 1 : offsets[number], end = number < 0 ? 0 : offsets[number + 1];
         /* `floor`: where the next sample may begin, unless it is the same again */
-        is_possible = begin < end && end <= last && (begin | end) % BLOCK == 0 &&
-                      (begin >= floor || end == floor);
-        if (!is_possible)
-            break;
+        if (!(begin < end && end <= last && (begin | end) % BLOCK == 0 &&
+              (begin >= floor || end == floor)))
+            return ~at;
         floor = end;
-        good = add_place(begins, ends, begin, end) &&
-               add_source(sources, source_type, path, name, number);
+        if (!add_place(asked->begins, asked->ends, begin, end) ||
+            !add_source(asked->sources, asked->source_type, asked->path, name, number))
+            return -1;
     }
-    PyBuffer_Release(&table);
-    return good ? PyLong_FromSsize_t(is_possible ? at : ~at) : NULL;
+    return at;
+}
+
+/* Sets `shard` to the one with a sample, as `bisect_right`; false with an error set. */
+static int find_shard(PyObject *after, Py_ssize_t sample, Py_ssize_t *shard)
+{
+    Py_ssize_t low = 0, high = PyList_Size(after), behind;
+    while (low < high) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        if (!item_at(after, middle, &behind))
+            return 0;
+        if (sample < behind)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    *shard = low;
+    return 1;
+}
+
+/* Adds the samples from place `at` on that are in the shard of that one; returns as `add_places`. */
+static Py_ssize_t add_shard(const Locator *asked, Py_ssize_t at)
+{
+    Py_ssize_t sample, shard, behind, count, next = -1;
+    if (!item_at(asked->wanted, at, &sample) ||
+        !find_shard(asked->after, sample + (Py_ssize_t)asked->skipped, &shard) ||
+        !item_at(asked->after, shard, &behind) || !item_at(asked->counts, shard, &count))
+        return -1;
+    PyObject *name = PyList_GetItem(asked->shards, shard);
+    PyObject *opened = name ? PyObject_CallFunction(asked->open, "n", shard) : NULL;
+    PyObject *file = opened ? PyTuple_GetItem(opened, 0) : NULL;
+    PyObject *first_row = file ? PyLong_FromSsize_t(PyList_Size(asked->begins)) : NULL;
+    Py_buffer table;
+    if (first_row && PyList_Append(asked->files, file) == 0 &&
+        PyList_Append(asked->file_rows, first_row) == 0 &&
+        PyObject_GetBuffer(PyTuple_GetItem(opened, 1), &table, PyBUF_SIMPLE) == 0) {
+        next = add_places(asked, at, &table, behind - count - asked->skipped, name);
+        PyBuffer_Release(&table);
+    }
+    Py_XDECREF(first_row);
+    Py_XDECREF(opened);
+    return next == at ? ~at : next; /* an index with too few offsets */
+}
+
+PyDoc_STRVAR(locate_doc,
+"locate(wanted, skipped, after, counts, open, files, file_rows, begins, ends, sources, source_type,\n"
+"       path, shards)\n--\n\n"
+"Add to the lists where samples are, shard by shard. Return how many, or ~place of one with offsets\n"
+"that cannot be. As `tar_samples.locate`.");
+
+static PyObject *locate(PyObject *module, PyObject *args)
+{
+    Locator asked;
+    if (!PyArg_ParseTuple(args, "O!LO!O!OO!O!O!O!O!O!OO!", &PyList_Type, &asked.wanted,
+                          &asked.skipped, &PyList_Type, &asked.after, &PyList_Type, &asked.counts,
+                          &asked.open, &PyList_Type, &asked.files, &PyList_Type, &asked.file_rows,
+                          &PyList_Type, &asked.begins, &PyList_Type, &asked.ends, &PyList_Type,
+                          &asked.sources, &PyType_Type, &asked.source_type, &asked.path,
+                          &PyList_Type, &asked.shards))
+        return NULL;
+    Py_ssize_t at = 0, stop = PyList_Size(asked.wanted);
+    while (at >= 0 && at < stop)
+        at = add_shard(&asked, at);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
 }
 
 PyDoc_STRVAR(in_order_doc,
@@ -114,7 +174,7 @@ PyMODINIT_FUNC PyInit__tar(void)
 {
     PyObject *module = prepare_names() ? PyModule_Create(&MODULE) : NULL;
     /* Raise it if what is between Python and C changes: compiled.py knows it too. */
-    if (module && PyModule_AddIntConstant(module, "VERSION", 2) < 0)
+    if (module && PyModule_AddIntConstant(module, "VERSION", 3) < 0)
         Py_CLEAR(module);
     return module;
 }

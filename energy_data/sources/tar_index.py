@@ -87,11 +87,15 @@ class _Shards:
                 self._open.pop(place, None)
 
     def get(self, place: tuple[str, str, int]) -> Shard:
-        with self.lock:
-            shard = self._open.get(place)
-            if shard is not None:
-                self._open.move_to_end(place)
-                return shard
+        # Without the lock, which takes as long as all else: both are one step of the interpreter.
+        try:
+            shard = self._open[place]
+            self._open.move_to_end(place)
+        except KeyError:  # or another thread has just let go of it
+            return self._load(place)
+        return shard
+
+    def _load(self, place: tuple[str, str, int]) -> Shard:
         tar, index, count = place
         file, stamp = open_file(tar), _stamp(index)
         shard = Shard(file, _load(index, file, count), stamp)

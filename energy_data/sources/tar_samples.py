@@ -25,6 +25,7 @@ from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_par
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import Decoders, Place, read_alone, read_plain
 from energy_data.sources.tar_headers import BLOCK, PAX, Bools, are_idle, parse_headers
+from energy_data.sources.tar_index import Shard
 from energy_data.storage.files import File
 
 Int64s = npt.NDArray[np.int64]
@@ -92,32 +93,44 @@ class Spans:
 
 
 def locate(
-    offsets: memoryview,
-    first: int,
     wanted: list[int],
-    at: int,
-    begins: list[int],
-    ends: list[int],
-    sources: list[tuple[SampleSource]],
-    *source: Any,
+    skipped: int,
+    after: list[int],
+    counts: list[int],
+    open_number: Callable[[int], Shard],
+    *into: Any,
 ) -> int:
-    """Add to the lists where samples wanted[at:] of a shard are, as far as they are in it.
+    """Add to the lists of `Spans` where samples are, shard by shard.
 
-    offsets: its index, uint64; its sample 0 is sample `first`. Returns the place in `wanted` of the
-    first one behind the shard; or ~place of one with offsets that cannot be.
+    wanted: in order; 0 is sample `skipped` of all shards together. after, counts: [shards], the
+    sample behind the last one of a shard, and how many it has. into: files, file_rows, begins,
+    ends, sources; and what sources are made of, their class, the dataset, and [shards] names.
+    Returns how many samples there are, or ~place of one with offsets that cannot be.
 
     Plain Python: numpy pays for many in a shard only.
     """
-    count, floor, last = len(offsets) - 1, 0, offsets[-1]
-    kind, path, name = source
-    for place in range(at, len(wanted)):
-        number = wanted[place] - first
-        if number >= count:
-            return place
+    files, file_rows, begins, ends, sources, kind, path, shards = into
+    behind, floor = 0, 0  # sample behind the shard; where the next sample may begin
+    for place, index in enumerate(wanted):
+        at = index + skipped
+        if at >= behind:
+            shard = bisect_right(after, at)
+            behind, first, floor, name = (
+                after[shard],
+                after[shard] - counts[shard],
+                0,
+                shards[shard],
+            )
+            file, table, _ = open_number(shard)
+            offsets = table.data
+            last = offsets[-1]
+            files.append(file)
+            file_rows.append(len(begins))
+        number = at - first
         begin, end = offsets[number], offsets[number + 1]
         if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
             return ~place
-        floor = end  # where the next sample may begin, unless it is the same again
+        floor = end  # unless it is the same again
         begins.append(begin)
         ends.append(end)
         sources.append((tuple.__new__(kind, (path, name, number)),))

@@ -24,7 +24,7 @@ from energy_data.sources import compiled
 from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders
-from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
+from energy_data.sources.tar_index import Shard, drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
 from energy_data.sources.tar_raw import Beginning, Begun, read_raw
@@ -166,44 +166,34 @@ class WebdatasetSource(Source):
 
     def _locate(self, wanted: list[int], spans: Spans) -> int:
         """Add where samples are to `spans`; return their bytes. wanted: in order."""
-        files, file_rows = spans.files, spans.file_rows
-        begins, ends, sources = spans.begins, spans.ends, spans.sources
-        known, count = len(begins), len(wanted)
+        known, count = len(spans.begins), len(wanted)
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise IndexError(f"index {wrong} of {self._length} samples")
         add = locate if compiled.TAR is None else compiled.TAR.locate
-        path, shards, places, after, skipped = (
-            self.path,
-            self.shards,
-            self._places,
-            self._after,
-            self._first,
-        )
-        place = 0  # in `wanted`
-        while place < count:
-            shard = bisect_right(after, wanted[place] + skipped)
-            file, table, _ = open_shard(where := places.get(shard) or self._place(shard))
-            first = after[shard] - where[2] - skipped
-            files.append(file)
-            file_rows.append(len(begins))
-            place = add(
-                table.data,
-                first,
-                wanted,
-                place,
-                begins,
-                ends,
-                sources,
-                SampleSource,
-                path,
-                shards[shard],
-            )
-            if place < 0:
-                begin, end = table[wanted[~place] - first :][:2].tolist()
-                raise _impossible(file.path, begin, end, int(table[-1]))
+        shards = self._first, self._after, self._counts, self._open
+        columns = spans.files, spans.file_rows, spans.begins, spans.ends, spans.sources
+        place = add(wanted, *shards, *columns, SampleSource, self.path, self.shards)
+        if place < 0:
+            raise self._impossible(wanted[~place] + self._first)
         spans.origins.extend(repeat(self._origin, count))
-        return sum(ends[known:]) - sum(begins[known:])
+        return sum(spans.ends[known:]) - sum(spans.begins[known:])
+
+    def _open(self, shard: int) -> Shard:
+        return open_shard(self._places.get(shard) or self._place(shard))
+
+    def _impossible(self, index: int) -> StructureError:
+        """Return what is wrong with the offsets of a sample of all shards."""
+        shard = bisect_right(self._after, index)
+        file, table, _ = self._open(shard)
+        number = index - self._after[shard] + self._counts[shard]
+        begin, end = table[number : number + 2].tolist()
+        return StructureError(
+            f"its index has a sample from byte {begin} to {end} of {int(table[-1])}, which cannot "
+            "be. Run `energy-data prepare --force`.",
+            shard=file.path,
+            offset=begin,
+        )
 
     def _place(self, shard: int) -> tuple[str, str, int]:
         """Return the path of a shard, that of its index, and how many samples it has."""
@@ -318,15 +308,6 @@ def _plain(path: str, split_part: str) -> SplitPart:
             "Name that, or run `energy-data prepare` to split it."
         )
     return find_plain(path)
-
-
-def _impossible(tar: str, begin: int, end: int, last: int) -> StructureError:
-    return StructureError(
-        f"its index has a sample from byte {begin} to {end} of {last}, which cannot be. "
-        "Run `energy-data prepare --force`.",
-        shard=tar,
-        offset=begin,
-    )
 
 
 def _fingerprint(part: SplitPart, split_part: str, first: int, length: int) -> str:
