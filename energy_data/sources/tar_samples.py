@@ -35,8 +35,9 @@ _Part = tuple[int, str, int, int]  # row, name of the file, begin and end of its
 _WHOLE = 16384  # bytes; samples up to this size are read in one piece, then copied out of it
 _WINDOW = 2048  # bytes of larger ones that are read to find their headers
 _FEW = 32  # samples below which numpy does not pay
-_LARGE = 16384, 65536  # mean bytes of samples that are read faster each by itself
-_LARGEST = 65536  # bytes; larger samples the compiled part leaves alone, whatever they are
+# Mean bytes of samples that are read faster each by itself; the compiled part leaves those above
+# the second alone (WHOLE in `_tar_plain.c`).
+_LARGE = 16384, 65536
 _GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 
 _ROW, _AT, _END, _STOP, _SHIFT = range(5)  # columns of the table of a round
@@ -137,9 +138,9 @@ def locate(
     return len(wanted)
 
 
-def read_all(spans: Spans) -> list[Sample | SampleError]:
-    """Return the samples in the order of rows, in the way that is quickest for them."""
-    count, num_bytes = len(spans.ends), sum(spans.ends) - sum(spans.begins)
+def read_all(spans: Spans, num_bytes: int) -> list[Sample | SampleError]:
+    """Return the samples, of `num_bytes` in all, in the way that is quickest; in order of rows."""
+    count = len(spans.ends)
     if num_bytes <= count * _LARGE[1]:
         if compiled.TAR is not None:
             return _read_compiled(spans, compiled.TAR.read_plain)
@@ -152,7 +153,7 @@ def _read_compiled(spans: Spans, read_plain: Callable[..., int]) -> list[Sample 
     found: list[Any] = []
     if read_plain(found, *spans.columns(), decode_text):
         left = [row for row, sample in enumerate(found) if sample is None]
-        large = [row for row in left if spans.ends[row] - spans.begins[row] > _LARGEST]
+        large = [row for row in left if spans.ends[row] - spans.begins[row] > _LARGE[1]]
         for row, sample in zip(large, SampleReader(spans.only(large)).read(), strict=True):
             found[row] = sample
         for row in left:

@@ -252,7 +252,7 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
             num_bytes += located
         found = None if order is None else _read_rows(requests, spans, order, num_bytes)
         if found is None:
-            found = read_all(spans)
+            found = read_all(spans, num_bytes)
     except StructureError as error:
         if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
             return [sample for request in requests for sample in _read([request])]
