@@ -12,6 +12,7 @@ from math import prod
 from pickle import PickleBuffer
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 _FEWEST = 4096  # bytes; smaller tensors are copied
@@ -40,6 +41,13 @@ def making_in(place: Place | None) -> Iterator[None]:
         yield
     finally:
         _HERE.place = None
+
+
+def empty_bytes(num_bytes: int) -> memoryview:
+    """Return memory with any contents."""
+    place = _HERE.place
+    memory = place.take(num_bytes) if place is not None and num_bytes >= _FEWEST else None
+    return np.empty(num_bytes, np.uint8).data if memory is None else memory
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

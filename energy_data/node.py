@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from energy_data.damage import Fault, refuse, wrong_kinds
@@ -20,7 +21,10 @@ C = TypeVar("C", bound="Cursor")
 
 MAX_EMPTY_DRAWS = 100_000  # then nothing ever comes through, and waiting on would be a hang
 
-State = dict[str, dict[str, Any]]
+Fields = dict[str, Any]
+"""The fields of a cursor."""
+
+State = dict[str, Fields]
 """Path of a node in its tree -> the fields of its cursor. Plain JSON data."""
 
 Mark = tuple[int, ...]
@@ -42,9 +46,13 @@ class Cursor:
     """
 
     def copy(self: C) -> C:
-        """Return a snapshot; a tenth of the time of `copy.copy`, which matters per batch."""
+        """Return a snapshot; a tenth of the time of `copy.copy`."""
+        return self.with_fields(self.__dict__)
+
+    def with_fields(self: C, fields: Mapping[str, Any]) -> C:
+        """Return a cursor of this kind with all these fields."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        twin.__dict__.update(fields)
         return twin
 
 
@@ -56,10 +64,13 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
     # Counts that states of older versions lack: there they go on from 0.
     added_later: ClassVar[frozenset[str]] = frozenset()
 
+    _exchanged: ClassVar[int] = 0  # how often a node has exchanged a child
+
     def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
-        self.children = dict(children or {})
+        self.children: Mapping[str, Node[Any, Any]] = MappingProxyType(dict(children or {}))
         self.cursor = start
         self._start = start.copy()
+        self._below: tuple[int, list[tuple[str, Node[Any, Any]]]] = -1, []  # see `tree`
 
     @abstractmethod
     def draw(self, count: int) -> Sequence[T_co]:
@@ -122,17 +133,19 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             self.go_back(before)
             raise
 
-    def cursors(self) -> list[Cursor]:
+    def cursors(self) -> list[Fields]:
         """Return a snapshot of the whole tree, parents first; for `go_back`."""
-        found: list[Cursor] = [self.cursor.copy()]
-        for child in self.children.values():
-            found += child.cursors()
-        return found
+        return [node.cursor.__dict__.copy() for _, node in self.tree()]
 
-    def go_back(self, cursors: Sequence[Cursor]) -> None:
+    def go_back(self, cursors: Sequence[Fields]) -> None:
         """Go to the place of a snapshot."""
-        for (_, node), cursor in zip(self.walk(), cursors, strict=True):
-            node.cursor = cursor.copy()
+        for (_, node), fields in zip(self.tree(), cursors, strict=True):
+            node.cursor = node.cursor.with_fields(fields)
+
+    def exchange(self, name: str, child: Node[Any, Any]) -> None:
+        """Put another child in the place of one. The only way to change children."""
+        self.children = MappingProxyType({**self.children, name: child})
+        Node._exchanged += 1
 
     def __next__(self) -> T_co:
         for _ in range(MAX_EMPTY_DRAWS):  # what is left out may leave a block empty
@@ -149,9 +162,18 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         for name, child in self.children.items():
             yield from child.walk(f"{path}/{name}")
 
+    def tree(self) -> Sequence[tuple[str, Node[Any, Any]]]:
+        """Return what `walk` yields; remembered, as it is asked for with every batch."""
+        exchanged, below = self._below
+        if exchanged != Node._exchanged:
+            exchanged = Node._exchanged
+            _, *below = self.walk()  # without this one, which would keep itself alive
+            self._below = exchanged, below
+        return [("root", self), *below]
+
     def state_dict(self) -> State:
         """Return the place of the whole tree, path by path. Reads no data, changes nothing."""
-        return {path: place for path, node in self.walk() if (place := dict(vars(node.cursor)))}
+        return places(self.tree(), self.cursors())
 
     def load_state_dict(self, state: State) -> None:
         """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then.
@@ -159,8 +181,8 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         Nor does it if a value is not of the kind that its field is, which is a StateError.
         """
         ours, theirs = (
-            {path: set(cursor) for path, cursor in places.items()}
-            for places in (self.state_dict(), state)
+            {path: set(fields) for path, fields in tree.items()}
+            for tree in (self.state_dict(), state)
         )
         for path, node in self.walk():
             if path in theirs:
@@ -185,6 +207,11 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
     def faults(self, at: C) -> Iterable[Fault]:
         """Return what in a saved cursor, of the right kinds, cannot be of this node."""
         return ()
+
+
+def places(tree: Sequence[tuple[str, Node[Any, Any]]], cursors: Sequence[Fields]) -> State:
+    """Return a snapshot of a tree as its state: without nodes that have nothing to save."""
+    return {path: {**fields} for (path, _), fields in zip(tree, cursors, strict=True) if fields}
 
 
 def as_tuples(value: Any) -> Any:

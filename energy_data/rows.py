@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energy_data.memory import buffer_of, empty
+from energy_data.memory import empty_bytes
 
 _FEWEST = 4096  # bytes of a row; to copy less costs nothing
 
@@ -47,10 +47,12 @@ class Rows(NamedTuple):
 
 def new_rows(count: int, shape: Sequence[int], dtype: torch.dtype) -> Rows | None:
     """Return `count` rows with any contents, to be values of samples; None if it does not pay."""
-    if not count or prod(shape) * dtype.itemsize < _FEWEST:
+    num_bytes = prod(shape) * dtype.itemsize
+    if not count or num_bytes < _FEWEST:
         return None
-    whole = empty((count, *shape), dtype)
-    return Rows(whole, buffer_of(whole).raw())
+    data = empty_bytes(num_bytes * count)
+    whole = torch.frombuffer(data, dtype=dtype).resize_(count, *shape)  # `reshape` gives a view
+    return Rows(whole, data)
 
 
 def gathered(values: Sequence[Any]) -> torch.Tensor | None:

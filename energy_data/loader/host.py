@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energy_data.meter import Meter
-from energy_data.node import Node, State
+from energy_data.node import Node, State, places
 from energy_data.running import RUNNING
 
 Nodes = Mapping[int, Node[Any, Any]]
@@ -141,11 +141,5 @@ class InProcess(Host):
     def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
         states = {lane: node.state_dict() for lane, node in self._nodes.items()}
         for step in self._steps.since(batch):
-            states[step.lane] = {
-                path: place
-                for (path, _), cursor in zip(
-                    self._nodes[step.lane].walk(), step.before, strict=True
-                )
-                if (place := dict(vars(cursor)))
-            }
+            states[step.lane] = places(self._nodes[step.lane].tree(), step.before)
         return states

@@ -160,7 +160,7 @@ class ReadNode(Node[Sample, ReadCursor]):
     def _read(self, block: References, *, rows: bool) -> list[Sample | SampleError]:
         entry = block.entries
         first = int(entry[0])
-        if (entry == first).all():
+        if len(self.sources) == 1 or (entry == first).all():
             return self._read_leaf(first, block.indices, rows=rows)
         if self.meter.is_probe():
             return self._read_leaf_by_leaf(block)

@@ -307,7 +307,7 @@ class StagedNode(Node[Any, StagedCursor]):
             pairs = zip(nodes_of(fresh), nodes_of(self.children[stage.name]), strict=True)
             for new, old in pairs:
                 new.cursor = old.cursor
-            self.children[stage.name] = fresh
+            self.exchange(stage.name, fresh)
         self._played.used = kept
 
     def history(self, number: int) -> Past:

@@ -55,14 +55,6 @@ class Shard(NamedTuple):
     stamp: int | None  # of the index when it was loaded
 
 
-def open_shard(place: tuple[str, str, int]) -> Shard:
-    """Return the open shard of (path of the tar, path of its index, number of samples).
-
-    Raises StructureError if there is no index, or it does not fit the tar.
-    """
-    return _SHARDS.get(place)
-
-
 def drop_changed_shard(place: tuple[str, str, int]) -> None:
     """Forget an open shard if its tar or its index is another file by now."""
     drop_changed(place[0])
@@ -87,6 +79,10 @@ class _Shards:
                 self._open.pop(place, None)
 
     def get(self, place: tuple[str, str, int]) -> Shard:
+        """Return the open shard of (path of the tar, path of its index, number of samples).
+
+        Raises StructureError if there is no index, or it does not fit the tar.
+        """
         # Without the lock, which takes as long as all else: both are one step of the interpreter.
         try:
             shard = self._open[place]
@@ -107,6 +103,7 @@ class _Shards:
 
 
 _SHARDS = _Shards()
+open_shard = _SHARDS.get  # not called by a function: it is asked several times per batch
 os.register_at_fork(after_in_child=_SHARDS.after_fork)
 
 

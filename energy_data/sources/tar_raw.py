@@ -46,11 +46,6 @@ class Begun:
     samples: int = 0
     others: int = 0  # those that did not begin as it was hoped
 
-    def count(self, samples: int, others: int) -> None:
-        """Count the samples of a block."""
-        self.samples += samples
-        self.others += others
-
     def are_others(self) -> bool:
         """Whether to hope for something else: others are many, and more than half."""
         return self.others > _PATIENCE and 2 * self.others > self.samples
@@ -73,7 +68,8 @@ def read_raw(
     tensor, read_rows = beginning.tensor, compiled.TAR.read_rows
 
     def is_tensor(origin: Origin, extension: str) -> bool:
-        return origin.decoders.find_sane(extension) == tensor
+        found = origin.decoders.find_sane(extension)
+        return found is tensor or found == tensor
 
     found: list[Any] = []
     data = rows.data, tensor.num_bytes, is_tensor, Row, rows.whole

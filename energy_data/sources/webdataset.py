@@ -27,7 +27,7 @@ from energy_data.sources.tar_alone import Decoders
 from energy_data.sources.tar_index import Shard, drop_changed_shard, index_beside, open_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
-from energy_data.sources.tar_raw import Beginning, Begun, read_raw
+from energy_data.sources.tar_raw import Beginning, Begun, Others, read_raw
 from energy_data.sources.tar_samples import Origin, Spans, locate, read_all
 
 Int64s = npt.NDArray[np.int64]
@@ -116,7 +116,8 @@ class WebdatasetSource(Source):
     @property
     def can_read_rows(self) -> bool:
         """Whether its samples may begin with tensors, and it is no class of the user's."""
-        return self.beginning is not None and type(self) is WebdatasetSource
+        possible = self.beginning is not None and not self._excluded  # or rows would go to waste
+        return possible and type(self) is WebdatasetSource
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         facts = (self.path, self.split_part, self.subset, self.subflavors, self.decoding)
@@ -268,26 +269,36 @@ def _read_rows(
     requests: Requests, spans: Spans, order: list[int], num_bytes: int
 ) -> list[Sample | SampleError] | None:
     """Return the samples, if they seem to begin with tensors of one kind."""
-    beginning, count = requests[0][0].beginning, len(spans.ends)
-    if beginning is None or any(source.beginning != beginning for source, _ in requests):
+    (one, _), *others = requests
+    beginning, count = one.beginning, len(spans.ends)
+    if beginning is None:
         return None
-    if any(source._excluded for source, _ in requests):  # rows of what is left out go to waste
-        return None
+    for source, _ in others:
+        if source.beginning != beginning:
+            return None
     if beginning.tensor.num_bytes * count > 2 * num_bytes:  # before memory is taken for it
         return None
     rows = new_rows(count, beginning.tensor.shape, beginning.tensor.dtype)
     if rows is None:
         return None
     found, otherwise = read_raw(spans, order, rows, beginning)
+    for source, wanted in requests:
+        source._begun.samples += len(wanted)
+    if otherwise:
+        _learn(requests, otherwise)
+    return found
+
+
+def _learn(requests: Requests, otherwise: Others) -> None:
+    """Count samples that begin otherwise; if they are many, hope for that from now on."""
     first = 0
     for source, wanted in requests:
         behind = first + len(wanted)
-        others = [seems for row, seems in otherwise.items() if first <= row < behind]
-        source._begun.count(len(wanted), len(others))
+        seems = [each for row, each in otherwise.items() if first <= row < behind]
+        source._begun.others += len(seems)
         if source._begun.are_others():
-            source.beginning, source._begun = others[-1], Begun()
+            source.beginning, source._begun = seems[-1], Begun()
         first = behind
-    return found
 
 
 def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sample | SampleError]:

@@ -23,7 +23,7 @@ def collate(samples: Sequence[Any]) -> Any:
     Nothing is padded. Costs one copy of the tensors, or none if they were read as rows of one.
     """
     kinds = set(map(type, samples))
-    if not all(issubclass(kind, dict) for kind in kinds):
+    if kinds != {dict} and not all(issubclass(kind, dict) for kind in kinds):
         if not all(map(is_dataclass, kinds)):
             return stack_or_list(list(samples))
         samples = [
