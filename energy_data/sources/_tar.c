@@ -33,17 +33,18 @@ static int add_source(
 typedef struct {
     PyObject *wanted, *after, *counts, *shards; /* lists; the last three by shard */
     PyObject *open; /* (shard) -> `tar_index.Shard` */
-    PyObject *files, *file_rows, *begins, *ends, *sources; /* lists, to add to */
+    PyObject *files, *fds, *file_rows, *begins, *ends, *sources; /* lists, to add to */
     PyTypeObject *source_type;
     PyObject *path;
     long long skipped; /* samples of the shards before the first that can be wanted */
+    uint64_t num_bytes; /* of the samples added */
 } Locator;
 
 /* Adds the samples wanted[at:] that are in one shard, whose first is `first`; returns the place of
    the first one behind it, ~place of one with offsets that cannot be, or -1 with an error set
    (which ~0 is too, without). */
 static Py_ssize_t add_places(
-    const Locator *asked, Py_ssize_t at, const Py_buffer *table, int64_t first, PyObject *name)
+    Locator *asked, Py_ssize_t at, const Py_buffer *table, int64_t first, PyObject *name)
 {
     const uint64_t *offsets = table->buf;
     int64_t count = table->len / (Py_ssize_t)sizeof(uint64_t) - 1;
@@ -60,6 +61,7 @@ static Py_ssize_t add_places(
               (begin >= floor || end == floor)))
             return ~at;
         floor = end;
+        asked->num_bytes += end - begin;
         if (!add_place(asked->begins, asked->ends, begin, end) ||
             !add_source(asked->sources, asked->source_type, asked->path, name, number))
             return -1;
@@ -85,7 +87,7 @@ static int find_shard(PyObject *after, Py_ssize_t sample, Py_ssize_t *shard)
 }
 
 /* Adds the samples from place `at` on that are in the shard of that one; returns as `add_places`. */
-static Py_ssize_t add_shard(const Locator *asked, Py_ssize_t at)
+static Py_ssize_t add_shard(Locator *asked, Py_ssize_t at)
 {
     Py_ssize_t sample, shard, behind, count, next = -1;
     if (!item_at(asked->wanted, at, &sample) ||
@@ -95,9 +97,10 @@ static Py_ssize_t add_shard(const Locator *asked, Py_ssize_t at)
     PyObject *name = PyList_GetItem(asked->shards, shard);
     PyObject *opened = name ? PyObject_CallFunction(asked->open, "n", shard) : NULL;
     PyObject *file = opened ? PyTuple_GetItem(opened, 0) : NULL;
-    PyObject *first_row = file ? PyLong_FromSsize_t(PyList_Size(asked->begins)) : NULL;
+    PyObject *fd = file ? PyTuple_GetItem(opened, 3) : NULL;
+    PyObject *first_row = fd ? PyLong_FromSsize_t(PyList_Size(asked->begins)) : NULL;
     Py_buffer table;
-    if (first_row && PyList_Append(asked->files, file) == 0 &&
+    if (first_row && PyList_Append(asked->files, file) == 0 && PyList_Append(asked->fds, fd) == 0 &&
         PyList_Append(asked->file_rows, first_row) == 0 &&
         PyObject_GetBuffer(PyTuple_GetItem(opened, 1), &table, PyBUF_SIMPLE) == 0) {
         next = add_places(asked, at, &table, behind - count - asked->skipped, name);
@@ -109,25 +112,27 @@ static Py_ssize_t add_shard(const Locator *asked, Py_ssize_t at)
 }
 
 PyDoc_STRVAR(locate_doc,
-"locate(wanted, skipped, after, counts, open, files, file_rows, begins, ends, sources, source_type,\n"
-"       path, shards)\n--\n\n"
-"Add to the lists where samples are, shard by shard. Return how many, or ~place of one with offsets\n"
-"that cannot be. As `tar_samples.locate`.");
+"locate(wanted, skipped, after, counts, open, files, fds, file_rows, begins, ends, sources,\n"
+"       source_type, path, shards)\n--\n\n"
+"Add to the lists where samples are, shard by shard. Return the bytes of all, or ~place of one with\n"
+"offsets that cannot be. As `tar_samples.locate`.");
 
 static PyObject *locate(PyObject *module, PyObject *args)
 {
-    Locator asked;
-    if (!PyArg_ParseTuple(args, "O!LO!O!OO!O!O!O!O!O!OO!", &PyList_Type, &asked.wanted,
+    Locator asked = {.num_bytes = 0};
+    if (!PyArg_ParseTuple(args, "O!LO!O!OO!O!O!O!O!O!O!OO!", &PyList_Type, &asked.wanted,
                           &asked.skipped, &PyList_Type, &asked.after, &PyList_Type, &asked.counts,
-                          &asked.open, &PyList_Type, &asked.files, &PyList_Type, &asked.file_rows,
-                          &PyList_Type, &asked.begins, &PyList_Type, &asked.ends, &PyList_Type,
-                          &asked.sources, &PyType_Type, &asked.source_type, &asked.path,
-                          &PyList_Type, &asked.shards))
+                          &asked.open, &PyList_Type, &asked.files, &PyList_Type, &asked.fds,
+                          &PyList_Type, &asked.file_rows, &PyList_Type, &asked.begins,
+                          &PyList_Type, &asked.ends, &PyList_Type, &asked.sources, &PyType_Type,
+                          &asked.source_type, &asked.path, &PyList_Type, &asked.shards))
         return NULL;
     Py_ssize_t at = 0, stop = PyList_Size(asked.wanted);
     while (at >= 0 && at < stop)
         at = add_shard(&asked, at);
-    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
+    if (PyErr_Occurred())
+        return NULL;
+    return at < 0 ? PyLong_FromSsize_t(at) : PyLong_FromUnsignedLongLong(asked.num_bytes);
 }
 
 PyDoc_STRVAR(in_order_doc,
@@ -174,7 +179,7 @@ PyMODINIT_FUNC PyInit__tar(void)
 {
     PyObject *module = prepare_names() ? PyModule_Create(&MODULE) : NULL;
     /* Raise it if what is between Python and C changes: compiled.py knows it too. */
-    if (module && PyModule_AddIntConstant(module, "VERSION", 3) < 0)
+    if (module && PyModule_AddIntConstant(module, "VERSION", 4) < 0)
         Py_CLEAR(module);
     return module;
 }

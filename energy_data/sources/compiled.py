@@ -12,7 +12,7 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-_VERSION = 3  # of what is between Python and C; the same as in `_tar.c`
+_VERSION = 4  # of what is between Python and C; the same as in `_tar.c`
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.sources.join_table import Member, Table
-from energy_data.sources.tar_index import index_beside, open_shard
+from energy_data.sources.tar_index import index_beside, known_shard
 from energy_data.sources.tar_meta import FOLDER, UUID
 from energy_data.storage.files import whole_file
 
@@ -58,7 +58,7 @@ def _places(member: Member) -> npt.NDArray[np.int64]:
         zip(member.part.shards, member.part.counts, strict=True)
     ):
         tar = f"{member.part.root}/{shard}"
-        offsets = open_shard((tar, index_beside(tar), count)).offsets.astype(np.int64)
+        offsets = known_shard(tar, index_beside(tar), count).open().offsets.astype(np.int64)
         shards = np.full(count, number)
         rows.append(np.stack([shards, offsets[:-1], np.diff(offsets)], axis=1))
     return np.concatenate([*rows, np.full((1, 3), -1)])

@@ -31,7 +31,7 @@ from energy_data.sources import tar_meta as meta
 from energy_data.sources.dataset_yaml_new import definition_of
 from energy_data.sources.tar_collapse import collapse
 from energy_data.sources.tar_headers import Fault, walk
-from energy_data.sources.tar_index import drop_changed_shard, index_beside, open_shard
+from energy_data.sources.tar_index import index_beside, known_shard
 from energy_data.sources.tar_names import split_name
 from energy_data.sources.tar_plain import find_tars, index_fits, refuse_packed, write_index
 from energy_data.sources.tar_prefix import has_duplicates, prefix_names
@@ -228,8 +228,9 @@ class _Task:
         index = index_beside(tar)
         if self.keep and not self.with_parts and index_fits(index, tar):
             count = Path(index).stat().st_size // 8 - 1
-            drop_changed_shard((tar, index, count))
-            open_shard((tar, index, count))
+            known = known_shard(tar, index, count)
+            known.drop_changed()
+            known.open()
             return _Found(shard, count, _first_extensions(tar), kept=True)
         found = scan(open_anew(tar), with_parts=self.with_parts)
         write_index(index, found.offsets, Path(tar).stat().st_mode)

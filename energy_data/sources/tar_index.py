@@ -10,9 +10,10 @@ import hashlib
 import mmap
 import os
 import threading
-from collections import OrderedDict
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -53,57 +54,84 @@ class Shard(NamedTuple):
     file: File
     offsets: Offsets  # uint64 [samples + 1]
     stamp: int | None  # of the index when it was loaded
+    fd: int  # of the file
 
 
-def drop_changed_shard(place: tuple[str, str, int]) -> None:
-    """Forget an open shard if its tar or its index is another file by now."""
-    drop_changed(place[0])
-    _SHARDS.drop_changed(place)
+class KnownShard:
+    """A shard that was read once, open or not."""
+
+    __slots__ = ("__weakref__", "count", "index", "shard", "tar", "was_used")
+
+    def __init__(self, tar: str, index: str, count: int) -> None:
+        self.tar, self.index, self.count = tar, index, count  # paths; number of samples
+        self.shard: Shard | None = None
+        self.was_used = False  # since it was looked at for whether to close it
+
+    def open(self) -> Shard:
+        """Return it open.
+
+        Raises StructureError if there is no index, or it does not fit the tar.
+        """
+        self.was_used = True
+        return self.shard or _SHARDS.load(self)
+
+    def drop_changed(self) -> None:
+        """Close it if its tar or its index is another file by now."""
+        drop_changed(self.tar)
+        shard = self.shard
+        if shard is not None and not (shard.file.is_current and _stamp(self.index) == shard.stamp):
+            _SHARDS.close(self)
+
+
+def known_shard(tar: str, index: str, count: int) -> KnownShard:
+    """Return the one object of this process for a shard, so that nobody opens it twice."""
+    return _SHARDS.known.setdefault((tar, index, count), KnownShard(tar, index, count))
 
 
 class _Shards:
-    """The shards a process has open; the one unused for longest is closed first."""
+    """The shards a process has open. Which to close: the clock algorithm.
+
+    It takes turns at them and closes the first that was not used since the last time; Corbato,
+    A paging experiment with the Multics system, 1968. To use one costs next to nothing then.
+    """
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[str, str, int], Shard] = OrderedDict()
+        self.known: WeakValueDictionary[tuple[str, str, int], KnownShard] = WeakValueDictionary()
+        self._open: deque[KnownShard] = deque()
         self.after_fork()
 
     def after_fork(self) -> None:
         self.lock = threading.Lock()
-        self._open.clear()
+        while self._open:
+            self._open.popleft().shard = None
 
-    def drop_changed(self, place: tuple[str, str, int]) -> None:
-        shard = self._open.get(place)
-        if shard is not None and not (shard.file.is_current and _stamp(place[1]) == shard.stamp):
-            with self.lock:
-                self._open.pop(place, None)
-
-    def get(self, place: tuple[str, str, int]) -> Shard:
-        """Return the open shard of (path of the tar, path of its index, number of samples).
-
-        Raises StructureError if there is no index, or it does not fit the tar.
-        """
-        # Without the lock, which takes as long as all else: both are one step of the interpreter.
-        try:
-            shard = self._open[place]
-            self._open.move_to_end(place)
-        except KeyError:  # or another thread has just let go of it
-            return self._load(place)
-        return shard
-
-    def _load(self, place: tuple[str, str, int]) -> Shard:
-        tar, index, count = place
-        file, stamp = open_file(tar), _stamp(index)
-        shard = Shard(file, _load(index, file, count), stamp)
+    def close(self, known: KnownShard) -> None:
         with self.lock:
-            self._open[place] = shard
+            if known.shard is not None:
+                self._open.remove(known)
+                known.shard = None
+
+    def load(self, known: KnownShard) -> Shard:
+        file, stamp = open_file(known.tar), _stamp(known.index)
+        shard = Shard(file, _load(known.index, file, known.count), stamp, file.fd)
+        with self.lock:
+            if known.shard is None:  # no other thread has opened it meanwhile
+                self._open.append(known)
+            known.shard = shard
             while len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
+                self._close_one()
         return shard
+
+    def _close_one(self) -> None:
+        for _ in range(len(self._open)):
+            if not self._open[0].was_used:
+                break
+            self._open[0].was_used = False
+            self._open.rotate(-1)
+        self._open.popleft().shard = None
 
 
 _SHARDS = _Shards()
-open_shard = _SHARDS.get  # not called by a function: it is asked several times per batch
 os.register_at_fork(after_in_child=_SHARDS.after_fork)
 
 

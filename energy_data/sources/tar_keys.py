@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.errors import StructureError
-from energy_data.sources.tar_index import index_beside, open_shard
+from energy_data.sources.tar_index import index_beside, known_shard
 from energy_data.sources.tar_meta import FOLDER, SQLITE, SplitPart, is_prepared, read_counts
 from energy_data.sources.tar_plain import find_index
 from energy_data.sources.tar_scan import scan
@@ -60,7 +60,8 @@ class PartKeys:
         shard = self._part.shards[row]
         tar = str(self._root / shard)
         index = None if self._prepared else find_index(tar)
-        offsets = open_shard((tar, index or index_beside(tar), self._part.counts[row])).offsets
+        known = known_shard(tar, index or index_beside(tar), self._part.counts[row])
+        offsets = known.open().offsets
         if self._index is not None and shard in self._numbers:
             rows = list(self._index.rows(_KEYS, self._numbers[shard]))
             begins = [begin for _, begin in rows]

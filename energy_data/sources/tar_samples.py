@@ -56,6 +56,7 @@ class Spans:
 
     def __init__(self) -> None:
         self.files: list[File] = []
+        self.fds: list[int] = []  # [files] descriptors
         self.file_rows: list[int] = []  # [files] first row of each
         self.begins: list[int] = []  # [rows] offset of the sample's first header
         self.ends: list[int] = []  # [rows] offset behind the sample
@@ -63,9 +64,8 @@ class Spans:
         self.origins: list[Origin] = []  # [rows]
 
     def columns(self) -> tuple[list[int], list[int], list[int], list[int], list[Any], list[Any]]:
-        """Return all columns, as the compiled part takes them: descriptors in place of files."""
-        fds = [file.fd for file in self.files]
-        return fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
+        """Return all columns as the compiled part takes them: descriptors in place of files."""
+        return self.fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
 
     def runs(self) -> Iterator[tuple[File, slice]]:
         """Yield each file with its rows."""
@@ -79,6 +79,7 @@ class Spans:
             chosen = rows[bisect_left(rows, run.start) : bisect_left(rows, run.stop)]
             if chosen:
                 part.files.append(file)
+                part.fds.append(file.fd)
                 part.file_rows.append(len(part.begins))
             for row in chosen:
                 part.begins.append(self.begins[row])
@@ -104,14 +105,15 @@ def locate(
     """Add to the lists of `Spans` where samples are, shard by shard.
 
     wanted: in order; 0 is sample `skipped` of all shards together. after, counts: [shards], the
-    sample behind the last one of a shard, and how many it has. into: files, file_rows, begins,
+    sample behind the last one of a shard, and how many it has. into: files, fds, file_rows, begins,
     ends, sources; and what sources are made of, their class, the dataset, and [shards] names.
-    Returns how many samples there are, or ~place of one with offsets that cannot be.
+    Returns the bytes of all samples, or ~place of one with offsets that cannot be.
 
     Plain Python: numpy pays for many in a shard only.
     """
-    files, file_rows, begins, ends, sources, kind, path, shards = into
+    files, fds, file_rows, begins, ends, sources, kind, path, shards = into
     behind, floor = 0, 0  # sample behind the shard; where the next sample may begin
+    num_bytes = 0
     for place, index in enumerate(wanted):
         at = index + skipped
         if at >= behind:
@@ -122,20 +124,22 @@ def locate(
                 0,
                 shards[shard],
             )
-            file, table, _ = open_number(shard)
+            file, table, _, fd = open_number(shard)
             offsets = table.data
             last = offsets[-1]
             files.append(file)
+            fds.append(fd)
             file_rows.append(len(begins))
         number = at - first
         begin, end = offsets[number], offsets[number + 1]
         if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
             return ~place
         floor = end  # unless it is the same again
+        num_bytes += end - begin
         begins.append(begin)
         ends.append(end)
         sources.append((tuple.__new__(kind, (path, name, number)),))
-    return len(wanted)
+    return num_bytes
 
 
 def read_all(spans: Spans, num_bytes: int) -> list[Sample | SampleError]:

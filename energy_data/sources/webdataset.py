@@ -24,7 +24,7 @@ from energy_data.sources import compiled
 from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders
-from energy_data.sources.tar_index import Shard, drop_changed_shard, index_beside, open_shard
+from energy_data.sources.tar_index import KnownShard, Shard, index_beside, known_shard
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
 from energy_data.sources.tar_plain import find_index, find_plain
 from energy_data.sources.tar_raw import Beginning, Begun, Others, read_raw
@@ -102,7 +102,7 @@ class WebdatasetSource(Source):
         self._origin = Origin(Decoders(decoding), subflavors)
         self.beginning = Beginning.of(decoding.overrides)  # of samples, as far as is known
         self._begun = Begun()
-        self._places: dict[int, tuple[str, str, int]] = {}  # of the shards read so far
+        self._known: dict[int, KnownShard] = {}  # read so far
         self.bytes_read: int = 0  # headers and padding of the tar among them
 
     def __len__(self) -> int:
@@ -167,26 +167,27 @@ class WebdatasetSource(Source):
 
     def _locate(self, wanted: list[int], spans: Spans) -> int:
         """Add where samples are to `spans`; return their bytes. wanted: in order."""
-        known, count = len(spans.begins), len(wanted)
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
             raise IndexError(f"index {wrong} of {self._length} samples")
         add = locate if compiled.TAR is None else compiled.TAR.locate
         shards = self._first, self._after, self._counts, self._open
-        columns = spans.files, spans.file_rows, spans.begins, spans.ends, spans.sources
-        place = add(wanted, *shards, *columns, SampleSource, self.path, self.shards)
-        if place < 0:
-            raise self._impossible(wanted[~place] + self._first)
-        spans.origins.extend(repeat(self._origin, count))
-        return sum(spans.ends[known:]) - sum(spans.begins[known:])
+        columns = spans.files, spans.fds, spans.file_rows, spans.begins, spans.ends, spans.sources
+        num_bytes = add(wanted, *shards, *columns, SampleSource, self.path, self.shards)
+        if num_bytes < 0:
+            raise self._impossible(wanted[~num_bytes] + self._first)
+        spans.origins.extend(repeat(self._origin, len(wanted)))
+        return num_bytes
 
     def _open(self, shard: int) -> Shard:
-        return open_shard(self._places.get(shard) or self._place(shard))
+        known = self._known.get(shard) or self._know(shard)
+        known.was_used = True
+        return known.shard or known.open()
 
     def _impossible(self, index: int) -> StructureError:
         """Return what is wrong with the offsets of a sample of all shards."""
         shard = bisect_right(self._after, index)
-        file, table, _ = self._open(shard)
+        file, table, *_ = self._open(shard)
         number = index - self._after[shard] + self._counts[shard]
         begin, end = table[number : number + 2].tolist()
         return StructureError(
@@ -196,14 +197,13 @@ class WebdatasetSource(Source):
             offset=begin,
         )
 
-    def _place(self, shard: int) -> tuple[str, str, int]:
-        """Return the path of a shard, that of its index, and how many samples it has."""
+    def _know(self, shard: int) -> KnownShard:
         tar = f"{self._root}/{self.shards[shard]}"
         index = None if self.prepared else find_index(tar)
-        place = tar, index or index_beside(tar), self._counts[shard]
-        drop_changed_shard(place)  # another source may have read it, before it was written anew
-        self._places[shard] = place
-        return place
+        known = known_shard(tar, index or index_beside(tar), self._counts[shard])
+        known.drop_changed()  # another source may have read it, before it was written anew
+        self._known[shard] = known
+        return known
 
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
         if not self._excluded or isinstance(sample, SampleError):
