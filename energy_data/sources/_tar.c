@@ -29,15 +29,14 @@ static int add_source(
     return good;
 }
 
-/* What `locate` is given. */
+/* What `locate` is given: its lists to add to, and what it is at. */
 typedef struct {
-    PyObject *wanted, *after, *counts, *shards; /* lists; the last three by shard */
-    PyObject *open; /* (shard) -> `tar_index.Shard` */
-    PyObject *files, *fds, *file_rows, *begins, *ends, *sources; /* lists, to add to */
+    PyObject *files, *fds, *file_rows, *begins, *ends, *sources, *origins; /* lists, to add to */
     PyTypeObject *source_type;
-    PyObject *path;
-    long long skipped; /* samples of the shards before the first that can be wanted */
-    uint64_t num_bytes; /* of the samples added */
+    PyObject *wanted; /* the samples of one request, in order */
+    PyObject *dataset, *after, *counts, *shards, *open, *origin; /* see `tar_layout.Layout` */
+    long long skipped, length;
+    uint64_t num_bytes; /* of the samples of the request that were added */
 } Locator;
 
 /* Adds the samples wanted[at:] that are in one shard, whose first is `first`; returns the place of
@@ -63,7 +62,8 @@ static Py_ssize_t add_places(
         floor = end;
         asked->num_bytes += end - begin;
         if (!add_place(asked->begins, asked->ends, begin, end) ||
-            !add_source(asked->sources, asked->source_type, asked->path, name, number))
+            !add_source(asked->sources, asked->source_type, asked->dataset, name, number) ||
+            PyList_Append(asked->origins, asked->origin) < 0)
             return -1;
     }
     return at;
@@ -111,28 +111,58 @@ static Py_ssize_t add_shard(Locator *asked, Py_ssize_t at)
     return next == at ? ~at : next; /* an index with too few offsets */
 }
 
+/* Adds the samples of one request, a source and what is wanted of it; false if one of them cannot
+   be, or with an error set. */
+static int add_request(Locator *asked, PyObject *request)
+{
+    PyObject *source;
+    Py_ssize_t at = 0, first = 0, last = -1;
+    if (!PyArg_ParseTuple(request, "OO!", &source, &PyList_Type, &asked->wanted))
+        return 0;
+    Py_ssize_t stop = PyList_Size(asked->wanted);
+    PyObject *layout = PyObject_GetAttrString(source, "layout");
+    if (!layout || !PyArg_ParseTuple(layout, "OLLO!O!O!OO", &asked->dataset, &asked->skipped,
+                                     &asked->length, &PyList_Type, &asked->after, &PyList_Type,
+                                     &asked->counts, &PyList_Type, &asked->shards, &asked->open,
+                                     &asked->origin))
+        at = -1;
+    else if (stop && (!item_at(asked->wanted, 0, &first) ||
+                      !item_at(asked->wanted, stop - 1, &last) || first < 0 || first > last ||
+                      last >= asked->length))
+        at = -1;
+    asked->num_bytes = 0;
+    while (at >= 0 && at < stop)
+        at = add_shard(asked, at);
+    Py_XDECREF(layout);
+    return at >= 0;
+}
+
 PyDoc_STRVAR(locate_doc,
-"locate(wanted, skipped, after, counts, open, files, fds, file_rows, begins, ends, sources,\n"
-"       source_type, path, shards)\n--\n\n"
-"Add to the lists where samples are, shard by shard. Return the bytes of all, or ~place of one with\n"
-"offsets that cannot be. As `tar_samples.locate`.");
+"locate(requests, files, fds, file_rows, begins, ends, sources, origins, source_type)\n--\n\n"
+"Add to the lists where samples are, request by request. Return of how many bytes those of each\n"
+"are; None if one cannot be. As `tar_layout.locate`.");
 
 static PyObject *locate(PyObject *module, PyObject *args)
 {
-    Locator asked = {.num_bytes = 0};
-    if (!PyArg_ParseTuple(args, "O!LO!O!OO!O!O!O!O!O!O!OO!", &PyList_Type, &asked.wanted,
-                          &asked.skipped, &PyList_Type, &asked.after, &PyList_Type, &asked.counts,
-                          &asked.open, &PyList_Type, &asked.files, &PyList_Type, &asked.fds,
-                          &PyList_Type, &asked.file_rows, &PyList_Type, &asked.begins,
-                          &PyList_Type, &asked.ends, &PyList_Type, &asked.sources, &PyType_Type,
-                          &asked.source_type, &asked.path, &PyList_Type, &asked.shards))
+    Locator asked = {.wanted = NULL};
+    PyObject *requests;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!", &PyList_Type, &requests, &PyList_Type,
+                          &asked.files, &PyList_Type, &asked.fds, &PyList_Type, &asked.file_rows,
+                          &PyList_Type, &asked.begins, &PyList_Type, &asked.ends, &PyList_Type,
+                          &asked.sources, &PyList_Type, &asked.origins, &PyType_Type,
+                          &asked.source_type))
         return NULL;
-    Py_ssize_t at = 0, stop = PyList_Size(asked.wanted);
-    while (at >= 0 && at < stop)
-        at = add_shard(&asked, at);
-    if (PyErr_Occurred())
-        return NULL;
-    return at < 0 ? PyLong_FromSsize_t(at) : PyLong_FromUnsignedLongLong(asked.num_bytes);
+    PyObject *located = PyList_New(0);
+    for (Py_ssize_t n = 0; located && n < PyList_Size(requests); n++) {
+        PyObject *request = Py_NewRef(PyList_GetItem(requests, n));
+        int good = add_request(&asked, request);
+        PyObject *num_bytes = good ? PyLong_FromUnsignedLongLong(asked.num_bytes) : NULL;
+        if (!num_bytes || PyList_Append(located, num_bytes) < 0)
+            Py_CLEAR(located);
+        Py_XDECREF(num_bytes);
+        Py_DECREF(request);
+    }
+    return located || PyErr_Occurred() ? located : Py_NewRef(Py_None);
 }
 
 PyDoc_STRVAR(in_order_doc,

@@ -25,7 +25,6 @@ from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_par
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import Decoders, Place, read_alone, read_plain
 from energy_data.sources.tar_headers import BLOCK, PAX, Bools, are_idle, parse_headers
-from energy_data.sources.tar_index import Shard
 from energy_data.storage.files import File
 
 Int64s = npt.NDArray[np.int64]
@@ -92,54 +91,6 @@ class Spans:
         """Return the place of a row by itself."""
         file = self.files[bisect_right(self.file_rows, row) - 1]
         return Place(file, self.begins[row], self.ends[row], self.sources[row])
-
-
-def locate(
-    wanted: list[int],
-    skipped: int,
-    after: list[int],
-    counts: list[int],
-    open_number: Callable[[int], Shard],
-    *into: Any,
-) -> int:
-    """Add to the lists of `Spans` where samples are, shard by shard.
-
-    wanted: in order; 0 is sample `skipped` of all shards together. after, counts: [shards], the
-    sample behind the last one of a shard, and how many it has. into: files, fds, file_rows, begins,
-    ends, sources; and what sources are made of, their class, the dataset, and [shards] names.
-    Returns the bytes of all samples, or ~place of one with offsets that cannot be.
-
-    Plain Python: numpy pays for many in a shard only.
-    """
-    files, fds, file_rows, begins, ends, sources, kind, path, shards = into
-    behind, floor = 0, 0  # sample behind the shard; where the next sample may begin
-    num_bytes = 0
-    for place, index in enumerate(wanted):
-        at = index + skipped
-        if at >= behind:
-            shard = bisect_right(after, at)
-            behind, first, floor, name = (
-                after[shard],
-                after[shard] - counts[shard],
-                0,
-                shards[shard],
-            )
-            file, table, _, fd = open_number(shard)
-            offsets = table.data
-            last = offsets[-1]
-            files.append(file)
-            fds.append(fd)
-            file_rows.append(len(begins))
-        number = at - first
-        begin, end = offsets[number], offsets[number + 1]
-        if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
-            return ~place
-        floor = end  # unless it is the same again
-        num_bytes += end - begin
-        begins.append(begin)
-        ends.append(end)
-        sources.append((tuple.__new__(kind, (path, name, number)),))
-    return num_bytes
 
 
 def read_all(spans: Spans, num_bytes: int) -> list[Sample | SampleError]:

@@ -7,9 +7,7 @@ source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,11 +22,11 @@ from energy_data.sources import compiled
 from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders
-from energy_data.sources.tar_index import KnownShard, Shard, index_beside, known_shard
+from energy_data.sources.tar_layout import Layout, locate
 from energy_data.sources.tar_meta import SplitPart, is_prepared, read_split_part
-from energy_data.sources.tar_plain import find_index, find_plain
+from energy_data.sources.tar_plain import find_plain
 from energy_data.sources.tar_raw import Beginning, Begun, Others, read_raw
-from energy_data.sources.tar_samples import Origin, Spans, locate, read_all
+from energy_data.sources.tar_samples import Origin, Spans, read_all
 
 Int64s = npt.NDArray[np.int64]
 
@@ -94,15 +92,12 @@ class WebdatasetSource(Source):
         self.part = part
         self.shards = part.shards
         self._excluded = part.excluded
-        self._root = part.root
-        self._counts = part.counts
-        self._after = list(accumulate(part.counts))  # sample behind the last one of each shard
-        self._first, self._length = subset_range(subset, self._after[-1], path)
-        self._fingerprint = _fingerprint(part, split_part, self._first, self._length)
-        self._origin = Origin(Decoders(decoding), subflavors)
+        chosen = first, self._length = subset_range(subset, sum(part.counts), path)
+        self._fingerprint = _fingerprint(part, split_part, first, self._length)
+        origin = Origin(Decoders(decoding), subflavors)
+        self.layout = Layout.of(path, part, chosen, origin, prepared=self.prepared)
         self.beginning = Beginning.of(decoding.overrides)  # of samples, as far as is known
         self._begun = Begun()
-        self._known: dict[int, KnownShard] = {}  # read so far
         self.bytes_read: int = 0  # headers and padding of the tar among them
 
     def __len__(self) -> int:
@@ -151,9 +146,9 @@ class WebdatasetSource(Source):
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices`. What is wrong with them is left for `read` to say."""
-        spans = Spans()
+        wanted = np.sort(np.asarray(indices, np.int64)).tolist()
         try:
-            self._locate(np.sort(np.asarray(indices, np.int64)).tolist(), spans)
+            spans, _ = locate([(self, wanted)])
         except StructureError:
             return
         for file, rows in spans.runs():
@@ -164,46 +159,6 @@ class WebdatasetSource(Source):
                     first = begin
                 last = end
             file.will_need(first, last - first)
-
-    def _locate(self, wanted: list[int], spans: Spans) -> int:
-        """Add where samples are to `spans`; return their bytes. wanted: in order."""
-        if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
-            wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
-            raise IndexError(f"index {wrong} of {self._length} samples")
-        add = locate if compiled.TAR is None else compiled.TAR.locate
-        shards = self._first, self._after, self._counts, self._open
-        columns = spans.files, spans.fds, spans.file_rows, spans.begins, spans.ends, spans.sources
-        num_bytes = add(wanted, *shards, *columns, SampleSource, self.path, self.shards)
-        if num_bytes < 0:
-            raise self._impossible(wanted[~num_bytes] + self._first)
-        spans.origins.extend(repeat(self._origin, len(wanted)))
-        return num_bytes
-
-    def _open(self, shard: int) -> Shard:
-        known = self._known.get(shard) or self._know(shard)
-        known.was_used = True
-        return known.shard or known.open()
-
-    def _impossible(self, index: int) -> StructureError:
-        """Return what is wrong with the offsets of a sample of all shards."""
-        shard = bisect_right(self._after, index)
-        file, table, *_ = self._open(shard)
-        number = index - self._after[shard] + self._counts[shard]
-        begin, end = table[number : number + 2].tolist()
-        return StructureError(
-            f"its index has a sample from byte {begin} to {end} of {int(table[-1])}, which cannot "
-            "be. Run `energy-data prepare --force`.",
-            shard=file.path,
-            offset=begin,
-        )
-
-    def _know(self, shard: int) -> KnownShard:
-        tar = f"{self._root}/{self.shards[shard]}"
-        index = None if self.prepared else find_index(tar)
-        known = known_shard(tar, index or index_beside(tar), self._counts[shard])
-        known.drop_changed()  # another source may have read it, before it was written anew
-        self._known[shard] = known
-        return known
 
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
         if not self._excluded or isinstance(sample, SampleError):
@@ -235,9 +190,10 @@ def _requests(
     """Return places in what is asked, and what that is, source by source, sorted."""
     order = np.lexsort((indices, numbers))
     numbers, wanted = numbers[order], indices[order].tolist()
-    bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-    runs = zip(numbers[bounds[:-1]].tolist(), pairwise(bounds), strict=True)
-    return order.tolist(), [(sources[number], wanted[first:end]) for number, (first, end) in runs]
+    changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+    bounds = [0, *changes.tolist(), len(wanted)]
+    runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
+    return order.tolist(), [(sources[number], wanted[first:end]) for number, first, end in runs]
 
 
 def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | SampleError]:
@@ -245,12 +201,13 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
 
     order: places of the samples in what is asked, if tensors may be rows in that order.
     """
-    spans, num_bytes = Spans(), 0
+    some_excluded = False
     try:
-        for source, wanted in requests:
-            located = source._locate(wanted, spans)
-            source.bytes_read += located
-            num_bytes += located
+        spans, located = locate(requests)
+        for (source, _), num_bytes in zip(requests, located, strict=True):
+            source.bytes_read += num_bytes
+            some_excluded = some_excluded or bool(source._excluded)
+        num_bytes = sum(located)
         found = None if order is None else _read_rows(requests, spans, order, num_bytes)
         if found is None:
             found = read_all(spans, num_bytes)
@@ -259,7 +216,7 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
             return [sample for request in requests for sample in _read([request])]
         error.dataset = requests[0][0].path
         raise
-    if any(source._excluded for source, _ in requests):
+    if some_excluded:
         owners = (source for source, wanted in requests for _ in wanted)
         return [owner._admit(sample) for owner, sample in zip(owners, found, strict=True)]
     return found

@@ -215,7 +215,7 @@ def test_nothing_is_kept(tmp_path):
 
     def alive():
         gc.collect()
-        counted = source.subflavors, source._origin, source.shards[0], RAW, decoders["bin"]
+        counted = source.subflavors, source.layout.origin, source.shards[0], RAW, decoders["bin"]
         return [*map(sys.getrefcount, (*counted, source.path, Row, bytes))], len(gc.get_objects())
 
     for read in (source.read, source.read_rows):
@@ -302,7 +302,7 @@ def test_pax_records_with_no_file_behind_them_are_told_by_all(tmp_path):
 
 
 def test_offsets_at_the_end_of_all_numbers_are_nowhere(tmp_path):
-    found, origin = [], open_dataset(one_shard(tmp_path, sample_files(0)).path)._origin
+    found, origin = [], open_dataset(one_shard(tmp_path, sample_files(0)).path).layout.origin
     with (tmp_path / "a.tar").open("rb") as file:
         begins, ends = [2**63 - 1024, 2**63 - 1024], [2**63 - 512, 2**63 - 512]
         args = [file.fileno()], [0], begins, ends, [None] * 2, [origin] * 2
