@@ -5,9 +5,8 @@ A tensor that is made in its place need not be copied there.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from pickle import PickleBuffer
 from typing import Any, Protocol
@@ -33,13 +32,16 @@ class _Here(threading.local):  # code of the user's may make batches in threads 
 _HERE = _Here()
 
 
-@contextlib.contextmanager
-def making_in(place: Place | None) -> Iterator[None]:
-    """Make tensors in a place, in this thread; None: in ordinary memory."""
-    _HERE.place = place
-    try:
-        yield
-    finally:
+class MakingIn:
+    """While it lasts, tensors are made in a place, in this thread; None: in ordinary memory."""
+
+    def __init__(self, place: Place | None) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        _HERE.place = self._place
+
+    def __exit__(self, *_: object) -> None:
         _HERE.place = None
 
 
@@ -66,5 +68,7 @@ def buffer_of(tensor: torch.Tensor) -> PickleBuffer:
     try:
         array = tensor.numpy()
     except TypeError:  # numpy lacks its dtype
-        array = tensor.reshape(-1).view(torch.uint8).numpy()
+        # Not `reshape`: a dimension of one number may have any stride, which `view` minds.
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        array = flat.view(torch.uint8).numpy()
     return PickleBuffer(array)

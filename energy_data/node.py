@@ -173,7 +173,7 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
     def state_dict(self) -> State:
         """Return the place of the whole tree, path by path. Reads no data, changes nothing."""
-        return places(self.tree(), self.cursors())
+        return {path: {**fields} for path, node in self.tree() if (fields := node.cursor.__dict__)}
 
     def load_state_dict(self, state: State) -> None:
         """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then.

@@ -70,7 +70,8 @@ class Ahead(ABC, Generic[M]):
         self.waiting = not self.living or message.kind in _IDLE
         self.ahead += 1
         self.batch += self.go.stride
-        self.hand_over(message._replace(spent=self._spent(message.kind)))
+        spent = self._spent(message.kind)
+        self.hand_over(message if spent is None else message._replace(spent=spent))
 
     def _spent(self, kind: str) -> Spent | None:
         """Return what was spent, from time to time."""

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.errors import EnergyDataError
+from energy_data.loader.columns import with_columns
 from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
+from energy_data.loader.flat import IN_BAND, Flat, bytes_of, flattened, is_plain, whole
 from energy_data.memory import buffer_of
 from energy_data.sample import SampleSource
 
 _PAGE = mmap.PAGESIZE  # the first page is the worker's, to say what it is at
-_IN_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle than beside it
 _INLINE = 8192  # bytes; smaller batches are cheaper in the message than in a slot
 
 
@@ -41,6 +42,7 @@ class Parcel(NamedTuple):
     slot: Slot = Slot(-1, 0, 0)
     spans: tuple[tuple[int, int], ...] = ()  # begin and end of each buffer in the slot; pickle last
     retired: tuple[int, ...] = ()  # numbers of slots that are no more
+    is_flat: bool = False  # see `flat`
 
 
 class ArenaWriter:
@@ -82,37 +84,63 @@ class ArenaWriter:
 
         draft: where the batch was made, perhaps; what is there stays there.
         """
+        if (taken_apart := flattened(batch)) is not None:
+            return self._write_flat(*taken_apart, draft)
         buffers: list[pickle.PickleBuffer] = []
         self._stream.seek(0)
         pickler = pickle.Pickler(self._stream, protocol=5, buffer_callback=_taker(buffers))
         # A table costs nothing for other types; `reducer_override` is called for every object.
         pickler.dispatch_table = _REDUCERS
-        pickler.dump(batch)
-        with self._stream.getbuffer() as whole, whole[: self._stream.tell()] as stream:
-            return self._parcel(stream, buffers, draft)
+        pickler.dump(with_columns(batch))
+        parts = [buffer.raw() for buffer in buffers]
+        places = [draft.place_of(part) if draft else None for part in parts]
+        with self._stream.getbuffer() as written, written[: self._stream.tell()] as stream:
+            return self._parcel(stream, parts, [part.nbytes for part in parts], places, draft)
+
+    def _write_flat(
+        self, flat: Flat, tensors: Sequence[torch.Tensor], draft: Draft | None
+    ) -> Parcel:
+        stream = pickle.dumps(tuple(flat), protocol=5)
+        sizes = [tensor.nbytes for tensor in tensors]
+        places = [
+            draft.place_at(tensor.data_ptr(), size) if draft and tensor.is_contiguous() else None
+            for tensor, size in zip(tensors, sizes, strict=True)
+        ]
+        return self._parcel(stream, tensors, sizes, places, draft, is_flat=True)
 
     def _parcel(
-        self, stream: memoryview, buffers: Sequence[pickle.PickleBuffer], draft: Draft | None
+        self,
+        stream: bytes | memoryview,
+        parts: Sequence[memoryview | torch.Tensor],
+        sizes: Sequence[int],
+        places: Sequence[int | None],
+        draft: Draft | None,
+        *,
+        is_flat: bool = False,
     ) -> Parcel:
-        if not buffers and len(stream) <= _INLINE:
-            return Parcel(bytes(stream))
-        parts = [*(buffer.raw() for buffer in buffers), stream]
-        places = [draft.place_of(part) if draft else None for part in parts]
-        spans = _layout(parts, places, draft.end if draft else 0)
+        """Return what is beside the pickle, and the pickle, as a parcel.
+
+        sizes: bytes of each part. places: where each is in the slot of the draft; None: elsewhere.
+        """
+        if not parts and len(stream) <= _INLINE:
+            return Parcel(bytes(stream), is_flat=is_flat)
+        everything, sizes, places = [*parts, stream], [*sizes, len(stream)], [*places, None]
+        spans = _layout(sizes, places, draft.end if draft else 0)
         self._usual = end = max(stop for _, stop in spans)
         if draft and end <= draft.slot.size:
             slot = draft.slot
         else:
-            places = [None] * len(parts)
-            spans = _layout(parts, places, 0)
+            places = [None] * len(places)
+            spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
         with memoryview(self.memory) as view:
-            for (begin, stop), part, place in zip(spans, parts, places, strict=True):
+            for (begin, stop), part, place in zip(spans, everything, places, strict=True):
                 if place is None:
-                    view[slot.offset + begin : slot.offset + stop] = part
+                    data = bytes_of(part) if isinstance(part, torch.Tensor) else part
+                    view[slot.offset + begin : slot.offset + stop] = data
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
-        return Parcel(None, slot, tuple(spans), retired)
+        return Parcel(None, slot, tuple(spans), retired, is_flat)
 
     def read(self, parcel: Parcel) -> Any:
         """Return a copy of the batch of a parcel that is not to be sent; its slot is given back."""
@@ -122,7 +150,7 @@ class ArenaWriter:
         ]
         self.free([parcel.slot.number])
         self._retired = [*parcel.retired, *self._retired]
-        return pickle.loads(pickled, buffers=buffers)  # noqa: S301 - written by us
+        return _read(parcel, pickled, buffers)
 
     def free(self, slots: Sequence[int]) -> None:
         """Say that nobody looks at these slots any more."""
@@ -218,7 +246,7 @@ class ArenaReader:
     def read(self, parcel: Parcel) -> Any:
         """Return the batch, as views of the slot. The slot is freed when the last view dies."""
         if parcel.pickled is not None:
-            return pickle.loads(parcel.pickled)  # noqa: S301 - written by our own worker
+            return _read(parcel, parcel.pickled, [])
         number, offset, size = parcel.slot
         memory = self._slots.get(number)
         if memory is None:
@@ -229,8 +257,7 @@ class ArenaReader:
         self._in_use[number] = Watch.over(anchor, number, self._freed)
         view = memoryview(anchor).cast("B")
         *buffers, (begin, end) = parcel.spans
-        views = [view[first:stop] for first, stop in buffers]
-        return pickle.loads(view[begin:end], buffers=views)  # noqa: S301 - as above
+        return _read(parcel, view[begin:end], [view[first:stop] for first, stop in buffers])
 
     @property
     def in_use(self) -> int:
@@ -258,16 +285,21 @@ class ArenaReader:
             self._slots.pop(number, None)
 
 
-def _layout(
-    parts: Sequence[memoryview], places: Sequence[int | None], end: int
-) -> list[tuple[int, int]]:
+def _read(parcel: Parcel, pickled: Any, buffers: Sequence[Any]) -> Any:
+    """Return the batch of a parcel, which our own worker has written, over these buffers."""
+    if parcel.is_flat:
+        return whole(pickle.loads(pickled), buffers)  # noqa: S301 - see above
+    return pickle.loads(pickled, buffers=buffers)  # noqa: S301
+
+
+def _layout(sizes: Sequence[int], places: Sequence[int | None], end: int) -> list[tuple[int, int]]:
     """Return begin and end of each part in a slot: where it is, or behind `end`."""
     spans = []
-    for part, place in zip(parts, places, strict=True):
+    for size, place in zip(sizes, places, strict=True):
         begin = aligned(end) if place is None else place
-        spans.append((begin, begin + part.nbytes))
+        spans.append((begin, begin + size))
         if place is None:
-            end = begin + part.nbytes
+            end = begin + size
     return spans
 
 
@@ -280,7 +312,7 @@ def _taker(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer]
 
     def take(buffer: pickle.PickleBuffer) -> bool:
         with buffer.raw() as raw:
-            if raw.nbytes < _IN_BAND:
+            if raw.nbytes < IN_BAND:
                 return True
         buffers.append(buffer)
         return False
@@ -290,7 +322,7 @@ def _taker(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer]
 
 def _reduced(tensor: torch.Tensor) -> Any:
     """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]  # torch has no types here
     return tensor_of, (buffer_of(tensor.contiguous()), tensor.dtype, tuple(tensor.shape))
 
@@ -309,18 +341,6 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor over the memory of `data`; no copy."""
     return torch.frombuffer(data, dtype=dtype).reshape(shape)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.numel() > 0
-        and not tensor.is_quantized
-        and not tensor.requires_grad
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
 
 
 def _mapped(fd: int) -> mmap.mmap:

@@ -28,18 +28,25 @@ def with_columns(batch: Any) -> Any:
 
 def _quicker(values: list[Any]) -> _Columns | _Blobs | None:
     kinds = set(map(type, values))
-    if kinds == {bytes}:
-        # The same object again and again stays one only inside the pickle.
-        several = len(set(map(id, values))) == len(values)
-        return _Blobs(values) if several and min(map(len, values)) >= _LARGE else None
-    if kinds != {tuple}:
-        return None
-    columns = columns_of(values) if TAR is None else TAR.columns_of(values, SampleSource)
+    if are_blobs(kinds, values):
+        return _Blobs(values)
+    columns = source_columns(values) if kinds == {tuple} else None
     return None if columns is None else _Columns(columns)
 
 
-def columns_of(values: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...] | None:
+def are_blobs(kinds: set[type], values: list[Any]) -> bool:
+    """Return whether values, of some kinds, are `bytes` that go beside the pickle."""
+    if kinds != {bytes} or min(map(len, values)) < _LARGE:
+        return False
+    return len(set(map(id, values))) == len(values)  # what is one object is so in the pickle only
+
+
+def source_columns(values: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...] | None:
     """Return the fields of sources, a tuple for each; None unless each value is a tuple of one."""
+    return _columns_of(values) if TAR is None else TAR.columns_of(values, SampleSource)
+
+
+def _columns_of(values: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...] | None:
     if set(map(len, values)) != {1}:
         return None
     flat = list(chain.from_iterable(values))

@@ -66,6 +66,11 @@ class Draft:
         place = ctypes.addressof(ctypes.c_char.from_buffer(data)) - self._begin
         return place if 0 <= place < self.end else None
 
+    def place_at(self, address: int, num_bytes: int) -> int | None:
+        """Return where in the slot the memory at an address is, None if it is elsewhere."""
+        place = address - self._begin
+        return place if 0 <= place <= self.end - num_bytes else None
+
     def close(self) -> bool:
         """Give no more memory; return whether all that was given is out of use here."""
         self._view = None

@@ -151,7 +151,8 @@ class WorkerProcess:
             if not self._wait(timeout_s):
                 return None
             with self._talk:
-                message: Message = receive(self._line)
+                message = receive(self._line, Message)
+                assert message is not None
                 if message.parcel is not None:
                     self.arena.expect(message.parcel)
             self._untold += 1

@@ -26,7 +26,6 @@ import torch
 from energy_data.errors import add_note
 from energy_data.loader.ahead import Ahead
 from energy_data.loader.arena import ArenaFullError, ArenaWriter, Parcel
-from energy_data.loader.columns import with_columns
 from energy_data.loader.draft import Draft
 from energy_data.loader.run import Run
 from energy_data.loader.status import Status
@@ -41,7 +40,7 @@ from energy_data.loader.wire import (
     send,
     send_files,
 )
-from energy_data.memory import making_in
+from energy_data.memory import MakingIn
 from energy_data.meter import HELD, SENDING
 from energy_data.running import RUNNING
 
@@ -112,7 +111,7 @@ class _Worker(Ahead[Message]):
     def run(self) -> None:
         while True:
             while self.waiting or self.ahead >= self.prefetch or self.told.poll(0):
-                self.obey(receive(self.line))
+                self.obey(receive(self.line, Taken))
             with contextlib.suppress(_AbandonedError):
                 self.produce()
 
@@ -139,7 +138,7 @@ class _Worker(Ahead[Message]):
         draft = self.arena.draft() if self.drafts else None
         RUNNING.batch = self.batch
         try:
-            with making_in(draft):
+            with MakingIn(draft):
                 items = list(node.take(1))
         except StopIteration:
             self.living.discard(lane)
@@ -150,7 +149,8 @@ class _Worker(Ahead[Message]):
         if not items:
             return message._replace(kind="left out", state=state)
         try:
-            return message._replace(parcel=self.parcel(items, draft), state=state)
+            parcel = self.parcel(items, draft)
+            return Message(self.go.generation, "batch", self.batch, parcel, state)
         except ArenaFullError as error:
             return message._replace(kind="full", error=portable(error))
         except _AbandonedError:
@@ -199,7 +199,7 @@ class _Worker(Ahead[Message]):
         while True:
             began = time.perf_counter()
             try:
-                parcel = self.arena.write(with_columns(batch), draft)
+                parcel = self.arena.write(batch, draft)
             except ArenaFullError:
                 if not self.ahead:
                     raise
@@ -207,7 +207,7 @@ class _Worker(Ahead[Message]):
                 self.meter.charge(SENDING, time.perf_counter() - began)
                 return parcel
             generation = self.go.generation
-            self.obey(receive(self.line))
+            self.obey(receive(self.line, Taken))
             self.meter.charge(HELD, time.perf_counter() - began)
             if self.go.generation != generation:
                 raise _AbandonedError

@@ -70,7 +70,7 @@ LARGE = 50_000
 def crossed(batch):
     """The batch after its way through an arena, and how many buffers went beside the pickle."""
     writer = ArenaWriter(1 << 24)
-    parcel = writer.write(with_columns(batch))
+    parcel = writer.write(batch)
     return ArenaReader(writer.fd).read(parcel), len(parcel.spans[:-1])
 
 

@@ -12,7 +12,7 @@ import torch
 from trees import leaf, samples
 
 from energy_data.loader.arena import ArenaFullError, ArenaReader, ArenaWriter
-from energy_data.memory import empty, making_in
+from energy_data.memory import MakingIn, empty
 from energy_data.nodes.batch import BatchSpec
 from energy_data.tasks.collate import collate
 from loader.workers import worker_loader
@@ -39,7 +39,7 @@ def read(writer: ArenaWriter, parcel):
 def test_a_collated_batch_stays_where_it_was_made(arena, kind):
     draft = arena.draft()
     values = [np.full((256, 256), n, np.float32) for n in range(3)]
-    with making_in(draft):
+    with MakingIn(draft):
         batch = collate([{"image": kind(value), "text": "t"} for value in values])
     parcel = arena.write(batch, draft)
     assert draft.end == batch["image"].nbytes
@@ -53,7 +53,7 @@ def test_a_collated_batch_stays_where_it_was_made(arena, kind):
 def test_what_was_not_made_there_is_copied_beside_it(arena):
     draft = arena.draft()
     other = torch.arange(5000)
-    with making_in(draft):
+    with MakingIn(draft):
         batch = {**collate(images(1)), "other": other, "part": None}
         batch["part"] = batch["image"][1:3]
     found = read(arena, arena.write(batch, draft))
@@ -64,7 +64,7 @@ def test_what_was_not_made_there_is_copied_beside_it(arena):
 
 def test_a_batch_that_outgrows_its_draft_moves_whole(arena):
     draft = arena.draft()
-    with making_in(draft):
+    with MakingIn(draft):
         batch = [collate(images(n, 64)) for n in range(8)]
     parcel = arena.write(batch, draft)
     assert parcel.slot != draft.slot
@@ -74,7 +74,7 @@ def test_a_batch_that_outgrows_its_draft_moves_whole(arena):
 
 def test_a_slot_is_free_again_when_neither_side_looks_at_it(arena):
     draft = arena.draft()
-    with making_in(draft):
+    with MakingIn(draft):
         batch = collate(images(1))
     number = arena.write(batch, draft).slot.number
     assert not draft.close(), "the batch is alive"
@@ -96,7 +96,7 @@ def test_a_draft_never_makes_the_arena_grow_beyond_its_limit():
 
 def test_other_threads_make_their_tensors_elsewhere(arena):
     draft, made = arena.draft(), []
-    with making_in(draft):
+    with MakingIn(draft):
         thread = threading.Thread(target=lambda: made.append(empty((4096,), torch.uint8)))
         thread.start()
         thread.join()

@@ -24,7 +24,7 @@ def test_messages_of_any_size_arrive_in_order(lines, size):
     sent = [Message(0, "error", number, error=(bytes(size), "text")) for number in range(3)]
     sender = threading.Thread(target=lambda: [send(lines[0], message) for message in sent])
     sender.start()
-    assert [receive(lines[1]) for _ in sent] == sent
+    assert [receive(lines[1], Message) for _ in sent] == sent
     sender.join()
 
 
@@ -33,7 +33,7 @@ def test_an_end_in_the_middle_of_a_message_is_an_end(lines, begun):
     os.write(lines[0].fd, begun)
     lines[0].hang_up()
     with pytest.raises(EOFError):
-        receive(lines[1])
+        receive(lines[1], Message)
 
 
 def test_what_was_hung_up_has_no_descriptor_that_may_be_another_file_by_now(lines):
