@@ -65,7 +65,7 @@ class KnownShard:
     def __init__(self, tar: str, index: str, count: int) -> None:
         self.tar, self.index, self.count = tar, index, count  # paths; number of samples
         self.shard: Shard | None = None
-        self.was_used = False  # since it was looked at for whether to close it
+        self.was_used = False  # since it was opened, or looked at for whether to close it
 
     def open(self) -> Shard:
         """Return it open.
@@ -117,7 +117,7 @@ class _Shards:
         with self.lock:
             if known.shard is None:  # no other thread has opened it meanwhile
                 self._open.append(known)
-            known.shard = shard
+            known.shard, known.was_used = shard, False  # once is not again
             while len(self._open) > _MOST_OPEN:
                 self._close_one()
         return shard
