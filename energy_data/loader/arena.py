@@ -126,18 +126,17 @@ class ArenaWriter:
             return Parcel(bytes(stream), is_flat=is_flat)
         everything, sizes, places = [*parts, stream], [*sizes, len(stream)], [*places, None]
         spans = _layout(sizes, places, draft.end if draft else 0)
-        self._usual = end = max(stop for _, stop in spans)
-        if draft and end <= draft.slot.size:
+        self._usual = spans[-1][1]  # the pickle is behind all else
+        if draft and self._usual <= draft.slot.size:
             slot = draft.slot
         else:
             places = [None] * len(places)
             spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        with memoryview(self.memory) as view:
-            for (begin, stop), part, place in zip(spans, everything, places, strict=True):
-                if place is None:
-                    data = bytes_of(part) if isinstance(part, torch.Tensor) else part
-                    view[slot.offset + begin : slot.offset + stop] = data
+        for (begin, stop), part, place in zip(spans, everything, places, strict=True):
+            if place is None:
+                data = bytes_of(part) if isinstance(part, torch.Tensor) else part
+                self.memory[slot.offset + begin : slot.offset + stop] = data
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return Parcel(None, slot, tuple(spans), retired, is_flat)
