@@ -6,7 +6,7 @@ their memory; what is left of it has no classes that the other side would look u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,9 @@ from energy_data.memory import buffer_of
 IN_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle than beside it
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
-_TUPLES = {tuple}
-_SUBFLAVORS = "__subflavors__"  # dicts of plain data, from YAML
+_TUPLES, _DICTS = {tuple}, {dict}
+_SUBFLAVORS = "__subflavors__"  # mostly the same few dicts, of plain data from YAML
+_DEEPEST = 4  # levels of them
 
 _NAMES = {
     dtype: name
@@ -42,7 +43,7 @@ def flattened(batch: Any) -> tuple[Flat, list[torch.Tensor]] | None:
 
     Then what is one object in several places is one there too, as pickle sees to it.
     """
-    if type(batch) is not dict:
+    if type(batch) is not dict or set(map(type, batch)) != {str}:  # nan is no key on the other side
         return None
     flat, large = Flat(batch.copy(), [], []), list[torch.Tensor]()
     for name, value in batch.items():
@@ -76,14 +77,31 @@ def _take_tensor(name: str, tensor: torch.Tensor, flat: Flat, large: list[torch.
 
 def _take_list(name: str, values: list[Any], flat: Flat) -> bool:
     kinds = set(map(type, values))
+    if kinds == _DICTS:
+        return name == _SUBFLAVORS and all(map(_is_plain_data, _distinct(values)))
     if kinds != _TUPLES:
-        return (kinds <= _PLAIN or name == _SUBFLAVORS) and not are_blobs(kinds, values)
+        return kinds <= _PLAIN and not are_blobs(kinds, values)
     columns = source_columns(values)
     if columns is None:
         return False
     flat.sources.append((name, columns))
     flat.rest[name] = None
     return True
+
+
+def _distinct(values: list[Any]) -> Iterable[Any]:
+    return dict(zip(map(id, values), values, strict=True)).values()
+
+
+def _is_plain_data(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is such as is in JSON, and not deep."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if depth == _DEEPEST or kind not in (dict, list):
+        return False
+    inner = [*value, *value.values()] if kind is dict else value
+    return all(_is_plain_data(one, depth + 1) for one in inner)
 
 
 def _has_twins(batch: dict[str, Any], flat: Flat) -> bool:

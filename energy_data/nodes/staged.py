@@ -182,8 +182,8 @@ class StagedNode(Node[Any, StagedCursor]):
 
     What earlier stages have drawn follows from their cursors, which stay in the state; so a state
     has one number per stage and lane, not one per leaf. A stage opens nothing before it is
-    entered, and holds nothing after it was left. Entering one looks at the one before; only after a
-    restore at all of them, once.
+    entered, and holds nothing once the next has given two batches. Entering one looks at the one
+    before; only after a restore at all of them, once.
     """
 
     added_later = frozenset(("returned",))  # in version 6

@@ -94,7 +94,7 @@ static Py_ssize_t add_shard(Locator *asked, Py_ssize_t at)
         !find_shard(asked->after, sample + (Py_ssize_t)asked->skipped, &shard) ||
         !item_at(asked->after, shard, &behind) || !item_at(asked->counts, shard, &count))
         return -1;
-    PyObject *name = PyList_GetItem(asked->shards, shard);
+    PyObject *name = Py_XNewRef(PyList_GetItem(asked->shards, shard));
     PyObject *opened = name ? PyObject_CallFunction(asked->open, "n", shard) : NULL;
     PyObject *file = opened ? PyTuple_GetItem(opened, 0) : NULL;
     PyObject *fd = file ? PyTuple_GetItem(opened, 3) : NULL;
@@ -108,6 +108,7 @@ static Py_ssize_t add_shard(Locator *asked, Py_ssize_t at)
     }
     Py_XDECREF(first_row);
     Py_XDECREF(opened);
+    Py_XDECREF(name);
     return next == at ? ~at : next; /* an index with too few offsets */
 }
 
@@ -128,7 +129,8 @@ static int add_request(Locator *asked, PyObject *request)
         at = -1;
     else if (stop && (!item_at(asked->wanted, 0, &first) ||
                       !item_at(asked->wanted, stop - 1, &last) || first < 0 || first > last ||
-                      last >= asked->length))
+                      last >= asked->length || asked->skipped < 0 ||
+                      asked->skipped > PY_SSIZE_T_MAX - asked->length))
         at = -1;
     asked->num_bytes = 0;
     while (at >= 0 && at < stop)

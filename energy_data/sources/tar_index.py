@@ -85,7 +85,7 @@ class KnownShard:
 
 def known_shard(tar: str, index: str, count: int) -> KnownShard:
     """Return the one object of this process for a shard, so that nobody opens it twice."""
-    return _SHARDS.known.setdefault((tar, index, count), KnownShard(tar, index, count))
+    return _SHARDS.know(tar, index, count)
 
 
 class _Shards:
@@ -97,25 +97,31 @@ class _Shards:
 
     def __init__(self) -> None:
         self.known: WeakValueDictionary[tuple[str, str, int], KnownShard] = WeakValueDictionary()
+        # What is open is among these. A signal handler may raise between any two steps, so what is
+        # closed is let go of first, and what is opened is put here first.
         self._open: deque[KnownShard] = deque()
         self.after_fork()
 
     def after_fork(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may read too
         while self._open:
-            self._open.popleft().shard = None
+            self._close_first()
+
+    def know(self, tar: str, index: str, count: int) -> KnownShard:
+        with self.lock:
+            return self.known.setdefault((tar, index, count), KnownShard(tar, index, count))
 
     def close(self, known: KnownShard) -> None:
         with self.lock:
-            if known.shard is not None:
+            known.shard = None
+            if known in self._open:
                 self._open.remove(known)
-                known.shard = None
 
     def load(self, known: KnownShard) -> Shard:
         file, stamp = open_file(known.tar), _stamp(known.index)
         shard = Shard(file, _load(known.index, file, known.count), stamp, file.fd)
         with self.lock:
-            if known.shard is None:  # no other thread has opened it meanwhile
+            if known not in self._open:  # another thread may have opened it meanwhile
                 self._open.append(known)
             known.shard, known.was_used = shard, False  # once is not again
             while len(self._open) > _MOST_OPEN:
@@ -128,7 +134,11 @@ class _Shards:
                 break
             self._open[0].was_used = False
             self._open.rotate(-1)
-        self._open.popleft().shard = None
+        self._close_first()
+
+    def _close_first(self) -> None:
+        self._open[0].shard = None
+        self._open.popleft()
 
 
 _SHARDS = _Shards()

@@ -188,6 +188,8 @@ def _requests(
     sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
 ) -> tuple[list[int], Requests]:
     """Return places in what is asked, and what that is, source by source, sorted."""
+    if not len(indices):
+        return [], []
     order = np.lexsort((indices, numbers))
     numbers, wanted = numbers[order], indices[order].tolist()
     changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
@@ -201,6 +203,8 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
 
     order: places of the samples in what is asked, if tensors may be rows in that order.
     """
+    if not requests:
+        return []
     some_excluded = False
     try:
         spans, located = locate(requests)

@@ -36,10 +36,10 @@ def facts(value):
     if isinstance(value, np.ndarray):
         return "array", str(value.dtype), value.tolist()
     if isinstance(value, dict):
-        return [(name, facts(one)) for name, one in value.items()]
+        return [(repr(name), facts(one)) for name, one in value.items()]
     if isinstance(value, list | tuple):
         return type(value).__name__, [facts(one) for one in value]
-    return type(value).__name__, value
+    return type(value).__name__, repr(value)  # nan is not equal to itself
 
 
 def tensors():
@@ -51,7 +51,7 @@ def tensors():
         lambda tensor: tensor[..., ::2] if tensor.dim() else tensor,
         lambda tensor: tensor[:1].expand(4, *tensor.shape[1:]) if tensor.numel() > 1 else tensor,
         lambda tensor: tensor.conj(),
-        lambda tensor: tensor.float().requires_grad_(),
+        lambda tensor: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor,
     ]
 
     def made(dtype, shape, kind):
@@ -63,8 +63,9 @@ def tensors():
 SCALARS = [0, 1.5, True, None, "text", b"bytes", "ü" * 3000, b"b" * 40_000]
 scalars = st.sampled_from(range(len(SCALARS))).map(lambda n: SCALARS[n])
 lists = st.lists(scalars, max_size=4) | st.just(SOURCES) | st.lists(tensors(), max_size=2)
+flavors = st.lists(st.dictionaries(st.sampled_from("ab"), tensors() | scalars), max_size=3)
 others = st.sampled_from([(1, 2), {"a": 1}, np.arange(5), SOURCES[0], [{}, {"b": 2}], [("x",)]])
-fields = tensors() | scalars | lists | others
+fields = tensors() | scalars | lists | flavors | others
 names = st.sampled_from(["a", "b", "__key__", "__sources__", "__subflavors__", 7])
 
 
@@ -97,8 +98,12 @@ def test_usual_batches_are_taken_apart(dtype):
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_one_tensor_in_two_fields_stays_one(size):
     tensor = torch.ones(size)
-    arrived, _ = crossed({"a": tensor, "b": tensor, "c": [tensor]})
-    assert arrived["a"] is arrived["b"] is arrived["c"][0]
+    arrived, _ = crossed({"a": tensor, "b": tensor})
+    assert arrived["a"] is arrived["b"]
+    arrived, _ = crossed({"a": tensor, "b": [tensor]})
+    assert arrived["a"] is arrived["b"][0]
+    arrived, _ = crossed({"a": tensor, "__subflavors__": [{"b": tensor}]})
+    assert arrived["a"] is arrived["__subflavors__"][0]["b"]
 
 
 def test_what_is_not_usual_is_left_to_pickle():
@@ -106,6 +111,8 @@ def test_what_is_not_usual_is_left_to_pickle():
     for value in ([kept], {"kept": kept}, (kept,), kept.numpy(), kept.to_sparse(), object):
         assert flattened({"kept": kept, "value": value}) is None
     assert flattened([kept]) is None
+    assert flattened({float("nan"): kept}) is None
+    assert flattened({"__subflavors__": [{"a": {"b": [kept]}}]}) is None
 
 
 def test_a_tensor_of_which_only_a_part_is_in_the_draft_is_copied():

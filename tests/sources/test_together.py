@@ -16,7 +16,7 @@ def sources_of(tmp_path, size):
 
 
 @pytest.mark.parametrize("size", [40, 5_000, 40_000])
-@pytest.mark.parametrize("count", [1, 5, 31, 32, 200])
+@pytest.mark.parametrize("count", [0, 1, 5, 31, 32, 200])
 def test_a_block_of_several_datasets_is_as_if_each_was_read_alone(tmp_path, size, count):
     sources, rng = sources_of(tmp_path, size), np.random.default_rng(0)
     numbers, indices = rng.integers(0, 3, count), rng.integers(0, 60, count)
