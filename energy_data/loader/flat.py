@@ -17,7 +17,7 @@ from energy_data.memory import buffer_of
 IN_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle than beside it
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
-_TUPLES, _DICTS = {tuple}, {dict}
+_TENSORS, _TUPLES, _DICTS = {torch.Tensor}, {tuple}, {dict}
 _SUBFLAVORS = "__subflavors__"  # mostly the same few dicts, of plain data from YAML
 _DEEPEST = 4  # levels of them
 
@@ -34,8 +34,8 @@ class Flat(NamedTuple):
 
     rest: dict[str, Any]  # None in place of what follows
     sources: list[tuple[str, tuple[tuple[Any, ...], ...]]]  # name of a field, its columns
-    # Name of a field, of the dtype, shape; and the bytes of a small one.
-    tensors: list[tuple[str, str, tuple[int, ...], bytearray | None]]
+    # Name of a field and place in its list or -1, dtype, shape; and the bytes of a small one.
+    tensors: list[tuple[str, int, str, tuple[int, ...], bytearray | None]]
 
 
 def flattened(batch: Any) -> tuple[Flat, list[torch.Tensor]] | None:
@@ -45,38 +45,41 @@ def flattened(batch: Any) -> tuple[Flat, list[torch.Tensor]] | None:
     """
     if type(batch) is not dict or set(map(type, batch)) != {str}:  # nan is no key on the other side
         return None
-    flat, large = Flat(batch.copy(), [], []), list[torch.Tensor]()
+    flat, tensors = Flat(batch.copy(), [], []), list[torch.Tensor]()
     for name, value in batch.items():
         kind = type(value)
         if kind is torch.Tensor:
-            if not _take_tensor(name, value, flat, large):
+            if not _take_tensor(name, -1, value, flat, tensors):
                 return None
+            flat.rest[name] = None
         elif kind is list:
-            if not _take_list(name, value, flat):
+            if not _take_list(name, value, flat, tensors):
                 return None
         elif kind not in _PLAIN:
             return None
-    if len(flat.tensors) > 1 and _has_twins(batch, flat):
+    if len(set(map(id, tensors))) < len(tensors):
         return None
-    return flat, large
+    return flat, [tensor for tensor in tensors if tensor.nbytes >= IN_BAND]
 
 
-def _take_tensor(name: str, tensor: torch.Tensor, flat: Flat, large: list[torch.Tensor]) -> bool:
+def _take_tensor(
+    name: str, place: int, tensor: torch.Tensor, flat: Flat, tensors: list[torch.Tensor]
+) -> bool:
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None or not is_plain(tensor):
         return False
-    data = None
-    if tensor.nbytes < IN_BAND:
-        data = bytearray(bytes_of(tensor))
-    else:
-        large.append(tensor)
-    flat.tensors.append((name, dtype, tuple(tensor.shape), data))
-    flat.rest[name] = None
+    data = bytearray(bytes_of(tensor)) if tensor.nbytes < IN_BAND else None
+    flat.tensors.append((name, place, dtype, tuple(tensor.shape), data))
+    tensors.append(tensor)
     return True
 
 
-def _take_list(name: str, values: list[Any], flat: Flat) -> bool:
+def _take_list(name: str, values: list[Any], flat: Flat, tensors: list[torch.Tensor]) -> bool:
     kinds = set(map(type, values))
+    if kinds == _TENSORS:
+        flat.rest[name] = [None] * len(values)
+        each = enumerate(values)
+        return all([_take_tensor(name, place, one, flat, tensors) for place, one in each])  # noqa: C419 - a generator takes longer
     if kinds == _DICTS:
         return name == _SUBFLAVORS and all(map(_is_plain_data, _distinct(values)))
     if kinds != _TUPLES:
@@ -104,11 +107,6 @@ def _is_plain_data(value: Any, depth: int = 0) -> bool:
     return all(_is_plain_data(one, depth + 1) for one in inner)
 
 
-def _has_twins(batch: dict[str, Any], flat: Flat) -> bool:
-    """Return whether two fields are one tensor."""
-    return len({id(batch[name]) for name, *_ in flat.tensors}) < len(flat.tensors)
-
-
 def whole(flat: Sequence[Any], buffers: Sequence[memoryview]) -> dict[str, Any]:
     """Return the batch again, as views of the memory of its tensors."""
     rest: dict[str, Any]
@@ -116,9 +114,13 @@ def whole(flat: Sequence[Any], buffers: Sequence[memoryview]) -> dict[str, Any]:
     for name, columns in sources:
         rest[name] = sources_of(*columns)
     large = iter(buffers)
-    for name, dtype, shape, small in tensors:
+    for name, place, dtype, shape, small in tensors:
         data = next(large) if small is None else small
-        rest[name] = torch.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
+        tensor = torch.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
+        if place < 0:
+            rest[name] = tensor
+        else:
+            rest[name][place] = tensor
     return rest
 
 

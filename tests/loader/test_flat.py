@@ -83,6 +83,8 @@ def test_usual_batches_are_taken_apart(dtype):
     batch = {
         "image": torch.ones((2, LARGE), dtype=dtype),
         "label": torch.ones((2,), dtype=dtype),
+        "images": [torch.ones((n, LARGE), dtype=dtype) for n in range(1, 4)],
+        "labels": [torch.ones((n,), dtype=dtype) for n in range(1, 4)],
         "text": ["one", None],
         "__sources__": SOURCES,
         "__subflavors__": [{"a": [1]}, {}],
@@ -90,9 +92,11 @@ def test_usual_batches_are_taken_apart(dtype):
     arrived, is_flat = crossed(batch)
     assert is_flat
     assert list(arrived) == list(batch)
-    for name in ("image", "label"):
-        arrived[name].zero_()  # which is allowed, and the trainer's alone
+    for tensor in (arrived["image"], arrived["label"], *arrived["images"], *arrived["labels"]):
+        assert bool(tensor.all())
+        tensor.zero_()  # which is allowed, and the trainer's alone
     assert bool(batch["image"].all())
+    assert [tensor.shape[0] for tensor in arrived["images"] + arrived["labels"]] == [1, 2, 3] * 2
 
 
 @pytest.mark.parametrize("size", [1, LARGE])
@@ -102,13 +106,18 @@ def test_one_tensor_in_two_fields_stays_one(size):
     assert arrived["a"] is arrived["b"]
     arrived, _ = crossed({"a": tensor, "b": [tensor]})
     assert arrived["a"] is arrived["b"][0]
+    arrived, _ = crossed({"a": [tensor, tensor]})
+    assert arrived["a"][0] is arrived["a"][1]
+    values = [tensor]
+    arrived, _ = crossed({"a": values, "b": values})
+    assert arrived["a"] is arrived["b"]
     arrived, _ = crossed({"a": tensor, "__subflavors__": [{"b": tensor}]})
     assert arrived["a"] is arrived["__subflavors__"][0]["b"]
 
 
 def test_what_is_not_usual_is_left_to_pickle():
     kept = torch.ones(LARGE)
-    for value in ([kept], {"kept": kept}, (kept,), kept.numpy(), kept.to_sparse(), object):
+    for value in ([kept, None], {"kept": kept}, (kept,), kept.numpy(), kept.to_sparse(), object):
         assert flattened({"kept": kept, "value": value}) is None
     assert flattened([kept]) is None
     assert flattened({float("nan"): kept}) is None
