@@ -47,19 +47,22 @@ class MakingIn:
 
 def empty_bytes(num_bytes: int) -> memoryview:
     """Return memory with any contents."""
-    place = _HERE.place
-    memory = place.take(num_bytes) if place is not None and num_bytes >= _FEWEST else None
+    memory = _taken(num_bytes)
     return np.empty(num_bytes, np.uint8).data if memory is None else memory
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a contiguous tensor on the CPU with any contents; its memory cannot be resized."""
-    num_bytes = prod(shape) * dtype.itemsize
-    if _HERE.place is not None and num_bytes >= _FEWEST:
-        memory = _HERE.place.take(num_bytes)
-        if memory is not None:
-            return torch.frombuffer(memory, dtype=dtype).reshape(*shape)
+    memory = _taken(prod(shape) * dtype.itemsize)
+    if memory is not None:
+        return torch.frombuffer(memory, dtype=dtype).reshape(*shape)
     return torch.empty(*shape, dtype=dtype, device="cpu")  # whatever the default device is
+
+
+def _taken(num_bytes: int) -> memoryview | None:
+    """Return memory of the place that tensors are made in, None if there is none to be had."""
+    place = _HERE.place
+    return place.take(num_bytes) if place is not None and num_bytes >= _FEWEST else None
 
 
 def buffer_of(tensor: torch.Tensor) -> PickleBuffer:

@@ -23,7 +23,7 @@ import torch
 from energy_data.errors import EnergyDataError
 from energy_data.loader.columns import with_columns
 from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
-from energy_data.loader.flat import IN_BAND, Flat, bytes_of, flattened, is_plain, whole
+from energy_data.loader.flat import IN_BAND, Flat, bytes_of, flattened, is_plain, tensor_of, whole
 from energy_data.memory import buffer_of
 from energy_data.sample import SampleSource
 
@@ -335,11 +335,6 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     torch.Tensor: _reduced,
     SampleSource: _reduced_source,
 }
-
-
-def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor over the memory of `data`; no copy."""
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _mapped(fd: int) -> mmap.mmap:

@@ -116,12 +116,17 @@ def whole(flat: Sequence[Any], buffers: Sequence[memoryview]) -> dict[str, Any]:
     large = iter(buffers)
     for name, place, dtype, shape, small in tensors:
         data = next(large) if small is None else small
-        tensor = torch.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
+        tensor = tensor_of(data, _DTYPES[dtype], shape)
         if place < 0:
             rest[name] = tensor
         else:
             rest[name][place] = tensor
     return rest
+
+
+def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor over the memory of `data`; no copy."""
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
