@@ -34,15 +34,17 @@ test-slow: $(STAMP) $(JUDGE_STAMP)
 
 # What is compiled, with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
 SANITIZED := build/sanitized
+SANITIZING = gcc -O1 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC -fsanitize=address,undefined \
+  -fno-sanitize-recover=undefined -I$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 test-sanitized: $(STAMP)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	cp -r energy_data tests pyproject.toml $(SANITIZED)
-	cd $(SANITIZED)/energy_data/sources && gcc -O1 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC \
-	  -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-	  -I$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_path("include"))') _tar*.c -o _tar.abi3.so
+	cd $(SANITIZED)/energy_data/sources && $(SANITIZING) _tar*.c -o _tar.abi3.so
+	cd $(SANITIZED)/energy_data/loader && $(SANITIZING) _copy.c -o _copy.abi3.so
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=. \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider $(patsubst %,tests/sources/test_%.py,compiled fuzz_tars raw_tensors webdataset bad_samples together)
+	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider tests/loader/test_copying.py \
+	  $(patsubst %,tests/sources/test_%.py,compiled fuzz_tars raw_tensors webdataset bad_samples together)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -52,7 +54,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	benchmarks/run
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard energy_data/sources/*.[ch])
+$(STAMP): pyproject.toml constraints.txt $(wildcard energy_data/*/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -8,8 +8,8 @@ from typing import IO, Any
 
 import click
 
+from energy_data import compiled
 from energy_data.errors import EnergyDataError
-from energy_data.sources.compiled import TAR
 
 COMMANDS = {
     "check": "energy_data.cli.check",
@@ -23,7 +23,7 @@ COMMANDS = {
 }
 """Name of a command -> the module that has it as `command`."""
 
-_COMPILED = "not compiled: reading takes longer" if TAR is None else "compiled"
+_COMPILED = "compiled" if compiled.TAR and compiled.COPY else "not compiled: takes longer"
 
 
 class Failure(click.ClickException):

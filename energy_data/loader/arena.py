@@ -22,6 +22,7 @@ import torch
 
 from energy_data.errors import EnergyDataError
 from energy_data.loader.columns import with_columns
+from energy_data.loader.copying import Copier
 from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
 from energy_data.loader.flat import IN_BAND, Flat, bytes_of, flattened, is_plain, tensor_of, whole
 from energy_data.memory import buffer_of
@@ -56,6 +57,7 @@ class ArenaWriter:
         self.fd = os.memfd_create("energy_data", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self._space)
         self.memory = _mapped(self.fd)
+        self._copier = Copier()
         self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
@@ -133,10 +135,14 @@ class ArenaWriter:
             places = [None] * len(places)
             spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        for (begin, stop), part, place in zip(spans, everything, places, strict=True):
-            if place is None:
-                data = bytes_of(part) if isinstance(part, torch.Tensor) else part
-                self.memory[slot.offset + begin : slot.offset + stop] = data
+        self._copier.copy(
+            self.memory,
+            [
+                (slot.offset + begin, slot.offset + end, _buffer(part))
+                for (begin, end), part, place in zip(spans, everything, places, strict=True)
+                if place is None
+            ],
+        )
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return Parcel(None, slot, tuple(spans), retired, is_flat)
@@ -300,6 +306,10 @@ def _layout(sizes: Sequence[int], places: Sequence[int | None], end: int) -> lis
         if place is None:
             end = begin + size
     return spans
+
+
+def _buffer(part: bytes | memoryview | torch.Tensor) -> bytes | memoryview:
+    return bytes_of(part) if isinstance(part, torch.Tensor) else part
 
 
 def _taker(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:

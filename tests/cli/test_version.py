@@ -4,11 +4,11 @@ from importlib.metadata import version
 
 from click.testing import CliRunner
 
+from energy_data import compiled
 from energy_data.cli.main import main
-from energy_data.sources.compiled import TAR
 
 
-def test_it_says_whether_reading_is_compiled():
+def test_it_says_whether_it_is_compiled():
     said = CliRunner().invoke(main, ["--version"], prog_name="energy-data").output
-    told = "compiled" if TAR else "not compiled: reading takes longer"
+    told = "compiled" if compiled.TAR and compiled.COPY else "not compiled: takes longer"
     assert said == f"energy-data, version {version('energy_data')}, {told}\n"

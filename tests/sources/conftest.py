@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from energy_data.sources import compiled
+from energy_data import compiled
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import one_shard, sample_files, write_tar
 
-from energy_data import RawTensor, SampleError, StructureError
+from energy_data import RawTensor, SampleError, StructureError, compiled
 from energy_data.rows import Row
-from energy_data.sources import compiled, tar_raw, tar_samples
+from energy_data.sources import tar_raw, tar_samples
 from energy_data.sources.prepare import prepare
 from energy_data.sources.tar_headers import are_idle
 from energy_data.sources.webdataset import open_dataset
@@ -226,18 +226,6 @@ def test_nothing_is_kept(tmp_path):
         after, objects_after = alive()
         assert np.abs(np.subtract(after, counts)).max() < 20
         assert abs(objects_after - objects) < 50
-
-
-@pytest.mark.parametrize(("said", "used"), [("0", False), ("1", True), ("", True)])
-def test_one_can_do_without_it(monkeypatch, said, used):
-    monkeypatch.setenv("ENERGY_DATA_COMPILED", said)
-    assert (compiled._load() is not None) == used
-
-
-def test_it_is_not_used_if_it_was_compiled_from_other_sources(monkeypatch, caplog):
-    monkeypatch.setattr(compiled.TAR, "VERSION", 0)
-    assert compiled._load() is None
-    assert "was compiled from other sources, and is not used" in caplog.text
 
 
 RECORDS = {

@@ -1,0 +1,83 @@
+/* The compiled part of the arena: copying past the caches. See copying.py, which alone uses it. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 /* one build for all versions of Python */
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __SSE2__ /* of every x86-64 */
+#include <emmintrin.h>
+
+enum {
+    UNIT = 16,  /* bytes of a register */
+    LINE = 64,  /* of the cache */
+    AHEAD = 512 /* bytes to ask for before they are needed; none are read behind the end */
+};
+
+/* Copies memory that does not overlap; what is written goes to memory at once, not to a cache. */
+static void copy_past(char *into, const char *data, Py_ssize_t size)
+{
+    Py_ssize_t done = (Py_ssize_t)(-(uintptr_t)into % UNIT);
+    if (done > size)
+        done = size;
+    memcpy(into, data, done);
+    for (; size - done >= LINE; done += LINE) {
+        const __m128i *from = (const __m128i *)(data + done);
+        __m128i *to = (__m128i *)(into + done);
+        _mm_prefetch((const char *)((uintptr_t)from + AHEAD), _MM_HINT_NTA);
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+        __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+        _mm_stream_si128(to, a);
+        _mm_stream_si128(to + 1, b);
+        _mm_stream_si128(to + 2, c);
+        _mm_stream_si128(to + 3, d);
+    }
+    memcpy(into + done, data + done, size - done);
+    _mm_sfence(); /* whoever is told that it is there must find it */
+}
+
+PyDoc_STRVAR(past_caches_doc,
+"past_caches(into, data)\n--\n\n"
+"Copy bytes to a buffer of their size, which they do not overlap, without the caches.");
+
+static PyObject *past_caches(PyObject *module, PyObject *args)
+{
+    Py_buffer into, data;
+    if (!PyArg_ParseTuple(args, "w*y*", &into, &data))
+        return NULL;
+    int fits = into.len == data.len;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        copy_past(into.buf, data.buf, data.len);
+        Py_END_ALLOW_THREADS
+    }
+    else
+        PyErr_SetString(PyExc_ValueError, "the buffers are of different sizes");
+    PyBuffer_Release(&into);
+    PyBuffer_Release(&data);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+#endif
+
+static PyMethodDef METHODS[] = {
+#ifdef __SSE2__
+    {"past_caches", past_caches, METH_VARARGS, past_caches_doc},
+#endif
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "energy_data.loader._copy", "What costs time of `copying`, compiled.",
+    -1, METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__copy(void)
+{
+    PyObject *module = PyModule_Create(&MODULE);
+    /* Raise it if what is between Python and C changes: compiled.py knows it too. */
+    if (module && PyModule_AddIntConstant(module, "VERSION", 1) < 0)
+        Py_CLEAR(module);
+    return module;
+}
