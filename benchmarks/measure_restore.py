@@ -9,8 +9,9 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,13 @@ from attrs import evolve
 
 from benchmarks.case import find_case
 from benchmarks.measure import cpu_seconds, leave
-from energy_data import WorkerConfig, api, get_loader, get_train_dataset
+from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.errors import SampleError
 from energy_data.loader.state import RunState
 from energy_data.sample import Sample
 from energy_data.source import Source
-from energy_data.sources.webdataset import open_dataset
+from energy_data.sources import open as opening
+from energy_data.sources.webdataset import WebdatasetSource, open_dataset
 
 NUM_WORKERS, LANES, BATCH_SIZE = 2, 16, 256
 QUIET_S = 1.0  # until workers have made all that they may make ahead
@@ -32,7 +34,7 @@ QUIET_S = 1.0  # until workers have made all that they may make ahead
 class Counted(Source):
     """A source that writes down, in one file for all processes, how many samples were read."""
 
-    def __init__(self, of: Source, log: str) -> None:
+    def __init__(self, of: WebdatasetSource, log: str) -> None:
         self.of, self.log = of, log
 
     def __len__(self) -> int:
@@ -45,10 +47,20 @@ class Counted(Source):
 
     def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
         """Return the source's samples."""
-        log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self.read_together([self], np.zeros(len(indices), np.int64), indices)
+
+    @classmethod
+    def read_together(
+        cls,
+        sources: Sequence[Self],
+        numbers: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+    ) -> list[Sample | SampleError]:
+        """Return samples of several sources, read as one block."""
+        log = os.open(sources[0].log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(log, f"{len(indices)}\n".encode())
         os.close(log)
-        return self.of.read(indices)
+        return WebdatasetSource.read_together([one.of for one in sources], numbers, indices)
 
 
 def main() -> None:
@@ -99,7 +111,8 @@ def main() -> None:
 def dataset_of(asked: argparse.Namespace, num_workers: int, log: str | None = None) -> Any:
     """Return the training stream of a case; with `log`, of sources that count."""
     if log:
-        api.open_dataset = lambda *given, **named: Counted(open_dataset(*given, **named), log)
+        counted: Any = lambda *given, **named: Counted(open_dataset(*given, **named), log)  # noqa: E731
+        opening.open_dataset = counted
     case = find_case(asked.case)
     return get_train_dataset(
         case.metadataset(asked.folder / case.name),
@@ -143,7 +156,8 @@ def extrapolated(first: RunState, second: RunState, rounds: int) -> RunState:
         }
         for lane, place in first.places.items()
     }
-    return evolve(first, batch=line(first.batch, second.batch), places=places)
+    batch, clock = line(first.batch, second.batch), line(first.clock, second.clock)
+    return evolve(first, batch=batch, clock=clock, places=places)
 
 
 if __name__ == "__main__":
