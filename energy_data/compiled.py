@@ -1,8 +1,7 @@
 """The compiled parts, where there are any: `_tar.c` reads tars, `_copy.c` copies to the arena.
 
-They save time, and change nothing else: whatever is not plain is left to Python. There are none
-where the package was installed without a compiler, or if ENERGY_DATA_COMPILED is 0;
-`energy-data --version` says so.
+They save time, and change nothing else. There are none where the package was installed without a
+compiler, or if ENERGY_DATA_COMPILED is 0; `energy-data --version` says so.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.case import find_case  # noqa: E402 - benchmarks are not installed
 from benchmarks.data import write_metadataset, write_tars  # noqa: E402
 
-pytestmark = pytest.mark.slow  # seconds each, for what no user needs
+pytestmark = pytest.mark.slow  # up to half a minute each, for what no user needs
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,8 @@ def test_transport(kind):
 @pytest.mark.parametrize("case", ["text", "blend"])
 def test_restoring(folder, tmp_path, case):
     where = ["--case", case, "--folder", folder, "--states", tmp_path]
-    reads = {}
     for position in ("fresh", "100", "1000000"):
         if position != "fresh":
             measured("measure_restore", *where, "--position", position, "--save")
         told = measured("measure_restore", *where, "--position", position)
-        reads[position] = told["reads"]
         assert 0 < told["reads"] <= told["reads_must"]
-    assert len(set(reads.values())) == 1

@@ -1,4 +1,4 @@
-"""What is compiled may be missing, and is only used with the Python it was written for."""
+"""What is compiled may be missing, and is used only with the Python files it was written for."""
 
 import pytest
 
@@ -6,23 +6,26 @@ from energy_data import compiled
 
 PARTS = {"sources._tar": compiled.TAR, "loader._copy": compiled.COPY}
 
-pytestmark = [
-    pytest.mark.skipif(None in PARTS.values(), reason="installed without a compiler"),
-    pytest.mark.parametrize("name", PARTS),
-]
+of_each = pytest.mark.parametrize("name", PARTS)
+where_compiled = pytest.mark.skipif(None in PARTS.values(), reason="installed without a compiler")
 
 
+@where_compiled
+@of_each
 @pytest.mark.parametrize(("said", "used"), [("0", False), ("1", True), ("", True)])
 def test_one_can_do_without_it(monkeypatch, name, said, used):
     monkeypatch.setenv("ENERGY_DATA_COMPILED", said)
     assert (compiled._load(name, PARTS[name].VERSION) is not None) == used
 
 
+@where_compiled
+@of_each
 def test_it_is_not_used_if_it_was_compiled_from_other_sources(monkeypatch, caplog, name):
     monkeypatch.setattr(PARTS[name], "VERSION", 0)
     assert compiled._load(name, 1) is None
     assert "was compiled from other sources, and is not used" in caplog.text
 
 
+@of_each
 def test_there_may_be_none(name):
     assert compiled._load(f"{name}_that_was_not_compiled", 1) is None

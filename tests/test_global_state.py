@@ -48,7 +48,7 @@ CHANGES = {
 
 def modules() -> Iterator[tuple[str, object, ast.Module]]:
     for info in pkgutil.walk_packages([str(ROOT)], "energy_data."):
-        if info.name.endswith(("__main__", "._tar", "._copy")):  # compiled, with no state
+        if info.name.endswith(("__main__", "._tar", "._copy")):  # `_tar` keeps interned names
             continue
         module = importlib.import_module(info.name)
         yield info.name.removeprefix("energy_data."), module, ast.parse(source_of(module))

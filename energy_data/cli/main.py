@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
 from typing import IO, Any
@@ -23,7 +24,13 @@ COMMANDS = {
 }
 """Name of a command -> the module that has it as `command`."""
 
-_COMPILED = "compiled" if compiled.TAR and compiled.COPY else "not compiled: takes longer"
+_PARTS = {"reading": compiled.TAR, "copying": compiled.COPY}
+
+
+def how_compiled(parts: Mapping[str, object | None]) -> str:
+    """Return whether what may be compiled is, in words. parts: None for what is not."""
+    missing = [name for name, part in parts.items() if part is None]
+    return f"not compiled, so slower: {' and '.join(missing)}" if missing else "compiled"
 
 
 class Failure(click.ClickException):
@@ -61,7 +68,9 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("energy_data"), message=f"%(prog)s, version %(version)s, {_COMPILED}")
+@click.version_option(
+    version("energy_data"), message=f"%(prog)s, version %(version)s, {how_compiled(_PARTS)}"
+)
 def main() -> None:
     """One exact, resumable stream of training batches from many datasets."""
 

@@ -15,14 +15,14 @@ import mmap
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from energy_data.errors import EnergyDataError
 from energy_data.loader.columns import with_columns
-from energy_data.loader.copying import Copier
+from energy_data.loader.copying import Copier, Piece
 from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
 from energy_data.loader.flat import IN_BAND, Flat, bytes_of, flattened, is_plain, tensor_of, whole
 from energy_data.memory import buffer_of
@@ -61,6 +61,7 @@ class ArenaWriter:
         self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
         self._free: set[int] = set()
+        self._fresh: set[int] = set()  # slots that nothing was copied to yet
         self._drafted: dict[int, Watch] = {}  # slots that this process may still look at
         self._let_go: deque[Watch] = deque()  # of those
         self._sent: set[int] = set()  # slots that the trainer has
@@ -135,17 +136,27 @@ class ArenaWriter:
             places = [None] * len(places)
             spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        self._copier.copy(
-            self.memory,
-            [
-                (slot.offset + begin, slot.offset + end, _buffer(part))
-                for (begin, end), part, place in zip(spans, everything, places, strict=True)
-                if place is None
-            ],
+        # One after another: a part that is not contiguous is copied for it, and let go at once.
+        pieces = (
+            (slot.offset + begin, slot.offset + end, _buffer(part))
+            for (begin, end), part, place in zip(spans, everything, places, strict=True)
+            if place is None
         )
+        to_copy = sum([size for size, place in zip(sizes, places, strict=True) if place is None])
+        self._copy(slot, pieces, to_copy)
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return Parcel(None, slot, tuple(spans), retired, is_flat)
+
+    def _copy(self, slot: Slot, pieces: Iterable[Piece], num_bytes: int) -> None:
+        is_fresh = slot.number in self._fresh
+        try:
+            self._copier.copy(self.memory, pieces, num_bytes, is_fresh=is_fresh)
+        except BaseException:
+            if slot.number not in self._drafted:  # else it is free when its draft is let go
+                self._free.add(slot.number)
+            raise
+        self._fresh.discard(slot.number)
 
     def read(self, parcel: Parcel) -> Any:
         """Return a copy of the batch of a parcel that is not to be sent; its slot is given back."""
@@ -188,6 +199,7 @@ class ArenaWriter:
             if offset is not None:
                 slot = Slot(self._made, offset, room)
                 self._slots[slot.number] = slot
+                self._fresh.add(slot.number)
                 self._made += 1
                 return slot
         raise ArenaFullError(self._full(size, held))
@@ -198,6 +210,7 @@ class ArenaWriter:
             slot = self._slots.pop(number)
             self.memory.madvise(mmap.MADV_REMOVE, slot.offset, slot.size)
         self._retired += self._free
+        self._fresh -= self._free
         self._free.clear()
 
     def _gap(self, room: int) -> int | None:

@@ -1,40 +1,42 @@
 """Copying a batch into shared memory, in the quicker of two ways.
 
 What is written passes either through the caches of the processor or by them. Which takes less time
-differs by up to two between processors, versions of libc and sizes, so both are tried, on batches
-that have to be copied anyway. Where nothing is compiled there is one way.
+differs by up to a factor of two between processors, versions of libc and sizes, so both are tried,
+on batches that have to be copied anyway. Where nothing is compiled there is one way.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from typing import Any
 
 from energy_data.compiled import COPY
 
 _FEWEST = 8 << 20  # bytes of a batch; smaller ones stay in the caches, where the trainer finds them
-_TRIES = 5  # of each way: the first copies to a slot find no memory there yet, and take longer
+_TRIES = 5  # of each way; the best counts, as the machine may interrupt any of them
 
 Piece = tuple[int, int, Any]  # begin and end in the memory; a C-contiguous buffer of so many bytes
-Way = Callable[[mmap, Sequence[Piece]], None]
+Way = Callable[[mmap, Iterable[Piece]], None]
 
 
-def _through_caches(memory: mmap, pieces: Sequence[Piece]) -> None:
+def _through_caches(memory: mmap, pieces: Iterable[Piece]) -> None:
     for begin, end, data in pieces:
         memory[begin:end] = data
 
 
-def _past_caches(memory: mmap, pieces: Sequence[Piece]) -> None:
-    assert COPY is not None
+_COPY_PAST = getattr(COPY, "past_caches", None)
+
+
+def _past_caches(memory: mmap, pieces: Iterable[Piece]) -> None:
+    assert _COPY_PAST is not None
     with memoryview(memory) as view:
         for begin, end, data in pieces:
-            COPY.past_caches(view[begin:end], data)
+            _COPY_PAST(view[begin:end], data)
 
 
-HAS_BOTH = hasattr(COPY, "past_caches")
-WAYS: tuple[Way, ...] = (_through_caches, _past_caches) if HAS_BOTH else (_through_caches,)
+WAYS: tuple[Way, ...] = (_through_caches, _past_caches) if _COPY_PAST else (_through_caches,)
 
 
 class Copier:
@@ -48,19 +50,24 @@ class Copier:
         self._tried: dict[int, list[list[float]]] = {}  # by size, by way: seconds per byte
         self._best: dict[int, Way] = {}  # by size
 
-    def copy(self, memory: mmap, pieces: Sequence[Piece]) -> None:
-        """Copy the pieces of a batch to their places in the memory."""
-        num_bytes = sum([end - begin for begin, end, _ in pieces])
-        if num_bytes < _FEWEST:
+    def copy(
+        self, memory: mmap, pieces: Iterable[Piece], num_bytes: int, *, is_fresh: bool = False
+    ) -> None:
+        """Copy the pieces of a batch, so many bytes, to their places in the memory.
+
+        pieces: looked at once, one after another. is_fresh: whether nothing was ever written there;
+        that the system has to find memory takes most of the time then, and is no measure.
+        """
+        if num_bytes < _FEWEST or is_fresh:
             _through_caches(memory, pieces)
         elif (best := self._best.get(num_bytes.bit_length())) is not None:
             best(memory, pieces)
         else:
             self._try(memory, pieces, num_bytes)
 
-    def _try(self, memory: mmap, pieces: Sequence[Piece], num_bytes: int) -> None:
+    def _try(self, memory: mmap, pieces: Iterable[Piece], num_bytes: int) -> None:
         """Copy in the way that was tried less, and decide when each was tried often enough."""
-        size = num_bytes.bit_length()  # the same for sizes that differ by less than two
+        size = num_bytes.bit_length()  # sizes are judged together between two powers of two
         tried = self._tried.setdefault(size, [[] for _ in self._ways])
         turn = min(range(len(tried)), key=lambda way: len(tried[way]))
         begin = self._clock()
