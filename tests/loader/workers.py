@@ -99,7 +99,7 @@ def named_memory(processes: set[int]) -> set[str]:
                 with suppress(OSError):  # it was closed
                     found.add(str(file.readlink()))
     ids = {str(process) for process in processes}
-    named = {str(file) for file in SHARED.iterdir() if ids & set(re.split(r"\D+", file.name))}
+    named = {str(file) for file in SHARED.iterdir() if ids & set(re.split(r"[\W_]+", file.name))}
     return named | {file for file in found if file.startswith(f"{SHARED}/")}
 
 
