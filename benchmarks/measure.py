@@ -79,6 +79,8 @@ def leave() -> None:
     for pid, _ in list(descendants())[1:]:
         if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
+        for file in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            file.unlink(missing_ok=True)
     os._exit(0)
 
 
