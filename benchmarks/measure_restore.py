@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from attrs import evolve
 
 from benchmarks.case import find_case
 from benchmarks.measure import cpu_seconds, leave
 from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.block import Integers
 from energy_data.errors import SampleError
 from energy_data.loader.state import RunState
 from energy_data.sample import Sample
@@ -45,16 +45,13 @@ class Counted(Source):
         """The source's."""
         return self.of.fingerprint
 
-    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+    def read(self, indices: Integers) -> list[Sample | SampleError]:
         """Return the source's samples."""
         return self.read_together([self], np.zeros(len(indices), np.int64), indices)
 
     @classmethod
     def read_together(
-        cls,
-        sources: Sequence[Self],
-        numbers: npt.NDArray[np.int64],
-        indices: npt.NDArray[np.int64],
+        cls, sources: Sequence[Self], numbers: Integers, indices: Integers
     ) -> list[Sample | SampleError]:
         """Return samples of several sources, read as one block."""
         log = os.open(sources[0].log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
