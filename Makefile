@@ -40,10 +40,10 @@ test-sanitized: $(STAMP)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	cp -r energy_data tests pyproject.toml $(SANITIZED)
 	cd $(SANITIZED)/energy_data/sources && $(SANITIZING) _tar*.c -o _tar.abi3.so
-	cd $(SANITIZED)/energy_data/loader && $(SANITIZING) _copy.c -o _copy.abi3.so
+	cd $(SANITIZED)/energy_data/loader && $(SANITIZING) _copy*.c -o _copy.abi3.so
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=. \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider tests/loader/test_copying.py \
+	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider tests/loader/test_copying.py tests/loader/test_strings.py \
 	  $(patsubst %,tests/sources/test_%.py,compiled fuzz_tars raw_tensors webdataset bad_samples together)
 
 format: $(STAMP)

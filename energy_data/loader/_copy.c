@@ -1,11 +1,6 @@
-/* The compiled part of the arena: copying past the caches. See copying.py, which alone uses it. */
+/* The compiled part of the arena: copying to it past the caches (copying.py), and its module. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000 /* one build for all versions of Python */
-#include <Python.h>
-
-#include <stdint.h>
-#include <string.h>
+#include "_copy.h"
 
 #ifdef __SSE2__ /* of every x86-64 */
 #include <emmintrin.h>
@@ -62,11 +57,14 @@ static PyMethodDef METHODS[] = {
 #ifdef __SSE2__
     {"past_caches", past_caches, METH_VARARGS, past_caches_doc},
 #endif
+    {"sizes_of", sizes_of, METH_O, sizes_of_doc},
+    {"write_strings", write_strings, METH_VARARGS, write_strings_doc},
+    {"strings_of", strings_of, METH_VARARGS, strings_of_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "energy_data.loader._copy", "What costs time of `copying`, compiled.",
+    PyModuleDef_HEAD_INIT, "energy_data.loader._copy", "What costs time of copying batches.",
     -1, METHODS, NULL, NULL, NULL, NULL,
 };
 
@@ -74,7 +72,7 @@ PyMODINIT_FUNC PyInit__copy(void)
 {
     PyObject *module = PyModule_Create(&MODULE);
     /* Raise it if what is between Python and C changes: compiled.py knows it too. */
-    if (module && PyModule_AddIntConstant(module, "VERSION", 1) < 0)
+    if (module && PyModule_AddIntConstant(module, "VERSION", 2) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -1,10 +1,10 @@
 """The arena: shared memory that batches travel in, from a worker to the trainer.
 
 One memfd per worker, cut into slots that are reused. The worker writes a batch into a free slot:
-its arrays and tensors 64-byte aligned (pickle protocol 5, out of band), then the pickle itself. The
-trainer makes views; when the last view of a batch dies, its slot is free again. A memfd has no
-name: whatever is killed, nothing is left behind. Both sides map it once, whole: it is sparse, and a
-mapping of its own for each slot would cost a file descriptor each.
+its arrays and tensors 64-byte aligned (pickle protocol 5, out of band), long lists of texts, then
+the pickle itself. The trainer makes views; when the last view of a batch dies, its slot is free
+again. A memfd has no name: whatever is killed, nothing is left behind. Both sides map it once,
+whole: it is sparse, and a mapping of its own for each slot would cost a file descriptor each.
 """
 
 from __future__ import annotations
@@ -15,16 +15,26 @@ import mmap
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from energy_data.errors import EnergyDataError
 from energy_data.loader.columns import with_columns
-from energy_data.loader.copying import Copier, Piece
+from energy_data.loader.copying import Copier
 from energy_data.loader.draft import Draft, Slot, Watch, aligned, anchored
-from energy_data.loader.flat import IN_BAND, Flat, bytes_of, flattened, is_plain, tensor_of, whole
+from energy_data.loader.flat import (
+    IN_BAND,
+    Flat,
+    Part,
+    bytes_of,
+    flattened,
+    is_plain,
+    tensor_of,
+    whole,
+)
+from energy_data.loader.strings import Strings
 from energy_data.memory import buffer_of
 from energy_data.sample import SampleSource
 
@@ -100,21 +110,16 @@ class ArenaWriter:
         with self._stream.getbuffer() as written, written[: self._stream.tell()] as stream:
             return self._parcel(stream, parts, [part.nbytes for part in parts], places, draft)
 
-    def _write_flat(
-        self, flat: Flat, tensors: Sequence[torch.Tensor], draft: Draft | None
-    ) -> Parcel:
+    def _write_flat(self, flat: Flat, parts: Sequence[Part], draft: Draft | None) -> Parcel:
         stream = pickle.dumps(tuple(flat), protocol=5)
-        sizes = [tensor.nbytes for tensor in tensors]
-        places = [
-            draft.place_at(tensor.data_ptr(), size) if draft and tensor.is_contiguous() else None
-            for tensor, size in zip(tensors, sizes, strict=True)
-        ]
-        return self._parcel(stream, tensors, sizes, places, draft, is_flat=True)
+        sizes = [part.nbytes for part in parts]
+        places = [_place_in(draft, part) for part in parts]
+        return self._parcel(stream, parts, sizes, places, draft, is_flat=True)
 
     def _parcel(
         self,
         stream: bytes | memoryview,
-        parts: Sequence[memoryview | torch.Tensor],
+        parts: Sequence[memoryview | Part],
         sizes: Sequence[int],
         places: Sequence[int | None],
         draft: Draft | None,
@@ -136,22 +141,29 @@ class ArenaWriter:
             places = [None] * len(places)
             spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        # One after another: a part that is not contiguous is copied for it, and let go at once.
-        pieces = (
-            (slot.offset + begin, slot.offset + end, _buffer(part))
-            for (begin, end), part, place in zip(spans, everything, places, strict=True)
-            if place is None
+        self._copy(
+            slot,
+            [
+                (slot.offset + begin, slot.offset + end, part)
+                for (begin, end), part, place in zip(spans, everything, places, strict=True)
+                if place is None
+            ],
         )
-        to_copy = sum([size for size, place in zip(sizes, places, strict=True) if place is None])
-        self._copy(slot, pieces, to_copy)
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return Parcel(None, slot, tuple(spans), retired, is_flat)
 
-    def _copy(self, slot: Slot, pieces: Iterable[Piece], num_bytes: int) -> None:
+    def _copy(self, slot: Slot, pieces: list[tuple[int, int, Any]]) -> None:
+        strings = [piece for piece in pieces if type(piece[2]) is Strings]
+        others = [piece for piece in pieces if type(piece[2]) is not Strings]
+        num_bytes = sum([end - begin for begin, end, _ in others])
+        # One after another: a part that is not contiguous is copied for it, and let go at once.
+        buffers = ((begin, end, _buffer(part)) for begin, end, part in others)
         is_fresh = slot.number in self._fresh
         try:
-            self._copier.copy(self.memory, pieces, num_bytes, is_fresh=is_fresh)
+            self._copier.copy(self.memory, buffers, num_bytes, is_fresh=is_fresh)
+            for begin, end, values in strings:
+                values.write(memoryview(self.memory)[begin:end])
         except BaseException:
             if slot.number not in self._drafted:  # else it is free when its draft is let go
                 self._free.add(slot.number)
@@ -319,6 +331,13 @@ def _layout(sizes: Sequence[int], places: Sequence[int | None], end: int) -> lis
         if place is None:
             end = begin + size
     return spans
+
+
+def _place_in(draft: Draft | None, part: Part) -> int | None:
+    """Return where in the slot of the draft a part was made, None if it was made elsewhere."""
+    if draft is None or isinstance(part, Strings) or not part.is_contiguous():
+        return None
+    return draft.place_at(part.data_ptr(), part.nbytes)
 
 
 def _buffer(part: bytes | memoryview | torch.Tensor) -> bytes | memoryview:

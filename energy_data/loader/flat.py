@@ -1,23 +1,27 @@
 """Batches of the usual form, taken apart for the way to the trainer: a third of pickle's time.
 
 Usual is a dict of tensors, numbers, texts, and lists of these. Its tensors need no pickle, only
-their memory; what is left of it has no classes that the other side would look up.
+their memory, and so do long lists of texts; what is left of it has no classes that the other side
+would look up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from energy_data.loader.columns import are_blobs, source_columns, sources_of
+from energy_data.loader.strings import Strings, strings_in, strings_of
 from energy_data.memory import buffer_of
 
 IN_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle than beside it
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _TENSORS, _TUPLES, _DICTS = {torch.Tensor}, {tuple}, {dict}
+_STRINGS = ({str}, {bytes})
 _SUBFLAVORS = "__subflavors__"  # mostly the same few dicts, of plain data from YAML
 _DEEPEST = 4  # levels of them
 
@@ -36,54 +40,67 @@ class Flat(NamedTuple):
     sources: list[tuple[str, tuple[tuple[Any, ...], ...]]]  # name of a field, its columns
     # Name of a field and place in its list or -1, dtype, shape; and the bytes of a small one.
     tensors: list[tuple[str, int, str, tuple[int, ...], bytearray | None]]
+    strings: list[tuple[str, bool, bytes]]  # name of a field, whether it is of texts; their sizes
 
 
-def flattened(batch: Any) -> tuple[Flat, list[torch.Tensor]] | None:
-    """Return a batch without its tensors, and those that are large; None if it has another form.
+Part = torch.Tensor | Strings  # what crosses beside the pickle
+
+
+class _Taken(NamedTuple):
+    """What is taken out of a batch."""
+
+    tensors: list[torch.Tensor]
+    strings: list[Strings]
+
+    def is_anything_twice(self) -> bool:
+        objects = [*self.tensors, *[strings.values for strings in self.strings]]
+        return len(set(map(id, objects))) < len(objects)
+
+
+def flattened(batch: Any) -> tuple[Flat, list[Part]] | None:
+    """Return a batch without its tensors, and what of it is large; None if it has another form.
 
     Then what is one object in several places is one there too, as pickle sees to it.
     """
     if type(batch) is not dict or set(map(type, batch)) != {str}:  # nan is no key on the other side
         return None
-    flat, tensors = Flat(batch.copy(), [], []), list[torch.Tensor]()
+    flat, taken = Flat(batch.copy(), [], [], []), _Taken([], [])
     for name, value in batch.items():
         kind = type(value)
         if kind is torch.Tensor:
-            if not _take_tensor(name, -1, value, flat, tensors):
+            if not _take_tensor(name, -1, value, flat, taken):
                 return None
             flat.rest[name] = None
         elif kind is list:
-            if not _take_list(name, value, flat, tensors):
+            if not _take_list(name, value, flat, taken):
                 return None
         elif kind not in _PLAIN:
             return None
-    if len(set(map(id, tensors))) < len(tensors):
+    if taken.is_anything_twice():
         return None
-    return flat, [tensor for tensor in tensors if tensor.nbytes >= IN_BAND]
+    return flat, [tensor for tensor in taken.tensors if tensor.nbytes >= IN_BAND] + taken.strings
 
 
-def _take_tensor(
-    name: str, place: int, tensor: torch.Tensor, flat: Flat, tensors: list[torch.Tensor]
-) -> bool:
+def _take_tensor(name: str, place: int, tensor: torch.Tensor, flat: Flat, taken: _Taken) -> bool:
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None or not is_plain(tensor):
         return False
     data = bytearray(bytes_of(tensor)) if tensor.nbytes < IN_BAND else None
     flat.tensors.append((name, place, dtype, tuple(tensor.shape), data))
-    tensors.append(tensor)
+    taken.tensors.append(tensor)
     return True
 
 
-def _take_list(name: str, values: list[Any], flat: Flat, tensors: list[torch.Tensor]) -> bool:
+def _take_list(name: str, values: list[Any], flat: Flat, taken: _Taken) -> bool:
     kinds = set(map(type, values))
     if kinds == _TENSORS:
         flat.rest[name] = [None] * len(values)
         each = enumerate(values)
-        return all([_take_tensor(name, place, one, flat, tensors) for place, one in each])  # noqa: C419 - a generator takes longer
+        return all([_take_tensor(name, place, one, flat, taken) for place, one in each])  # noqa: C419 - a generator takes longer
     if kinds == _DICTS:
-        return name == _SUBFLAVORS and all(map(_is_plain_data, _distinct(values)))
+        return name == _SUBFLAVORS and _are_plain_data(values)
     if kinds != _TUPLES:
-        return kinds <= _PLAIN and not are_blobs(kinds, values)
+        return _take_plain(name, kinds, values, flat, taken)
     columns = source_columns(values)
     if columns is None:
         return False
@@ -92,8 +109,20 @@ def _take_list(name: str, values: list[Any], flat: Flat, tensors: list[torch.Ten
     return True
 
 
-def _distinct(values: list[Any]) -> Iterable[Any]:
-    return dict(zip(map(id, values), values, strict=True)).values()
+def _take_plain(name: str, kinds: set[type], values: list[Any], flat: Flat, taken: _Taken) -> bool:
+    if kinds in _STRINGS and (strings := strings_in(values)) is not None:
+        flat.strings.append((name, kinds == {str}, strings.sizes))
+        flat.rest[name] = None
+        taken.strings.append(strings)
+        return True
+    return kinds <= _PLAIN and not are_blobs(kinds, values)
+
+
+def _are_plain_data(dicts: list[dict[Any, Any]]) -> bool:
+    distinct = dict(zip(map(id, dicts), dicts, strict=True)).values()
+    if set(map(type, chain(chain(*distinct), chain(*map(dict.values, distinct))))) <= _PLAIN:
+        return True  # the usual case, with no code of Python's for each of them
+    return all(map(_is_plain_data, distinct))
 
 
 def _is_plain_data(value: Any, depth: int = 0) -> bool:
@@ -110,7 +139,7 @@ def _is_plain_data(value: Any, depth: int = 0) -> bool:
 def whole(flat: Sequence[Any], buffers: Sequence[memoryview]) -> dict[str, Any]:
     """Return the batch again, as views of the memory of its tensors."""
     rest: dict[str, Any]
-    rest, sources, tensors = flat
+    rest, sources, tensors, strings = flat
     for name, columns in sources:
         rest[name] = sources_of(*columns)
     large = iter(buffers)
@@ -121,6 +150,8 @@ def whole(flat: Sequence[Any], buffers: Sequence[memoryview]) -> dict[str, Any]:
             rest[name] = tensor
         else:
             rest[name][place] = tensor
+    for name, is_text, sizes in strings:
+        rest[name] = strings_of(next(large), sizes, is_text=is_text)
     return rest
 
 

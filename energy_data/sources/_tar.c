@@ -192,6 +192,18 @@ static PyObject *in_order(PyObject *module, PyObject *args)
     return items;
 }
 
+int turn_to_file(Files *files, Py_ssize_t row)
+{
+    while (files->next < files->count && row >= files->next_row) {
+        if (!item_at(files->fds, files->next, &files->fd))
+            return 0;
+        files->next++;
+        if (files->next < files->count && !item_at(files->rows, files->next, &files->next_row))
+            return 0;
+    }
+    return 1;
+}
+
 static PyMethodDef METHODS[] = {
     {"columns_of", columns_of, METH_VARARGS, columns_of_doc},
     {"in_order", in_order, METH_VARARGS, in_order_doc},

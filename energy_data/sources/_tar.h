@@ -33,7 +33,17 @@ int parse(const unsigned char *block, Header *header);
 /* Takes a name apart: key, dot, extension. False if that needs a closer look. */
 int split(const Header *header, Py_ssize_t *key, const char **extension, Py_ssize_t *length);
 
+/* The files that rows are in, rows in order: file n begins at row `rows[n]`. */
+typedef struct {
+    PyObject *fds, *rows;             /* lists */
+    Py_ssize_t count, next, next_row; /* `next` begins at `next_row` */
+    Py_ssize_t fd;                    /* of the file before */
+} Files;
+
 /* Everything below returns NULL, or false, with an error set. */
+
+/* Turns to the file of a row, which is not before the one it turned to last. */
+int turn_to_file(Files *files, Py_ssize_t row);
 
 /* Returns text as names in tars are decoded. */
 PyObject *text_of(const char *text, Py_ssize_t length);

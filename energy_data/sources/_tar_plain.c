@@ -8,6 +8,7 @@ enum {
     WHOLE = 65536,   /* bytes; larger samples are left to Python */
     GAP = 4096,      /* bytes between two samples that are cheaper to read than to skip */
     SCRATCH = 4 * WHOLE,
+    AT_ONCE = 64,    /* reads before the first is looked at */
     REMEMBERED = 8,  /* extensions of a dataset */
 };
 
@@ -245,31 +246,40 @@ static Py_ssize_t take(
     return special;
 }
 
-/* Adds the samples of one file; returns how many are special, -1 with an error set. */
-static Py_ssize_t read_file(
-    Dataset *dataset, PyObject *found, PyObject *const *columns, int fd, Py_ssize_t row,
-    Py_ssize_t stop, unsigned char *scratch)
+/* Some rows that are read together. */
+typedef struct {
+    Py_ssize_t row, stop; /* first, and behind the last */
+    int fd;
+    int64_t start, end;  /* in the file */
+    unsigned char *data; /* NULL: too much, or it could not be read */
+} Reading;
+
+/* Prepares what is read next, from `row` on, into scratch: sets `count`; returns the row behind it,
+   -1 with an error set. */
+static Py_ssize_t prepare(
+    Files *files, PyObject *const *columns, Py_ssize_t row, unsigned char *scratch,
+    Reading *readings, int *count)
 {
-    Py_ssize_t special = 0;
-    while (row < stop) {
-        int64_t start, end;
-        ssize_t got = -1;
-        Py_ssize_t next = neighbours(columns[0], columns[1], row, stop, &start, &end);
+    Py_ssize_t used = 0, stop = PyList_Size(columns[0]);
+    for (*count = 0; *count < AT_ONCE && row < stop; (*count)++) {
+        Reading *one = &readings[*count];
+        if (!turn_to_file(files, row))
+            return -1;
+        Py_ssize_t behind = files->next < files->count ? files->next_row : stop;
+        Py_ssize_t next = neighbours(columns[0], columns[1], row, behind, &one->start, &one->end);
         if (next < 0)
             return -1;
-        if (next > row + 1 || end - start <= WHOLE) {
-            Py_BEGIN_ALLOW_THREADS
-            got = pread(fd, scratch, (size_t)(end - start), (off_t)start);
-            Py_END_ALLOW_THREADS
-        }
-        const unsigned char *data = got == end - start ? scratch : NULL;
-        Py_ssize_t added = take(dataset, found, columns, row, next, data, start, end);
-        if (added < 0 || PyErr_CheckSignals() < 0)
-            return -1;
-        special += added;
-        row = next;
+        Py_ssize_t size = (Py_ssize_t)(one->end - one->start);
+        int fits = next > row + 1 || size <= WHOLE;
+        if (fits && size > SCRATCH - used)
+            break;
+        one->data = fits ? scratch + used : NULL;
+        used += fits ? size : 0;
+        one->fd = (int)files->fd;
+        one->row = row;
+        one->stop = row = next;
     }
-    return special;
+    return row;
 }
 
 const char read_plain_doc[] =
@@ -278,26 +288,42 @@ const char read_plain_doc[] =
 
 PyObject *read_plain(PyObject *module, PyObject *args)
 {
-    PyObject *found, *fds, *file_rows, *columns[4];
+    PyObject *found, *columns[4];
     Dataset dataset = {0};
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O", &PyList_Type, &found, &PyList_Type, &fds,
-                          &PyList_Type, &file_rows, &PyList_Type, &columns[0], &PyList_Type,
+    Files files = {.fd = -1};
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O", &PyList_Type, &found, &PyList_Type, &files.fds,
+                          &PyList_Type, &files.rows, &PyList_Type, &columns[0], &PyList_Type,
                           &columns[1], &PyList_Type, &columns[2], &PyList_Type, &columns[3],
                           &dataset.decode_text))
         return NULL;
+    files.count = PyList_Size(files.fds);
     unsigned char *scratch = PyMem_Malloc(SCRATCH);
     if (!scratch)
         return PyErr_NoMemory();
-    Py_ssize_t special = 0, added = 0, num_files = PyList_Size(fds);
-    for (Py_ssize_t file = 0; file < num_files && added >= 0; file++) {
-        Py_ssize_t fd, row, stop = PyList_Size(columns[0]);
-        added = -1;
-        if (item_at(fds, file, &fd) && item_at(file_rows, file, &row) &&
-            (file + 1 == num_files || item_at(file_rows, file + 1, &stop)))
-            added = read_file(&dataset, found, columns, (int)fd, row, stop, scratch);
-        special += added;
+    Py_ssize_t special = 0, row = 0;
+    while (row >= 0 && row < PyList_Size(columns[0])) {
+        Reading readings[AT_ONCE];
+        int count;
+        row = prepare(&files, columns, row, scratch, readings, &count);
+        if (row < 0)
+            break;
+        Py_BEGIN_ALLOW_THREADS /* once for many: others may keep us waiting for it each time */
+        for (Reading *one = readings; one < readings + count; one++) {
+            size_t size = (size_t)(one->end - one->start);
+            if (one->data && pread(one->fd, one->data, size, (off_t)one->start) != (ssize_t)size)
+                one->data = NULL;
+        }
+        Py_END_ALLOW_THREADS
+        for (Reading *one = readings; row >= 0 && one < readings + count; one++) {
+            Py_ssize_t added =
+                take(&dataset, found, columns, one->row, one->stop, one->data, one->start, one->end);
+            special += added;
+            row = added < 0 ? -1 : row;
+        }
+        if (row >= 0 && PyErr_CheckSignals() < 0)
+            row = -1;
     }
     forget(&dataset);
     PyMem_Free(scratch);
-    return added < 0 ? NULL : PyLong_FromSsize_t(special);
+    return row < 0 ? NULL : PyLong_FromSsize_t(special);
 }

@@ -10,9 +10,8 @@ enum {
 
 /* What `read_rows` is given, and where it is. */
 typedef struct {
-    PyObject *fds, *file_rows, *begins, *ends, *sources, *origins, *places; /* lists */
-    Py_ssize_t num_files, next_file, next_row; /* `next_file` begins at `next_row` */
-    Py_ssize_t fd;
+    Files files;
+    PyObject *begins, *ends, *sources, *origins, *places; /* lists */
     PyObject *is_tensor; /* (origin, extension) -> bool */
     PyTypeObject *row_type;
     PyObject *whole;
@@ -72,20 +71,6 @@ static PyObject *row_sample(
     return sample;
 }
 
-/* Turns to the file of a row, rows in order; false with an error set. */
-static int find_file(RowReader *reader, Py_ssize_t row)
-{
-    while (reader->next_file < reader->num_files && row >= reader->next_row) {
-        if (!item_at(reader->fds, reader->next_file, &reader->fd))
-            return 0;
-        reader->next_file++;
-        if (reader->next_file < reader->num_files &&
-            !item_at(reader->file_rows, reader->next_file, &reader->next_row))
-            return 0;
-    }
-    return 1;
-}
-
 /* The read of a sample. */
 typedef struct {
     int fd;
@@ -101,7 +86,7 @@ static int aim(RowReader *reader, Py_ssize_t row, const Py_buffer *data, int64_t
     int64_t end;
     PyObject *place = PyList_GetItem(reader->places, row);
     if (!place || !span(reader->begins, reader->ends, row, &aimed->begin, &end) ||
-        !find_file(reader, row))
+        !turn_to_file(&reader->files, row))
         return 0;
     Py_ssize_t number = size > 0 ? PyLong_AsSsize_t(place) : -1;
     if (number < 0 || number >= data->len / size) {
@@ -109,7 +94,7 @@ static int aim(RowReader *reader, Py_ssize_t row, const Py_buffer *data, int64_t
             PyErr_SetString(PyExc_IndexError, "no such row");
         return 0;
     }
-    aimed->fd = (int)reader->fd;
+    aimed->fd = (int)reader->files.fd;
     aimed->parts[0] = (struct iovec){aimed->header, BLOCK};
     aimed->parts[1] = (struct iovec){(char *)data->buf + number * size, (size_t)size};
     aimed->fits = end - aimed->begin == BLOCK + (size + BLOCK - 1) / BLOCK * BLOCK;
@@ -129,15 +114,15 @@ PyObject *read_rows(PyObject *module, PyObject *args)
     long long size;
     PyObject *found;
     Py_buffer data;
-    RowReader reader = {.fd = -1};
+    RowReader reader = {.files = {.fd = -1}};
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!w*LOO!O", &PyList_Type, &found, &PyList_Type,
-                          &reader.fds, &PyList_Type, &reader.file_rows, &PyList_Type,
+                          &reader.files.fds, &PyList_Type, &reader.files.rows, &PyList_Type,
                           &reader.begins, &PyList_Type, &reader.ends, &PyList_Type, &reader.sources,
                           &PyList_Type, &reader.origins, &PyList_Type, &reader.places, &data, &size,
                           &reader.is_tensor, &PyType_Type, &reader.row_type, &reader.whole))
         return NULL;
     Py_ssize_t stop = PyList_Size(reader.begins);
-    reader.num_files = PyList_Size(reader.fds);
+    reader.files.count = PyList_Size(reader.files.fds);
     while (good && row < stop) {
         Aim aims[AT_ONCE];
         int count = 0;

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import io
 import os
+import resource
 import sys
 import tarfile
+import threading
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -70,6 +73,12 @@ def read(folder, numbers, decoders, *, rows):
     except Exception as error:  # noqa: BLE001 - whatever it is, it must be the same
         return f"{type(error).__name__}: {error}"
     return [plain(one) for one in found]
+
+
+def read_in_python(folder, numbers):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "TAR", None)
+        return read(folder, numbers, None, rows=False)
 
 
 def read_both(folder, count, decoders=None, *, rows=False):
@@ -142,6 +151,39 @@ def test_samples_of_any_size_may_be_neighbours(tmp_path):
     one_shard(tmp_path, files)
     found = read_both(tmp_path, len(sizes))
     assert [dict(sample)["bin"] for sample in found] == [("bytes", data) for _, data in files]
+
+
+SCATTERED_SIZES = [1, 5_000, 9_000, 30_000, 64_000, 70_000]  # too far apart to be read together
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(SCATTERED_SIZES), min_size=70, max_size=150), st.randoms())
+def test_many_scattered_samples_of_several_shards_are_the_same(tmp_path_factory, sizes, random):
+    folder = tmp_path_factory.mktemp("scattered")
+    for shard in range(3):
+        some = [(n, size) for n, size in enumerate(sizes) if n % 3 == shard]
+        files = [(f"{n:03d}.bin", bytes([n]) * size) for n, size in some]
+        write_tar(folder / f"{shard}.tar", files)
+    prepare(folder, workers=1)
+    source = open_dataset(folder)
+    numbers = np.array(random.choices(range(len(sizes)), k=2 * len(sizes)))
+    by_key = {sample["__key__"]: sample["bin"] for sample in source.read(np.arange(len(sizes)))}
+    assert by_key == {f"{n:03d}": bytes([n]) * size for n, size in enumerate(sizes)}
+    assert read(folder, numbers, None, rows=False) == read_in_python(folder, numbers)
+
+
+def test_other_threads_keep_it_waiting_once_for_many_samples(tmp_path):
+    source = one_shard(tmp_path, [(f"{n}.bin", bytes(8192)) for n in range(256)])
+    numbers, is_done = np.arange(0, 256, 2), threading.Event()  # with gaps between them
+    source.read(numbers)
+    busy = threading.Thread(target=lambda: all(not is_done.is_set() for _ in repeat(None)))
+    busy.start()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    source.read(numbers)
+    waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    is_done.set()
+    busy.join()
+    assert waited < len(numbers) // 2
 
 
 @pytest.mark.parametrize("by", ["compiled", "python"])

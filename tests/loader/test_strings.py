@@ -1,0 +1,137 @@
+"""Long lists of texts or of bytes cross to the trainer beside the pickle, and nobody can tell."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energy_data.compiled import COPY
+from energy_data.loader import arena, strings
+from energy_data.loader.arena import ArenaReader, ArenaWriter
+
+MIB = 1 << 20
+
+where_compiled = pytest.mark.skipif(COPY is None, reason="installed without a compiler")
+
+
+def crossed(batch):
+    """The batch after its way through an arena, and the bytes of its pickle."""
+    writer = ArenaWriter(16 * MIB)
+    pickled = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "_read", lambda _, stream, __: pickled.append(len(stream)))
+        parcel = writer.write(batch)
+        ArenaReader(writer.fd).read(parcel)
+    return ArenaReader(writer.fd).read(parcel), pickled[0]
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=50) | st.just("x" * 3000)
+long_lists = st.lists(texts, min_size=4) | st.lists(st.binary(max_size=50) | st.just(b"y" * 3000))
+
+
+@settings(max_examples=200, deadline=None)
+@given(long_lists, st.booleans())
+def test_any_list_arrives_as_it_was(values, large):
+    values = [value + value[:0].join([value] * 200) for value in values] if large else values
+    assert crossed({"a": values, "b": [1]})[0] == {"a": values, "b": [1]}
+
+
+@where_compiled
+@pytest.mark.parametrize(
+    "one",
+    ["x" * 1000, "ü" * 1000, "€\0" * 300, "😀" * 300, b"x" * 1000],
+    ids=["ascii", "latin", "zeros", "emoji", "bytes"],
+)
+def test_a_long_list_is_not_in_the_pickle(one):
+    values = [one[n:] for n in range(100)]
+    arrived, in_pickle = crossed({"a": values, "b": 1})
+    assert arrived == {"a": values, "b": 1}
+    assert in_pickle < 1000
+    assert list(map(type, arrived["a"])) == [type(one)] * 100
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["x" * 10_000] * 3,  # one object: a pickle has it once
+        ["x" * 10_000, "a lone \ud800, which has no UTF-8"],
+        ["x" * 10_000, b"y" * 10_000],
+        ["x" * 10_000, None],
+        ["short", "texts"],
+        [type("Name", (str,), {"__reduce__": lambda self: (str, (str(self),))})("x" * 10_000)],
+    ],
+    ids=["twice", "surrogate", "both", "none", "short", "subclass"],
+)
+def test_other_lists_stay_in_the_pickle(values):
+    arrived, in_pickle = crossed({"a": values})
+    assert arrived == {"a": values}
+    assert in_pickle < 25_000
+    assert strings.strings_in(values) is None
+
+
+def test_one_list_in_two_fields_stays_one():
+    values = ["x" * 10_000, "y" * 10_000]
+    arrived, _ = crossed({"a": values, "b": values})
+    assert arrived["a"] is arrived["b"]
+
+
+def test_without_the_compiled_part_it_is_the_same(monkeypatch):
+    batch = {"a": ["x" * 10_000, "ü" * 10_000], "b": [b"x" * 10_000], "c": 1}
+    compiled, _ = crossed(batch)
+    monkeypatch.setattr(strings, "COPY", None)
+    plain, in_pickle = crossed(batch)
+    assert plain == compiled == batch
+    assert in_pickle > 30_000
+
+
+@where_compiled
+def test_the_buffer_must_be_of_the_size_of_all():
+    values = ["four", "five!"]
+    sizes, num_bytes = COPY.sizes_of(values)
+    assert num_bytes == 9
+    for wrong in (8, 10):
+        with pytest.raises(ValueError, match="not of the size"):
+            COPY.write_strings(bytearray(wrong), values)
+    data = bytearray(9)
+    COPY.write_strings(data, values)
+    assert data == b"fourfive!"
+    with pytest.raises(ValueError, match="sizes are not of the strings"):
+        COPY.strings_of(data[:8], sizes, True)
+    with pytest.raises(UnicodeDecodeError):
+        COPY.strings_of(b"\xff" * 9, sizes, True)
+    assert COPY.strings_of(b"\xff" * 9, sizes, False) == [b"\xff" * 4, b"\xff" * 5]
+
+
+@where_compiled
+def test_nothing_is_kept():
+    values = [chr(0x100 + n) * 3000 for n in range(10)]
+    batch = {"a": values}
+    crossed(batch)
+    counts = [sys.getrefcount(value) for value in values]
+    for _ in range(20):
+        crossed(batch)
+    assert [sys.getrefcount(value) for value in values] == counts
+
+
+@where_compiled
+def test_a_slot_is_not_lost_when_strings_cannot_be_written(monkeypatch):
+    writer = ArenaWriter(MIB)
+    batch = {"a": ["x" * 10_000, "y" * 10_000]}
+    writer.write(batch)
+    before = len(writer._free)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(strings.Strings, "write", interrupted)
+    for _ in range(100):  # more than there is room for
+        with pytest.raises(KeyboardInterrupt):
+            writer.write(batch)
+    monkeypatch.undo()
+    assert len(writer._free) == before + 1
+    parcel = writer.write(batch)
+    assert ArenaReader(writer.fd).read(parcel) == batch == pickle.loads(pickle.dumps(batch))
