@@ -2,9 +2,10 @@
 
 One memfd per worker, cut into slots that are reused. The worker writes a batch into a free slot:
 its arrays and tensors 64-byte aligned (pickle protocol 5, out of band), long lists of texts, then
-the pickle itself. The trainer makes views; when the last view of a batch dies, its slot is free
-again. A memfd has no name: whatever is killed, nothing is left behind. Both sides map it once,
-whole: it is sparse, and a mapping of its own for each slot would cost a file descriptor each.
+the pickle itself if that is large too. The trainer makes views; when the last view of a batch
+dies, its slot is free again. A memfd has no name: whatever is killed, nothing is left behind. Both
+sides map it once, whole: it is sparse, and a mapping of its own for each slot would cost a file
+descriptor each.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class ArenaFullError(EnergyDataError):
 
 
 class Parcel(NamedTuple):
-    """A batch on its way: where it is, or the batch itself if it is small."""
+    """A batch on its way: what of it is small, and where the rest is."""
 
-    pickled: bytes | None  # the whole batch, of small ones; else it is in the slot
-    slot: Slot = Slot(-1, 0, 0)
-    spans: tuple[tuple[int, int], ...] = ()  # begin and end of each buffer in the slot; pickle last
+    pickled: bytes | None  # the batch without its buffers; None: it is large, and in the slot
+    slot: Slot = Slot(-1, 0, 0)  # of the buffers, if there are any
+    spans: tuple[tuple[int, int], ...] = ()  # begin and end of each, and last of a large pickle
     retired: tuple[int, ...] = ()  # numbers of slots that are no more
     is_flat: bool = False  # see `flat`
 
@@ -119,7 +120,7 @@ class ArenaWriter:
     def _parcel(
         self,
         stream: bytes | memoryview,
-        parts: Sequence[memoryview | Part],
+        parts: Sequence[bytes | memoryview | Part],
         sizes: Sequence[int],
         places: Sequence[int | None],
         draft: Draft | None,
@@ -130,28 +131,30 @@ class ArenaWriter:
 
         sizes: bytes of each part. places: where each is in the slot of the draft; None: elsewhere.
         """
-        if not parts and len(stream) <= _INLINE:
-            return Parcel(bytes(stream), is_flat=is_flat)
-        everything, sizes, places = [*parts, stream], [*sizes, len(stream)], [*places, None]
+        pickled = bytes(stream) if len(stream) <= _INLINE else None
+        if pickled is None:
+            parts, sizes, places = [*parts, stream], [*sizes, len(stream)], [*places, None]
+        elif not parts:
+            return Parcel(pickled, is_flat=is_flat)
         spans = _layout(sizes, places, draft.end if draft else 0)
-        self._usual = spans[-1][1]  # the pickle is behind all else
+        self._usual = max([end for _, end in spans])
         if draft and self._usual <= draft.slot.size:
             slot = draft.slot
         else:
             places = [None] * len(places)
             spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        self._copy(
-            slot,
-            [
-                (slot.offset + begin, slot.offset + end, part)
-                for (begin, end), part, place in zip(spans, everything, places, strict=True)
-                if place is None
-            ],
-        )
+        pieces = [
+            (slot.offset + begin, slot.offset + end, part)
+            for (begin, end), part, place in zip(spans, parts, places, strict=True)
+            if place is None
+        ]
+        if pieces:
+            self._copy(slot, pieces)
+        self._fresh.discard(slot.number)
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
-        return Parcel(None, slot, tuple(spans), retired, is_flat)
+        return Parcel(pickled, slot, tuple(spans), retired, is_flat)
 
     def _copy(self, slot: Slot, pieces: list[tuple[int, int, Any]]) -> None:
         strings = [piece for piece in pieces if type(piece[2]) is Strings]
@@ -168,17 +171,16 @@ class ArenaWriter:
             if slot.number not in self._drafted:  # else it is free when its draft is let go
                 self._free.add(slot.number)
             raise
-        self._fresh.discard(slot.number)
 
     def read(self, parcel: Parcel) -> Any:
         """Return a copy of the batch of a parcel that is not to be sent; its slot is given back."""
         _, offset, _ = parcel.slot
-        *buffers, pickled = [
+        buffers = [
             bytearray(self.memory[offset + begin : offset + end]) for begin, end in parcel.spans
         ]
         self.free([parcel.slot.number])
         self._retired = [*parcel.retired, *self._retired]
-        return _read(parcel, pickled, buffers)
+        return _read(parcel, buffers)
 
     def free(self, slots: Sequence[int]) -> None:
         """Say that nobody looks at these slots any more."""
@@ -270,13 +272,13 @@ class ArenaReader:
     def expect(self, parcel: Parcel) -> None:
         """Take over a parcel that has come. If it is not read by the next `freed`, it never is."""
         self._forget(parcel.retired)
-        if parcel.pickled is None:
+        if parcel.spans:
             self._in_use[parcel.slot.number] = None
 
     def read(self, parcel: Parcel) -> Any:
         """Return the batch, as views of the slot. The slot is freed when the last view dies."""
-        if parcel.pickled is not None:
-            return _read(parcel, parcel.pickled, [])
+        if not parcel.spans:
+            return _read(parcel, [])
         number, offset, size = parcel.slot
         memory = self._slots.get(number)
         if memory is None:
@@ -286,8 +288,7 @@ class ArenaReader:
         anchor = anchored(memory)
         self._in_use[number] = Watch.over(anchor, number, self._freed)
         view = memoryview(anchor).cast("B")
-        *buffers, (begin, end) = parcel.spans
-        return _read(parcel, view[begin:end], [view[first:stop] for first, stop in buffers])
+        return _read(parcel, [view[begin:end] for begin, end in parcel.spans])
 
     @property
     def in_use(self) -> int:
@@ -315,8 +316,9 @@ class ArenaReader:
             self._slots.pop(number, None)
 
 
-def _read(parcel: Parcel, pickled: Any, buffers: Sequence[Any]) -> Any:
+def _read(parcel: Parcel, buffers: list[Any]) -> Any:
     """Return the batch of a parcel, which our own worker has written, over these buffers."""
+    pickled = buffers.pop() if parcel.pickled is None else parcel.pickled
     if parcel.is_flat:
         return whole(pickle.loads(pickled), buffers)  # noqa: S301 - see above
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301

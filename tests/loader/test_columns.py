@@ -71,7 +71,7 @@ def crossed(batch):
     """The batch after its way through an arena, and how many buffers went beside the pickle."""
     writer = ArenaWriter(1 << 24)
     parcel = writer.write(batch)
-    return ArenaReader(writer.fd).read(parcel), len(parcel.spans[:-1])
+    return ArenaReader(writer.fd).read(parcel), len(parcel.spans) - (parcel.pickled is None)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def crossed(batch):
     ids=["all large", "one small", "one text", "a bytearray", "the same thrice", "empty"],
 )
 def test_large_bytes_arrive_as_they_were_copied_once_less(values, beside):
-    arrived, found = crossed({"data": values})
+    arrived, found = crossed({"data": values, "nested": {}})  # of no usual form: see test_flat.py
     assert arrived["data"] == values
     assert found == beside
     assert list(map(type, arrived["data"])) == list(map(type, values))

@@ -138,3 +138,16 @@ def test_a_tensor_of_which_only_a_part_is_in_the_draft_is_copied():
     assert parcel.spans[2] == (0, made.nbytes // 4)
     assert min(parcel.spans[1][0], parcel.spans[3][0]) >= made.nbytes
     assert facts(ArenaReader(writer.fd).read(parcel)) == facts(batch)
+
+
+@pytest.mark.parametrize("nested", [{}, {"nested": {}}], ids=["flat", "pickled"])
+@pytest.mark.parametrize(("numbers", "in_slot"), [(10, 1), (10_000, 2)], ids=["small", "large"])
+def test_only_what_is_large_is_in_the_slot(nested, numbers, in_slot):
+    writer = ArenaWriter(16 * MIB)
+    batch = {"tensor": torch.arange(LARGE), "numbers": list(range(numbers)), **nested}
+    parcel = writer.write(batch)
+    assert len(parcel.spans) == in_slot
+    assert (parcel.pickled is None) == (in_slot == 2)
+    assert facts(ArenaReader(writer.fd).read(parcel)) == facts(batch)
+    assert facts(writer.read(parcel)) == facts(batch)
+    assert writer.write(batch).slot == parcel.slot
