@@ -5,11 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import os
-import resource
 import sys
 import tarfile
-import threading
-from itertools import repeat
 
 import numpy as np
 import pytest
@@ -170,20 +167,6 @@ def test_many_scattered_samples_of_several_shards_are_the_same(tmp_path_factory,
     by_key = {sample["__key__"]: sample["bin"] for sample in source.read(np.arange(len(sizes)))}
     assert by_key == {f"{n:03d}": bytes([n]) * size for n, size in enumerate(sizes)}
     assert read(folder, numbers, None, rows=False) == read_in_python(folder, numbers)
-
-
-def test_other_threads_keep_it_waiting_once_for_many_samples(tmp_path):
-    source = one_shard(tmp_path, [(f"{n}.bin", bytes(8192)) for n in range(256)])
-    numbers, is_done = np.arange(0, 256, 2), threading.Event()  # with gaps between them
-    source.read(numbers)
-    busy = threading.Thread(target=lambda: all(not is_done.is_set() for _ in repeat(None)))
-    busy.start()
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    source.read(numbers)
-    waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
-    is_done.set()
-    busy.join()
-    assert waited < len(numbers) // 2
 
 
 @pytest.mark.parametrize("by", ["compiled", "python"])
