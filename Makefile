@@ -44,7 +44,7 @@ test-sanitized: $(STAMP)
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=. \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider tests/loader/test_copying.py tests/loader/test_strings.py \
-	  $(patsubst %,tests/sources/test_%.py,compiled fuzz_tars raw_tensors webdataset bad_samples together)
+	  $(patsubst %,tests/sources/test_%.py,compiled reads_at_once fuzz_tars raw_tensors webdataset bad_samples together)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
