@@ -1,14 +1,16 @@
-"""Copying a batch into shared memory, in the quicker of two ways.
+"""Copying a batch into shared memory, in the quickest of three ways.
 
-What is written passes either through the caches of the processor or by them. Which takes less time
-differs by up to a factor of two between processors, versions of libc and sizes, so both are tried,
-on batches that have to be copied anyway. Where nothing is compiled there is one way.
+What is written passes either through the caches of the processor or by them, and in the second case
+so may what is read. Which takes the least time differs by a factor of two between processors,
+versions of libc and sizes, so all are tried, on batches that have to be copied anyway. Where
+nothing is compiled there is one way.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from mmap import mmap
 from typing import Any
 
@@ -29,14 +31,16 @@ def _through_caches(memory: mmap, pieces: Iterable[Piece]) -> None:
 _COPY_PAST = getattr(COPY, "past_caches", None)
 
 
-def _past_caches(memory: mmap, pieces: Iterable[Piece]) -> None:
+def _past_caches(is_passing: bool, memory: mmap, pieces: Iterable[Piece]) -> None:
     assert _COPY_PAST is not None
     with memoryview(memory) as view:
         for begin, end, data in pieces:
-            _COPY_PAST(view[begin:end], data)
+            _COPY_PAST(view[begin:end], data, is_passing)
 
 
-WAYS: tuple[Way, ...] = (_through_caches, _past_caches) if _COPY_PAST else (_through_caches,)
+WAYS: list[Way] = [_through_caches]
+if _COPY_PAST is not None:
+    WAYS += [partial(_past_caches, False), partial(_past_caches, True)]
 
 
 class Copier:
