@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from math import gcd
 
 import numpy as np
@@ -25,9 +26,9 @@ class QuotaChoice:
     or up, never else. Who is rounded up rotates: the fractions of the quotas lie side by side on a
     line, and a comb with teeth 1 apart picks those it hits (systematic sampling: Madow, 1944). From
     batch to batch the comb moves by a fraction of a tooth that spreads well, in this lane and over
-    all of them, so that counts stay near their quotas at any time (less than 5 draws off in all
-    that was measured), and after a full round of D batches (W without the factors that it has in
-    common with the quotas) they are exact.
+    all of them, so that counts stay near their quotas at any time: at most 6.8 draws off in 33,000
+    random choices, in one lane and in all together. After a full round of D batches (W without the
+    factors that it has in common with the quotas) they are exact.
 
     Within a batch the draws are permuted.
 
@@ -153,13 +154,20 @@ def _even_turn(round_: int, lanes: int) -> int:
     """The turn that spreads best of those tried, in one lane and over all of them.
 
     How far counts are off is bounded by the sum of the partial quotients of turn / round; with
-    lanes spread evenly, all of them together turn lanes times as fast.
+    lanes spread evenly, all of them together turn lanes times as fast. In one of 270 rounds every
+    step has a factor in common with the round: if round * golden lies near a multiple of that.
     """
     steps = [round(round_ * (n * _GOLDEN % 1)) for n in range(1, _TRIED)]
-    turns = [turn for turn in steps if gcd(turn, round_) == 1] or [1 % round_]
+    turns = [turn for turn in steps if gcd(turn, round_) == 1]
+    turns = turns or [_with_no_factor_of(round_, turn) for turn in steps]
     return min(
         turns, key=lambda turn: _unevenness(turn, round_) + _unevenness(turn * lanes, round_)
     )
+
+
+def _with_no_factor_of(round_: int, turn: int) -> int:
+    """The next turn, from one on, that comes through all places of the round."""
+    return next(near for near in count(turn) if gcd(near, round_) == 1)
 
 
 def _unevenness(turn: int, round_: int) -> int:

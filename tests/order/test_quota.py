@@ -30,6 +30,13 @@ def quotas(weights, size):
     return size * np.array(weights) / sum(weights)
 
 
+def off_by(weights, size, lanes, batches):
+    """How far each lane is from its quotas after each batch, [batches, children] for each lane."""
+    due = np.arange(1, batches + 1)[:, np.newaxis] * quotas(weights, size)
+    each = [make(weights, size, lane, lanes) for lane in range(lanes)]
+    return [counts_of(choice, batches).cumsum(axis=0) - due for choice in each]
+
+
 def vectors():
     weights = st.lists(st.integers(0, 10**6), min_size=1, max_size=12)
     return weights.filter(any)
@@ -60,13 +67,21 @@ def test_after_a_full_round_of_batches_proportions_are_exact(weights, size):
 @settings(max_examples=25, deadline=None)
 @given(weights=vectors(), size=st.integers(1, 40), lanes=st.sampled_from([1, 3, 16]))
 def test_batches_stay_near_their_quotas_alone_and_together(weights, size, lanes):
-    together = 0
-    for lane in range(lanes):
-        counts = counts_of(make(weights, size, lane, lanes), 150)
-        off = counts.cumsum(axis=0) - np.arange(1, 151)[:, np.newaxis] * quotas(weights, size)
-        assert np.abs(off).max() < 6
-        together = together + off
-    assert np.abs(together).max() < 8
+    off = off_by(weights, size, lanes, batches=150)
+    assert max(np.abs(lane).max() for lane in off) < 8
+    assert np.abs(sum(off)).max() < 8
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize(
+    "weights",
+    [(157_726, 1_000_000, 1_000_000), (133, 333), (53, 301, 400), (131, 1000), (219, 1001)],
+    ids=str,
+)
+def test_where_no_golden_step_comes_through_all_places_quotas_are_kept_too(weights, lanes):
+    off = off_by(weights, 1, lanes, batches=1500)
+    assert max(np.abs(lane).max() for lane in off) < 8
+    assert np.abs(sum(off)).max() < 8
 
 
 @settings(max_examples=40, deadline=None)
