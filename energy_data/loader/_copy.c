@@ -17,6 +17,8 @@ enum {
    what is read is left out of the larger caches if it is asked for as passing. */
 static inline void copy_past(char *into, const char *data, Py_ssize_t size, int is_passing)
 {
+    if (!size)
+        return;
     Py_ssize_t done = (Py_ssize_t)(-(uintptr_t)into % UNIT);
     if (done > size)
         done = size;
@@ -83,7 +85,7 @@ PyMODINIT_FUNC PyInit__copy(void)
 {
     PyObject *module = PyModule_Create(&MODULE);
     /* Raise it if what is between Python and C changes: compiled.py knows it too. */
-    if (module && PyModule_AddIntConstant(module, "VERSION", 3) < 0)
+    if (module && PyModule_AddIntConstant(module, "VERSION", 4) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -11,6 +11,13 @@ static const char *bytes_in(PyObject *value, int is_text, Py_ssize_t *size)
     return PyBytes_AsStringAndSize(value, &data, size) < 0 ? NULL : data;
 }
 
+static uint32_t size_at(const Py_buffer *sizes, Py_ssize_t n)
+{
+    uint32_t size;
+    memcpy(&size, (const char *)sizes->buf + n * sizeof size, sizeof size);
+    return size;
+}
+
 const char sizes_of_doc[] =
 "sizes_of(values)\n--\n\n"
 "Return the sizes of str, as UTF-8, or of bytes: uint32 in a bytes, and their sum.\n\n"
@@ -18,9 +25,11 @@ const char sizes_of_doc[] =
 
 PyObject *sizes_of(PyObject *module, PyObject *values)
 {
-    Py_ssize_t count = PyList_Size(values);
-    if (count < 0)
+    if (!PyList_Check(values)) {
+        PyErr_SetString(PyExc_TypeError, "values must be a list");
         return NULL;
+    }
+    Py_ssize_t count = PyList_Size(values);
     PyTypeObject *kind = count ? Py_TYPE(PyList_GetItem(values, 0)) : NULL;
     if (kind != &PyUnicode_Type && kind != &PyBytes_Type)
         Py_RETURN_NONE;
@@ -56,36 +65,36 @@ failed:
 }
 
 const char write_strings_doc[] =
-"write_strings(into, values)\n--\n\n"
-"Write str, as UTF-8, or bytes one behind the other to a buffer of the size of all.";
+"write_strings(into, values, sizes)\n--\n\n"
+"Write str, as UTF-8, or bytes one behind the other to a buffer of the size of all. sizes: as\n"
+"`sizes_of` gave them; ValueError if they are others now.";
 
 PyObject *write_strings(PyObject *module, PyObject *args)
 {
-    Py_buffer into;
+    Py_buffer into, sizes;
     PyObject *values;
-    if (!PyArg_ParseTuple(args, "w*O!", &into, &PyList_Type, &values))
+    if (!PyArg_ParseTuple(args, "w*O!y*", &into, &PyList_Type, &values, &sizes))
         return NULL;
     Py_ssize_t done = 0, count = PyList_Size(values);
-    for (Py_ssize_t n = 0; n < count; n++) {
+    int fits = sizes.len == count * (Py_ssize_t)sizeof(uint32_t);
+    for (Py_ssize_t n = 0; fits && n < count; n++) {
         PyObject *value = PyList_GetItem(values, n);
         Py_ssize_t size;
         const char *data = bytes_in(value, PyUnicode_CheckExact(value), &size);
         if (!data)
             goto failed;
-        if (size > into.len - done)
-            goto misfit;
-        memcpy((char *)into.buf + done, data, size);
+        uint32_t said = size_at(&sizes, n);
+        fits = size == (int64_t)said && size <= into.len - done;
+        if (fits && size)
+            memcpy((char *)into.buf + done, data, size);
         done += size;
     }
-    if (done < into.len)
-        goto misfit;
-    PyBuffer_Release(&into);
-    Py_RETURN_NONE;
-misfit:
-    PyErr_SetString(PyExc_ValueError, "the buffer is not of the size of the strings");
+    if (!fits || done < into.len)
+        PyErr_SetString(PyExc_ValueError, "the buffer or the sizes are not of the strings");
 failed:
     PyBuffer_Release(&into);
-    return NULL;
+    PyBuffer_Release(&sizes);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 const char strings_of_doc[] =
@@ -101,13 +110,9 @@ PyObject *strings_of(PyObject *module, PyObject *args)
     Py_ssize_t done = 0, count = sizes.len / (Py_ssize_t)sizeof(uint32_t);
     PyObject *values = PyList_New(count);
     for (Py_ssize_t n = 0; values && n < count; n++) {
-        uint32_t size;
-        memcpy(&size, (char *)sizes.buf + n * sizeof size, sizeof size);
-        if (size > (uint64_t)(data.len - done)) {
-            PyErr_SetString(PyExc_ValueError, "the sizes are not of the strings in the buffer");
-            Py_CLEAR(values);
+        uint32_t size = size_at(&sizes, n);
+        if (size > (uint64_t)(data.len - done))
             break;
-        }
         const char *begin = (char *)data.buf + done;
         PyObject *value = is_text ? PyUnicode_DecodeUTF8(begin, size, NULL)
                                   : PyBytes_FromStringAndSize(begin, size);
@@ -116,6 +121,10 @@ PyObject *strings_of(PyObject *module, PyObject *args)
         else
             PyList_SetItem(values, n, value);
         done += size;
+    }
+    if (values && (done != data.len || sizes.len % (Py_ssize_t)sizeof(uint32_t))) {
+        PyErr_SetString(PyExc_ValueError, "the sizes are not of the strings in the buffer");
+        Py_CLEAR(values);
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&sizes);

@@ -166,7 +166,8 @@ class ArenaWriter:
         try:
             self._copier.copy(self.memory, buffers, num_bytes, is_fresh=is_fresh)
             for begin, end, values in strings:
-                values.write(memoryview(self.memory)[begin:end])
+                with memoryview(self.memory) as view, view[begin:end] as into:
+                    values.write(into)
         except BaseException:
             if slot.number not in self._drafted:  # else it is free when its draft is let go
                 self._free.add(slot.number)

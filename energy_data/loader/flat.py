@@ -51,8 +51,11 @@ class _Taken(NamedTuple):
 
     tensors: list[torch.Tensor]
     strings: list[Strings]
+    nested: list[str]  # names of fields left whole, in which there may be lists of strings
 
     def is_anything_twice(self) -> bool:
+        if self.strings and self.nested:
+            return True  # perhaps
         objects = [*self.tensors, *[strings.values for strings in self.strings]]
         return len(set(map(id, objects))) < len(objects)
 
@@ -60,11 +63,12 @@ class _Taken(NamedTuple):
 def flattened(batch: Any) -> tuple[Flat, list[Part]] | None:
     """Return a batch without its tensors, and what of it is large; None if it has another form.
 
-    Then what is one object in several places is one there too, as pickle sees to it.
+    Then what is one object in several places is one there too, as pickle sees to it; but a text or
+    a `bytes`, which nobody can change, may be two there.
     """
     if type(batch) is not dict or set(map(type, batch)) != {str}:  # nan is no key on the other side
         return None
-    flat, taken = Flat(batch.copy(), [], [], []), _Taken([], [])
+    flat, taken = Flat(batch.copy(), [], [], []), _Taken([], [], [])
     for name, value in batch.items():
         kind = type(value)
         if kind is torch.Tensor:
@@ -98,7 +102,7 @@ def _take_list(name: str, values: list[Any], flat: Flat, taken: _Taken) -> bool:
         each = enumerate(values)
         return all([_take_tensor(name, place, one, flat, taken) for place, one in each])  # noqa: C419 - a generator takes longer
     if kinds == _DICTS:
-        return name == _SUBFLAVORS and _are_plain_data(values)
+        return name == _SUBFLAVORS and _take_subflavors(name, values, taken)
     if kinds != _TUPLES:
         return _take_plain(name, kinds, values, flat, taken)
     columns = source_columns(values)
@@ -118,10 +122,11 @@ def _take_plain(name: str, kinds: set[type], values: list[Any], flat: Flat, take
     return kinds <= _PLAIN and not are_blobs(kinds, values)
 
 
-def _are_plain_data(dicts: list[dict[Any, Any]]) -> bool:
+def _take_subflavors(name: str, dicts: list[dict[Any, Any]], taken: _Taken) -> bool:
     distinct = dict(zip(map(id, dicts), dicts, strict=True)).values()
     if set(map(type, chain(chain(*distinct), chain(*map(dict.values, distinct))))) <= _PLAIN:
         return True  # the usual case, with no code of Python's for each of them
+    taken.nested.append(name)
     return all(map(_is_plain_data, distinct))
 
 

@@ -21,9 +21,9 @@ class Strings(NamedTuple):
     nbytes: int  # of all
 
     def write(self, into: memoryview) -> None:
-        """Write them to memory of their size."""
+        """Write them to memory of their size. ValueError if the list was changed meanwhile."""
         assert COPY is not None
-        COPY.write_strings(into, self.values)
+        COPY.write_strings(into, self.values, self.sizes)
 
 
 def strings_in(values: list[Any]) -> Strings | None:

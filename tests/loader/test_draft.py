@@ -156,3 +156,62 @@ def test_tensors_are_made_on_the_cpu_whatever_the_default_device_is():
     with torch.device("meta"):
         assert collate([{"x": torch.ones(5, device="cpu")}] * 2)["x"].device.type == "cpu"
         assert collate([{"x": np.ones(5)}] * 2)["x"].sum() == 10
+
+
+def made_in(draft, size=5000):
+    with MakingIn(draft):
+        return empty((size,), torch.uint8).fill_(3)
+
+
+def test_texts_are_written_beside_what_was_made_there(arena):
+    draft = arena.draft()
+    batch = {"a": ["x" * 9000, "y"], "made": made_in(draft)}
+    parcel = arena.write(batch, draft)
+    assert parcel.slot == draft.slot
+    found = read(arena, parcel)
+    assert found["a"] == batch["a"]
+    assert torch.equal(found["made"], batch["made"])
+
+
+def test_a_batch_moves_whole_also_if_what_was_made_there_comes_last(arena):
+    draft = arena.draft()
+    batch = {"other": torch.ones(draft.slot.size, dtype=torch.uint8), "made": made_in(draft)}
+    parcel = arena.write(batch, draft)
+    assert parcel.slot != draft.slot
+    assert max(end for _, end in parcel.spans) <= parcel.slot.size
+    found = read(arena, parcel)
+    assert all(torch.equal(found[name], batch[name]) for name in batch)
+
+
+def test_after_a_failed_copy_nobody_else_writes_where_a_batch_was_made(arena, monkeypatch):
+    draft = arena.draft()
+    made = made_in(draft)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arena._copier, "copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            arena.write({"made": made, "other": torch.zeros(5000)}, draft)
+    assert arena.write({"x": torch.zeros(MIB)}).slot != draft.slot
+    assert bool((made == 3).all())
+
+
+def test_slots_that_are_no_more_are_said_once(arena):
+    first = arena.write({"x": torch.zeros(MIB)})
+    reader = ArenaReader(arena.fd)
+    reader.expect(first)
+    reader.read(first)
+    arena.free([0, *reader.freed()])
+    larger = {"x": torch.zeros(2 * MIB)}
+    parcel = arena.write(larger)
+    assert set(parcel.retired) == {0, first.slot.number}
+    assert torch.equal(
+        arena.read(parcel)["x"], larger["x"]
+    )  # it is not sent, so that is said again
+    parcel = arena.write(larger)
+    assert set(parcel.retired) == {0, first.slot.number}
+    reader.expect(parcel)
+    assert first.slot.number not in reader._slots
+    assert arena.write(larger).retired == ()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
+import tracemalloc
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,16 +96,95 @@ def test_the_buffer_must_be_of_the_size_of_all():
     sizes, num_bytes = COPY.sizes_of(values)
     assert num_bytes == 9
     for wrong in (8, 10):
-        with pytest.raises(ValueError, match="not of the size"):
-            COPY.write_strings(bytearray(wrong), values)
+        with pytest.raises(ValueError, match="not of the strings"):
+            COPY.write_strings(bytearray(wrong), values, sizes)
     data = bytearray(9)
-    COPY.write_strings(data, values)
+    COPY.write_strings(data, values, sizes)
     assert data == b"fourfive!"
+    for wrong in (data[:8], data + b"!"):
+        with pytest.raises(ValueError, match="sizes are not of the strings"):
+            COPY.strings_of(wrong, sizes, True)
     with pytest.raises(ValueError, match="sizes are not of the strings"):
-        COPY.strings_of(data[:8], sizes, True)
+        COPY.strings_of(data, sizes + b"\0", True)
     with pytest.raises(UnicodeDecodeError):
         COPY.strings_of(b"\xff" * 9, sizes, True)
     assert COPY.strings_of(b"\xff" * 9, sizes, False) == [b"\xff" * 4, b"\xff" * 5]
+
+
+@where_compiled
+def test_a_list_that_another_thread_has_changed_is_refused():
+    for changed in (["five!", "four"], ["four", "five!", ""], ["fourfive!"]):
+        with pytest.raises(ValueError, match="not of the strings"):
+            COPY.write_strings(bytearray(9), changed, COPY.sizes_of(["four", "five!"])[0])
+    with pytest.raises(TypeError):
+        COPY.sizes_of(("four", "five!"))
+
+
+def test_a_list_that_is_in_subflavors_too_stays_one():
+    values = ["x" * 10_000, "y" * 10_000]
+    arrived, _ = crossed({"a": values, "__subflavors__": [{"b": values}]})
+    assert arrived["a"] is arrived["__subflavors__"][0]["b"]
+
+
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 50_000])
+def test_texts_and_tensors_cross_together(size):
+    texts, blobs = ["x" * 9000, "ü"], [b"x" * 9000, b""]
+    tensors = {"x": torch.ones(size, dtype=torch.uint8), "y": torch.arange(5000)}
+    arrived, _ = crossed({"a": texts, **tensors, "b": blobs})
+    assert list(arrived) == ["a", "x", "y", "b"]
+    assert (arrived["a"], arrived["b"]) == (texts, blobs)
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors.items())
+
+
+@where_compiled
+def test_a_slot_of_texts_alone_is_free_as_soon_as_they_are_read():
+    writer = ArenaWriter(MIB)
+    reader = ArenaReader(writer.fd)
+    parcel = writer.write({"a": ["x" * 9000, "y"]})
+    reader.expect(parcel)
+    batch = reader.read(parcel)
+    assert reader.freed() == [parcel.slot.number]
+    assert batch == {"a": ["x" * 9000, "y"]}
+
+
+@where_compiled
+def test_only_what_is_copied_in_one_of_the_ways_is_a_measure_of_them(monkeypatch):
+    writer, seen = ArenaWriter(MIB), []
+    monkeypatch.setattr(writer._copier, "copy", lambda _, __, size, **___: seen.append(size))
+    writer.write({"x": torch.zeros(5000, dtype=torch.uint8), "a": ["x" * 9000]})
+    assert seen == [5000]
+
+
+def attempt(function, *args):
+    with contextlib.suppress(ValueError, TypeError, UnicodeError):
+        function(*args)
+
+
+@where_compiled
+def test_no_buffer_is_held():
+    sizes, data = bytearray(COPY.sizes_of(["four", "five!"])[0]), bytearray(9)
+    for values in (["four", "five!"], ["four"], ["\ud800"], [None]):
+        attempt(COPY.write_strings, data, values, sizes)
+        data.append(0)  # an error if anybody looks at it
+        del data[-1]
+    for content in (b"fourfive!", b"\xff" * 9, b"four"):
+        data[:] = content
+        attempt(COPY.strings_of, data, sizes, True)
+        for buffer in (data, sizes):
+            buffer.append(0)
+            del buffer[-1]
+
+
+@where_compiled
+@pytest.mark.parametrize("last", [None, "\ud800"])
+def test_a_list_that_is_refused_leaves_no_memory(last):
+    values = ["x"] * 10_000 + [last]
+    tracemalloc.start()
+    for _ in range(20):
+        assert COPY.sizes_of(values) is None
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 40_000
 
 
 @where_compiled
