@@ -41,6 +41,8 @@ PyObject *sizes_of(PyObject *module, PyObject *values)
     for (Py_ssize_t n = 0; n < count; n++) {
         PyObject *value = PyList_GetItem(values, n);
         Py_ssize_t size;
+        if (!value) /* a handler of errors of the user's has changed the list */
+            goto failed;
         if (Py_TYPE(value) != kind)
             goto none;
         if (!bytes_in(value, kind == &PyUnicode_Type, &size)) {
@@ -80,7 +82,7 @@ PyObject *write_strings(PyObject *module, PyObject *args)
     for (Py_ssize_t n = 0; fits && n < count; n++) {
         PyObject *value = PyList_GetItem(values, n);
         Py_ssize_t size;
-        const char *data = bytes_in(value, PyUnicode_CheckExact(value), &size);
+        const char *data = value ? bytes_in(value, PyUnicode_CheckExact(value), &size) : NULL;
         if (!data)
             goto failed;
         uint32_t said = size_at(&sizes, n);
@@ -108,10 +110,12 @@ PyObject *strings_of(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*y*p", &data, &sizes, &is_text))
         return NULL;
     Py_ssize_t done = 0, count = sizes.len / (Py_ssize_t)sizeof(uint32_t);
+    int fits = sizes.len % (Py_ssize_t)sizeof(uint32_t) == 0;
     PyObject *values = PyList_New(count);
     for (Py_ssize_t n = 0; values && n < count; n++) {
         uint32_t size = size_at(&sizes, n);
-        if (size > (uint64_t)(data.len - done))
+        fits = fits && size <= (uint64_t)(data.len - done);
+        if (!fits)
             break;
         const char *begin = (char *)data.buf + done;
         PyObject *value = is_text ? PyUnicode_DecodeUTF8(begin, size, NULL)
@@ -122,7 +126,7 @@ PyObject *strings_of(PyObject *module, PyObject *args)
             PyList_SetItem(values, n, value);
         done += size;
     }
-    if (values && (done != data.len || sizes.len % (Py_ssize_t)sizeof(uint32_t))) {
+    if (values && (!fits || done < data.len)) {
         PyErr_SetString(PyExc_ValueError, "the sizes are not of the strings in the buffer");
         Py_CLEAR(values);
     }

@@ -29,12 +29,15 @@ class Strings(NamedTuple):
 def strings_in(values: list[Any]) -> Strings | None:
     """Return a list that crosses beside the pickle; None if it is not large, or not strings alone.
 
-    Nor if one of them is in it twice: a pickle has it once.
+    Nor if one of them is in it twice: a pickle has it once. Of empty ones there is only one.
     """
     if COPY is None:
         return None
     measured = COPY.sizes_of(values)
-    if measured is None or measured[1] < _FEWEST or len(set(map(id, values))) < len(values):
+    if measured is None or measured[1] < _FEWEST:
+        return None
+    longer = list(filter(None, values))
+    if len(set(map(id, longer))) < len(longer):
         return None
     return Strings(values, *measured)
 

@@ -215,3 +215,25 @@ def test_slots_that_are_no_more_are_said_once(arena):
     reader.expect(parcel)
     assert first.slot.number not in reader._slots
     assert arena.write(larger).retired == ()
+
+
+@pytest.mark.parametrize("nested", [{}, {"nested": {}}], ids=["flat", "pickled"])
+def test_a_large_pickle_is_written_beside_what_was_made_there(arena, nested):
+    draft = arena.draft()
+    batch = {"made": made_in(draft), "numbers": list(range(9000)), **nested}
+    parcel = arena.write(batch, draft)
+    assert (parcel.slot, parcel.pickled) == (draft.slot, None)
+    found = read(arena, parcel)
+    assert found["numbers"] == batch["numbers"]
+    assert torch.equal(found["made"], batch["made"])
+
+
+def test_a_slot_that_is_sent_is_not_free_when_its_draft_is_let_go(arena):
+    draft = arena.draft()
+    batch = {"made": made_in(draft)}
+    sent = arena.write(batch, draft)
+    found = read(arena, sent)
+    draft.close()
+    del batch, draft
+    assert arena.write({"x": torch.zeros(MIB)}).slot != sent.slot
+    assert bool((found["made"] == 3).all())

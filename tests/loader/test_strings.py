@@ -7,6 +7,7 @@ import pickle
 import sys
 import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,6 +110,25 @@ def test_the_buffer_must_be_of_the_size_of_all():
     with pytest.raises(UnicodeDecodeError):
         COPY.strings_of(b"\xff" * 9, sizes, True)
     assert COPY.strings_of(b"\xff" * 9, sizes, False) == [b"\xff" * 4, b"\xff" * 5]
+
+
+@where_compiled
+@pytest.mark.parametrize(
+    ("sizes", "num_bytes"),
+    [([1], 0), ([4, 5], 4), ([8, 8], 8), ([5, 5], 8), ([4, 2**32 - 1], 8), ([4], 8), ([], 1)],
+)
+@pytest.mark.parametrize("is_text", [True, False])
+def test_sizes_of_other_strings_are_refused(sizes, num_bytes, is_text):
+    with pytest.raises(ValueError, match="sizes are not of the strings"):
+        COPY.strings_of(b"x" * num_bytes, np.array(sizes, np.uint32).tobytes(), is_text)
+
+
+@where_compiled
+@pytest.mark.parametrize(("empty", "long"), [("", "x" * 10_000), (b"", b"x" * 10_000)])
+def test_empty_strings_may_be_in_a_list_often(empty, long):
+    arrived, in_pickle = crossed({"a": [empty, long, empty]})
+    assert arrived == {"a": [empty, long, empty]}
+    assert in_pickle < 1000
 
 
 @where_compiled
