@@ -33,4 +33,4 @@ def _load(name: str, version: int) -> ModuleType | None:
 
 # Versions of what is between Python and C; the same as in the C.
 TAR = _load("sources._tar", 4)
-COPY = _load("loader._copy", 4)
+COPY = _load("loader._copy", 5)

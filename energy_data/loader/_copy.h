@@ -5,9 +5,12 @@
 #include <Python.h>
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
+extern const char past_caches_doc[]; /* of x86-64 only, as its function */
 extern const char sizes_of_doc[], write_strings_doc[], strings_of_doc[];
+PyObject *past_caches(PyObject *module, PyObject *args);
 PyObject *sizes_of(PyObject *module, PyObject *values);
 PyObject *write_strings(PyObject *module, PyObject *args);
 PyObject *strings_of(PyObject *module, PyObject *args);

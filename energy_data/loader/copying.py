@@ -1,58 +1,95 @@
-"""Copying a batch into shared memory, in the quickest of three ways.
+"""Copying a batch into shared memory, in the quickest way.
 
 What is written passes either through the caches of the processor or by them, and in the second case
-so may what is read. Which takes the least time differs by a factor of two between processors,
-versions of libc and sizes, so all are tried, on batches that have to be copied anyway. Where
-nothing is compiled there is one way.
+so may what is read, and a second thread may help. Which takes the least time differs by a factor of
+two between processors, versions of libc and sizes, so all are tried, on batches that have to be
+copied anyway. Where nothing is compiled there is one way.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from energy_data.compiled import COPY
 
 _FEWEST = 8 << 20  # bytes of a batch; smaller ones stay in the caches, where the trainer finds them
+_TOGETHER = 16 << 20  # bytes that are worth starting a thread for
 _TRIES = 5  # of each way; the best counts, as the machine may interrupt any of them
+_WORTH = 1.5  # how many times as quick a second thread must be: else its core has better to do
+_PAUSE, _LONGER = 32, 8  # batches until that is asked again, and how many times more each time
 
 Piece = tuple[int, int, Any]  # begin and end in the memory; a C-contiguous buffer of so many bytes
-Way = Callable[[mmap, Iterable[Piece]], None]
 
 
-def _through_caches(memory: mmap, pieces: Iterable[Piece]) -> None:
-    for begin, end, data in pieces:
-        memory[begin:end] = data
+class Way(Protocol):
+    """A way to copy pieces to their places in the memory."""
+
+    def __call__(self, memory: mmap, pieces: Iterable[Piece]) -> None:
+        """Copy the pieces, which are looked at once, one after another."""
+
+    def helped(self) -> Way | None:
+        """Return this way with a second thread; None if there is none, or no core for it."""
 
 
-_COPY_PAST = getattr(COPY, "past_caches", None)
+class ThroughCaches(NamedTuple):
+    """As Python does it."""
 
-
-def _past_caches(is_passing: bool, memory: mmap, pieces: Iterable[Piece]) -> None:
-    assert _COPY_PAST is not None
-    with memoryview(memory) as view:
+    def __call__(self, memory: mmap, pieces: Iterable[Piece]) -> None:  # noqa: D102
         for begin, end, data in pieces:
-            _COPY_PAST(view[begin:end], data, is_passing)
+            memory[begin:end] = data
+
+    def helped(self) -> Way | None:  # noqa: D102
+        return None
 
 
-WAYS: list[Way] = [_through_caches]
-if _COPY_PAST is not None:
-    WAYS += [partial(_past_caches, False), partial(_past_caches, True)]
+class PastCaches(NamedTuple):
+    """As `_copy_past.c` does it. is_passing: what is read does not go to all caches either."""
+
+    is_passing: bool
+    num_threads: int = 1
+
+    def __call__(self, memory: mmap, pieces: Iterable[Piece]) -> None:  # noqa: D102
+        assert COPY is not None
+        for group in _grouped(pieces, 1 if self.num_threads == 1 else _TOGETHER):
+            COPY.past_caches(memory, group, self.is_passing, self.num_threads)
+
+    def helped(self) -> Way | None:  # noqa: D102
+        return self._replace(num_threads=2) if len(os.sched_getaffinity(0)) > 1 else None
+
+
+def _grouped(pieces: Iterable[Piece], num_bytes: int) -> Iterator[tuple[Piece, ...]]:
+    """Give the pieces in groups that end with the piece that makes them so many bytes."""
+    group: list[Piece] = []
+    left = num_bytes
+    for piece in pieces:
+        group.append(piece)
+        left -= piece[1] - piece[0]
+        if left <= 0:
+            yield tuple(group)
+            group, left = [], num_bytes
+    if group:
+        yield tuple(group)
+
+
+_THROUGH = ThroughCaches()
+WAYS: list[Way] = [_THROUGH]
+if hasattr(COPY, "past_caches"):
+    WAYS += [PastCaches(is_passing=False), PastCaches(is_passing=True)]
 
 
 class Copier:
-    """Copies batches, and remembers how long it took; one for each worker."""
+    """Copies batches, and finds out how; one for each worker."""
 
     def __init__(
         self, ways: Sequence[Way] = WAYS, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._ways = ways
         self._clock = clock
-        self._tried: dict[int, list[list[float]]] = {}  # by size, by way: seconds per byte
-        self._best: dict[int, Way] = {}  # by size
+        self._choices: dict[int, _Choice] = {}  # by size; all up to twice as large are as one
 
     def copy(
         self, memory: mmap, pieces: Iterable[Piece], num_bytes: int, *, is_fresh: bool = False
@@ -63,20 +100,53 @@ class Copier:
         that the system has to find memory takes most of the time then, and is no measure.
         """
         if num_bytes < _FEWEST or is_fresh:
-            _through_caches(memory, pieces)
-        elif (best := self._best.get(num_bytes.bit_length())) is not None:
-            best(memory, pieces)
-        else:
-            self._try(memory, pieces, num_bytes)
-
-    def _try(self, memory: mmap, pieces: Iterable[Piece], num_bytes: int) -> None:
-        """Copy in the way that was tried less, and decide when each was tried often enough."""
-        size = num_bytes.bit_length()  # sizes are judged together between two powers of two
-        tried = self._tried.setdefault(size, [[] for _ in self._ways])
-        turn = min(range(len(tried)), key=lambda way: len(tried[way]))
+            _THROUGH(memory, pieces)
+            return
+        choice = self._choices.get(num_bytes.bit_length())
+        if choice is None:
+            choice = self._choices[num_bytes.bit_length()] = _Choice(self._ways)
+        way = choice.way()
         begin = self._clock()
-        self._ways[turn](memory, pieces)
-        tried[turn].append((self._clock() - begin) / num_bytes)
-        if all(len(times) == _TRIES for times in tried):
-            self._best[size] = self._ways[min(range(len(tried)), key=lambda way: min(tried[way]))]
-            del self._tried[size]
+        way(memory, pieces)
+        choice.took(way, (self._clock() - begin) / num_bytes)
+
+
+class _Choice:
+    """Finds the quickest way; then, more and more seldom, whether a second thread is worth it.
+
+    Whether there is a core for it may change: the first batches come while the trainer starts too.
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        self._tried: dict[Way, list[float]] = {way: [] for way in ways}  # seconds per byte
+        self._alone: Way | None = None  # the quickest of them, once it is known
+        self._helped: Way | None = None
+        self._best = ways[0]  # of all
+        self._left = 0  # batches until some are tried again
+        self._pause = 0
+
+    def way(self) -> Way:
+        """Return the way to copy the next batch."""
+        if self._left:
+            return self._best
+        return min(self._tried, key=lambda way: len(self._tried[way]))
+
+    def took(self, way: Way, seconds_per_byte: float) -> None:
+        """Say how long that way took."""
+        if self._left:
+            self._left -= 1
+            return
+        self._tried[way].append(seconds_per_byte)
+        if all(len(times) == _TRIES for times in self._tried.values()):
+            self._decide()
+
+    def _decide(self) -> None:
+        cost = {way: min(times) for way, times in self._tried.items()}
+        if self._helped in cost:
+            cost[self._helped] *= _WORTH
+        self._best = min(cost, key=cost.__getitem__)
+        if self._alone is None:
+            self._alone, self._helped = self._best, self._best.helped()
+        else:
+            self._left = self._pause = self._pause * _LONGER or _PAUSE
+        self._tried = {way: [] for way in (self._alone, self._helped) if way is not None}

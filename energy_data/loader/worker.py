@@ -44,6 +44,7 @@ from energy_data.memory import MakingIn
 from energy_data.meter import HELD, SENDING
 from energy_data.running import RUNNING
 
+_LONGEST_PAUSE = 30  # batches
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 HELD_BACK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # until a new worker can deal with them
@@ -94,6 +95,7 @@ class _Worker(Ahead[Message]):
         send_files(self.line, [self.arena.fd, self.status.stacks])
         self.facts = self._unpacked(setup.run)
         self.drafts = True  # batches are made where they will travel
+        self.without = self.pause = 0  # batches without a draft: next, and since it was of no use
 
     def _unpacked(self, run: Run[Any] | bytes) -> Run[Any]:
         if not isinstance(run, bytes):
@@ -135,7 +137,7 @@ class _Worker(Ahead[Message]):
     def made(self, lane: int) -> Message:
         message = Message(self.go.generation, "batch", self.batch)
         node = self.nodes[lane]
-        draft = self.arena.draft() if self.drafts else None
+        draft = self.draft()
         RUNNING.batch = self.batch
         try:
             with MakingIn(draft):
@@ -159,11 +161,22 @@ class _Worker(Ahead[Message]):
             add_note(error, "while sending a batch to the trainer: it must be picklable")
             return message._replace(kind="error", error=portable(error))
 
+    def draft(self) -> Draft | None:
+        """Return where to make the next batch; None if it is hardly made there anyway."""
+        if self.without:
+            self.without -= 1
+            return None
+        return self.arena.draft() if self.drafts else None
+
     def parcel(self, items: list[Any], draft: Draft | None) -> Parcel:
         """Return the one batch of `items` in the arena, and leave nothing of it in them."""
-        if draft and not draft.end:  # nothing was made in it
+        if draft and draft.end:
+            self.pause = 0
+        elif draft:  # nothing was made in it
             draft.close()
             draft = None
+            # An even number: so that each of two kinds of batches that come by turns has its turn.
+            self.without = self.pause = min(2 * self.pause + 2, _LONGEST_PAUSE)
         parcel = self.fitted(items, draft)
         if parcel is None:  # the draft is in the way of the whole
             items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own

@@ -1,11 +1,13 @@
-"""Batches are copied to shared memory in the quickest of three ways, and are the same in all."""
+"""Batches are copied to shared memory in the quickest way, and are the same in all."""
 
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from collections import deque
-from itertools import count
+from itertools import repeat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energy_data import compiled
-from energy_data.loader import arena
+from energy_data.loader import arena, copying
 from energy_data.loader.arena import ArenaReader, ArenaWriter
-from energy_data.loader.copying import WAYS, Copier
+from energy_data.loader.copying import WAYS, Copier, PastCaches
 
 MIB = 1 << 20
 all_ways = pytest.mark.skipif(
@@ -23,27 +25,40 @@ all_ways = pytest.mark.skipif(
 )
 
 
-def named_ways(times):
-    """Ways that note their names and take so long, and the clock."""
+class NamedWay:
+    """Notes its name, and takes the given times one after another."""
+
+    def __init__(self, name, times, note, helper=None):
+        self.name, self.times, self.note, self.helper = name, iter(times), note, helper
+
+    def __call__(self, memory, pieces):
+        self.note(self.name, next(self.times))
+
+    def helped(self):
+        return self.helper
+
+
+def copied(sizes, times, helped=None):
+    """The names of the ways that batches of these sizes were copied in."""
     used, now = [], [0.0]
 
-    def way(name, seconds):
-        def copy(memory, pieces):
-            used.append(name)
-            now[0] += next(seconds)
+    def note(name, seconds):
+        used.append(name)
+        now[0] += seconds
 
-        return copy
-
-    return [way(name, iter(each)) for name, each in times.items()], lambda: now[0], used
-
-
-def always(seconds):
-    return (seconds for _ in count())
+    helper = helped and NamedWay("+", helped, note)
+    ways = [NamedWay(name, each, note, helper) for name, each in times.items()]
+    copier = Copier(ways, lambda: now[0])
+    for size in sizes:
+        copier.copy(None, [], size * MIB)
+    return "".join(used)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
 @given(begin=st.integers(0, 200), skipped=st.integers(0, 70), size=st.integers(0, 700))
-def test_a_copy_is_exact_and_touches_nothing_beside_it(way, begin, skipped, size):
+def test_a_copy_is_exact_and_touches_nothing_beside_it(way, num_threads, begin, skipped, size):
+    way = way if num_threads == 1 else way.helped() or way
     data = bytes(n % 251 for n in range(skipped + size))
     memory = mmap.mmap(-1, 4096)
     memory[:] = b"\xff" * 4096
@@ -58,53 +73,90 @@ def test_there_are_three_ways_where_it_is_compiled():
 
 
 @all_ways
-def test_buffers_of_different_sizes_are_refused():
-    with pytest.raises(ValueError, match="different sizes"):
-        compiled.COPY.past_caches(bytearray(3), b"1234", False)
-    with pytest.raises(TypeError):
-        compiled.COPY.past_caches(b"1234", b"1234", True)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("memory", "pieces", "error"),
+    [
+        (bytearray(3), ((0, 3, b"1234"),), ValueError),
+        (bytearray(9), ((0, 4, b"1234"), (0, 4, b"123")), ValueError),
+        (bytearray(9), ((7, 11, b"1234"),), ValueError),
+        (bytearray(9), ((-4, 0, b"1234"),), ValueError),
+        (bytearray(9), ((3, 2, b""),), ValueError),
+        (bytearray(9), ((0, 4, b"1234"), (0, 4)), TypeError),
+        (bytearray(9), ((0, 4, b"1234"), None), TypeError),
+        (bytearray(9), ((0, 4, "1234"),), TypeError),
+        (bytearray(9), [(0, 4, b"1234")], TypeError),
+        (b"123456789", ((0, 4, b"1234"),), TypeError),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_copied(memory, pieces, error, num_threads):
+    before = bytes(memory)
+    with pytest.raises(error):
+        compiled.COPY.past_caches(memory, pieces, False, num_threads)
+    assert memory == before
+    if isinstance(memory, bytearray):
+        memory.append(0)  # which it would refuse if a view of it were left open
+
+
+@all_ways
+@pytest.mark.parametrize(("num_cores", "helped"), [(1, None), (2, PastCaches(True, 2))])
+def test_there_is_a_helper_only_where_there_is_a_core_for_it(monkeypatch, num_cores, helped):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    assert PastCaches(True).helped() == helped
 
 
 @pytest.mark.parametrize("quickest", ["a", "b", "c"])
 def test_the_quickest_way_is_taken_after_each_was_tried_five_times(quickest):
-    ways, clock, used = named_ways({n: always(1 if n == quickest else 2) for n in "abc"})
-    copier = Copier(ways, clock)
-    for _ in range(25):
-        copier.copy(None, [], 16 * MIB)
-    assert used == [*"abc" * 5, *quickest * 10]
+    used = copied([16] * 35, {n: repeat(1 if n == quickest else 2) for n in "abc"})
+    assert used == "abc" * 5 + quickest * 20
 
 
 def test_a_way_is_judged_by_its_best_time():
     """The machine interrupts some."""
-    ways, clock, used = named_ways({"a": iter([9, 9, 1, 9, 9, 1]), "b": always(2)})
-    copier = Copier(ways, clock)
-    for _ in range(11):
-        copier.copy(None, [], 16 * MIB)
-    assert used[-1] == "a"
+    assert copied([16] * 11, {"a": [9, 9, 1, 9, 9, 1], "b": repeat(2)})[-1] == "a"
 
 
 def test_batches_of_one_class_of_sizes_are_judged_by_their_bytes():
-    ways, clock, used = named_ways({"a": [20] * 6, "b": [16] * 5})
-    copier = Copier(ways, clock)
-    for size in [*[31, 16] * 5, 16]:
-        copier.copy(None, [], size * MIB)
-    assert used[-1] == "a"
+    assert copied([*[31, 16] * 5, 16], {"a": [20] * 6, "b": [16] * 5})[-1] == "a"
 
 
 def test_each_class_of_sizes_is_tried_for_itself():
-    ways, clock, used = named_ways({"a": [*[1] * 5, *[2] * 5], "b": [*[2] * 5, *[1] * 6]})
-    copier = Copier(ways, clock)
-    for size in [*[16] * 10, *[64] * 11]:
-        copier.copy(None, [], size * MIB)
-    assert used == [*"ab" * 5, *"ab" * 5, "b"]
+    times = {"a": [*[1] * 5, *[2] * 5], "b": [*[2] * 5, *[1] * 6]}
+    used = copied([*[16] * 10, *[64] * 11], times)
+    assert used == "ab" * 5 + "ab" * 5 + "b"
+
+
+@pytest.mark.parametrize(("helped", "taken"), [(1.9, "+"), (2.1, "b")])
+def test_a_second_thread_must_make_it_one_and_a_half_times_as_quick(helped, taken):
+    used = copied([16] * 52, {"a": repeat(4), "b": repeat(3)}, repeat(helped))
+    assert used == "ab" * 5 + "b+" * 5 + taken * 32
+
+
+def test_whether_it_does_is_tried_again_more_and_more_seldom():
+    helped = [*[3] * 5, *[1] * 5, *[1] * 256, *repeat(3, 5), 3]
+    used = copied([16] * (5 + 10 + 32 + 10 + 256 + 10 + 99), {"a": repeat(3)}, helped)
+    assert used == "a" * 5 + "a+" * 5 + "a" * 32 + "a+" * 5 + "+" * 256 + "a+" * 5 + "a" * 99
+
+
+def test_helpers_take_many_small_pieces_together(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        copying, "COPY", SimpleNamespace(past_caches=lambda *given: seen.append(given))
+    )
+    pieces = [(0, size * MIB, b"") for size in (1, 15, 15, 2, 1)]
+    PastCaches(True, 2)("memory", iter(pieces))
+    assert seen == [
+        ("memory", tuple(pieces[begin:end]), True, 2) for begin, end in ((0, 2), (2, 4), (4, 5))
+    ]
 
 
 @pytest.mark.parametrize(("num_bytes", "is_fresh"), [(8 * MIB - 1, False), (8 * MIB, True)])
 def test_small_batches_and_first_ones_of_a_slot_are_no_measure(num_bytes, is_fresh):
-    ways, clock, used = named_ways({"a": always(1), "b": always(1)})
+    used = []
+    ways = [NamedWay("a", repeat(1), lambda *_: used.append(1))]
     with mmap.mmap(-1, 8 * MIB) as memory:
         pieces = [(0, num_bytes, b"x" * num_bytes)]
-        Copier(ways, clock).copy(memory, pieces, num_bytes, is_fresh=is_fresh)
+        Copier(ways).copy(memory, pieces, num_bytes, is_fresh=is_fresh)
         assert memory[:num_bytes] == b"x" * num_bytes
     assert not used
 
@@ -122,7 +174,7 @@ def test_large_batches_are_the_same_in_every_way(num_kept):
     writer = ArenaWriter(128 * MIB)
     reader = ArenaReader(writer.fd)
     kept = deque(maxlen=num_kept)
-    for number in range(17 + num_kept):  # one in each slot, five in each way, one in the best
+    for number in range(27 + num_kept):  # one in each slot, five in each way, one in the best
         generator = torch.Generator().manual_seed(number)
         batch = {
             "large": torch.randint(0, 256, (9 * MIB + 3,), dtype=torch.uint8, generator=generator),
@@ -131,10 +183,10 @@ def test_large_batches_are_the_same_in_every_way(num_kept):
         read = sent(writer, reader, batch)
         assert torch.equal(read["large"], batch["large"])
         assert all(map(torch.equal, read["odd"], batch["odd"]))
-        assert bool(writer._copier._best) == (number >= 15 + num_kept)
         kept.append(read)
         del read
-    assert list(writer._copier._best) == [24]
+    assert list(writer._copier._choices) == [24]
+    assert writer._copier._choices[24]._left  # it has decided
     assert len(writer._slots) == 1 + num_kept
 
 

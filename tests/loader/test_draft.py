@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import threading
 from itertools import islice
 
@@ -150,6 +151,39 @@ def test_a_draft_is_not_in_the_way_of_a_batch_that_fits_the_arena():
         for _ in range(20):
             sizes.add(len(next(stream)["image"]))
     assert sizes == {2, 7}
+
+
+class Elsewhere:
+    """Makes some batches where they will travel: all, every second, or none."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.made = every, 0
+
+    def __call__(self, samples: list[dict]) -> dict:
+        self.made += 1
+        is_elsewhere = self.made % self.every
+        make = torch.empty if is_elsewhere else empty
+        return {"tokens": make((1 << 15,), dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize(("every", "fewest", "most"), [(1, 99, 99), (2, 30, 70), (999, 5, 7)])
+def test_drafts_are_seldom_made_for_batches_that_have_no_use_for_them(
+    monkeypatch, every, fewest, most
+):
+    count, draft = mmap.mmap(-1, 4096), ArenaWriter.draft  # this memory is the worker's too
+
+    def counted(writer):
+        made = draft(writer)
+        count[0] += made is not None
+        return made
+
+    monkeypatch.setattr(ArenaWriter, "draft", counted)
+    spec = BatchSpec(of=samples(leaf("a", 100)), batch_size=1, collate=Elsewhere(every))
+    loader = worker_loader(spec, workers=1, lanes=1, start_method="fork", prefetch=1)
+    with contextlib.closing(loader):
+        for _ in islice(loader, 100):
+            pass
+    assert fewest <= count[0] <= most
 
 
 def test_tensors_are_made_on_the_cpu_whatever_the_default_device_is():
