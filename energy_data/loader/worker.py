@@ -44,7 +44,7 @@ from energy_data.memory import MakingIn
 from energy_data.meter import HELD, SENDING
 from energy_data.running import RUNNING
 
-_LONGEST_PAUSE = 30  # batches
+_MOST_WITHOUT = 30  # batches in a row that get no draft
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 HELD_BACK = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # until a new worker can deal with them
@@ -176,7 +176,7 @@ class _Worker(Ahead[Message]):
             draft.close()
             draft = None
             # An even number: so that each of two kinds of batches that come by turns has its turn.
-            self.without = self.pause = min(2 * self.pause + 2, _LONGEST_PAUSE)
+            self.without = self.pause = min(2 * self.pause + 2, _MOST_WITHOUT)
         parcel = self.fitted(items, draft)
         if parcel is None:  # the draft is in the way of the whole
             items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own
