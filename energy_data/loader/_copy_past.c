@@ -188,6 +188,7 @@ PyObject *past_caches(PyObject *module, PyObject *args)
     for (; open < count && !is_wrong; open += !is_wrong)
         is_wrong = open_piece(PyTuple_GetItem(pieces, open), &memory, &wholes[open], &data[open]);
     Job *job = is_wrong ? NULL : job_of(wholes, count, is_passing);
+    const int is_done = job != NULL;
     /* With the GIL: to wait for it again may take 5 ms each time. */
     if (job)
         run(job, num_threads);
@@ -198,6 +199,6 @@ PyObject *past_caches(PyObject *module, PyObject *args)
     free(data);
     free(wholes);
     PyBuffer_Release(&memory);
-    return job ? Py_NewRef(Py_None) : NULL;
+    return is_done ? Py_NewRef(Py_None) : NULL;
 }
 #endif

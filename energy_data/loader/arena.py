@@ -160,7 +160,7 @@ class ArenaWriter:
         strings = [piece for piece in pieces if type(piece[2]) is Strings]
         others = [piece for piece in pieces if type(piece[2]) is not Strings]
         num_bytes = sum([end - begin for begin, end, _ in others])
-        # One after another: a part that is not contiguous is copied for it, and let go at once.
+        # One after another: a part that is not contiguous is copied for it, and soon let go.
         buffers = ((begin, end, _buffer(part)) for begin, end, part in others)
         is_fresh = slot.number in self._fresh
         try:

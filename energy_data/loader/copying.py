@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from typing import Any, NamedTuple, Protocol
 
@@ -53,26 +53,25 @@ class PastCaches(NamedTuple):
     num_threads: int = 1
 
     def __call__(self, memory: mmap, pieces: Iterable[Piece]) -> None:  # noqa: D102
+        at_once = 1 if self.num_threads == 1 else _TOGETHER
+        group: list[Piece] = []
+        num_bytes = 0
+        for piece in pieces:
+            group.append(piece)
+            num_bytes += piece[1] - piece[0]
+            if num_bytes >= at_once:
+                self._copy(memory, group)
+                num_bytes = 0
+        self._copy(memory, group)
+
+    def _copy(self, memory: mmap, group: list[Piece]) -> None:
+        """Copy the pieces, and let go of them."""
         assert COPY is not None
-        for group in _grouped(pieces, 1 if self.num_threads == 1 else _TOGETHER):
-            COPY.past_caches(memory, group, self.is_passing, self.num_threads)
+        COPY.past_caches(memory, tuple(group), self.is_passing, self.num_threads)
+        group.clear()
 
     def helped(self) -> Way | None:  # noqa: D102
         return self._replace(num_threads=2) if len(os.sched_getaffinity(0)) > 1 else None
-
-
-def _grouped(pieces: Iterable[Piece], num_bytes: int) -> Iterator[tuple[Piece, ...]]:
-    """Give the pieces in groups that end with the piece that makes them so many bytes."""
-    group: list[Piece] = []
-    left = num_bytes
-    for piece in pieces:
-        group.append(piece)
-        left -= piece[1] - piece[0]
-        if left <= 0:
-            yield tuple(group)
-            group, left = [], num_bytes
-    if group:
-        yield tuple(group)
 
 
 _THROUGH = ThroughCaches()
@@ -146,7 +145,9 @@ class _Choice:
             cost[self._helped] *= _WORTH
         self._best = min(cost, key=cost.__getitem__)
         if self._alone is None:
-            self._alone, self._helped = self._best, self._best.helped()
+            self._alone = self._best
+            helpers = (way.helped() for way in sorted(cost, key=cost.__getitem__))
+            self._helped = next(filter(None, helpers), None)  # of the quickest that has one
         else:
             self._left = self._pause = self._pause * _LONGER or _PAUSE
         self._tried = {way: [] for way in (self._alone, self._helped) if way is not None}

@@ -6,9 +6,11 @@ import mmap
 import os
 import weakref
 from collections import deque
-from itertools import repeat
+from contextlib import nullcontext
+from itertools import islice, repeat
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -65,6 +67,17 @@ def test_a_copy_is_exact_and_touches_nothing_beside_it(way, num_threads, begin, 
     way(memory, [(begin, begin + size, memoryview(data)[skipped:])])
     assert memory[:] == b"\xff" * begin + data[skipped:] + b"\xff" * (4096 - begin - size)
     memory.close()
+
+
+@all_ways
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("wrong", [None, (7, 6, b"")])
+def test_nothing_holds_on_to_what_was_copied(num_threads, wrong):
+    memory, data = bytearray(MIB), bytearray(MIB)
+    with pytest.raises(ValueError, match="size of its place") if wrong else nullcontext():
+        pieces = ((0, MIB, data), *([wrong] if wrong else []))
+        compiled.COPY.past_caches(memory, pieces, False, num_threads)
+    data.append(0)  # which it would refuse if a view of it were left open
 
 
 @all_ways
@@ -138,16 +151,55 @@ def test_whether_it_does_is_tried_again_more_and_more_seldom():
     assert used == "a" * 5 + "a+" * 5 + "a" * 32 + "a+" * 5 + "+" * 256 + "a+" * 5 + "a" * 99
 
 
-def test_helpers_take_many_small_pieces_together(monkeypatch):
+def test_the_helper_of_the_quickest_way_that_has_one_is_tried():
+    """Else chance would decide, where the quickest one has none and is little quicker."""
+    used, now = [], [0.0]
+
+    def note(name, seconds):
+        used.append(name)
+        now[0] += seconds
+
+    helpers = [None, *(NamedWay(name, repeat(1), note) for name in "BC")]
+    ways = map(NamedWay, "abc", map(repeat, (2, 4, 3)), repeat(note), helpers)
+    copier = Copier(list(ways), lambda: now[0])
+    for _ in range(15 + 10 + 9):
+        copier.copy(None, [], 16 * MIB)
+    assert "".join(used) == "abc" * 5 + "aC" * 5 + "C" * 9
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "together"),
+    [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1])],
+)
+def test_helpers_take_many_small_pieces_together(monkeypatch, num_threads, together):
     seen = []
     monkeypatch.setattr(
         copying, "COPY", SimpleNamespace(past_caches=lambda *given: seen.append(given))
     )
     pieces = [(0, size * MIB, b"") for size in (1, 15, 15, 2, 1)]
-    PastCaches(True, 2)("memory", iter(pieces))
-    assert seen == [
-        ("memory", tuple(pieces[begin:end]), True, 2) for begin, end in ((0, 2), (2, 4), (4, 5))
+    PastCaches(True, num_threads)("memory", iter(pieces))
+    assert [given[1] for given in seen if given[1]] == [
+        tuple(islice(rest, count)) for rest in [iter(pieces)] for count in together
     ]
+    assert {(*given[:1], *given[2:]) for given in seen} == {("memory", True, num_threads)}
+
+
+@all_ways
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_copies_are_let_go_of_before_the_next_are_made(num_threads):
+    made = []
+
+    def pieces():
+        for _ in range(9):
+            copy = np.zeros(8 * MIB, dtype=np.uint8)
+            made.append(weakref.ref(copy))
+            assert sum(one() is not None for one in made) <= 2
+            yield (0, 8 * MIB, copy)
+            del copy
+
+    with mmap.mmap(-1, 8 * MIB) as memory:
+        PastCaches(False, num_threads)(memory, pieces())
+    assert len(made) == 9
 
 
 @pytest.mark.parametrize(("num_bytes", "is_fresh"), [(8 * MIB - 1, False), (8 * MIB, True)])
