@@ -146,8 +146,9 @@ class _Choice:
         self._best = min(cost, key=cost.__getitem__)
         if self._alone is None:
             self._alone = self._best
-            helpers = (way.helped() for way in sorted(cost, key=cost.__getitem__))
-            self._helped = next(filter(None, helpers), None)  # of the quickest that has one
+            helpers = [way.helped() for way in sorted(cost, key=cost.__getitem__)]
+            # Of the quickest that has one.
+            self._helped = next((helper for helper in helpers if helper is not None), None)
         else:
             self._left = self._pause = self._pause * _LONGER or _PAUSE
         self._tried = {way: [] for way in (self._alone, self._helped) if way is not None}

@@ -97,7 +97,7 @@ def answer(messages: Sequence[Message]) -> list[Rows] | StepsError | None:
         return None  # what went wrong before they restarted is void, too
     for rank, message in enumerate(messages):
         if message.problem:
-            return StepsError(f"docs_per_step: rank {rank} has failed: {message.problem}")
+            return failed(rank, message.problem)
     places = [message.place for message in messages]
     for rank, place in enumerate(places):
         if place != places[0]:
@@ -108,6 +108,11 @@ def answer(messages: Sequence[Message]) -> list[Rows] | StepsError | None:
             )
             return elsewhere(rank, what)
     return [message.rows for message in messages]
+
+
+def failed(rank: int, problem: str) -> StepsError:
+    """Return the error that says why a rank has failed."""
+    return StepsError(f"docs_per_step: rank {rank} has failed: {problem}")
 
 
 def elsewhere(rank: int, what: str) -> StepsError:

@@ -12,7 +12,7 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from energy_data.loader.exchange import (
     StepsError,
     answer,
     elsewhere,
+    failed,
 )
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ class GlooExchange(Exchange):
         try:
             if thread.wires.is_given_up():
                 self._end_thread()
-            else:
-                thread.wires.write_down("")
         except RuntimeError as error:
             raise StepsError(
                 f"docs_per_step: the store of the process group cannot be reached: {error}. Start "
@@ -88,12 +87,12 @@ class GlooExchange(Exchange):
             self._renew(self._thread)
         self._has_restarted = False
         if self._thread is None:
-            wires = _joined(self._config, self._timeout_s, message.rows.shape)
+            wires = _joined(self._config, self._timeout_s, message)
             self._thread = _Thread(wires, self._outbox, self._inbox)
             self._thread.start()
         if message.problem:  # this process may end before the others come, or listen
             self._thread.met.wait()
-            self._thread.wires.write_down(message.problem)
+            self._thread.wires.write_down(message)
         self._outbox.put(message)
 
     def _next(self) -> tuple[int, list[Rows] | StepsError]:
@@ -118,8 +117,10 @@ def _ranks_of(config: WorkerConfig) -> list[int]:
     return ranks
 
 
-def _joined(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _Wires:
+def _joined(config: WorkerConfig, timeout_s: float, message: Message) -> _Wires:
     """Return wires to the other ranks, that this rank has signed up for. Waits for nobody.
+
+    message: the first that will be sent.
 
     Not by `new_group`: it names a group by how many groups this process is in, and ranks may be in
     different numbers of them. Here groups are numbered in the store: the next one is the first
@@ -137,9 +138,9 @@ def _joined(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _
     number = 0
     while True:
         store = PrefixStore(f"energy_data/steps/{name}/{number}", of_all)
-        wires = _Wires(store, config.rank, len(ranks), timeout_s)
+        wires = _Wires(store, config.rank, len(ranks), timeout_s, message.place[0])
         if not (wires.is_given_up() or store.check([f"joined/{config.rank}"])):
-            wires.join("x".join(map(str, shape)))
+            wires.join("x".join(map(str, message.rows.shape)))
             return wires
         number += 1
 
@@ -177,6 +178,7 @@ class _Thread(threading.Thread):
         while True:
             messages = self.wires.gathered(message)
             if (found := answer(messages)) is not None:
+                self.wires.part_from([n for n, other in enumerate(messages) if other.problem])
                 return found
             newest = max(other.place[0] for other in messages)
             if message.place[0] < newest:
@@ -192,8 +194,11 @@ class _Wires:
 
     NEVER_OLD = 1 << 62  # a generation: what went wrong here holds for all later messages
 
-    def __init__(self, store: Store, rank: int, ranks: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, ranks: int, timeout_s: float, generation: int
+    ) -> None:
         self.store, self.rank, self.num_ranks, self.timeout_s = store, rank, ranks, timeout_s
+        self.generation = generation  # of the last message
         self.stopped = threading.Event()
         self.shape = ""  # of rows
         self.group: Any = None
@@ -215,7 +220,7 @@ class _Wires:
             if self.store.add(f"shape/{self.shape}", 0) != self.num_ranks:
                 shapes = [self.store.get(f"joined/{rank}") for rank in range(self.num_ranks)]
                 other = next(rank for rank, found in enumerate(shapes) if found != shapes[0])
-                self.part(range(self.num_ranks))
+                self.part("knows", range(self.num_ranks))
                 raise elsewhere(other, OTHER_RULES)
             # Its time is longer than ours, so that we are the ones that find out.
             timeout = timedelta(seconds=self.timeout_s + 60)
@@ -257,6 +262,7 @@ class _Wires:
 
     def gathered(self, message: Message) -> list[Message]:
         """Return the messages of all ranks. StepsError if ranks are missing."""
+        self.generation = message.place[0]
         packed = _packed(message)
         table = torch.empty((self.num_ranks, len(packed)), dtype=torch.int64)
         rows = list(table.unbind(0))
@@ -296,52 +302,60 @@ class _Wires:
         return True
 
     def found_out(self, fate: str, detail: str) -> StepsError:
-        """Return an error that names the ranks that are missing."""
+        """Return an error that says what has failed, or names the ranks that are missing."""
         missing: list[int] = []
-        said = ""
         try:
             self.store.set(f"here/{self.rank}", "")
             told = self.is_given_up()
             self.store.set("alarm", fate)
             fate = self.store.get("alarm").decode() if told else fate
+            if problems := self.written_down():
+                self.part_from(problems)
+                return failed(*next(iter(problems.items())))
             self.stopped.wait(_GRACE_S)
             keys = {rank: [f"here/{rank}"] for rank in range(self.num_ranks)}
             missing = [rank for rank, key in keys.items() if not self.store.check(key)]
-            words = self.words(missing)  # while the keeper of the store is there
-            said = "".join(f" Rank {rank} said: {text}." for rank, text in words)
-            self.part(rank for rank in keys if rank not in missing)
+            self.part("knows", [rank for rank in keys if rank not in missing])
         except RuntimeError as error:
             detail = f"{detail}; nor can the store of the process group be reached: {error}"
         if missing:
             return StepsError(
                 f"docs_per_step: data-parallel ranks {missing} of {self.num_ranks} {fate} while "
-                f"the others waited for what they have drawn.{said} Look at their logs."
+                f"the others waited for what they have drawn. Look at their logs."
             )
         return StepsError(
             f"docs_per_step: ranks {fate}, the exchange of counts broke off: {detail}."
         )
 
-    def write_down(self, problem: str) -> None:
-        """Leave in the store why this rank fails."""
+    def write_down(self, message: Message) -> None:
+        """Leave in the store why this rank fails: it may end before the others listen."""
+        key = f"problem/{message.place[0]}/{self.rank}"
         with contextlib.suppress(RuntimeError):  # the others will miss us all the same
-            self.store.set(f"problem/{self.rank}", problem)
-            self.store.check([f"problem/{self.rank}"])  # it has arrived when this is answered
+            self.store.set(key, message.problem)
+            self.store.check([key])  # it has arrived when this is answered
 
-    def words(self, ranks: list[int]) -> Iterator[tuple[int, str]]:
-        """Yield what ranks that are missing have left in the store."""
-        with contextlib.suppress(RuntimeError):  # its keeper may be among them
-            for rank in ranks:
-                key = f"problem/{rank}"
-                if self.store.check([key]) and (text := self.store.get(key)):
-                    yield rank, text.decode(errors="replace")
+    def written_down(self) -> dict[int, str]:
+        """Return why ranks have failed that left it in the store, by rank."""
+        keys = {rank: f"problem/{self.generation}/{rank}" for rank in range(self.num_ranks)}
+        return {
+            rank: self.store.get(key).decode(errors="replace")
+            for rank, key in keys.items()
+            if self.store.check([key])
+        }
 
-    def part(self, ranks: Iterable[int]) -> None:
+    def part_from(self, ranks: Collection[int]) -> None:
+        """Let the others know too, if these ranks have failed."""
+        if ranks:
+            others = [rank for rank in range(self.num_ranks) if rank not in ranks]
+            self.part(f"told/{self.generation}", others)
+
+    def part(self, sign: str, ranks: Iterable[int]) -> None:
         """Wait a little until these ranks know: one keeps the store, and may end once it raised."""
-        keys = [f"knows/{rank}" for rank in ranks]
+        keys = [f"{sign}/{rank}" for rank in ranks]
         until = time.monotonic() + _GRACE_S
         with contextlib.suppress(RuntimeError):  # it has ended, for we all know
-            self.store.set(f"knows/{self.rank}", "")
-            while not self.store.check(keys) and time.monotonic() < until:
+            self.store.set(f"{sign}/{self.rank}", "")
+            while keys and not self.store.check(keys) and time.monotonic() < until:
                 time.sleep(0.05)
 
 
