@@ -62,7 +62,8 @@ class PastCaches(NamedTuple):
             if num_bytes >= at_once:
                 self._copy(memory, group)
                 num_bytes = 0
-        self._copy(memory, group)
+        if group:
+            self._copy(memory, group)
 
     def _copy(self, memory: mmap, group: list[Piece]) -> None:
         """Copy the pieces, and let go of them."""

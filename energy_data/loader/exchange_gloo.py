@@ -87,7 +87,7 @@ class GlooExchange(Exchange):
             self._renew(self._thread)
         self._has_restarted = False
         if self._thread is None:
-            wires = _joined(self._config, self._timeout_s, message)
+            wires = _joined(self._config, self._timeout_s, message.rows.shape)
             self._thread = _Thread(wires, self._outbox, self._inbox)
             self._thread.start()
         if message.problem:  # this process may end before the others come, or listen
@@ -117,10 +117,8 @@ def _ranks_of(config: WorkerConfig) -> list[int]:
     return ranks
 
 
-def _joined(config: WorkerConfig, timeout_s: float, message: Message) -> _Wires:
+def _joined(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _Wires:
     """Return wires to the other ranks, that this rank has signed up for. Waits for nobody.
-
-    message: the first that will be sent.
 
     Not by `new_group`: it names a group by how many groups this process is in, and ranks may be in
     different numbers of them. Here groups are numbered in the store: the next one is the first
@@ -138,9 +136,9 @@ def _joined(config: WorkerConfig, timeout_s: float, message: Message) -> _Wires:
     number = 0
     while True:
         store = PrefixStore(f"energy_data/steps/{name}/{number}", of_all)
-        wires = _Wires(store, config.rank, len(ranks), timeout_s, message.place[0])
+        wires = _Wires(store, config.rank, len(ranks), timeout_s)
         if not (wires.is_given_up() or store.check([f"joined/{config.rank}"])):
-            wires.join("x".join(map(str, message.rows.shape)))
+            wires.join("x".join(map(str, shape)))
             return wires
         number += 1
 
@@ -194,11 +192,9 @@ class _Wires:
 
     NEVER_OLD = 1 << 62  # a generation: what went wrong here holds for all later messages
 
-    def __init__(
-        self, store: Store, rank: int, ranks: int, timeout_s: float, generation: int
-    ) -> None:
+    def __init__(self, store: Store, rank: int, ranks: int, timeout_s: float) -> None:
         self.store, self.rank, self.num_ranks, self.timeout_s = store, rank, ranks, timeout_s
-        self.generation = generation  # of the last message
+        self.generation = 0  # of the last message
         self.stopped = threading.Event()
         self.shape = ""  # of rows
         self.group: Any = None
@@ -311,7 +307,8 @@ class _Wires:
             fate = self.store.get("alarm").decode() if told else fate
             if problems := self.written_down():
                 self.part_from(problems)
-                return failed(*next(iter(problems.items())))
+                rank = min(problems)
+                return failed(rank, problems[rank])
             self.stopped.wait(_GRACE_S)
             keys = {rank: [f"here/{rank}"] for rank in range(self.num_ranks)}
             missing = [rank for rank, key in keys.items() if not self.store.check(key)]

@@ -40,16 +40,19 @@ class NamedWay:
         return self.helper
 
 
-def copied(sizes, times, helped=None):
-    """The names of the ways that batches of these sizes were copied in."""
+def copied(sizes, times, helped=()):
+    """The names of the ways that batches of these sizes were copied in.
+
+    helped: times of helpers, by the way they help; their names are capitals.
+    """
     used, now = [], [0.0]
 
     def note(name, seconds):
         used.append(name)
         now[0] += seconds
 
-    helper = helped and NamedWay("+", helped, note)
-    ways = [NamedWay(name, each, note, helper) for name, each in times.items()]
+    helpers = {name: NamedWay(name.upper(), each, note) for name, each in dict(helped).items()}
+    ways = [NamedWay(name, each, note, helpers.get(name)) for name, each in times.items()]
     copier = Copier(ways, lambda: now[0])
     for size in sizes:
         copier.copy(None, [], size * MIB)
@@ -139,32 +142,23 @@ def test_each_class_of_sizes_is_tried_for_itself():
     assert used == "ab" * 5 + "ab" * 5 + "b"
 
 
-@pytest.mark.parametrize(("helped", "taken"), [(1.9, "+"), (2.1, "b")])
+@pytest.mark.parametrize(("helped", "taken"), [(1.9, "B"), (2.1, "b")])
 def test_a_second_thread_must_make_it_one_and_a_half_times_as_quick(helped, taken):
-    used = copied([16] * 52, {"a": repeat(4), "b": repeat(3)}, repeat(helped))
-    assert used == "ab" * 5 + "b+" * 5 + taken * 32
+    used = copied([16] * 52, {"a": repeat(4), "b": repeat(3)}, {"b": repeat(helped)})
+    assert used == "ab" * 5 + "bB" * 5 + taken * 32
 
 
 def test_whether_it_does_is_tried_again_more_and_more_seldom():
     helped = [*[3] * 5, *[1] * 5, *[1] * 256, *repeat(3, 5), 3]
-    used = copied([16] * (5 + 10 + 32 + 10 + 256 + 10 + 99), {"a": repeat(3)}, helped)
-    assert used == "a" * 5 + "a+" * 5 + "a" * 32 + "a+" * 5 + "+" * 256 + "a+" * 5 + "a" * 99
+    used = copied([16] * (5 + 10 + 32 + 10 + 256 + 10 + 99), {"a": repeat(3)}, {"a": helped})
+    assert used == "a" * 5 + "aA" * 5 + "a" * 32 + "aA" * 5 + "A" * 256 + "aA" * 5 + "a" * 99
 
 
 def test_the_helper_of_the_quickest_way_that_has_one_is_tried():
     """Else chance would decide, where the quickest one has none and is little quicker."""
-    used, now = [], [0.0]
-
-    def note(name, seconds):
-        used.append(name)
-        now[0] += seconds
-
-    helpers = [None, *(NamedWay(name, repeat(1), note) for name in "BC")]
-    ways = map(NamedWay, "abc", map(repeat, (2, 4, 3)), repeat(note), helpers)
-    copier = Copier(list(ways), lambda: now[0])
-    for _ in range(15 + 10 + 9):
-        copier.copy(None, [], 16 * MIB)
-    assert "".join(used) == "abc" * 5 + "aC" * 5 + "C" * 9
+    times = {"a": repeat(2), "b": repeat(4), "c": repeat(3)}
+    used = copied([16] * (15 + 10 + 9), times, {"b": repeat(1), "c": repeat(1)})
+    assert used == "abc" * 5 + "aC" * 5 + "C" * 9
 
 
 @pytest.mark.parametrize(
@@ -178,7 +172,7 @@ def test_helpers_take_many_small_pieces_together(monkeypatch, num_threads, toget
     )
     pieces = [(0, size * MIB, b"") for size in (1, 15, 15, 2, 1)]
     PastCaches(True, num_threads)("memory", iter(pieces))
-    assert [given[1] for given in seen if given[1]] == [
+    assert [given[1] for given in seen] == [
         tuple(islice(rest, count)) for rest in [iter(pieces)] for count in together
     ]
     assert {(*given[:1], *given[2:]) for given in seen} == {("memory", True, num_threads)}
@@ -235,6 +229,8 @@ def test_large_batches_are_the_same_in_every_way(num_kept):
         read = sent(writer, reader, batch)
         assert torch.equal(read["large"], batch["large"])
         assert all(map(torch.equal, read["odd"], batch["odd"]))
+        is_known = any(each._alone is not None for each in writer._copier._choices.values())
+        assert is_known == (number >= 15 + num_kept)
         kept.append(read)
         del read
     assert list(writer._copier._choices) == [24]

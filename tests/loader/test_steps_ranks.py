@@ -323,3 +323,4 @@ def test_all_others_hear_why_a_rank_has_failed(found_by_those_left, scenario):
         name, text, seconds = found[rank]
         assert (name, seconds < 30) == ("StepsError", True)
         assert text.startswith("docs_per_step: rank 1 has failed: ZeroDivisionError: what now")
+    assert (found[1][0], "what now" in found[1][1]) == ("ZeroDivisionError", True)
