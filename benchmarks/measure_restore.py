@@ -19,11 +19,11 @@ from attrs import evolve
 from benchmarks.case import find_case
 from benchmarks.measure import cpu_seconds, leave
 from energy_data import WorkerConfig, get_loader, get_train_dataset
-from energy_data.block import Integers
+from energy_data.core.block import Integers
+from energy_data.core.sample import Sample
+from energy_data.data.source import Source
 from energy_data.errors import SampleError
-from energy_data.loader.state import RunState
-from energy_data.sample import Sample
-from energy_data.source import Source
+from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.sources import open as opening
 from energy_data.sources.webdataset import WebdatasetSource, open_dataset
 

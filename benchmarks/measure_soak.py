@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from benchmarks.measure import descendants, leave, memory_mb
-from energy_data.context import WorkerConfig
-from energy_data.leaves import Leaf
-from energy_data.loader.crew import PoolOptions
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.loader import Loader
-from energy_data.loader.pool import Pool
+from energy_data.core.context import WorkerConfig
+from energy_data.loading.crew import PoolOptions
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.loader import Loader
+from energy_data.loading.pool import Pool
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.testing import NumberSource
 
 LOOKS = 40  # at what is used, over the run; the first quarter of them is warm-up

@@ -15,11 +15,11 @@ from attrs import evolve
 from torch import distributed
 
 from energy_data import Dataset, DocsPerStep, Loader, Sample, default_worker_config, get_loader
-from energy_data.leaves import Leaf
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.testing import NumberSource
 
 WARM_UP = 64

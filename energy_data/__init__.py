@@ -17,7 +17,9 @@ from energy_data.api import (
     get_val_dataset,
     get_val_datasets,
 )
-from energy_data.context import WorkerConfig, default_worker_config
+from energy_data.core.context import WorkerConfig, default_worker_config
+from energy_data.core.rng import sample_rng
+from energy_data.core.sample import Sample, SampleSource
 from energy_data.errors import (
     DataError,
     EnergyDataError,
@@ -32,16 +34,14 @@ from energy_data.errors import (
     StateMissingError,
     StructureError,
 )
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.exchange import StepsError
-from energy_data.loader.iteration import LoaderIterator
-from energy_data.loader.loader import Loader, merge_states
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.exchange import StepsError
+from energy_data.loading.iteration import LoaderIterator
+from energy_data.loading.loader import Loader, merge_states
+from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.plan import Plan
-from energy_data.randomness import sample_rng
-from energy_data.sample import Sample, SampleSource
 from energy_data.sources.raw_tensor import RawTensor
-from energy_data.stage import Stage
 from energy_data.steps.rules import DocsPerStep
 from energy_data.steps.step import Step
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder

@@ -10,32 +10,32 @@ from typing import Any, Literal, get_args
 import torch
 from typing_extensions import TypeVar
 
-from energy_data.budget import check_repetitions
-from energy_data.context import Context, WorkerConfig, default_worker_config
+from energy_data.config.compile import compile_split, compile_stream, steps_of
+from energy_data.config.feasibility import check_repetitions
+from energy_data.config.load import load
+from energy_data.config.opening import OpenSource, Options
+from energy_data.core.context import Context, WorkerConfig, default_worker_config
+from energy_data.core.spec import Spec
+from energy_data.data.source import Source
 from energy_data.errors import SpecError
-from energy_data.leaves import Leaf, Shuffle, leaf_entries
-from energy_data.loader.crew import PoolOptions, StartMethod
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.hosts import host_of
-from energy_data.loader.loader import Loader
-from energy_data.loader.run import EvenBatches
-from energy_data.loader.step_loader import StepLoader
-from energy_data.loader.step_stages import for_steps
-from energy_data.metadataset.compile import compile_split, compile_stream, steps_of
-from energy_data.metadataset.load import load
-from energy_data.metadataset.opening import OpenSource, Options
+from energy_data.loading.crew import PoolOptions, StartMethod
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.hosts import host_of
+from energy_data.loading.loader import Loader
+from energy_data.loading.run import EvenBatches
+from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.step_stages import for_steps
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
-from energy_data.pipeline import Pipeline
-from energy_data.references import OrderSpec
-from energy_data.source import Source
+from energy_data.nodes.references import OrderSpec
 from energy_data.sources.decode import Overrides, check_decoders
 from energy_data.sources.open import open_source
 from energy_data.sources.typed import open_typed
-from energy_data.spec import Spec
 from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.trust import Trust
 
 Samples = Literal["dicts", "typed"]

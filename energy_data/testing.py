@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.keys import key
+from energy_data.core.node import Node, State
+from energy_data.core.sample import Sample, SampleSource
+from energy_data.core.spec import Spec
+from energy_data.data.source import Source
 from energy_data.errors import SampleError
-from energy_data.node import Node, State
-from energy_data.order.keys import key
-from energy_data.sample import Sample, SampleSource
-from energy_data.source import Source
-from energy_data.spec import Spec
 
 
 class NumberSource(Source):

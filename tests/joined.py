@@ -8,8 +8,8 @@ from tempfile import gettempdir
 
 import numpy as np
 
-from energy_data.leaves import Leaf
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.sources.join import JoinSource
 from energy_data.sources.join_table import Kept
 from energy_data.storage.files import whole_file

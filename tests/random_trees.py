@@ -29,7 +29,8 @@ from trees import (
     twice,
 )
 
-from energy_data.leaves import Shuffle
+from energy_data.core.packing import Quota
+from energy_data.core.spec import Spec
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
@@ -39,15 +40,14 @@ from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.order.schedule import Schedule
-from energy_data.packing import Quota
-from energy_data.references import OrderSpec, ReferencesSpec
-from energy_data.spec import Spec
 
 
 @cache

@@ -7,8 +7,8 @@ from functools import partial
 
 from trees import leaf, samples
 
-from energy_data.crossed import crossed_leaves
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.crossed import crossed_leaves
 
 
 def blended(ids) -> BlendSpec:

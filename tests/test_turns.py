@@ -14,11 +14,11 @@ import pytest
 from interrupting import interrupted
 
 from energy_data import randomness, turns
+from energy_data.core.rng import GlobalSeeds
+from energy_data.core.running import RUNNING, Role
+from energy_data.core.turns import Borrower, Lender, LostTurnError, lend_to, look_again
 from energy_data.errors import EnergyDataError
-from energy_data.randomness import GlobalSeeds
-from energy_data.running import RUNNING, Role
 from energy_data.tasks.stateless import stateless
-from energy_data.turns import Borrower, Lender, LostTurnError, lend_to, look_again
 
 
 def numbers(seed: int, count: int = 3) -> list[float]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from attrs import evolve
 from joined import join_leaf
 
+from energy_data.core.packing import Packing, Quota
+from energy_data.core.spec import Spec
 from energy_data.errors import SkipSample
-from energy_data.fade import Fade
-from energy_data.leaves import Leaf, Shuffle
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
@@ -17,24 +17,24 @@ from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.fade import Fade
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf, Shuffle
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.nodes.share import ShareSpec
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.packing import Packing, Quota
-from energy_data.references import OrderSpec, ReferencesSpec
-from energy_data.spec import Spec
-from energy_data.stage import Stage
 from energy_data.testing import NumberSource
 
 

@@ -7,12 +7,12 @@ import torch
 
 from benchmarks.parcels import Producer
 from energy_data import WorkerConfig, get_loader
-from energy_data.leaves import Leaf
-from energy_data.loader.dataset import Dataset
+from energy_data.loading.dataset import Dataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.testing import NumberSource
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from energy_data.cli.stream import is_staged, stream
+from energy_data.config.compile import compile_split
+from energy_data.config.load import Metadataset, load
+from energy_data.config.resolve import expand
+from energy_data.config.twigs import twigs
+from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
-from energy_data.leaves import distinct_leaves, leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import Metadataset, load
-from energy_data.metadataset.resolve import expand
-from energy_data.metadataset.twigs import twigs
+from energy_data.nodes.leaves import distinct_leaves, leaf_entries
 from energy_data.sources.open import open_source
-from energy_data.spec import Spec
 
 
 @click.command("check")

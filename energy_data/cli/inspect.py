@@ -13,17 +13,17 @@ from rich.table import Table
 
 from energy_data.cli.plan import plain_plan, show_plan
 from energy_data.cli.stream import is_staged, params_of, stream
-from energy_data.context import LANES_PER_RANK, Context
-from energy_data.leaves import distinct_leaves, leaf_entries
-from energy_data.metadataset.compile import compile_split, mode_of
-from energy_data.metadataset.describe import Row, describe_tree
-from energy_data.metadataset.load import Metadataset, load
-from energy_data.metadataset.schedules import plain_schedule, shown_schedule
+from energy_data.config.compile import compile_split, mode_of
+from energy_data.config.describe import Row, describe_tree
+from energy_data.config.load import Metadataset, load
+from energy_data.config.schedules import plain_schedule, shown_schedule
+from energy_data.core.context import LANES_PER_RANK, Context
+from energy_data.core.spec import Spec
+from energy_data.nodes.leaves import distinct_leaves, leaf_entries
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
+from energy_data.nodes.run_plan import Plan
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.plan import Plan
-from energy_data.references import OrderSpec, ReferencesSpec
 from energy_data.sources.open import open_source
-from energy_data.spec import Spec
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 

@@ -10,7 +10,7 @@ from attrs import asdict
 from rich.console import Console
 from rich.table import Table
 
-from energy_data.plan import Plan, PlannedStage, said_of_data, short
+from energy_data.nodes.run_plan import Plan, PlannedStage, said_of_data, short
 
 LINE_WIDTH = 1_000  # characters: ids stay in one piece, to be copied
 

@@ -11,18 +11,18 @@ from attrs import field, frozen
 
 from energy_data.cli.saved import saved_run
 from energy_data.cli.stream import params_of, stream
-from energy_data.context import Context
+from energy_data.config.load import load
+from energy_data.core.context import Context
+from energy_data.core.spec import Spec
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loader.ledger import Ledgers
-from energy_data.loader.resume import Rule, clock_of, misfits
-from energy_data.loader.stages import Plan as Remembered
-from energy_data.loader.stages import edits
-from energy_data.loader.state import RunState, merge
-from energy_data.loader.tree import TreeRecord, differences
-from energy_data.metadataset.load import load
+from energy_data.loading.checkpoint.ledger import Ledgers
+from energy_data.loading.checkpoint.restore import Rule, clock_of, misfits
+from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.checkpoint.stages import Plan as Remembered
+from energy_data.loading.checkpoint.stages import edits
+from energy_data.loading.checkpoint.tree import TreeRecord, differences
+from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.staged import StagedSpec
-from energy_data.plan import Plan
-from energy_data.spec import Spec
 
 
 @click.command("plan-diff")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from energy_data.metadataset.load import load
-from energy_data.metadataset.prepare import prepare_joins
+from energy_data.config.load import load
+from energy_data.config.prepare import prepare_joins
 from energy_data.sources.open import open_source
 
 

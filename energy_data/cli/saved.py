@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from energy_data.errors import StateError
-from energy_data.loader.state import RunState, merge
+from energy_data.loading.checkpoint.run_state import RunState, merge
 
 
 def saved_states(path: Path) -> list[Any]:

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from energy_data.metadataset.schema import metadataset_schema
+from energy_data.config.schema import metadataset_schema
 
 
 @click.command("schema")

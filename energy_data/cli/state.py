@@ -11,10 +11,10 @@ import click
 
 from energy_data.cli.saved import saved_run, saved_states
 from energy_data.errors import StateMismatchError
-from energy_data.loader.ledger import Ledgers
-from energy_data.loader.skip import skipped
-from energy_data.loader.state import RunState
-from energy_data.loader.tree import TreeRecord, differences
+from energy_data.loading.checkpoint.ledger import Ledgers
+from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.skip import skipped
+from energy_data.loading.checkpoint.tree import TreeRecord, differences
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import yaml
 
-from energy_data.context import Context
+from energy_data.config.compile import compile_stream
+from energy_data.config.compile_staged import PIPELINE_PARAMS, changed_params
+from energy_data.config.kind_staged import StagedDefinition
+from energy_data.config.load import Metadataset
+from energy_data.config.resolve import expand
+from energy_data.config.step_size import FOR_STEPS
+from energy_data.core.context import Context
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.metadataset.compile import compile_stream
-from energy_data.metadataset.compile_staged import PIPELINE_PARAMS, changed_params
-from energy_data.metadataset.kind_staged import StagedDefinition
-from energy_data.metadataset.load import Metadataset
-from energy_data.metadataset.resolve import expand
-from energy_data.metadataset.step_size import FOR_STEPS
-from energy_data.pipeline import Pipeline
 from energy_data.sources.open import open_source
-from energy_data.spec import Spec
 from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 
 
 class AnyTask(TaskEncoder[Any, Any, Any, Any]):

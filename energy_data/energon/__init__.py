@@ -11,6 +11,7 @@ encoders stay as they are. What is different, and why, is in docs/migrating-from
 
 from importlib.metadata import version
 
+from energy_data.core.failures import log_exception, reraise_exception
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.encoder import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
@@ -59,7 +60,6 @@ from energy_data.energon.webdatasets import (
 )
 from energy_data.energon.worker import WorkerConfig
 from energy_data.errors import FatalSampleError, SkipSample
-from energy_data.failures import log_exception, reraise_exception
 from energy_data.samples.crude import CrudeSample
 from energy_data.samples.edataclass import edataclass
 from energy_data.samples.images import (

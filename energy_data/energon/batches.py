@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
+from energy_data.core.spec import Spec
 from energy_data.energon.dataset import BaseWrapperDataset, tree_of
 from energy_data.energon.trees import batched, mapped, on_failure
-from energy_data.loader.run import Run
+from energy_data.loading.run import Run
+from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.pack_selected import PackFailures, PackSelectedSpec
-from energy_data.pending import gives_parts
-from energy_data.spec import Spec
 from energy_data.tasks.batching import batch_list
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
+from energy_data.core.failures import OnFailure
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.cooking import cooked, cooked_alike, cooked_by_leaf, recipe_of
 from energy_data.energon.dataset import SavableDataset, changed
@@ -20,7 +21,6 @@ from energy_data.energon.mapping import LogSampleDataset, MapDataset, ShuffleBuf
 from energy_data.energon.mixing import BlendDataset, ConcatDataset
 from energy_data.energon.trees import on_failure, with_references
 from energy_data.errors import SpecError
-from energy_data.failures import OnFailure
 from energy_data.storage.file_store import FileStore
 from energy_data.tasks.cooking import Cooker
 from energy_data.tasks.stateless import get_failure_tolerance

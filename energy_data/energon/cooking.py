@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from energy_data.core.failures import OnFailure
+from energy_data.core.running import restore_key
+from energy_data.core.spec import Spec
 from energy_data.energon.trees import references_of
-from energy_data.failures import OnFailure
-from energy_data.leaves import Leaf, leaf_entries
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.running import restore_key
+from energy_data.nodes.leaves import Leaf, leaf_entries
 from energy_data.sources.stores import open_store
-from energy_data.spec import Spec
 from energy_data.storage.file_store import DecodeFileStore, FileStore
 from energy_data.tasks.cooking import Cooker, matching_cooker
 

@@ -12,13 +12,13 @@ from typing import Any, Generic, TypeVar
 
 from attrs import fields
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
+from energy_data.core.spec import Spec
 from energy_data.energon.trees import items_per_pass
 from energy_data.errors import SpecError
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.run import Run
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.run import Run
 from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.spec import Spec
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
+from energy_data.core.rng import sample_seed
+from energy_data.core.running import RUNNING
 from energy_data.energon.building import Building
-from energy_data.randomness import sample_seed
-from energy_data.running import RUNNING
 from energy_data.sources.sample_decoder import SampleDecoder
 from energy_data.storage.cache_pool import CachePool, NoCachePool
 from energy_data.storage.file_store import FileStore, PrimaryFileStore

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.energon.dataset import BaseWrapperDataset, SavableDataset, tree_of
 from energy_data.energon.trees import items_per_pass, repeated
 from energy_data.errors import SpecError
-from energy_data.loader.run import Run
+from energy_data.loading.run import Run
 from energy_data.nodes.limit import LimitSpec
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from energy_data.context import WorkerConfig
-from energy_data.context import default_worker_config as default_config
+from energy_data.core.context import WorkerConfig
+from energy_data.core.context import default_worker_config as default_config
 from energy_data.energon.building import called_as_it_takes
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.encoder import DefaultTaskEncoder, TaskEncoder

@@ -14,11 +14,11 @@ from attrs import field, frozen
 from energy_data.energon.cooking import is_crude
 from energy_data.energon.dataset import SavableDataset, changed
 from energy_data.energon.trees import references_of, with_references
-from energy_data.leaves import Leaf, leaf_entries
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
-from energy_data.references import OrderSpec
+from energy_data.nodes.leaves import Leaf, leaf_entries
+from energy_data.nodes.references import OrderSpec
 from energy_data.sources.stores import open_store
 from energy_data.storage.file_store import FileStore
 

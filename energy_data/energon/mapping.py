@@ -9,11 +9,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from attrs import evolve
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.energon.dataset import BaseWrapperDataset, tree_of
 from energy_data.energon.trees import mapped, on_failure, references_of, with_references
 from energy_data.errors import SpecError
-from energy_data.loader.run import Run
+from energy_data.loading.run import Run
 from energy_data.nodes.filter import FilterSpec
 
 log = logging.getLogger(__name__)

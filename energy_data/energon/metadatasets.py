@@ -11,7 +11,14 @@ from typing import Any
 
 from attrs import field, frozen
 
-from energy_data.context import WorkerConfig
+from energy_data.config.compile import compile_split, steps_of
+from energy_data.config.load import Metadataset as _Metadataset
+from energy_data.config.load import is_metadataset, load, load_metadataset
+from energy_data.config.opening import Options
+from energy_data.config.resolve import expand
+from energy_data.config.twigs import DatasetPart, twigs
+from energy_data.core.context import WorkerConfig
+from energy_data.core.failures import reraise_exception
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.loaded import (
     BaseCoreDatasetFactory,
@@ -21,16 +28,9 @@ from energy_data.energon.loaded import (
     taken_apart,
 )
 from energy_data.errors import SpecError
-from energy_data.failures import reraise_exception
-from energy_data.leaves import Leaf, Shuffle, leaf_entries
-from energy_data.metadataset.compile import compile_split, steps_of
-from energy_data.metadataset.load import Metadataset as _Metadataset
-from energy_data.metadataset.load import is_metadataset, load, load_metadataset
-from energy_data.metadataset.opening import Options
-from energy_data.metadataset.resolve import expand
-from energy_data.metadataset.twigs import DatasetPart, twigs
+from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import OrderSpec, ReferencesSpec
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.sources.typed import open_typed
 from energy_data.trust import Trust
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.energon.dataset import BaseWrapperDataset, dataset_of, pairs_of, tree_of
 from energy_data.energon.orders import blended, concatenated
 from energy_data.energon.trees import batched, on_failure

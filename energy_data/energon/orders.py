@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from energy_data.core.spec import Spec
 from energy_data.energon.cooking import cooked_alike, uncooked
 from energy_data.energon.trees import with_references
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import OrderSpec
-from energy_data.spec import Spec
+from energy_data.nodes.references import OrderSpec
 
 
 def blended(specs: Sequence[Spec], weights: Sequence[float]) -> Spec:

@@ -9,11 +9,13 @@ from typing import Any
 
 from attrs import evolve
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
+from energy_data.core.failures import OnFailure, log_exception
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.failures import OnFailure, log_exception
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
+from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
@@ -21,10 +23,8 @@ from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
-from energy_data.pending import gives_parts
-from energy_data.references import ReferencesSpec
-from energy_data.spec import Spec
 from energy_data.tasks.batching import batch_list
 from energy_data.tasks.stateless import DEFAULT_TOLERANCE
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.energon.loaded import BaseCoreDatasetFactory
 from energy_data.energon.metadatasets import samples_of
 from energy_data.errors import SpecError
-from energy_data.leaves import Leaf, Shuffle
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf, Shuffle
 from energy_data.samples.images import (
     CaptioningSample,
     ImageClassificationSample,

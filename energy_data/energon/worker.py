@@ -5,9 +5,9 @@ from __future__ import annotations
 from attrs import field, frozen
 from torch import distributed
 
-from energy_data.context import WorkerConfig as _WorkerConfig
-from energy_data.context import default_worker_config
-from energy_data.failures import ErrorHandler, log_exception, reraise_exception
+from energy_data.core.context import WorkerConfig as _WorkerConfig
+from energy_data.core.context import default_worker_config
+from energy_data.core.failures import ErrorHandler, log_exception, reraise_exception
 
 
 @frozen(eq=False)

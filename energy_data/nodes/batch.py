@@ -9,14 +9,14 @@ from typing import Any
 
 from attrs import frozen
 
-from energy_data.calls import Call
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.failures import OnFailure
+from energy_data.core.node import Cursor, Node
+from energy_data.core.profiler import COLLATING
+from energy_data.core.sample import describe_source
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.failures import OnFailure
-from energy_data.meter import COLLATING
-from energy_data.node import Cursor, Node
-from energy_data.sample import describe_source
-from energy_data.spec import Gives, Spec
 
 MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
 MAX_LEFT_OUT = 1_000  # batches in a row

@@ -10,14 +10,16 @@ from typing import Any, ClassVar, TypeVar
 
 from attrs import field, frozen
 
-from energy_data.branches import BranchesNode, Draw, Drawn
-from energy_data.context import Context
-from energy_data.damage import Fault, shown
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.keys import key
+from energy_data.core.node import Cursor, Node
+from energy_data.core.spec import Gives, Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.node import Cursor, Node
+from energy_data.nodes.many import BranchesNode, Draw, Drawn
+from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.exhausting import ExhaustingChoice
-from energy_data.order.keys import key
 from energy_data.order.schedule import (
     Clock,
     Schedule,
@@ -29,8 +31,6 @@ from energy_data.order.schedule import (
 )
 from energy_data.order.scheduled import Place, ScheduledChoice
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
-from energy_data.references import LeafTable, OrderSpec
-from energy_data.spec import Gives, Spec, order_children
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from attrs import field, frozen
 
-from energy_data.branches import BranchesNode, Draw, Drawn
-from energy_data.context import Context
-from energy_data.damage import Fault, shown
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.keys import key
+from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor
+from energy_data.core.spec import Gives, Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.node import MAX_EMPTY_DRAWS, Cursor
+from energy_data.nodes.many import BranchesNode, Draw, Drawn
 from energy_data.order.choice import WeightedChoice, integer_weights
-from energy_data.order.keys import key
-from energy_data.spec import Gives, Spec, order_children
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class BlendByCostSpec(Spec):
     is of the child that has cost least for its weight so far, so that a lane is never off by more
     than what single samples cost. What a child has cost is part of the place. A child that ends
     leaves its share to the others. Where mean lengths are known, weights by tokens below reading
-    (`energy_data.lengths`) need no state.
+    (`energy_data.nodes.token_weights`) need no state.
     """
 
     parts: tuple[Costed, ...]

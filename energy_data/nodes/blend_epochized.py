@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from attrs import field, frozen
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.keys import key
+from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
+from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.epochized import EpochizedChoice
-from energy_data.order.keys import key
 from energy_data.order.permutation import permute
 from energy_data.order.tree import ChoiceOrder, LeafOrder, Order
-from energy_data.references import LeafTable, OrderSpec
-from energy_data.spec import Spec, order_children
 
 
 def _exact(times: float | str | Fraction) -> Fraction:

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
-from energy_data.branches import BranchesNode, Draw, Drawn
-from energy_data.context import Context
-from energy_data.damage import Fault
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault
+from energy_data.core.node import Cursor, Node
+from energy_data.core.spec import Gives, Spec, order_children
 from energy_data.errors import SpecError
-from energy_data.node import Cursor, Node
+from energy_data.nodes.many import BranchesNode, Draw, Drawn
+from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import ConcatOrder
-from energy_data.references import LeafTable, OrderSpec
-from energy_data.spec import Gives, Spec, order_children
 
 T = TypeVar("T")
 

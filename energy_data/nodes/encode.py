@@ -12,16 +12,22 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from energy_data.calls import LEFT_OUT, Call, LeftOut
-from energy_data.context import Context
-from energy_data.damage import Fault
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault
+from energy_data.core.failures import OnFailure
+from energy_data.core.node import Change, Cursor, Held, Mark, Node
+from energy_data.core.profiler import ENCODING
+from energy_data.core.sample import describe_source
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import LEFT_OUT, Call, LeftOut
 from energy_data.errors import DataError, SpecError
-from energy_data.failures import OnFailure
-from energy_data.meter import ENCODING
-from energy_data.node import Change, Cursor, Held, Mark, Node
-from energy_data.pending import PendingCursor, PendingNode, Stock, check_makes_again, gives_parts
-from energy_data.sample import describe_source
-from energy_data.spec import Gives, Spec
+from energy_data.nodes.buffered import (
+    PendingCursor,
+    PendingNode,
+    Stock,
+    check_makes_again,
+    gives_parts,
+)
 
 
 @frozen(kw_only=True)

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.keys import key
+from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.spec import Gives, Spec
 from energy_data.errors import SpecError
-from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.order.keys import key
+from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.permutation import permute
 from energy_data.order.tree import VirtualEpochOrder
-from energy_data.references import LeafTable, OrderSpec
-from energy_data.spec import Gives, Spec
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from energy_data.calls import Call
-from energy_data.context import Context
-from energy_data.meter import FILTERING
-from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.spec import Gives, Spec
+from energy_data.core.context import Context
+from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.profiler import FILTERING
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Call
 
 
 @frozen(kw_only=True)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from energy_data.calls import Call
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.failures import OnFailure
+from energy_data.core.node import Cursor, Node
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Call
 from energy_data.errors import DataError
-from energy_data.failures import OnFailure
-from energy_data.node import Cursor, Node
-from energy_data.spec import Gives, Spec
 
 
 @frozen(kw_only=True)

@@ -10,16 +10,22 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from energy_data.calls import Call
-from energy_data.context import Context
-from energy_data.damage import Fault
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault
+from energy_data.core.failures import OnFailure
+from energy_data.core.node import Mark
+from energy_data.core.profiler import COLLATING
+from energy_data.core.sample import describe_source
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.failures import OnFailure
-from energy_data.meter import COLLATING
-from energy_data.node import Mark
-from energy_data.pending import Patience, PendingCursor, PendingNode, check_makes_again, read_marked
-from energy_data.sample import describe_source
-from energy_data.spec import Gives, Spec
+from energy_data.nodes.buffered import (
+    Patience,
+    PendingCursor,
+    PendingNode,
+    check_makes_again,
+    read_marked,
+)
 
 
 @frozen(kw_only=True)

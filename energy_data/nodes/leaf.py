@@ -8,11 +8,11 @@ from typing import Any
 
 from attrs import frozen
 
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.leaves import Leaf
+from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import LeafOrder
-from energy_data.references import LeafTable, OrderSpec
 
 
 @frozen
@@ -37,7 +37,7 @@ class LeafSpec(OrderSpec):
 
     @classmethod
     def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> LeafSpec:
-        raise TypeError(f"leaf {said[1]!r}: a leaf needs its source; see energy_data.kinds")
+        raise TypeError(f"leaf {said[1]!r}: a leaf needs its source; see energy_data.nodes.kinds")
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> LeafOrder:
         entry = leaves.entry_of(context)

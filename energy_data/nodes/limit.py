@@ -8,10 +8,10 @@ from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.spec import Gives, Spec
 from energy_data.errors import SpecError
-from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.spec import Gives, Spec
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from energy_data.calls import LEFT_OUT, Call
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.profiler import MAPPING
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import LEFT_OUT, Call
 from energy_data.errors import DataError
-from energy_data.meter import MAPPING
-from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.spec import Gives, Spec
 
 
 @frozen(kw_only=True)

@@ -9,15 +9,16 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from energy_data.calls import Measure
-from energy_data.context import Context
-from energy_data.damage import Fault, shown
-from energy_data.documents import Buffer, Document, documents_of
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.node import Change, Held, Mark
+from energy_data.core.packing import Packing
+from energy_data.core.profiler import PACKING
+from energy_data.core.sample import describe_source
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Measure
 from energy_data.errors import DataError, SkipSample, SpecError, add_note
-from energy_data.meter import PACKING
-from energy_data.node import Change, Held, Mark
-from energy_data.packing import Packing
-from energy_data.pending import (
+from energy_data.nodes.buffered import (
     Patience,
     PendingCursor,
     PendingNode,
@@ -29,8 +30,7 @@ from energy_data.pending import (
     read_marked,
     taken_apart,
 )
-from energy_data.sample import describe_source
-from energy_data.spec import Gives, Spec
+from energy_data.nodes.packing_buffer import Buffer, Document, documents_of
 
 
 @frozen(kw_only=True)

@@ -11,14 +11,17 @@ from typing import Any
 
 from attrs import field, frozen
 
-from energy_data.calls import Call
-from energy_data.context import Context
-from energy_data.damage import Fault, shown
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.failures import OnFailure
+from energy_data.core.node import Change, Cursor, Mark
+from energy_data.core.profiler import PACKING
+from energy_data.core.running import RESTORE_KEY, restore_key
+from energy_data.core.sample import describe_source
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.failures import OnFailure
-from energy_data.meter import PACKING
-from energy_data.node import Change, Cursor, Mark
-from energy_data.pending import (
+from energy_data.nodes.buffered import (
     PendingCursor,
     PendingNode,
     Stock,
@@ -30,9 +33,6 @@ from energy_data.pending import (
     read_marked,
     taken_apart,
 )
-from energy_data.running import RESTORE_KEY, restore_key
-from energy_data.sample import describe_source
-from energy_data.spec import Gives, Spec
 
 
 @frozen(kw_only=True)

@@ -11,18 +11,18 @@ from typing import Any, Literal
 import numpy as np
 from attrs import frozen
 
-from energy_data.block import Integers, References
-from energy_data.context import Context
+from energy_data.core.block import Integers, References
+from energy_data.core.context import Context
+from energy_data.core.failures import ErrorHandler
+from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.profiler import READING
+from energy_data.core.running import RESTORE_KEY
+from energy_data.core.sample import Sample
+from energy_data.core.spec import Gives, Spec
+from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
-from energy_data.failures import ErrorHandler
-from energy_data.leaves import Leaf, leaf_entries
-from energy_data.meter import READING
-from energy_data.node import Change, Cursor, Mark, Node
-from energy_data.references import ReferencesNode, ReferencesSpec
-from energy_data.running import RESTORE_KEY
-from energy_data.sample import Sample
-from energy_data.source import Source
-from energy_data.spec import Gives, Spec
+from energy_data.nodes.leaves import Leaf, leaf_entries
+from energy_data.nodes.references import ReferencesNode, ReferencesSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar
 
 from attrs import frozen
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.spec import Gives, Spec
 from energy_data.errors import SpecError
-from energy_data.node import Change, Cursor, Mark, Node
+from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import RepeatOrder
-from energy_data.references import LeafTable, OrderSpec
-from energy_data.spec import Gives, Spec
 
 T = TypeVar("T")
 

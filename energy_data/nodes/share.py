@@ -9,16 +9,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
-from energy_data.calls import Call
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.failures import OnFailure
+from energy_data.core.node import Cursor, Node
+from energy_data.core.profiler import COLLATING
+from energy_data.core.running import RUNNING
+from energy_data.core.sample import describe_source
+from energy_data.core.spec import Gives, Spec
+from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.failures import OnFailure
-from energy_data.meter import COLLATING
-from energy_data.node import Cursor, Node
 from energy_data.order.quotas import quota
-from energy_data.running import RUNNING
-from energy_data.sample import describe_source
-from energy_data.spec import Gives, Spec
 
 MAX_EMPTY_DRAWS = 10_000  # in a row: blocks without a sample, or batches left out
 

@@ -10,17 +10,17 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
 
-from energy_data.context import Context
-from energy_data.crossed import crossed_leaves
-from energy_data.damage import Fault, shown
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.node import Cursor, Node
+from energy_data.core.spec import Gives, Spec
 from energy_data.errors import DataError, SpecError
-from energy_data.leaves import leaf_entries
-from energy_data.node import Cursor, Node
-from energy_data.past import Past, nodes_of, order_trees
-from energy_data.played import FadingCursor, Played, StagedCursor, carried_by, wrong_carried
-from energy_data.references import ReferencesNode
-from energy_data.spec import Gives, Spec
-from energy_data.stage import (
+from energy_data.nodes.crossed import crossed_leaves
+from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.past import Past, nodes_of, order_trees
+from energy_data.nodes.played import FadingCursor, Played, StagedCursor, carried_by, wrong_carried
+from energy_data.nodes.references import ReferencesNode
+from energy_data.nodes.stage import (
     Buffers,
     Resume,
     Stage,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from energy_data.order.keys import finalise
+from energy_data.core.keys import finalise
 
 _U64 = NDArray[np.uint64]
 _Shape = tuple[int, ...]

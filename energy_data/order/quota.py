@@ -9,9 +9,9 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from energy_data.core.keys import key as keyed
+from energy_data.core.keys import mix
 from energy_data.order.choice import WeightedChoice, check_draw, positive
-from energy_data.order.keys import key as keyed
-from energy_data.order.keys import mix
 from energy_data.order.permutation import permute
 from energy_data.order.splits import Numbers
 

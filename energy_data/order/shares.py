@@ -22,7 +22,7 @@ from copy import copy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from energy_data.order.keys import mix
+from energy_data.core.keys import mix
 from energy_data.order.permutation import permute
 
 Numbers = NDArray[np.int64]

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heapreplace
 import numpy as np
 from numpy.typing import NDArray
 
-from energy_data.order.keys import mix
+from energy_data.core.keys import mix
 from energy_data.order.permutation import permute
 
 Numbers = NDArray[np.int64]

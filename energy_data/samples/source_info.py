@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SourceInfo:
     """Where a sample, or a file that was added to it, was read.
 
-    The names of `energy_data.sample.SampleSource` lead to the same facts.
+    The names of `energy_data.core.sample.SampleSource` lead to the same facts.
     """
 
     dataset_path: str  # as opened

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.sample import Sample
+from energy_data.data.source import Source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
-from energy_data.sample import Sample
-from energy_data.source import Source
 from energy_data.sources.join_table import Kept, Member, Nonmatch, Table, load_table, open_table
 from energy_data.sources.tar_meta import SplitPart
 

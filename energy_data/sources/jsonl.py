@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.sample import Sample, SampleSource
+from energy_data.data.source import Source
 from energy_data.errors import SampleError, SpecError, StructureError
-from energy_data.sample import Sample, SampleSource
-from energy_data.source import Source
 from energy_data.sources.decode import decode_json
 from energy_data.sources.jsonl_index import SUFFIX, Offsets, load_jsonl_index, write_jsonl_index
 from energy_data.sources.subset import subset_range

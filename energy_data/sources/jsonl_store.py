@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from energy_data.core.sample import SampleSource
 from energy_data.errors import SpecError
-from energy_data.sample import SampleSource
 from energy_data.sources.jsonl import find_jsonl_index
 from energy_data.sources.jsonl_index import Offsets, load_jsonl_index
 from energy_data.storage.file_store import FileStore

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from energy_data.source import Source
+from energy_data.data.source import Source
 from energy_data.sources.dataset_yaml import check_dataset_config
 from energy_data.sources.decode import Overrides
 from energy_data.sources.jsonl import is_jsonl, open_jsonl

@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from energy_data.core.sample import SampleSource
 from energy_data.errors import SpecError
-from energy_data.sample import SampleSource
 from energy_data.sources.av_decoder import AVMetadata
 from energy_data.sources.media_facts import ImageMetadata, fact_of
 from energy_data.sources.tar_meta import FOLDER, SQLITE

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from energy_data.core.sample import Sample, SampleSource
 from energy_data.errors import SampleError
-from energy_data.sample import Sample, SampleSource
 from energy_data.sources.decode import Buffer, Decoding, skip_part
 from energy_data.sources.tar_headers import BLOCK, Fault, Member, are_idle, plain_header, walk
 from energy_data.sources.tar_names import split_name

@@ -8,8 +8,8 @@ from itertools import accumulate, repeat
 from typing import NamedTuple, Protocol
 
 from energy_data import compiled
+from energy_data.core.sample import SampleSource
 from energy_data.errors import StructureError
-from energy_data.sample import SampleSource
 from energy_data.sources.tar_headers import BLOCK
 from energy_data.sources.tar_index import KnownShard, Shard, index_beside, known_shard
 from energy_data.sources.tar_meta import SplitPart

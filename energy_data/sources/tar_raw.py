@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from energy_data import compiled
+from energy_data.core.rows import Row, Rows, make_row
+from energy_data.core.sample import Sample
 from energy_data.errors import SampleError
-from energy_data.rows import Row, Rows, make_row
-from energy_data.sample import Sample
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import read_alone, take_parts
 from energy_data.sources.tar_headers import BLOCK, are_idle, plain_header, plain_name, size_digits

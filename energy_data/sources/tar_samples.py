@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data import compiled
+from energy_data.core.sample import Sample, SampleSource
 from energy_data.errors import SampleError
-from energy_data.sample import Sample, SampleSource
 from energy_data.sources.decode import Buffer, decode_npy, decode_text, skip_part
 from energy_data.sources.raw_tensor import RawTensor
 from energy_data.sources.tar_alone import Decoders, Place, read_alone, read_plain

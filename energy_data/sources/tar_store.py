@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from energy_data.core.sample import SampleSource
 from energy_data.errors import SpecError, StructureError
-from energy_data.sample import SampleSource
 from energy_data.sources.av_decoder import AVMetadata
 from energy_data.sources.media_facts import ImageMetadata, fact_of
 from energy_data.sources.tar_headers import BLOCK, Fault, Member, plain_header, walk

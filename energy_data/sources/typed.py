@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.sample import SampleSource
+from energy_data.data.source import Source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError
-from energy_data.sample import SampleSource
 from energy_data.samples.crude import CrudeSample
 from energy_data.samples.source_info import SourceInfo
 from energy_data.samples.typed import Sample
-from energy_data.source import Source
 from energy_data.sources.dataset_yaml import PartsOf, Typing, read_dataset_yaml
 from energy_data.sources.decode import UNWANTED, Decoding
 from energy_data.sources.field_map import FieldMap, parse_access

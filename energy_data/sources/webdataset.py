@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data import compiled
+from energy_data.core.rows import new_rows
+from energy_data.core.sample import Sample, SampleSource
+from energy_data.data.source import Source
 from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
-from energy_data.rows import new_rows
-from energy_data.sample import Sample, SampleSource
-from energy_data.source import Source
 from energy_data.sources.decode import Decoding, Overrides
 from energy_data.sources.subset import subset_range
 from energy_data.sources.tar_alone import Decoders

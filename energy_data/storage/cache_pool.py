@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from energy_data.sample import SampleSource, add_source
+from energy_data.core.sample import SampleSource, add_source
 from energy_data.storage.file_store import FileStore
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from shutil import rmtree
 from typing import Any, Literal, TypeVar
 from weakref import finalize
 
+from energy_data.core.sample import SampleSource, add_source
 from energy_data.errors import SpecError
-from energy_data.sample import SampleSource, add_source
 from energy_data.storage.cache_pool import CachePool, Lazy, NoCachePool
 from energy_data.storage.file_store import DecodeFileStore, FileStore
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
+from energy_data.core.sample import SampleSource, add_source
 from energy_data.errors import SpecError
-from energy_data.sample import SampleSource, add_source
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from energy_data.memory import empty
-from energy_data.rows import Row, as_tensors, gathered, owned
+from energy_data.core.memory import empty
+from energy_data.core.rows import Row, as_tensors, gathered, owned
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
-from energy_data.packing import Packing
-from energy_data.rows import without_rows
+from energy_data.core.packing import Packing
+from energy_data.core.rows import without_rows
 from energy_data.tasks.collate import collate
 
 T_sample = TypeVar("T_sample")

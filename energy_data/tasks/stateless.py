@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar, overload
 
+from energy_data.core.rng import GlobalSeeds, sample_seed
 from energy_data.errors import SpecError
-from energy_data.randomness import GlobalSeeds, sample_seed
 
 F = TypeVar("F", bound=Callable[..., Any])
 

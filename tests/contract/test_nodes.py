@@ -13,16 +13,16 @@ from random_trees import random_trees
 from trees import KINDS, B, batches, finite, leaf, samples
 
 import energy_data.nodes
-from energy_data.context import Context
-from energy_data.damage import ANNOTATIONS, kinds_of
+from energy_data.core.context import Context
+from energy_data.core.cursor_check import ANNOTATIONS, kinds_of
+from energy_data.core.node import Cursor
+from energy_data.core.spec import Spec, kind_of
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
-from energy_data.leaves import Leaf
-from energy_data.node import Cursor
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
-from energy_data.spec import Spec, kind_of
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.testing import NumberSource, assert_resumes_exactly, record, take
 
 ALL = [

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from energy_data.metadataset.load import parse_metadataset
+from energy_data.config.load import parse_metadataset
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

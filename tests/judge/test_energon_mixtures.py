@@ -12,15 +12,15 @@ import pytest
 from plain import plain_sample
 from tars import write_tar
 
-from energy_data.context import Context
+from energy_data.config.compile import compile_split
+from energy_data.config.load import load
+from energy_data.config.opening import Options
+from energy_data.config.prepare import prepare_joins
+from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.leaves import Shuffle, leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import load
-from energy_data.metadataset.opening import Options
-from energy_data.metadataset.prepare import prepare_joins
+from energy_data.nodes.leaves import Shuffle, leaf_entries
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.sources.open import open_source
 from energy_data.sources.prepare import prepare
 from energy_data.sources.typed import open_typed

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from energy_data import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energy_data.packing import Packing
+from energy_data.core.packing import Packing
 
 BLEND = """splits:
   train:

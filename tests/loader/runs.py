@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from energy_data.context import WorkerConfig
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.loader import Loader
-from energy_data.spec import Spec
+from energy_data.core.context import WorkerConfig
+from energy_data.core.spec import Spec
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.loader import Loader
 
 
 def loader_of(spec: Spec, rank: int = 0, ranks: int = 1, lanes: int | None = 24, **facts) -> Loader:

@@ -8,11 +8,11 @@ from itertools import islice
 
 from trees import leaf, samples
 
-from energy_data.context import WorkerConfig
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.exchange import Exchange, Message, StepsError, answer
-from energy_data.loader.step_known import in_shares
-from energy_data.loader.step_loader import StepLoader
+from energy_data.core.context import WorkerConfig
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.exchange import Exchange, Message, StepsError, answer
+from energy_data.loading.step_known import in_shares
+from energy_data.loading.step_loader import StepLoader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.steps.rules import DocsPerStep
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from trees import leaf, samples
 
-from energy_data.loader import draft
-from energy_data.loader.arena import ArenaFullError, ArenaReader, ArenaWriter
+from energy_data.loading.transport import draft
+from energy_data.loading.transport.arena import ArenaFullError, ArenaReader, ArenaWriter
 from energy_data.nodes.batch import BatchSpec
 from loader.workers import descriptors, worker_loader
 

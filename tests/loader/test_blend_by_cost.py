@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from trees import A, B, batches, leaf, numbers, samples
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.keys import key
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
-from energy_data.order.keys import key
 from loader.runs import loaders_of, run
 
 SHORT, LONG = leaf("short", 70_000), leaf("long", 9000)

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import batches
 
-from energy_data.budget import check_repetitions, feasible_shares
+from energy_data.config.compile import compile_stream
+from energy_data.config.feasibility import check_repetitions, feasible_shares
+from energy_data.config.load import load_metadataset
 from energy_data.errors import DataError, SpecError
-from energy_data.leaves import Leaf
-from energy_data.metadataset.compile import compile_stream
-from energy_data.metadataset.load import load_metadataset
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.pipeline import Pipeline
-from energy_data.references import ReferencesSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import NumberSource
 from loader.runs import loader_of, loaders_of, run
 

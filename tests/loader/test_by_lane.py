@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trees import batches, leaf, samples
 
 from energy_data.errors import StateMismatchError
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 from loader.runs import in_order, loaders_of
 from loader.steps import STREAM, ranks_of, take
 

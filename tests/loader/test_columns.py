@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from energy_data.loader import columns
-from energy_data.loader.arena import ArenaReader, ArenaWriter
-from energy_data.loader.columns import with_columns
-from energy_data.sample import SampleSource
+from energy_data.core.sample import SampleSource
+from energy_data.loading import columns
+from energy_data.loading.columns import with_columns
+from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
 ONE, TWO = SampleSource("/data/a", "0.tar", 3), SampleSource("/data/b", "1.tar", "key")
 

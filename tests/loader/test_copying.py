@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energy_data import compiled
-from energy_data.loader import arena, copying
-from energy_data.loader.arena import ArenaReader, ArenaWriter
-from energy_data.loader.copying import WAYS, Copier, PastCaches
+from energy_data.loading import arena, copying
+from energy_data.loading.copying import WAYS, Copier, PastCaches
+from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
 MIB = 1 << 20
 all_ways = pytest.mark.skipif(

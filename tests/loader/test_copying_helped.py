@@ -84,7 +84,7 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(vo
 
 BEGIN = """
 import ctypes, mmap, os, random, signal, sys, time
-from energy_data.loader.copying import PastCaches
+from energy_data.loading.copying import PastCaches
 
 libc = ctypes.CDLL(None)
 is_on, asked, joinable, ended = (

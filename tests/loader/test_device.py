@@ -13,13 +13,13 @@ import pytest
 import torch
 from trees import B, finite, leaf, numbers, samples
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.errors import SkipSample
-from energy_data.loader.cuda import Cuda
-from energy_data.loader.device import OnDevice, with_tensors
-from energy_data.loader.host import InProcess
-from energy_data.loader.loader import Loader
-from energy_data.loader.run import Run
+from energy_data.loading.lanes import InProcess
+from energy_data.loading.loader import Loader
+from energy_data.loading.run import Run
+from energy_data.loading.transport.cuda import Cuda
+from energy_data.loading.transport.device import OnDevice, with_tensors
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.limit import LimitSpec
 from loader.runs import in_order

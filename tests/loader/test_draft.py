@@ -12,8 +12,8 @@ import pytest
 import torch
 from trees import leaf, samples
 
-from energy_data.loader.arena import ArenaFullError, ArenaReader, ArenaWriter
-from energy_data.memory import MakingIn, empty
+from energy_data.core.memory import MakingIn, empty
+from energy_data.loading.transport.arena import ArenaFullError, ArenaReader, ArenaWriter
 from energy_data.nodes.batch import BatchSpec
 from energy_data.tasks.collate import collate
 from loader.workers import worker_loader

@@ -12,12 +12,12 @@ import torch
 from trees import finite, leaf, samples
 
 from energy_data.errors import SpecError
-from energy_data.leaves import Shuffle
-from energy_data.loader.ends import emptied, with_values
+from energy_data.loading.epoch_end import emptied, with_values
 from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from loader.runs import loaders_of
 
 

@@ -19,11 +19,11 @@ import torch
 from trees import batches, samples
 
 from energy_data.errors import EnergyDataError, SpecError
-from energy_data.leaves import Leaf
-from energy_data.loader import pool, process, wire
-from energy_data.loader.crew import PoolOptions, WorkerError
-from energy_data.loader.wire import Go
+from energy_data.loading import pool, process, wire
+from energy_data.loading.crew import PoolOptions, WorkerError
+from energy_data.loading.wire import Go
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from loader import encoders
 from loader.encoders import collating, encoding
 from loader.own_time import OwnTime, until

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.loader.arena import ArenaReader, ArenaWriter
-from energy_data.loader.flat import flattened
-from energy_data.memory import MakingIn, empty
-from energy_data.sample import SampleSource
+from energy_data.core.memory import MakingIn, empty
+from energy_data.core.sample import SampleSource
+from energy_data.loading.flat import flattened
+from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
 MIB = 1 << 20
 LARGE = 2000  # numbers

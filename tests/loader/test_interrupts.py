@@ -10,7 +10,7 @@ import pytest
 from interrupting import interrupted
 from trees import A, B, finite, leaf
 
-from energy_data.loader import (
+from energy_data.loading import (
     crew,
     device,
     exchange,

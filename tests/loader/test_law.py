@@ -16,7 +16,7 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from loader.runs import in_order, loader_of, loaders_of, run, run_in_step
 
 RANKS = [1, 2, 3, 4, 8]

@@ -7,17 +7,17 @@ from collections import Counter
 import pytest
 from trees import batches, leaf, not_third, samples
 
+from energy_data.config.compile import compile_split, compile_stream
+from energy_data.config.load import load_metadataset
 from energy_data.errors import DataError, SpecError
-from energy_data.metadataset.compile import compile_split, compile_stream
-from energy_data.metadataset.load import load_metadataset
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock
-from energy_data.pipeline import Pipeline
-from energy_data.references import ReferencesSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import NumberSource
 from loader.runs import loader_of, loaders_of, run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from energy_data.errors import StateMismatchError
-from energy_data.loader.state import READS
+from energy_data.loading.checkpoint.run_state import READS
 from loader.old_runs import ALONE, PACKED, RUNS, STAGED, batches, loaders, write
 
 SAVED = {

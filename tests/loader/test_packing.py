@@ -23,20 +23,20 @@ from trees import (
     staged,
 )
 
+from energy_data.core.packing import Packing, Quota
 from energy_data.errors import StateError
-from energy_data.leaves import Shuffle
-from energy_data.loader.blob import pack_marks, unpack_marks
-from energy_data.loader.crew import WorkerError
-from energy_data.loader.state import RunState
+from energy_data.loading.checkpoint.codec import pack_marks, unpack_marks
+from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.crew import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.packing import Packing, Quota
-from energy_data.references import ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
 from loader import encoders
 from loader.runs import loader_of, loaders_of, run, run_in_step
 from loader.workers import QUICK, is_alive, processes, worker_loader

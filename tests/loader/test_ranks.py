@@ -19,9 +19,9 @@ RANK = """
 import json, sys
 from pathlib import Path
 from torch import distributed
-from energy_data.context import default_worker_config
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.loader import Loader
+from energy_data.core.context import default_worker_config
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.loader import Loader
 from attrs import evolve
 from loader.test_ranks import SPEC
 from itertools import islice

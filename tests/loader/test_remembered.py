@@ -21,8 +21,8 @@ from trees import (
 )
 
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loader.ledger import Ledgers
-from energy_data.loader.state import RunState
+from energy_data.loading.checkpoint.ledger import Ledgers
+from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
@@ -30,9 +30,9 @@ from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.nodes.past import held
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.past import held
-from energy_data.stage import Stage
 from loader.runs import in_order, loader_of
 
 A, B, C = leaf("a", 40), leaf("b", 23), leaf("c", 9)

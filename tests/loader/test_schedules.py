@@ -8,15 +8,15 @@ from collections import Counter
 import pytest
 from trees import LATER, UP, batches, leaf
 
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.loader.tree import TreeRecord
+from energy_data.loading.checkpoint.tree import TreeRecord
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.references import ReferencesSpec
 from loader.runs import loader_of, loaders_of, run
 from loader.workers import worker_loader
 

@@ -15,15 +15,15 @@ import torch
 from rich.console import Console
 from trees import A, B, finite, leaf, numbers, samples
 
-from energy_data.leaves import Leaf
-from energy_data.loader import progress
-from energy_data.loader.starvation import in_words
-from energy_data.meter import ENCODING, HELD, OTHER, READING, STARTING, Amount, Meter, Spent
+from energy_data.core.profiler import ENCODING, HELD, OTHER, READING, STARTING, Amount, Meter, Spent
+from energy_data.loading import progress
+from energy_data.loading.starvation import in_words
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.limit import LimitSpec
 from energy_data.testing import NumberSource
 from loader.encoders import SlowSource, slow_to_collate, slow_to_encode
@@ -221,7 +221,7 @@ def test_the_bar_knows_how_many_batches_a_rank_gets(rank, even):
 
 
 def test_without_a_terminal_nothing_is_shown_and_a_line_is_logged(caplog):
-    caplog.set_level(logging.INFO, "energy_data.loader.progress")
+    caplog.set_level(logging.INFO, "energy_data.loading.progress")
     hidden = Console(file=io.StringIO())
     loader = worker_loader(PASS, workers=0, from_start=True)
     assert len(list(loader.with_progress(console=hidden))) == 7

@@ -16,14 +16,14 @@ from random_trees import random_trees
 from trees import KINDS, A, B, batches, finite, leaf, samples
 
 from energy_data import merge_states
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import (
     StateError,
     StateIncompleteError,
     StateMismatchError,
     StateMissingError,
 )
-from energy_data.loader.tree import TreeRecord, order_trees
+from energy_data.loading.checkpoint.tree import TreeRecord, order_trees
 from energy_data.nodes.blend import BlendSpec, Part
 from loader.runs import in_order, loader_of, loaders_of, run
 

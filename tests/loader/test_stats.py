@@ -13,7 +13,7 @@ from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.references import Leaf
+from energy_data.nodes.references import Leaf
 from energy_data.testing import NumberSource
 from loader.runs import in_order, loader_of
 

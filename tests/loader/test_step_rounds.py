@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from energy_data.loader.step_rounds import blank
+from energy_data.loading.step_rounds import blank
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from energy_data import (
     get_train_dataset,
 )
 from energy_data.errors import SpecError
-from energy_data.loader import step_loader
+from energy_data.loading import step_loader
 from loader.steps import plain, ranks_of, stream, take
 
 

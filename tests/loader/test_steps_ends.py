@@ -9,13 +9,13 @@ import torch
 from trees import leaf
 
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.leaves import Shuffle
-from energy_data.loader.exchange import StepsError
+from energy_data.loading.exchange import StepsError
 from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.references import ReferencesSpec
-from energy_data.stage import Stage
 from loader.runs import in_order, loader_of
 from loader.steps import STREAM, Hub, numbered, ranks_of, stream, take, together
 

@@ -9,6 +9,9 @@ import pytest
 import torch
 from attrs import evolve
 
+from energy_data.core.failures import OnFailure
+from energy_data.core.packing import Packing, Quota
+from energy_data.core.rng import sample_rng
 from energy_data.errors import (
     DataError,
     FatalSampleError,
@@ -16,12 +19,9 @@ from energy_data.errors import (
     SpecError,
     StateMismatchError,
 )
-from energy_data.failures import OnFailure
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
-from energy_data.packing import Packing, Quota
-from energy_data.randomness import sample_rng
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from loader.steps import Hub, numbered, ranks_of, stream, take, take_steps
 from loader.test_steps_ends import one_pass

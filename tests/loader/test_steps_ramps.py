@@ -9,10 +9,10 @@ import pytest
 from trees import leaf, numbers, samples
 
 from energy_data.errors import SpecError
-from energy_data.fade import Fade
 from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.fade import Fade
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 from loader.runs import in_order, loader_of
 from loader.steps import numbered, ranks_of, take
 

@@ -19,23 +19,23 @@ import json, os, signal, sys, time
 from itertools import islice
 from pathlib import Path
 from torch import distributed
-from energy_data.context import default_worker_config
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.exchange import StepsError
-from energy_data.loader.exchange_gloo import GlooExchange, _Wires
-from energy_data.loader.step_loader import StepLoader
+from energy_data.core.context import default_worker_config
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.exchange import StepsError
+from energy_data.loading.exchange_gloo import GlooExchange, _Wires
+from energy_data.loading.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from contextlib import nullcontext
 import numpy as np
 import torch
 from attrs import evolve
 from torch.nn.parallel import DistributedDataParallel
-from energy_data.loader.step_known import in_shares
+from energy_data.loading.step_known import in_shares
 from loader.steps import STREAM, plain, stream, varying
 from loader.test_steps_gradients import EXACT, documents, tiny_model
 from loader.test_steps_ends import one_pass
 from loader.test_steps_stages import EXACT as STAGES, MIXED, RULES, SPEC
-from energy_data.loader.step_stages import for_steps
+from energy_data.loading.step_stages import for_steps
 
 def failing(batch):
     failing.calls += 1

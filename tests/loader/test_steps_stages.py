@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import leaf, samples
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateMismatchError
-from energy_data.loader.crew import PoolOptions
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.device import OnDevice
-from energy_data.loader.hosts import host_of
-from energy_data.loader.step_loader import StepLoader
-from energy_data.loader.step_stages import for_steps
+from energy_data.loading.crew import PoolOptions
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.hosts import host_of
+from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.step_stages import for_steps
+from energy_data.loading.transport.device import OnDevice
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 from energy_data.steps.counts import counts_of
 from energy_data.steps.rules import DocsPerStep
 from loader.runs import loader_of

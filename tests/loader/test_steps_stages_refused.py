@@ -6,13 +6,13 @@ import pytest
 from attrs import evolve
 from trees import UP, leaf, samples
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.errors import SpecError
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.loader import Loader
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.loader import Loader
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.stage import DataEnd
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import DataEnd
 from loader.test_steps_stages import LARGE, MIXED, RULES, SPEC, ranks_of, rule, staged
 
 

@@ -8,13 +8,13 @@ from itertools import islice
 import pytest
 from trees import finite, leaf
 
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loader.crew import PoolOptions
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.exchange import StepsError
-from energy_data.loader.hosts import host_of
-from energy_data.loader.step_loader import StepLoader
+from energy_data.loading.crew import PoolOptions
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.exchange import StepsError
+from energy_data.loading.hosts import host_of
+from energy_data.loading.step_loader import StepLoader
 from energy_data.steps.rules import DocsPerStep
 from loader.runs import loader_of
 from loader.steps import (

@@ -10,15 +10,15 @@ from itertools import islice
 import pytest
 import torch
 
-from energy_data.context import WorkerConfig
-from energy_data.loader.arena import ArenaFullError
-from energy_data.loader.crew import PoolOptions
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.device import OnDevice
-from energy_data.loader.host import InProcess
-from energy_data.loader.loader import Loader
-from energy_data.loader.pool import Pool
-from energy_data.loader.step_loader import StepLoader
+from energy_data.core.context import WorkerConfig
+from energy_data.loading.crew import PoolOptions
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.lanes import InProcess
+from energy_data.loading.loader import Loader
+from energy_data.loading.pool import Pool
+from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.transport.arena import ArenaFullError
+from energy_data.loading.transport.device import OnDevice
 from energy_data.steps.rules import DocsPerStep
 from loader.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying
 from loader.test_device import DEVICE, FakeCuda

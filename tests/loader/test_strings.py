@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energy_data.compiled import COPY
-from energy_data.loader import strings
-from energy_data.loader.arena import ArenaReader, ArenaWriter
+from energy_data.loading import strings
+from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
 MIB = 1 << 20
 

@@ -16,12 +16,12 @@ import torch
 from interrupting import take_among_interrupts
 from trees import batches, finite, leaf, samples
 
-from energy_data.leaves import Leaf
-from energy_data.loader import threads
-from energy_data.loader.crew import WorkerError
+from energy_data.loading import threads
+from energy_data.loading.crew import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.tasks.stateless import stateless
 from energy_data.testing import NumberSource
 from loader import encoders

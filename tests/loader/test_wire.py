@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from energy_data.loader.wire import Line, Message, receive, send
+from energy_data.loading.wire import Line, Message, receive, send
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from trees import batches, samples
 
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.references import Leaf
+from energy_data.nodes.references import Leaf
 from loader import encoders
 from loader.encoders import collating
 from loader.workers import worker_loader

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from trees import A, B, C, batches, leaf, not_third, samples
 
-from energy_data.context import WorkerConfig
-from energy_data.loader.crew import PoolOptions
-from energy_data.loader.dataset import Dataset
-from energy_data.loader.hosts import host_of
-from energy_data.loader.loader import Loader
-from energy_data.loader.process import WorkerProcess
+from energy_data.core.context import WorkerConfig
+from energy_data.core.spec import Spec
+from energy_data.loading.crew import PoolOptions
+from energy_data.loading.dataset import Dataset
+from energy_data.loading.hosts import host_of
+from energy_data.loading.loader import Loader
+from energy_data.loading.process import WorkerProcess
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.filter import FilterSpec
-from energy_data.spec import Spec
 
 BLEND = BlendSpec((Part(A, 5), Part(B, 2), Part(C, 1), Part(leaf("d", 23), 0.5)))
 STREAM = batches(FilterSpec(of=samples(BLEND), predicate=not_third), 4)

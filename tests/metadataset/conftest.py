@@ -5,8 +5,8 @@ from textwrap import dedent
 
 import pytest
 
+from energy_data.data.source import Source
 from energy_data.errors import SpecError
-from energy_data.source import Source
 
 NUM_SAMPLES = 100
 

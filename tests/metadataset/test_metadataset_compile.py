@@ -3,18 +3,18 @@ from time import perf_counter
 
 import pytest
 
+from energy_data.config.compile import compile_split
+from energy_data.config.describe import describe_tree
+from energy_data.config.load import load, parse_metadataset
+from energy_data.core.spec import kind_of
 from energy_data.errors import SpecError, StructureError
-from energy_data.leaves import distinct_leaves, leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.describe import describe_tree
-from energy_data.metadataset.load import load, parse_metadataset
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import distinct_leaves, leaf_entries
 from energy_data.nodes.repeat import RepeatSpec
-from energy_data.spec import kind_of
 
 
 def compiled(node, datasets, split="train", **options):

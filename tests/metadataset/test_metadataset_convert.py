@@ -2,9 +2,9 @@ from textwrap import dedent
 
 import pytest
 
+from energy_data.config.kinds import KINDS
+from energy_data.config.load import load_metadataset, parse_metadataset
 from energy_data.errors import SpecError
-from energy_data.metadataset.kinds import KINDS
-from energy_data.metadataset.load import load_metadataset, parse_metadataset
 
 
 def faults(text):

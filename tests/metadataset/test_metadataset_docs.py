@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tars import write_tar
 
+from energy_data.config.compile import compile_split
+from energy_data.config.definitions import FileDefinition, keys_of
+from energy_data.config.kinds import GROUPS, KINDS, PARTS
+from energy_data.config.load import load
 from energy_data.errors import SpecError
-from energy_data.leaves import leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.definitions import FileDefinition, keys_of
-from energy_data.metadataset.kinds import GROUPS, KINDS, PARTS
-from energy_data.metadataset.load import load
+from energy_data.nodes.leaves import leaf_entries
 from energy_data.sources.prepare import prepare
 from energy_data.sources.webdataset import open_dataset
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from energy_data.config.compile import compile_split, compile_stream, steps_of
+from energy_data.config.load import load, parse_metadataset
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
-from energy_data.metadataset.compile import compile_split, compile_stream, steps_of
-from energy_data.metadataset.load import load, parse_metadataset
-from energy_data.metadataset.resolve import resolve
-from energy_data.pipeline import Pipeline
 from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 
 
 def parsed(node):

@@ -4,13 +4,13 @@ import pytest
 from tars import write_tar
 
 from energy_data import get_train_dataset
+from energy_data.config.compile import compile_split
+from energy_data.config.load import load, parse_metadataset
+from energy_data.config.opening import Options
+from energy_data.config.resolve import expand, resolve
+from energy_data.config.twigs import twigs
 from energy_data.errors import SpecError
-from energy_data.leaves import leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import load, parse_metadataset
-from energy_data.metadataset.opening import Options
-from energy_data.metadataset.resolve import expand, resolve
-from energy_data.metadataset.twigs import twigs
+from energy_data.nodes.leaves import leaf_entries
 
 
 def leaves(path, datasets, mode="train", **options):

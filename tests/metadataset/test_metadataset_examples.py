@@ -6,14 +6,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from energy_data.cli.stream import AnyTask
-from energy_data.leaves import leaf_entries
-from energy_data.metadataset.compile import compile_split, compile_stream
-from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.load import load, load_metadataset, parse_metadataset
-from energy_data.metadataset.read import read_text
-from energy_data.metadataset.resolve import resolve
-from energy_data.metadataset.schema import metadataset_schema
-from energy_data.pipeline import Pipeline
+from energy_data.config.compile import compile_split, compile_stream
+from energy_data.config.faults import Faults
+from energy_data.config.load import load, load_metadataset, parse_metadataset
+from energy_data.config.read import read_text
+from energy_data.config.resolve import resolve
+from energy_data.config.schema import metadataset_schema
+from energy_data.nodes.leaves import leaf_entries
+from energy_data.tasks.pipeline import Pipeline
 
 FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))
 

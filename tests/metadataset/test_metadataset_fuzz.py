@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energy_data.config.load import load_metadataset, parse_metadataset
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
-from energy_data.metadataset.load import load_metadataset, parse_metadataset
-from energy_data.metadataset.resolve import resolve
 
 GOOD = {
     "__module__": "megatron.energon",

@@ -11,12 +11,12 @@ from tars import write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
+from energy_data.config.compile import compile_split
+from energy_data.config.load import load, load_metadataset
+from energy_data.config.opening import Options
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
-from energy_data.leaves import leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import load, load_metadataset
-from energy_data.metadataset.opening import Options
-from energy_data.metadataset.resolve import resolve
+from energy_data.nodes.leaves import leaf_entries
 from energy_data.samples.images import CaptioningSample
 from energy_data.sources import join_table
 from energy_data.sources.open import open_source

@@ -3,11 +3,11 @@ import re
 
 import pytest
 
+from energy_data.config import load as loading
+from energy_data.config.load import load, load_metadataset, parse_metadataset
+from energy_data.config.resolve import expand
+from energy_data.config.twigs import twigs
 from energy_data.errors import SpecError
-from energy_data.metadataset import load as loading
-from energy_data.metadataset.load import load, load_metadataset, parse_metadataset
-from energy_data.metadataset.resolve import expand
-from energy_data.metadataset.twigs import twigs
 
 
 def faults(path):

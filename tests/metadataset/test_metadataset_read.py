@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energy_data.metadataset import read
-from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.read import read_data, read_text
+from energy_data.config import read
+from energy_data.config.faults import Faults
+from energy_data.config.read import read_data, read_text
 
 
 def read_all(text):

@@ -6,10 +6,10 @@ import tarfile
 import numpy as np
 import pytest
 
+from energy_data.config.compile import compile_split
+from energy_data.config.load import load
 from energy_data.errors import SpecError
-from energy_data.leaves import leaf_entries
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import load
+from energy_data.nodes.leaves import leaf_entries
 from energy_data.sources.webdataset import open_dataset
 
 

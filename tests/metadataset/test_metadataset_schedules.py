@@ -2,11 +2,11 @@
 
 import pytest
 
+from energy_data.config.compile import compile_split
+from energy_data.config.describe import describe_tree
+from energy_data.config.load import load_metadataset, parse_metadataset
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.describe import describe_tree
-from energy_data.metadataset.load import load_metadataset, parse_metadataset
-from energy_data.metadataset.resolve import resolve
 from energy_data.order.schedule import Schedule
 
 

@@ -3,17 +3,17 @@ from copy import deepcopy
 import pytest
 from jsonschema import Draft202012Validator
 
+from energy_data.config.definitions import FileDefinition, keys_of
+from energy_data.config.faults import Faults
+from energy_data.config.kind_blend import BlendDefinition
+from energy_data.config.kind_join import JoinDefinition, JoinedPart
+from energy_data.config.kind_mix import MixedPart
+from energy_data.config.kind_staged import StagePart
+from energy_data.config.kinds import KINDS, PARTS
+from energy_data.config.load import parse_metadataset
+from energy_data.config.read import read_text
+from energy_data.config.schema import metadataset_schema
 from energy_data.errors import SpecError
-from energy_data.metadataset.definitions import FileDefinition, keys_of
-from energy_data.metadataset.faults import Faults
-from energy_data.metadataset.kind_blend import BlendDefinition
-from energy_data.metadataset.kind_join import JoinDefinition, JoinedPart
-from energy_data.metadataset.kind_mix import MixedPart
-from energy_data.metadataset.kind_staged import StagePart
-from energy_data.metadataset.kinds import KINDS, PARTS
-from energy_data.metadataset.load import parse_metadataset
-from energy_data.metadataset.read import read_text
-from energy_data.metadataset.schema import metadataset_schema
 
 SCHEMA = metadataset_schema()
 

@@ -4,21 +4,21 @@ from fractions import Fraction
 
 import pytest
 
-from energy_data.context import Context
+from energy_data.config.compile import compile_split
+from energy_data.config.load import parse_metadataset
+from energy_data.core.context import Context
+from energy_data.core.keys import mix
 from energy_data.errors import SpecError
-from energy_data.leaves import Leaf
-from energy_data.lengths import blend_by_tokens, mean_tokens
-from energy_data.metadataset.compile import compile_split
-from energy_data.metadataset.load import parse_metadataset
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
-from energy_data.order.keys import mix
+from energy_data.nodes.token_weights import blend_by_tokens, mean_tokens
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.references import ReferencesSpec
 from energy_data.testing import NumberSource
 
 

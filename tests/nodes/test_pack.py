@@ -10,12 +10,12 @@ import pytest
 import torch
 from trees import cut, finite, leaf, lengths, packs, references, samples
 
-from energy_data.context import Context
+from energy_data.core.context import Context
+from energy_data.core.packing import CutFields, Joined, Packing, Quota
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.packing import CutFields, Joined, Packing, Quota
 
 LENGTHS = np.random.default_rng(0).lognormal(6, 1, 5000).clip(1, 2048).astype(int).tolist()
 

@@ -23,7 +23,7 @@ from trees import (
     selected,
 )
 
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import DataError, SkipSample, SpecError, StateError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
@@ -243,7 +243,7 @@ def test_a_pack_of_nothing_is_a_damaged_state():
 
 
 def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang(monkeypatch):
-    monkeypatch.setattr("energy_data.pending.MAX_EMPTY_BLOCKS", 300)
+    monkeypatch.setattr("energy_data.nodes.buffered.MAX_EMPTY_BLOCKS", 300)
     nothing = FilterSpec(of=samples(leaf("x", 5)), predicate=lambda _: False)
     for spec in (groups(nothing), selected(nothing), batches(EncodeSpec(of=nothing, encode=parts))):
         with pytest.raises(DataError, match="no sample came through"):
@@ -284,7 +284,7 @@ def test_a_collate_that_leaves_every_batch_out_is_an_error_and_not_a_hang():
     ],
 )
 def test_what_leaves_everything_out_is_an_error_and_not_a_hang(spec, monkeypatch):
-    monkeypatch.setattr("energy_data.node.MAX_EMPTY_DRAWS", 300)
-    monkeypatch.setattr("energy_data.pending.MAX_EMPTY_BLOCKS", 300)
+    monkeypatch.setattr("energy_data.core.node.MAX_EMPTY_DRAWS", 300)
+    monkeypatch.setattr("energy_data.nodes.buffered.MAX_EMPTY_BLOCKS", 300)
     with pytest.raises(DataError, match=r"no (sample|item) came through in 300"):
         taken(spec, 1)

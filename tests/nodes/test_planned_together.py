@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import leaf
 
-from energy_data.before import Before
-from energy_data.context import Context
-from energy_data.leaves import Shuffle
+from energy_data.core.context import Context
+from energy_data.nodes.before import Before
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
+from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.references import ReferencesSpec
 from energy_data.order import choice
 from energy_data.order.shares import Shares
 from energy_data.order.splits import Splits
-from energy_data.references import ReferencesSpec
 
 LANES = 4
 A, B, C = leaf("a", 50), leaf("b", 9), leaf("c", 1)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energy_data.core.keys import key, mix
 from energy_data.order.epochized import EpochizedChoice
-from energy_data.order.keys import key, mix
 from energy_data.order.shares import Shares
 
 GOLDEN = {

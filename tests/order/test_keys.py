@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from energy_data.order.keys import key, mix
+from energy_data.core.keys import key, mix
 
 GOLDEN_KEYS = {
     (): 0x9E3779B97F4A7C15,

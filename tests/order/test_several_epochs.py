@@ -7,8 +7,8 @@ import pytest
 from attrs import evolve
 from trees import MIXING, references
 
+from energy_data.core.keys import key
 from energy_data.errors import SpecError
-from energy_data.order.keys import key
 from energy_data.order.several_epochs import SeveralEpochs, epochs_mixed, shares_of
 from energy_data.order.shares import Shares
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.order.keys import key, mix
+from energy_data.core.keys import key, mix
 from energy_data.order.shares import Shares
 
 GOLDEN = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from energy_data.core.sample import SampleSource
 from energy_data.errors import SpecError
-from energy_data.sample import SampleSource
 from energy_data.sources.system_store import SystemFileStore
 from energy_data.storage.cache_pool import DirectLazy, MockLazy, NoCachePool
 from energy_data.storage.file_cache import FileStoreCachePool

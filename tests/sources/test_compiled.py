@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tars import one_shard, sample_files, write_tar
 
 from energy_data import RawTensor, SampleError, StructureError, compiled
-from energy_data.rows import Row
+from energy_data.core.rows import Row
 from energy_data.sources import tar_raw, tar_samples
 from energy_data.sources.prepare import prepare
 from energy_data.sources.tar_headers import are_idle

@@ -11,8 +11,8 @@ from multiprocessing import get_context
 import pytest
 from tars import sample_files, write_tar
 
+from energy_data.core.sample import SampleSource
 from energy_data.errors import SpecError, StructureError
-from energy_data.sample import SampleSource
 from energy_data.sources.prepare import prepare
 from energy_data.sources.system_store import SystemFileStore
 from energy_data.sources.tar_store import WebdatasetFileStore

@@ -26,10 +26,10 @@ from trees import samples
 from energy_data import (
     DefaultTaskEncoder,
 )
-from energy_data.leaves import Leaf
+from energy_data.core.rows import make_row, new_rows
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
-from energy_data.rows import make_row, new_rows
+from energy_data.nodes.leaves import Leaf
 from energy_data.sources import webdataset
 from energy_data.sources.decode import Decoding
 from energy_data.sources.prepare import prepare

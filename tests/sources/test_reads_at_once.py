@@ -16,7 +16,7 @@ import pytest
 from tars import one_shard, sample_files
 
 from energy_data import RawTensor, compiled
-from energy_data.rows import Row, new_rows
+from energy_data.core.rows import Row, new_rows
 from energy_data.sources import tar_samples
 from energy_data.sources.decode import decode_text
 from energy_data.sources.tar_layout import locate

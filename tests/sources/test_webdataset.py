@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tars import bare, dataset, expected, one_shard, read_all, sample_files, write_tar
 
+from energy_data.core.sample import SampleSource
 from energy_data.errors import ExcludedError, SpecError, StructureError
-from energy_data.sample import SampleSource
 from energy_data.sources.prepare import prepare
 from energy_data.sources.webdataset import open_dataset
 

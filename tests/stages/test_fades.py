@@ -14,12 +14,12 @@ from loader.runs import flat, in_order, loader_of, loaders_of, run
 from loader.workers import worker_loader
 from trees import batches, groups, leaf, packs, samples
 
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.fade import Fade
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.fade import Fade
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 from energy_data.testing import assert_resumes_exactly
 
 X, Y, Z = leaf("x", 100), leaf("y", 60), leaf("z", 80)

@@ -10,15 +10,15 @@ import pytest
 from loader.runs import loaders_of, run
 from trees import leaf
 
-from energy_data.context import Context
+from energy_data.config.compile import compile_stream
+from energy_data.config.load import load_metadataset
+from energy_data.config.resolve import resolve
+from energy_data.core.context import Context
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.metadataset.compile import compile_stream
-from energy_data.metadataset.load import load_metadataset
-from energy_data.metadataset.resolve import resolve
-from energy_data.pipeline import Pipeline
-from energy_data.plan import Plan
-from energy_data.ramp import ramped
+from energy_data.nodes.ramp import ramped
+from energy_data.nodes.run_plan import Plan
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import NumberSource
 
 SIZES = {"a": 3000, "b": 700, "c": 400}
@@ -226,7 +226,7 @@ def test_the_plan_and_the_log_tell_of_a_ramp_of_steps(caplog):
     spec = stream(BEFORE, LONG)
     said = "  Ramp: linear over 30 steps, 60 of 150 micro-batches are of the stage before"
     assert said in list(Plan(spec).lines())
-    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+    with caplog.at_level("INFO", "energy_data.loading.transitions"):
         drawn(spec, rounds=200)
     assert caplog.text.count("STAGE TRANSITION") == 1
     assert "fades out step by step (linear): it makes 15 of the next 30 steps" in caplog.text

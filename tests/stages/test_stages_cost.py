@@ -9,11 +9,11 @@ from attrs import evolve
 from loader.runs import in_order, loader_of
 from trees import batches, faded, leaf, packs, samples, staged
 
-from energy_data import planned as planned_draws
-from energy_data import references
-from energy_data.context import Context
-from energy_data.fade import Fade
+from energy_data.core.context import Context
+from energy_data.nodes import plan_cache as planned_draws
+from energy_data.nodes import references
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.fade import Fade
 from energy_data.nodes.staged import StagedSpec
 
 MIXED = BlendSpec(tuple(Part(leaf(f"l{n}", 50), n + 1) for n in range(5)))

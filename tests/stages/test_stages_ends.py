@@ -13,8 +13,8 @@ from trees import batches, leaf, numbers, samples
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 
 X, Y = leaf("x", 200), leaf("y", 60)
 BODY = {"x": batches(samples(X)), "y": batches(samples(Y), 2)}

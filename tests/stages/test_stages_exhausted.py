@@ -13,19 +13,19 @@ from loader.runs import in_order, loaders_of, run
 from loader.workers import worker_loader
 from trees import batches, leaf, packs, samples
 
-from energy_data.context import Context
+from energy_data.config.compile import compile_stream
+from energy_data.config.load import parse_metadataset
+from energy_data.core.context import Context
+from energy_data.core.packing import Packing
 from energy_data.errors import SpecError
-from energy_data.exhausted import ended_with_data
-from energy_data.metadataset.compile import compile_stream
-from energy_data.metadataset.load import parse_metadataset
+from energy_data.nodes.exhausted import ended_with_data
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.stage import DataEnd, Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.packing import Packing
-from energy_data.pipeline import Pipeline
-from energy_data.plan import Plan
-from energy_data.stage import DataEnd, Stage
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import NumberSource
 
 LANES = 6
@@ -260,7 +260,7 @@ def test_the_plan_and_the_log_say_what_was_asked_and_what_is_left(caplog):
         f"  {said[0].upper()}{said[1:]} and come first when their datasets are read again" in lines
     )
     assert "  Steps: 0 -> 6 (6), asked for an end at 9 steps" in lines
-    with caplog.at_level(logging.INFO, "energy_data.loader.transitions"):
+    with caplog.at_level(logging.INFO, "energy_data.loading.transitions"):
         in_order(loaders_of(spec, 1, lanes=LANES), 26)
     switch = caplog.text.partition("STAGE TRANSITION")[2]
     assert f"'a' {said}" in switch

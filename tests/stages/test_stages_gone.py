@@ -11,8 +11,8 @@ from trees import batches, leaf, samples
 
 from energy_data.errors import StateError
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 
 X, Y, Z = leaf("x", 100), leaf("y", 60), leaf("z", 80)
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from loader.runs import flat, in_order, loader_of
 from trees import batches, groups, joined, leaf, packs, samples
 
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import StateMismatchError
-from energy_data.fade import Fade
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.fade import Fade
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec
-from energy_data.stage import Stage
 
 LEAVES = {name: leaf(name, 3000) for name in "xy"}  # so many that no lane comes to an end
 X, Y = LEAVES.values()

@@ -9,15 +9,15 @@ from textwrap import dedent
 import pytest
 from attrs import evolve, frozen
 
+from energy_data.config.compile import compile_split, compile_stream
+from energy_data.config.load import parse_metadataset
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
-from energy_data.leaves import leaf_entries
-from energy_data.metadataset.compile import compile_split, compile_stream
-from energy_data.metadataset.load import parse_metadataset
-from energy_data.metadataset.resolve import resolve
+from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.staged import StagedSpec
-from energy_data.pipeline import Pipeline
-from energy_data.plan import Plan
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import NumberSource
 
 

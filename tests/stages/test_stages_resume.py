@@ -13,8 +13,8 @@ from trees import batches, leaf, packs, samples
 
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.stage import Stage
 
 X, Y, Z = leaf("x", 100), leaf("y", 60), leaf("z", 80)
 BODY = {"x": batches(samples(X)), "y": batches(samples(Y), 2), "z": batches(samples(Z))}

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from loader.runs import in_order, loader_of, loaders_of, run
 from trees import A, B, C, batches, leaf, references, samples, staged
 
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.errors import DataError, SpecError
-from energy_data.leaves import Shuffle
-from energy_data.loader.run import Run
+from energy_data.loading.run import Run
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.references import ReferencesSpec
-from energy_data.stage import Stage
 from energy_data.testing import NumberSource
 
 X, Y = leaf("x", 100), leaf("y", 60)

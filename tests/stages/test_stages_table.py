@@ -47,9 +47,9 @@ from energy_data import (
     get_loader,
     get_train_dataset,
 )
-from energy_data.context import Context
+from energy_data.core.context import Context
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.ramp import ramped
+from energy_data.nodes.ramp import ramped
 
 
 def test_each_test_of_the_table_is_there():

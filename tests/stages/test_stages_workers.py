@@ -12,12 +12,12 @@ from loader.runs import flat, in_order, loader_of, run
 from loader.workers import QUICK, worker_loader
 from trees import batches, groups, leaf, number_cost, packs, samples, staged
 
-from energy_data.context import Context
-from energy_data.loader.stats import Counting
+from energy_data.core.context import Context
+from energy_data.loading.stats import Counting
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
 from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.past import held
+from energy_data.nodes.past import held
 from energy_data.testing import assert_resumes_exactly
 
 X, Y = leaf("x", 100), leaf("y", 60)
@@ -126,7 +126,7 @@ def test_every_sample_of_the_first_epoch_comes_once_over_both_visits():
 
 def test_buffers_may_be_dropped_and_their_number_is_told(caplog):
     loader = loader_of(evolve(PACKED, buffers="drop"), lanes=4)
-    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+    with caplog.at_level("INFO", "energy_data.loading.transitions"):
         in_order([loader], 13)
     states = {lane: node.state_dict() for lane, node in loader._host._nodes.items()}
     nodes = Counting(loader.dataset).at(states, 4).values()
@@ -137,7 +137,7 @@ def test_buffers_may_be_dropped_and_their_number_is_told(caplog):
     rest = [key for batch in in_order([loader], 10) for key in flat(batch)]
     assert not set(rest) & set(lost)
     kept = loader_of(PACKED, lanes=4)
-    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+    with caplog.at_level("INFO", "energy_data.loading.transitions"):
         in_order([kept], 13)
     assert f"{len(lost)} samples of this rank were drawn and not given: they go back" in caplog.text
 
@@ -171,7 +171,7 @@ MIXED = {
 def test_what_is_held_of_several_order_trees_goes_back_to_the_leaf_of_each(mixed, kept, caplog):
     both = kept(MIXED[mixed](samples(X), samples(Y)))
     spec = staged(both, batches(samples(X), 1), batches(samples(Y), 1), steps=(6, 30))
-    with caplog.at_level("INFO", "energy_data.loader.transitions"):
+    with caplog.at_level("INFO", "energy_data.loading.transitions"):
         given = [key for batch in in_order([loader_of(spec, lanes=1)], 66) for key in flat(batch)]
     assert "were drawn and not given: they go back to their leaves" in caplog.text
     for name, one in (("x", X), ("y", Y)):

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from energy_data.core.failures import OnFailure, log_exception, reraise_exception
+from energy_data.core.sample import SampleSource
 from energy_data.errors import FatalSampleError, SampleError, StructureError
-from energy_data.failures import OnFailure, log_exception, reraise_exception
-from energy_data.sample import SampleSource
 
 SAMPLE = {"__key__": "k", "__sources__": (SampleSource("cats", "shard-0.tar", 3),)}
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from energy_data.core.rng import GlobalSeeds, sample_rng, sample_seed
+from energy_data.core.running import RUNNING, Role
 from energy_data.errors import EnergyDataError, SpecError
-from energy_data.randomness import GlobalSeeds, sample_rng, sample_seed
-from energy_data.running import RUNNING, Role
 from energy_data.tasks.stateless import get_failure_tolerance, get_stateless, stateless
 
 

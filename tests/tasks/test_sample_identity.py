@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from loader.runs import in_order, loaders_of
 from trees import A, batches, joined, leaf, number_cost, parity, references
 
+from energy_data.core.packing import Packing
+from energy_data.core.rng import sample_rng
 from energy_data.errors import EnergyDataError
-from energy_data.loader.state import RunState
+from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
@@ -20,10 +22,8 @@ from energy_data.nodes.map import MapSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.packing import Packing
-from energy_data.pipeline import Pipeline
-from energy_data.randomness import sample_rng
 from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import assert_resumes_exactly
 
 ORDER = BlendSpec((Part(A, 2), Part(leaf("d", 23), 3)))

@@ -19,7 +19,7 @@ from rich.progress import track
 
 from energy_data.cli.demo import stream
 from energy_data.cli.demo.data import DATASETS, write
-from energy_data.context import WorkerConfig
+from energy_data.core.context import WorkerConfig
 from energy_data.errors import EnergyDataError, SpecError
 
 MARK = ".energy-data-demo"  # in folders that the demo may write anew

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from energy_data.api import get_loader, get_train_dataset
-from energy_data.context import WorkerConfig
-from energy_data.loader.loader import Loader
+from energy_data.core.context import WorkerConfig
+from energy_data.loading.loader import Loader
 
 Batch = dict[str, Any]
 

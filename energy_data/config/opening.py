@@ -1,0 +1,141 @@
+"""Opening what a twig says: the source of its samples, and the files beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from attrs import field, frozen
+
+from energy_data.config.aux import Aux
+from energy_data.config.kind_join import JoinDefinition
+from energy_data.config.twigs import DatasetPart, Joined, Twig
+from energy_data.data.source import Source
+from energy_data.errors import SpecError
+from energy_data.samples.table import SAMPLE_TYPES
+from energy_data.sources.join import Joiner, JoinMember, keyed, open_join
+from energy_data.sources.join_table import Member
+from energy_data.sources.stores import open_store
+from energy_data.sources.system_store import SystemFileStore
+from energy_data.storage.file_store import FileStore
+from energy_data.trust import Trust
+
+Range = tuple[int, int | None]
+
+
+OpenSource: TypeAlias = Callable[..., Source]
+"""Opens one dataset; `energy_data.sources.open.open_source` is one.
+
+Called with the path, and by name `split_part`, `subset` (samples [start, end), end None: the last;
+or None), `subflavors`, and, only where the metadataset gives them, `dataset_config` and
+`split_config`: names of files in `.nv-meta` to read in place of `dataset.yaml` and `split.yaml`.
+SpecError if there is no such dataset or part.
+"""
+
+
+@frozen(kw_only=True)
+class Options:
+    """What a run says of all its datasets."""
+
+    shuffle_over_epochs_multiplier: int | None = 1  # as the key of that name, for the whole tree
+    trust: Trust = field(factory=Trust)  # the code that may be named
+    # Opens what is joined to a declared type, as dataset.yaml types it; None: `open_source` does.
+    open_typed: OpenSource | None = None
+
+
+DEFAULT = Options()
+
+
+class Opener:
+    """Opens what twigs say; what says the same is opened once."""
+
+    def __init__(self, open_source: OpenSource, options: Options) -> None:
+        self._open_source, self._options = open_source, options
+        self._sources: dict[tuple[object, ...], Source] = {}
+        self._stores: dict[Aux, FileStore[bytes]] = {}
+
+    def samples(
+        self, twig: Twig, subset: Range | None, subflavors: Mapping[str, Any] | None = None
+    ) -> Source:
+        """Return the samples of a twig. subflavors: others than its own."""
+        said = twig.subflavors if subflavors is None else subflavors
+        if isinstance(twig.of, DatasetPart):
+            return self._dataset(twig.of, subset, said)
+        assert isinstance(twig.definition, JoinDefinition)
+        names = twig.definition.join.names
+        joiner, code = self._joiner(twig.definition), twig.definition.joiner
+        key = (twig.of, _text([one.subflavors for one in twig.of]), names, code, subset)
+        if key not in self._sources:
+            typed = self._options.open_typed if isinstance(joiner, type) else None
+            members = [self._member(member, typed) for member in twig.of]
+            self._sources[key] = open_join(
+                dict(zip(names, members, strict=True)) if names else members,
+                joiner=joiner,
+                subset=subset,
+                folder=twig.cache,
+            )
+        return self._sources[key]
+
+    def keyed(self, twig: Twig) -> list[Member]:
+        """Return what the keys of the datasets of a join are found by. No joiner is looked at."""
+        assert not isinstance(twig.of, DatasetPart)
+        return [keyed(self._member(member, None)) for member in twig.of]
+
+    def stores(self, twig: Twig) -> dict[str, FileStore[bytes]]:
+        """Return the files beside the samples, by name. SpecError if there are none at a path."""
+        return {name: self._store(name, aux) for name, aux in twig.aux.items()}
+
+    def _dataset(
+        self,
+        part: DatasetPart,
+        subset: Range | None,
+        subflavors: Mapping[str, Any],
+        typed: OpenSource | None = None,
+    ) -> Source:
+        given = {"dataset_config": part.dataset_config, "split_config": part.split_config}
+        config = {name: value for name, value in given.items() if value is not None}
+        key = (part.path, part.split_part, subset, _text(subflavors), typed, *config.items())
+        if key not in self._sources:
+            self._sources[key] = (typed or self._open_source)(
+                part.path,
+                split_part=part.split_part,
+                subset=subset,
+                subflavors=subflavors,
+                **config,
+            )
+        return self._sources[key]
+
+    def _member(self, member: Joined, typed: OpenSource | None) -> JoinMember:
+        return JoinMember(self._dataset(member.of, None, member.subflavors, typed), member.nonmatch)
+
+    def _joiner(self, definition: JoinDefinition) -> Joiner | None:
+        code = definition.joiner
+        if code is None:
+            return None
+        joiner = self._options.trust.find(code.module, code.name, SAMPLE_TYPES)
+        if not callable(joiner) or isinstance(joiner, type) != code.is_class:
+            what = "class" if code.is_class else "function"
+            raise SpecError(f"{code} is no {what}, found {joiner!r}. Name one.")
+        if code.is_class and not hasattr(joiner, "from_joined"):
+            raise SpecError(
+                f"{code} cannot be made of joined samples: it has no class method `from_joined`. "
+                "Derive it from Sample, or name a function by `__function__`."
+            )
+        found: Joiner = joiner
+        return found
+
+    def _store(self, name: str, aux: Aux) -> FileStore[bytes]:
+        if aux not in self._stores:
+            if aux.kind == "filesystem" and not Path(aux.path).is_dir():
+                raise SpecError(f"{name!r}: there is no folder {aux.path}. Look at the path.")
+            if aux.kind == "filesystem":
+                self._stores[aux] = SystemFileStore(aux.path)
+            else:
+                self._stores[aux] = open_store(aux.path)
+        return self._stores[aux]
+
+
+def _text(said: Any) -> str:
+    return json.dumps(said, sort_keys=True, default=str)

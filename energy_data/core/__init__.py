@@ -1,0 +1,1 @@
+"""The contracts that all other rooms build on."""

@@ -1,0 +1,125 @@
+"""Facts of this run: which lane a tree is built for, and which lanes a process hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from math import ceil
+from typing import Any, TypeVar
+
+from attrs import evolve, field, frozen
+from torch import distributed
+
+from energy_data.core.profiler import Meter
+from energy_data.errors import SpecError
+
+LANES_PER_RANK = 16
+
+T = TypeVar("T")
+
+
+@frozen(kw_only=True)
+class Context:
+    """What a spec needs to build its node: the seed, and the lane the node runs in."""
+
+    seed: int = 0
+    lane: int = 0
+    lanes: int = 1
+    hosted: tuple[int, ...] = ()  # the lanes of this process, which take turns; empty: `lane` alone
+    path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
+    trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # see `Host`
+    crossed_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees at a time
+    meter: Meter = field(factory=Meter, eq=False, repr=False)  # of the process
+    own_leaf_seed: int | None = None  # of the orders of leaves, if it is not `seed`
+    cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
+    _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
+
+    @property
+    def leaf_seed(self) -> int:
+        """The seed of the orders of leaves."""
+        return self.seed if self.own_leaf_seed is None else self.own_leaf_seed
+
+    @property
+    def hosted_lanes(self) -> tuple[int, ...]:
+        """The lanes of this process, in the order of their turns."""
+        return self.hosted or (self.lane,)
+
+    def under(self, name: str) -> Context:
+        """Return the context of the child called `name`."""
+        return evolve(self, path=(*self.path, name))
+
+    def in_lane(self, lane: int) -> Context:
+        """Return the same place in another lane of this process."""
+        return evolve(self, lane=lane)
+
+    def shared(self, name: Hashable, make: Callable[[], T]) -> T:
+        """Return what the lanes of one process have in common under `name`, made once.
+
+        Only for things without a place: caches and tables.
+        """
+        if name not in self._shared:
+            self._shared[name] = make()
+        made: T = self._shared[name]
+        return made
+
+
+@frozen
+class WorkerConfig:
+    """Which part of a run this process is.
+
+    A run has `lanes` lanes whatever the hardware; rank r of R hosts the lanes = r (mod R). `lanes`
+    is fixed for the life of a run and stored in its state; left out, it is 16 per rank, so give it
+    (or restore a state) if the number of ranks may change.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int = 0
+    lanes: int | None = field(default=None, kw_only=True)
+    data_parallel_group: distributed.ProcessGroup | None = field(
+        default=None, kw_only=True, eq=False, repr=False
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise SpecError(
+                f"WorkerConfig: rank must be in [0, world_size), got rank {self.rank} of "
+                f"world_size {self.world_size}. Leave both out on a single process."
+            )
+        if self.num_workers < 0:
+            raise SpecError(f"WorkerConfig: num_workers must be >= 0, got {self.num_workers}.")
+        if self.lanes is not None and (self.lanes < 1 or self.lanes % self.world_size):
+            raise SpecError(
+                f"WorkerConfig: lanes must be a multiple of world_size ({self.world_size}), got "
+                f"{self.lanes}. Nearest good values: {_nearest(self.lanes, self.world_size)}."
+            )
+
+    @property
+    def num_lanes(self) -> int:
+        """The number of lanes of the run."""
+        return LANES_PER_RANK * self.world_size if self.lanes is None else self.lanes
+
+    @property
+    def hosted_lanes(self) -> range:
+        """The lanes of this rank, in the order in which they give batches."""
+        return range(self.rank, self.num_lanes, self.world_size)
+
+
+def default_worker_config(num_workers: int = 4) -> WorkerConfig:
+    """Return the part this process has: from torch.distributed if initialised, else the launcher.
+
+    Without torch.distributed, the environment of torchrun (RANK, WORLD_SIZE) is used where set.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        return WorkerConfig(distributed.get_rank(), distributed.get_world_size(), num_workers)
+    return WorkerConfig(
+        int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), num_workers
+    )
+
+
+def _nearest(lanes: int, world_size: int) -> str:
+    below, above = lanes // world_size * world_size, ceil(lanes / world_size) * world_size
+    return " or ".join(str(n) for n in sorted({below, above}) if n > 0)
+
+
+__all__ = ["LANES_PER_RANK", "Context", "WorkerConfig", "default_worker_config"]

@@ -1,0 +1,91 @@
+"""What a tree is made of, before it runs: frozen descriptions that build nodes.
+
+Two kinds of items flow. Below reading, *references*: which sample of which leaf, in numpy blocks
+(`energy_data.nodes.references`). Above reading, *samples* and *batches*.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from energy_data.core.context import Context
+from energy_data.core.node import Node
+from energy_data.errors import SpecError
+
+Gives = Literal["references", "samples", "batches"]
+
+
+class Spec(ABC):
+    """A frozen description of one node and what is under it; small, and picklable."""
+
+    one_after_another: ClassVar[bool] = False  # children share their leaves, each in its time
+    keeps_count: ClassVar[bool] = False  # item n is made of item n of its one child
+
+    @property
+    def children(self) -> Mapping[str, Spec]:
+        """The specs under this one, by name; names are parts of paths in a state."""
+        return {}
+
+    @property
+    @abstractmethod
+    def gives(self) -> Gives:
+        """What flows out of the node."""
+
+    @abstractmethod
+    def build(self, context: Context) -> Node[Any, Any]:
+        """Return the node for one lane. Opens nothing: that happens on the first draw."""
+
+    def num_items(self, context: Context, epoch: int) -> int | None:
+        """Return how many items pass `epoch` gives over all lanes, if nothing is left out.
+
+        None: it does not end, or nobody knows.
+        """
+        return None
+
+    def pass_of_lane(self, context: Context) -> int:
+        """Return how many whole items a lane gives before it ends, or draws its leaves anew.
+
+        If nothing is left out. Raises SpecError where only running it would tell.
+        """
+        raise SpecError(
+            f"how many items a {kind_of(self)} gives is known only once it has run: {context.lanes}"
+            f" lanes could not end together"
+        )
+
+    def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds do not care
+        """Raise SpecError if so many ranks cannot run this node; children are asked themselves."""
+
+    def cannot_make_again(self) -> str | None:
+        """Return the kind of the node that keeps items from being made again; None: they can be.
+
+        Nodes that hold samples back ask it of what is under them: a state has marks, not samples.
+        """
+        return kind_of(self)
+
+    def describe(self) -> list[Any]:
+        """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.
+
+        Children are a list, or a dict where they have names. Trees with equal descriptions (and
+        equal leaves) have states that fit each other.
+        """
+        return [kind_of(self), {name: child.describe() for name, child in self.children.items()}]
+
+    def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Spec]]:
+        """Yield every spec of the tree with its path, parents first."""
+        yield path, self
+        for name, child in self.children.items():
+            yield from child.walk((*path, name))
+
+
+def kind_of(spec: Spec | type[Spec]) -> str:
+    """Return the name of a spec's kind: `BlendEpochizedSpec` -> `blend_epochized`."""
+    cls = spec if isinstance(spec, type) else type(spec)
+    name = cls.__name__.removesuffix("Spec")
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
+    """Return children named by their number: in an order tree names carry no state."""
+    return {str(number): spec for number, spec in enumerate(specs)}

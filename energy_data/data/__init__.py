@@ -1,0 +1,1 @@
+"""Samples by index: file formats, decoding, joins."""

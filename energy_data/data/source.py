@@ -1,0 +1,90 @@
+"""The contract of everything that reads samples by index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.sample import Sample
+from energy_data.errors import SampleError
+
+
+class Source(ABC):
+    """Samples [0, len) of one dataset split, read by index in blocks.
+
+    A source is cheap to make: files are opened on first `read`. It holds no place; it may be read
+    in any order, by one thread at a time. It pickles small (paths and options, no handles, no
+    caches), and `fingerprint` changes whenever the samples behind the indices may have changed.
+    """
+
+    # For statistics: what this object has read so far; None if counting it would cost something.
+    bytes_read: int | None = None
+    tokens_read: int | None = None
+
+    @property
+    def can_read_rows(self) -> bool:
+        """Whether `read_rows` is worth it, and no code of the user's sees what it reads."""
+        return False
+
+    @property
+    def tokens_per_sample(self) -> Fraction | None:
+        """Mean tokens of a sample, if its index knows; else None. Reads no shard."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples; known without opening a shard."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return 16 hex digits over all that decides which sample an index means."""
+
+    @abstractmethod
+    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+        """Return the samples of `indices`, in that order; for a bad one, a `SampleError`.
+
+        indices: int64 [n], each in [0, len), any order, repeats allowed. Raises `StructureError`
+        for a bad shard or index. One call reads a whole block: neighbours are read together.
+        """
+
+    @classmethod
+    def read_together(
+        cls,
+        sources: Sequence[Self],
+        numbers: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+    ) -> list[Sample | SampleError]:
+        """Return sample `indices[n]` of `sources[numbers[n]]` for each n, as `read` would.
+
+        This reads one source after another. Override it if one block of several costs less.
+        """
+        samples: list[Sample | SampleError] = [{}] * len(indices)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            found = sources[number].read(indices[places])
+            for place, sample in zip(places.tolist(), found, strict=True):
+                samples[place] = sample
+        return samples
+
+    def read_rows(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+        """Return the same as `read`, but tensors may be rows of one: see `core/rows.py`."""
+        return self.read(indices)
+
+    @classmethod
+    def read_rows_together(
+        cls,
+        sources: Sequence[Self],
+        numbers: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int64],
+    ) -> list[Sample | SampleError]:
+        """Return the same as `read_together`, but tensors may be rows of one."""
+        return cls.read_together(sources, numbers, indices)
+
+    def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - a source need not care
+        """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""

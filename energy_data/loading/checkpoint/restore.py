@@ -1,0 +1,328 @@
+"""Going on after the stages of a run were edited: what may change, and where each lane is then.
+
+`strict`    what was played, and the stage that is played, are as they were; what lies ahead is
+            free, and a run that has ended may go on with its last stage
+`ablation`  as strict, and a stage may begin exactly where the state was saved
+`ignore`    any change that does not lead back to a stage that is over; leaves go on by their ids
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from attrs import evolve
+
+from energy_data.core.cursor_check import is_count, refuse, shown, wrong_kinds
+from energy_data.core.node import State
+from energy_data.core.spec import Spec
+from energy_data.errors import StateError, StateMismatchError
+from energy_data.loading.checkpoint.ledger import Ledgers, Pending, put
+from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.stages import Plan, Row, edits
+from energy_data.loading.checkpoint.tree import TreeRecord, differences
+from energy_data.loading.lanes import Nodes
+from energy_data.nodes.past import Past
+from energy_data.nodes.played import StagedCursor
+from energy_data.nodes.references import ReferencesNode
+from energy_data.nodes.stage import DEFAULT
+from energy_data.nodes.staged import StagedNode, StagedSpec
+
+log = logging.getLogger(__name__)
+
+Rule = Literal["strict", "ablation", "ignore"]
+
+
+def where_stages_are(saved: RunState) -> RunState:
+    """Return a state with the place at which its stages are.
+
+    At the end of a run, earlier versions began its numbers again, though stages never do.
+    """
+    found = {
+        lane: (path, cursor)
+        for lane, place in saved.places.items()
+        for path, cursor in place.items()
+        if "carried" in cursor
+    }
+    if not found:
+        return saved
+    at = {lane: _at(saved, lane, path, cursor) for lane, (path, cursor) in found.items()}
+    entered = {lane: at["entered"] for lane, (_, at) in found.items() if "entered" in at}
+    if entered:
+        _check_entered(saved, entered)
+    batch = min(at.values())
+    if saved.epoch and saved.step is None and not entered and saved.batch < batch:
+        clock = batch - (batch - saved.clock) % saved.hosted[1]
+        saved = evolve(saved, batch=batch, clock=clock, begun=0)
+    for lane, place in at.items():
+        if place != (due := saved.batch + (lane - saved.batch) % saved.lanes):
+            raise StateError(
+                f"state: it is damaged: lane {lane} is at micro-batch {due}, and its stages at "
+                f"{place}. Use another checkpoint."
+            )
+    return saved
+
+
+def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:
+    """Raise StateError if lanes are in other stages than the step of the run is."""
+    plan, step = Plan.of(TreeRecord.unpack(saved.tree)), (saved.step or {}).get("step")
+    if plan is None or not is_count(step):
+        raise StateError(
+            f"state: it is damaged: its stages count steps, and it is at step {shown(step)}. Use "
+            f"another checkpoint."
+        )
+    begun = sum(row.begin <= step for row in plan.rows) - 1
+    # What begins with this step was not entered yet, or was.
+    fitting = {begun, begun - (plan.rows[begun].begin == step)}
+    counts = {len(each) if isinstance(each, list | tuple) else None for each in entered.values()}
+    if len(set(map(repr, entered.values()))) > 1 or counts - fitting:
+        lane, wrong = max(entered.items(), key=repr)
+        raise StateError(
+            f"state: it is damaged: lane {lane} has entered stages at {shown(wrong)}, and step "
+            f"{step} is of stage {begun}. Use another checkpoint."
+        )
+
+
+def _at(saved: RunState, lane: int, path: str, cursor: Mapping[str, Any]) -> int:
+    """Return the micro-batch at which the stages of a lane are. StateError if it is damaged."""
+    refuse(path, lambda: wrong_kinds(StagedCursor, {"taken": cursor["taken"]}))
+    return int(cursor["taken"]) * saved.lanes + lane
+
+
+def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:
+    """Go on with a tree whose stages were edited; nothing moves if that cannot be.
+
+    keep: any rule but that of the stages is off. Returns False if our tree has no stages. Raises
+    StateMismatchError with everything that does not fit.
+    """
+    ours = TreeRecord.unpack(ours.pack())  # as a state has it
+    now = Plan.of(ours)
+    if now is None:
+        return False
+    record = TreeRecord.unpack(saved.tree)
+    ledgers, before = Ledgers(saved), Plan.of(record)
+    if before is None:
+        saved = _staged(saved, now)
+        before = Plan.plain(record, now)
+    (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
+    rule: Rule = "ignore" if keep else staged.resume
+    clock = clock_of(saved, now)
+    if wrong := misfits(before, now, clock, rule):
+        raise StateMismatchError(_told(wrong, clock, rule, now))
+    if not misfits(before, now, clock, "ablation"):
+        _continue(saved, before, now, nodes, clock)
+    elif now.counts_steps:
+        raise StateMismatchError(
+            "state: stages that count steps were edited in a way that only `resume: ignore` takes, "
+            "and they cannot: where each of them began is not known beforehand. Undo these changes."
+        )
+    else:
+        _carry(saved, ledgers, (before, now), ours, nodes)
+    for difference in (*edits(before, now), *differences(record, ours)):
+        log.info("restored after an edit that lies ahead, or is ignored: %s", difference)
+    return True
+
+
+def clock_of(saved: RunState, now: Plan) -> int:
+    """Return where a state is, in what the stages count: the next micro-batch, or step.
+
+    Raises StateMismatchError if the state does not say.
+    """
+    if not now.counts_steps:
+        return saved.clock
+    if saved.step is None:
+        raise StateMismatchError(
+            "state: it was saved without docs_per_step, and the stages of this run count steps, so "
+            "nobody knows how many are over. Restore with on_mismatch='restart'."
+        )
+    if saved.step["index"]:
+        raise StateMismatchError(
+            f"state: the stages were edited, and the state was saved inside step "
+            f"{saved.step['step']}. Restore a state saved at the end of a step."
+        )
+    return int(saved.step["step"])
+
+
+def misfits(before: Plan, now: Plan, clock: int, rule: Rule) -> list[str]:
+    """Return in sentences what keeps a state at `clock` (micro-batch, or step) from going on."""
+    wrong = []
+    if before.around != now.around:
+        wrong.append("something else than the stages was edited: what stands over them, `buffers`")
+    if rule == "ignore":
+        current, over = now.at(clock), {row.name for row in before.rows if row.is_over(clock)}
+        if before.at(clock) is None and before.rows[-1].end == clock:
+            over.discard(before.rows[-1].name)  # the run has ended, and goes on
+        if current is not None and current.name in over:
+            unit = "step" if now.counts_steps else "micro-batch"
+            wrong.append(
+                f"stage {current.name!r} is over, and would be played at {unit} {clock} again"
+            )
+        return wrong
+    for number, row in enumerate(before.rows):
+        if row.begin < clock:
+            wrong += _of_stage(number, row, before, now, clock, rule)
+    return wrong
+
+
+def _of_stage(
+    number: int, row: Row, before: Plan, now: Plan, clock: int, rule: Rule
+) -> Iterator[str]:
+    """Yield what is wrong with a stage that was played, or is."""
+    name, kind = row.name, "over" if row.is_over(clock) else "being played"
+    ours = now.rows[number] if number < len(now.rows) else None
+    if ours is None or ours.name != name:
+        known = [other.name for other in now.rows]
+        moved = f"it is now number {known.index(name)}" if name in known else "it is gone"
+        yield f"stage {name!r} is {kind} as number {number}, and {moved}"
+        return
+    if ours.begin != row.begin:
+        yield f"stage {name!r} is {kind}; it began at {row.begin}, and now at {ours.begin}"
+    if not (row is before.rows[-1] and row.end == clock and _is_longer(ours, clock)):
+        yield from _of_end(row, ours, clock, rule)
+    for key in ("on_enter", "seed", "fade", "microbatches_per_step"):
+        was, is_ = getattr(row, key), getattr(ours, key)
+        if was != is_ and not (key == "microbatches_per_step" and was is None):
+            yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
+    for key in sorted(row.params.keys() & ours.params.keys()):
+        was, is_ = row.params[key], ours.params[key]
+        if was != is_ and key != "microbatches_per_step":
+            yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
+    for difference in differences(before.alone(row), now.alone(ours)):
+        yield f"stage {name!r} is {kind}; {difference}"
+
+
+def _is_longer(ours: Row, clock: int) -> bool:
+    """Return whether a run that ended at `clock` goes on with its last stage."""
+    return ours.end is None or ours.end > clock
+
+
+def _of_end(row: Row, ours: Row, clock: int, rule: Rule) -> Iterator[str]:
+    if row.end == ours.end:
+        return
+    if row.is_over(clock):
+        yield f"stage {row.name!r} is over; it ended at {row.end}, and now at {ours.end}"
+    elif ours.end is not None and ours.end < clock:
+        yield f"stage {row.name!r} would have ended at {ours.end}, which is past: the run is beyond"
+    elif ours.end == clock and rule == "strict":
+        yield (
+            f"stage {row.name!r} is being played and ends here now. If another stage shall begin "
+            f"from this state, write `resume: ablation`"
+        )
+
+
+def _told(wrong: list[str], clock: int, rule: Rule, now: Plan) -> str:
+    advice = {
+        "strict": "Undo these changes. `resume: ablation` lets a new stage begin at a saved state, "
+        "`resume: ignore` goes on with the leaves that are known.",
+        "ablation": "Undo these changes, or write `resume: ignore` to go on with the leaves that "
+        "are known.",
+        "ignore": "A run never goes back: let what is played go on, or start anew.",
+    }
+    lines = "\n".join(f"  - {problem}" for problem in wrong)
+    unit = "step" if now.counts_steps else "micro-batch"
+    return (
+        f"state: the stages were edited since it was saved, at {unit} {clock} of the run "
+        f"(resume: {rule}):\n{lines}\n{advice[rule]}"
+    )
+
+
+def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int) -> None:
+    """Go on with all that was played as it was; what lies ahead is new."""
+    for lane, node in nodes.items():
+        state = node.state_dict()
+        for path, cursor in saved.places[lane].items():
+            row = before.row_of(path)
+            if path in state and (row is None or row.begin < clock):
+                state[path] = _also_fading(dict(cursor), state[path])
+        known = before.carried(saved.places[lane].get(before.path, {}))
+        # It is of the leaves before.
+        state[before.path] = {**state[before.path], "carried": (), "returned": ()}
+        node.load_state_dict(state)
+        staged = _staged_of(node)
+        gone = saved.gone.past_of(lane, now.leaves)
+        gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
+        staged.carry(Past({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting())))
+        refuse(now.path, partial(staged.faults, staged.cursor))
+
+
+def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved cursor with `faded` if ours has it: only where one stage fades into another.
+
+    What was played stays as it was, so where only one of them has it, nothing has faded yet.
+    """
+    if "faded" in ours:
+        return {"faded": (), **saved}
+    return {name: value for name, value in saved.items() if name != "faded" or value}
+
+
+def _carry(
+    saved: RunState, ledgers: Ledgers, plans: tuple[Plan, Plan], ours: TreeRecord, nodes: Nodes
+) -> None:
+    """Let leaves go on by their ids; nothing else of what was played is kept."""
+    before, now = plans
+    kept = {
+        leaf_id
+        for leaf_id, (_, fingerprint) in now.leaves.items()
+        if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
+    }
+    kept |= saved.gone.past_of(next(iter(nodes)), now.leaves).drawn.keys() - before.leaves.keys()
+    playing, restarting = now.at(saved.clock), _restarting(before, now, saved.clock)
+    pending, others = Pending(ledgers, ours, kept), set(now.leaf_ids) - kept
+    for lane, node in nodes.items():
+        staged = _staged_of(node)
+        staged.cursor.taken = saved.places[lane][before.path]["taken"]
+        past = ledgers.past(lane)
+        staged.carry(past.of_leaves(kept))
+        refuse(now.path, partial(staged.faults, staged.cursor))
+        pending.lost += len(list(past.of_leaves(others).waiting()))
+        own = {} if restarting is None else ledgers.of_lane(lane)
+        for path, inner in node.walk():
+            if isinstance(inner, ReferencesNode) and now.row_of(path) is playing:
+                known = {name: n for name, n in own.get(path, {}).items() if name in kept}
+                # Else what its leaves have had is in what is carried; weights that follow the run
+                # go on at its place all the same.
+                put(inner, [known.get(leaf.id, 0) for leaf in inner.leaves], saved.clock)
+        if restarting is not None:
+            pending.move(node, lane, of=lambda path: now.row_of(path) is restarting)
+    log.warning(
+        "restored although stages were edited: %d leaves go on where they were, the others begin%s",
+        len(kept),
+        f"; {pending.lost} samples were read and not given yet, of leaves or nodes that are gone "
+        f"now; they are lost"
+        if pending.lost
+        else "",
+    )
+
+
+def _restarting(before: Plan, now: Plan, clock: int) -> Row | None:
+    """Return the stage that is played if it has its leaves in an order of its own, as before."""
+    current = now.at(clock)
+    if current is None or current.on_enter != "restart":
+        return None
+    known = ((row.name, row.on_enter, row.seed) for row in before.rows)
+    return current if (current.name, "restart", current.seed) in known else None
+
+
+def _staged(saved: RunState, now: Plan) -> RunState:
+    """Return a state of a tree without stages as that of one with the one stage `default`."""
+    places: dict[int, State] = {}
+    for lane, state in saved.places.items():
+        moved = {_below_default(path, now.path): at for path, at in state.items()}
+        taken = len(range(lane, saved.batch, saved.lanes))
+        entered = {"entered": ()} if now.counts_steps else {}
+        places[lane] = {now.path: {"taken": taken, "carried": (), **entered}, **moved}
+    return evolve(saved, places=places)
+
+
+def _below_default(path: str, root: str) -> str:
+    """Return the path that a node has if the stage `default` is at `root`, where it was or not."""
+    if path != root and not path.startswith(f"{root}/"):
+        return path
+    return f"{root}/{DEFAULT}{path.removeprefix(root)}"
+
+
+def _staged_of(node: Any) -> StagedNode:
+    (staged,) = (inner for _, inner in node.walk() if isinstance(inner, StagedNode))
+    return staged

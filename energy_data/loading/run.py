@@ -1,0 +1,103 @@
+"""A run: a tree of specs, its seed, and which part of it this process is. Holds no place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Literal, TypeVar
+
+from attrs import field, frozen
+
+from energy_data.core.context import Context, WorkerConfig
+from energy_data.core.node import Node, State
+from energy_data.core.profiler import Meter
+from energy_data.core.spec import Spec, kind_of
+from energy_data.errors import SpecError
+from energy_data.nodes.crossed import crossed_leaves
+from energy_data.steps.rules import Rules
+
+log = logging.getLogger(__name__)
+
+EvenBatches = Literal["drop", "short", "pad"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@frozen(kw_only=True)
+class Run(Generic[T_co]):
+    """What is read, in which order, and by whom; frozen."""
+
+    spec: Spec
+    worker_config: WorkerConfig = field(factory=WorkerConfig)
+    seed: int = 0
+    from_start: bool = False  # every iteration begins anew (validation)
+    virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
+    even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
+    # How micro-batches are grouped into steps; by the names of stages, if they count steps.
+    docs_per_step: Rules | None = None
+    cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
+
+    def __attrs_post_init__(self) -> None:
+        if self.virtual_epoch_length < 0:
+            raise SpecError(f"virtual_epoch_length: must be >= 0, got {self.virtual_epoch_length}.")
+        if self.even_batches not in (None, "drop", "short", "pad"):
+            raise SpecError(
+                f"even_batches: must be None, 'drop', 'short' or 'pad', got {self.even_batches!r}."
+            )
+        if self.spec.gives == "references":
+            raise SpecError("dataset: its tree gives references. Put a ReadSpec over it.")
+        _check_counts(self.spec)
+        for _, inner in self.spec.walk():
+            inner.check_ranks(self.worker_config.world_size)
+        if crossed := crossed_leaves(self.spec):
+            log.warning(
+                "several pipelines draw from %s, each in an order of its own: a sample comes up "
+                "once per pipeline and epoch",
+                ", ".join(sorted(crossed)),
+            )
+
+    def num_batches(self, epoch: int, num_lanes: int) -> int | None:
+        """Return how many micro-batches pass `epoch` has over all ranks; None if it never ends."""
+        crossed = crossed_leaves(self.spec)
+        root = Context(seed=self.seed, lanes=num_lanes, crossed_leaves=crossed)
+        return self.spec.num_items(root, epoch)
+
+    def start(self, num_lanes: int) -> State:
+        """Return the place of a lane that has not begun, of lane 0: so all ranks say the same."""
+        return self.build([0], num_lanes)[0].state_dict()
+
+    def build(
+        self,
+        lanes: Iterable[int],
+        num_lanes: int,
+        *,
+        trace: Callable[[Any], None] | None = None,
+        meter: Meter | None = None,
+    ) -> dict[int, Node[T_co, Any]]:
+        """Return the root nodes of some lanes, for one process. Opens nothing.
+
+        trace: called with each sample before it is encoded; costs some time per sample.
+        meter: told what time is spent on.
+        """
+        lanes = tuple(lanes)
+        root = Context(
+            seed=self.seed,
+            lanes=num_lanes,
+            hosted=lanes,
+            trace=trace,
+            crossed_leaves=crossed_leaves(self.spec),
+            meter=meter or Meter(),
+            cache=self.cache,
+        )
+        return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
+
+
+def _check_counts(spec: Spec, above: Spec | None = None) -> None:
+    """Raise SpecError if something mixes or repeats what counts the micro-batches of the run."""
+    if spec.one_after_another and above is not None:
+        raise SpecError(
+            f"{kind_of(spec)}: it counts the micro-batches of the run, and a {kind_of(above)} "
+            f"stands over it. Put the {kind_of(above)} into its stages."
+        )
+    for child in spec.children.values():
+        _check_counts(child, above if above or spec.keeps_count else spec)

@@ -1,0 +1,1 @@
+"""Batches from workers to the trainer."""

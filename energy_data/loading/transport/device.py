@@ -1,0 +1,111 @@
+"""Batches on a device: copied one ahead of the trainer, on a stream of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from energy_data.core.node import State
+from energy_data.core.profiler import Meter
+from energy_data.loading.epoch_end import with_values
+from energy_data.loading.lanes import Host, Nodes
+from energy_data.loading.transport.cuda import Cuda
+
+
+class _Ahead(NamedTuple):
+    """A micro-batch that was taken from the host and is being copied."""
+
+    lane: int
+    batch: int
+    items: Sequence[Any]
+    error: BaseException | None
+    event: Any
+    tensors: list[torch.Tensor]
+
+
+class OnDevice(Host):
+    """Gives the batches of another host on a device.
+
+    While the trainer works on one batch, the next is copied. Its host memory is kept until the copy
+    is done, and the place of the run is that of the batch handed over, not of the one copied ahead.
+    """
+
+    def __init__(self, host: Host, device: torch.device, stride: int, cuda: Cuda) -> None:
+        self._host, self._device, self._stride, self._cuda = host, device, stride, cuda
+        self._num_lanes = 1
+        self._ended: set[int] = set()
+        self._ahead: _Ahead | None = None
+        self._stream: Any = None
+        self._copying: deque[tuple[Any, Any]] = deque()  # event, host batch kept until then
+
+    @property
+    def meter(self) -> Meter:  # noqa: D102
+        return self._host.meter
+
+    @property
+    def slots_in_use(self) -> int:  # noqa: D102
+        return self._host.slots_in_use
+
+    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+        self._ahead, self._ended, self._num_lanes = None, set(), num_lanes
+        self._host.adopt(nodes, num_lanes, batch)
+
+    def keep(self, batch: int) -> None:  # noqa: D102
+        self._host.keep(batch)
+
+    def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
+        return self._host.states(batch)
+
+    def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
+        ahead = self._ahead
+        if ahead is None or ahead.batch != batch:
+            ahead = self._fetch(lane, batch)
+        self._ahead = None
+        if ahead.error is not None:
+            if isinstance(ahead.error, StopIteration):
+                self._ended.add(lane)
+            raise ahead.error
+        following = batch + self._stride
+        if following % self._num_lanes not in self._ended:
+            self._ahead = self._fetch(following % self._num_lanes, following)
+        if ahead.items:
+            self._cuda.await_copies(ahead.event, ahead.tensors, self._device)
+        return ahead.items
+
+    def close(self) -> None:  # noqa: D102
+        self._copying.clear()
+        self._host.close()
+
+    def _fetch(self, lane: int, batch: int) -> _Ahead:
+        try:
+            items = self._host.take(lane, batch)
+        except (Exception, StopIteration) as error:  # noqa: BLE001 - raised when its turn comes
+            return _Ahead(lane, batch, (), error, None, [])
+        if not items:
+            return _Ahead(lane, batch, (), None, None, [])
+        if self._stream is None:
+            self._stream = self._cuda.stream(self._device)
+        tensors: list[torch.Tensor] = []
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(self._cuda.copied(tensor, self._device, self._stream))
+            return tensors[-1]
+
+        on_device = with_tensors(items[0], copied)
+        event = self._cuda.mark(self._stream)
+        self._copying.append((event, items))
+        while len(self._copying) > 1 and self._copying[0][0].query():
+            self._copying.popleft()
+        return _Ahead(lane, batch, [on_device], None, event, tensors)
+
+
+def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the batch with `change` done to each tensor in it, however deep; types are kept."""
+    return with_values(
+        batch,
+        lambda value: change(value) if isinstance(value, torch.Tensor) else value,
+        into_lists=True,
+    )

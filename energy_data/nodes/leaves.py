@@ -1,0 +1,95 @@
+"""Leaves: the datasets that samples are drawn from, and how they are shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.core.keys import key
+from energy_data.core.spec import Spec
+from energy_data.data.source import Source
+from energy_data.errors import DataError, SpecError
+from energy_data.storage.file_store import FileStore
+
+
+@frozen(kw_only=True)
+class Shuffle:
+    """How far samples of one leaf are mixed; both knobs keep the meaning they have in Energon."""
+
+    buffer_size: int = 0  # draws that are permuted among each other; 0 or 1: none
+    sequence_length: int = 0  # neighbouring samples read together; 0: file order
+    parallel_sequences: int = 16  # sequences that are mixed at a time
+
+    @property
+    def window(self) -> int:
+        """The number of neighbouring draws of a lane in one leaf that are permuted; 0: none."""
+        if self.buffer_size <= 1:
+            return 0
+        return max(self.buffer_size, self.parallel_sequences * self.sequence_length)
+
+
+@frozen(kw_only=True)
+class Leaf:
+    """One dataset split that samples are drawn from; equal ids are one leaf."""
+
+    id: str  # stable over time: orders and ledgers are kept by it
+    source: Source = field(eq=False)
+    aux: Mapping[str, FileStore[Any]] = field(factory=dict, eq=False)  # for cookers, by name
+    epochs: int | None = 1  # mixed with each other; -1: all; None: each in the order of the files
+    tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: as its source says
+    max_repetitions: Fraction | None = field(default=None, eq=False)  # over the run; None: any
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return len(self.source)
+
+    @property
+    def most_draws(self) -> int | None:
+        """How often it may be drawn over the run; None: any number of times."""
+        most = self.max_repetitions
+        return None if most is None else int(most * self.num_samples)
+
+    @property
+    def mean_tokens(self) -> Fraction | None:
+        """Tokens per sample: as said, or as its source says; None: not known."""
+        return self.tokens_per_sample or self.source.tokens_per_sample
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over all that decides which samples it gives in which order, but its id."""
+        own = self.source.fingerprint
+        return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
+
+
+def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
+    for path, inner in spec.walk():
+        if (leaf := getattr(inner, "leaf", None)) is not None:
+            yield path, leaf
+
+
+def too_often(leaf: Leaf) -> DataError:
+    """Return the error of a leaf that is asked for more than it may give."""
+    return DataError(
+        f"leaf {leaf.id!r}: its {leaf.num_samples:,} samples have come up {leaf.max_repetitions} "
+        f"times, its `max_repetitions`, and the run goes on to draw from it. Lower its weight, or "
+        f"raise the number; with `budget_samples` a start says what is feasible."
+    )
+
+
+def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
+    """Return one leaf per id, sorted by id. SpecError if one id stands for two datasets."""
+    by_id: dict[str, Leaf] = {}
+    for leaf in entries:
+        known = by_id.setdefault(leaf.id, leaf)
+        same = known.source is leaf.source and known.epochs == leaf.epochs
+        if not same and known.fingerprint != leaf.fingerprint:
+            raise SpecError(
+                f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
+                f"ways. Give one of them another `id:`."
+            )
+    return [by_id[leaf_id] for leaf_id in sorted(by_id)]

@@ -1,0 +1,220 @@
+"""Draws of lanes in blocks, computed ahead: which sample of which leaf each of them is.
+
+The lanes of a process take turns, so when one needs its next block, the others soon need theirs, of
+the same draws; and a call of numpy costs as much as some hundred draws. So lanes plan together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from energy_data.core.block import Integers, References, rank_within
+from energy_data.order.shares import Shares
+from energy_data.order.tree import Order
+
+# Draws of a lane computed ahead: a cache of a pure function, not state. A start wants few; in the
+# long run plans below some thousand draws, of all lanes, cost several times as much per draw.
+FIRST_PLANNED, MOST_PLANNED = 128, 4096
+MOST_TOGETHER = 16_384  # draws of all lanes at a time: some milliseconds, which one batch waits for
+
+KEPT_LEDGERS = 2  # stages that take turns ask several times for where each of them is
+
+Offsets = tuple[int, ...]
+
+
+class _Block(NamedTuple):
+    """The draws of a lane from `start` on, with these offsets."""
+
+    start: int
+    offsets: Offsets
+    references: References
+    refused: tuple[int, int] | None  # the first draw in the block that is refused, and its leaf
+    after: Integers  # how often each leaf was drawn before its end, offsets included
+
+    def has(self, start: int, count: int, offsets: Offsets) -> bool:
+        at = start - self.start
+        return at >= 0 and at + count <= len(self.references) and offsets == self.offsets
+
+
+_NONE = np.empty(0, np.int64)
+_EMPTY = _Block(0, (), References(_NONE, _NONE, _NONE), None, _NONE)
+
+
+class PlannedDraws(ABC):
+    """The order of one lane with the blocks computed last.
+
+    Args:
+        order: Which entry each draw goes to.
+        shares: Which sample of its leaf a lane's draw is.
+        most: How often each leaf may be drawn over the run and all lanes; None: no limit. Lanes
+            share that as they share an epoch of so many samples.
+        together: The plans of the lanes of this process.
+    """
+
+    def __init__(
+        self, order: Order, shares: Shares, most: Sequence[int | None], together: Together
+    ) -> None:
+        self.order, self._together = order, together
+        self._most = {
+            number: shares.part(number, draws)
+            for number, draws in enumerate(most)
+            if draws is not None
+        }
+        self._block = self._next = _EMPTY
+        self._asked: tuple[int, Offsets] | None = None  # where the last block handed out ended
+        self._ledgers: dict[int, Integers] = {}  # of the last places that were asked for
+        self._since = 0  # the first draw asked for with these offsets
+        self._ahead = FIRST_PLANNED
+
+    @abstractmethod
+    def refuse(self, leaf: int) -> NoReturn:
+        """Raise the error of a leaf that was drawn as often as it may be."""
+
+    def block(
+        self, start: int, count: int, offsets: Offsets, most: int = MOST_PLANNED
+    ) -> References:
+        """Return the references of the draws start .. start + count; plans up to `most`.
+
+        Fewer where the next one would be too often of its leaf; that one is refused.
+        """
+        if not self._block.has(start, count, offsets):
+            if not self._next.has(start, count, offsets):
+                alone = self._is_interrupted(start, offsets)
+                self._together.plan(
+                    self, start, count, min(self._ahead, most), offsets, alone=alone
+                )
+            self._block, self._next = self._next, _EMPTY
+        at, refused = start - self._block.start, self._block.refused
+        if refused is not None and at + count > refused[0]:
+            if at >= refused[0]:
+                self.refuse(refused[1])
+            count = refused[0] - at
+        self._asked = start + count, offsets
+        return self._block.references[at : at + count]
+
+    def _is_interrupted(self, start: int, offsets: Offsets) -> bool:
+        """Return whether others have drawn from the leaves since; then it plans less far ahead.
+
+        They may do so again, as two stages do in a ramp: what was planned beyond that is for
+        nothing, and so is what is planned for other lanes.
+        """
+        if self._asked is None or self._asked[1] == offsets:
+            return False
+        used = self._asked[0] - self._since
+        self._since, self._ahead = start, min(self._ahead, 2 * used)
+        return True
+
+    def ledger(self, draws: int, offsets: Offsets) -> Integers:
+        """Return how often each leaf was drawn before draw number `draws`, int64 [leaves]."""
+        known = self._ledgers.get(draws)
+        if known is None:
+            for oldest in list(self._ledgers)[: len(self._ledgers) - KEPT_LEDGERS + 1]:
+                del self._ledgers[oldest]
+            known = self._ledgers[draws] = self._together.ledger(self.order.counts(draws))
+        return known + np.array(offsets, np.int64) if offsets else known.copy()
+
+    def before(self, start: int, offsets: Offsets) -> Integers:
+        """Return the same as `ledger`; at no cost at the end of a block."""
+        for block in (self._block, self._next):
+            if offsets == block.offsets and start == block.start + len(block.references) > 0:
+                return block.after
+        return self.ledger(start, offsets)
+
+    def asks_at(self, start: int, offsets: Offsets) -> Offsets | None:
+        """Return the offsets with which this lane asks for a block from `start` next.
+
+        None: it does not, or has it. offsets: of another lane, as this one's if both have none.
+        """
+        asked, ours = (start, offsets) if self._asked is None else self._asked
+        if asked != start or (self._asked is None and offsets):
+            return None
+        has = any(block.has(start, 1, ours) for block in (self._block, self._next))
+        return None if has else ours
+
+    def take(self, block: _Block) -> None:
+        """Keep a block until it is asked for."""
+        self._next, self._ahead = block, min(4 * self._ahead, MOST_PLANNED)
+
+    def too_often(
+        self, leaf: Integers, numbers: Integers, after: Integers
+    ) -> tuple[int, int] | None:
+        """Return the first draw that is too often of its leaf, and that leaf, if there is one."""
+        found = []
+        for number, most in self._most.items():
+            if after[number] > most:
+                found.append((int(np.flatnonzero((leaf == number) & (numbers >= most))[0]), number))
+        return min(found, default=None)
+
+
+class Together:
+    """The plans of the lanes of a process, over one order tree.
+
+    Args:
+        leaf_of_entry: The number of each entry's leaf, int64 [entries].
+        num_leaves: Of a lane.
+        shares: Of all lanes: the leaves of each, lane after lane.
+    """
+
+    def __init__(self, leaf_of_entry: Integers, num_leaves: int, shares: Shares) -> None:
+        self._leaf_of_entry, self._num_leaves, self._shares = leaf_of_entry, num_leaves, shares
+        self.plans: Sequence[PlannedDraws] = ()
+
+    def ledger(self, counts: Integers) -> Integers:
+        """Return counts of entries as counts of leaves, [leaves]."""
+        drawn = np.zeros(self._num_leaves, np.int64)
+        np.add.at(drawn, self._leaf_of_entry, counts)
+        return drawn
+
+    def plan(
+        self,
+        asking: PlannedDraws,
+        start: int,
+        batch: int,
+        ahead: int,
+        offsets: Offsets,
+        *,
+        alone: bool,
+    ) -> None:
+        """Plan the draws from `start` on, of this lane and, if not `alone`, of those that ask next.
+
+        Whole batches of `batch` draws, one at least, and no more than `ahead` draws of a lane.
+        """
+        first = self.plans.index(asking)
+        most = 0 if alone else max(1, MOST_TOGETHER // batch) - 1
+        others = islice(self._asking(first, start, offsets), most)
+        rows = [(first, offsets), *others]
+        plans = [self.plans[row] for row, _ in rows]
+        count = max(1, min(ahead, MOST_TOGETHER // len(rows)) // batch) * batch
+
+        entry = asking.order.choose_beside([plan.order for plan in plans[1:]], start, count)
+        leaf = self._leaf_of_entry[entry]
+        before = np.concatenate(
+            [plan.before(start, ours) for plan, (_, ours) in zip(plans, rows, strict=True)]
+        )
+        drawn = self._numbered(leaf, range(len(rows)))
+        numbers = before[drawn] + rank_within(drawn)
+        after = before + np.bincount(drawn, minlength=len(before))
+        epoch, index = self._shares.locate(self._numbered(leaf, [row for row, _ in rows]), numbers)
+
+        by_lane = (values.reshape(len(rows), -1) for values in (numbers, after, epoch, index))
+        for plan, (_, ours), *lane in zip(plans, rows, entry, leaf, *by_lane, strict=True):
+            entries, leaves, number, drawn_after, epochs, indices = lane
+            references = References(entries.astype(np.int64), epochs, indices)
+            refused = plan.too_often(leaves, number, drawn_after)
+            plan.take(_Block(start, ours, references, refused, drawn_after))
+
+    def _asking(self, first: int, start: int, offsets: Offsets) -> Iterator[tuple[int, Offsets]]:
+        """Yield the lanes that ask for a block from `start` next, in the order of their turns."""
+        for row in (*range(first + 1, len(self.plans)), *range(first)):
+            if (ours := self.plans[row].asks_at(start, offsets)) is not None:
+                yield row, ours
+
+    def _numbered(self, leaf: Integers, rows: Sequence[int]) -> Integers:
+        """Return leaves [rows, draws] as numbers that differ by row too, [rows * draws]."""
+        numbers: Integers = leaf + self._num_leaves * np.array(rows)[:, np.newaxis]
+        return numbers.reshape(-1)

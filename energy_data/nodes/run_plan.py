@@ -1,0 +1,361 @@
+"""The plan of a run: which stage is when, how large it is, and what changes between two."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from attrs import field, frozen
+
+from energy_data.core.context import Context
+from energy_data.core.spec import Spec, kind_of
+from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.stage import DEFAULT, Stage
+from energy_data.nodes.staged import StagedSpec
+
+RULE = "=" * 60
+SHOWN_LEAVES = 8
+COUNTED_DRAWS = 1 << 20  # shares of leaves are those of so many draws, if a stage is longer
+
+
+@frozen(kw_only=True)
+class PlannedStage:
+    """One stage of the plan. Amounts are over all ranks; None: without end, or not known."""
+
+    number: int
+    stage: Stage
+    first_step: int | None  # None: how many micro-batches a step has is not known
+    before: PlannedStage | None = field(default=None, repr=False)  # if that fades into it
+
+    @property
+    def name(self) -> str:
+        """The name of the stage."""
+        return self.stage.name
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters its pipeline was made with."""
+        return self.stage.params
+
+    @property
+    def microbatches(self) -> int | None:
+        """The number of micro-batches."""
+        return self.stage.num_batches
+
+    @property
+    def steps(self) -> int | None:
+        """The number of optimizer steps."""
+        if self.stage.counts == "steps":
+            return None if self.stage.end is None else self.stage.end - self.stage.begin
+        per_step, fade = self.stage.microbatches_per_step, self.stage.fade
+        if self.microbatches is None or not per_step:
+            return None
+        if fade is None:
+            return self.microbatches // per_step
+        return fade.steps + (self.microbatches - fade.batches) // per_step
+
+    @property
+    def batches_before(self) -> int:
+        """Micro-batches that the stage before makes, while it fades into this one."""
+        return 0 if self.stage.fade is None else self.stage.fade.batches_before
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples (packs, where it packs)."""
+        return self._sum(_samples_of_batch)
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of tokens, `seq_len` for each sample."""
+        return self._sum(_tokens_of_batch)
+
+    def _sum(self, of_batch: Callable[[PlannedStage], int | None]) -> int | None:
+        """Return an amount over all its micro-batches, from that of one."""
+        own, before = of_batch(self), self.batches_before
+        if self.microbatches is None or own is None:
+            return None
+        theirs = of_batch(self.before) if self.before is not None else 0
+        if before and theirs is None:
+            return None
+        return (self.microbatches - before) * own + before * (theirs or 0)
+
+    def maker(self, batch: int) -> PlannedStage:
+        """Return the stage whose pipeline makes one of its micro-batches, counted from 0."""
+        fade = self.stage.fade
+        return self if self.before is None or fade is None or fade.is_own(batch) else self.before
+
+    @cached_property
+    def leaves(self) -> list[PlannedLeaf]:
+        """What is drawn of each leaf, by id. Counted from the order; reads no data."""
+        if self.before is None:
+            return self.own_leaves
+        return _faded(self.own_leaves, self.before, self.batches_before, self.samples)
+
+    @cached_property
+    def own_leaves(self) -> list[PlannedLeaf]:
+        """What its own pipeline draws of each leaf, by id."""
+        trees = list(self.stage.order_trees)
+        if len(trees) != 1:  # how often each is drawn from is decided above reading
+            found = {leaf.id: leaf for tree in trees for leaf in _leaves(tree)}
+            return [PlannedLeaf(leaf, None, None) for _, leaf in sorted(found.items())]
+        each, batches = _samples_of_batch(self), self.microbatches
+        known = each is not None and batches is not None
+        samples = (batches - self.batches_before) * each if known else None  # type: ignore[operator]
+        shares = _shares(trees[0], samples)
+        one_each = not any(kind_of(inner) in ("pack", "pack_selected") for inner in _above(self))
+        return [
+            PlannedLeaf(leaf, share, samples * share if samples and one_each else None)
+            for leaf, share in zip(_leaves(trees[0]), shares, strict=True)
+        ]
+
+
+@frozen
+class PlannedLeaf:
+    """What a stage draws of one leaf."""
+
+    leaf: Leaf
+    share: float | None  # of all draws of the stage
+    drawn: float | None  # samples
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the stage goes through the leaf."""
+        return None if self.drawn is None else self.drawn / self.leaf.num_samples
+
+
+def _samples_of_batch(one: PlannedStage) -> int | None:
+    size = one.params.get("batch_size")
+    return None if size is None else int(size)
+
+
+def _tokens_of_batch(one: PlannedStage) -> int | None:
+    samples, length = _samples_of_batch(one), one.params.get("seq_len")
+    return None if samples is None or length is None else samples * int(length)
+
+
+def _faded(
+    own: Sequence[PlannedLeaf], before: PlannedStage, batches: int, samples: int | None
+) -> list[PlannedLeaf]:
+    """Return what a stage draws of each leaf with what the one before does as it fades."""
+    drawn: dict[str, PlannedLeaf] = {one.leaf.id: one for one in own}
+    size = _samples_of_batch(before)
+    for one in before.own_leaves:
+        mine = drawn.get(one.leaf.id, PlannedLeaf(one.leaf, None, 0.0))
+        known = one.share is not None and size is not None and mine.drawn is not None
+        count = mine.drawn + batches * size * one.share if known else None  # type: ignore[operator]
+        drawn[one.leaf.id] = PlannedLeaf(one.leaf, None, count)
+    whole = samples and all(one.drawn is not None for one in drawn.values())
+    return [
+        PlannedLeaf(one.leaf, one.drawn / samples if whole and one.drawn is not None and samples
+                    else one.share, one.drawn)
+        for _, one in sorted(drawn.items())
+    ]  # fmt: skip
+
+
+@frozen
+class Plan:
+    """The stages of a run; a run without stages is one stage named `default`."""
+
+    spec: Spec = field(repr=False)
+
+    @cached_property
+    def stages(self) -> list[PlannedStage]:
+        """The stages, in their order."""
+        steps: int | None = 0
+        planned: list[PlannedStage] = []
+        for number, stage in enumerate(_stages(self.spec)):
+            first = steps if stage.microbatches_per_step else None
+            first = stage.begin if stage.counts == "steps" else first
+            before = planned[-1] if stage.fade is not None else None
+            one = PlannedStage(number=number, stage=stage, first_step=first, before=before)
+            steps = None if first is None or one.steps is None else first + one.steps
+            planned.append(one)
+        return planned
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the run has stages."""
+        return any(isinstance(inner, StagedSpec) for _, inner in self.spec.walk())
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether stages begin and end at steps of any number of micro-batches."""
+        return self.stages[0].stage.counts == "steps"
+
+    def at(self, microbatch: int) -> PlannedStage | None:
+        """Return the stage in whose bounds a micro-batch of the run lies; None after the end.
+
+        Where stages count steps (`Stage.counts`), it is not known, and the number is of a step.
+        """
+        begins = [one.stage.begin for one in self.stages]
+        one = self.stages[bisect_right(begins, microbatch) - 1]
+        return None if one.stage.end is not None and microbatch >= one.stage.end else one
+
+    def stage_of(self, microbatch: int) -> PlannedStage | None:
+        """Return the stage that makes a micro-batch of the run; None after the end.
+
+        While one stage fades into the next step by step, it is either of the two. Where stages
+        count steps, as `at`.
+        """
+        one = self.at(microbatch)
+        return None if one is None else one.maker(microbatch - one.stage.begin)
+
+    def stage_at(self, step: int) -> PlannedStage | None:
+        """Return the stage that makes an optimizer step, counted from 0; None after the end.
+
+        Raises ValueError for a negative step, and if the size of a step is not known.
+        """
+        if step < 0:
+            raise ValueError(f"step: must be >= 0, got {step}.")
+        known = [one for one in self.stages if one.first_step is not None]
+        if len(known) < len(self.stages):
+            raise ValueError("the size of a step is not known: give microbatches_per_step.")
+        at = known[bisect_right([one.first_step or 0 for one in known], step) - 1]
+        if at.stage.counts == "steps":
+            return self.at(step)
+        into, fade = step - (at.first_step or 0), at.stage.fade
+        if fade is not None and into < fade.steps:
+            return at.maker(int(fade.begins[into]))
+        rest = into if fade is None else into - fade.steps
+        batches = rest * (at.stage.microbatches_per_step or 1)
+        return self.stage_of(at.stage.begin + batches + (0 if fade is None else fade.batches))
+
+    def max_param(self, name: str) -> Any:
+        """Return the largest value of a parameter over the stages: to size buffers and caches by.
+
+        KeyError if no stage has it.
+        """
+        values = [one.params[name] for one in self.stages if one.params.get(name) is not None]
+        if not values:
+            raise KeyError(name)
+        return max(values)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan as text for people."""
+        yield from (RULE, "STAGES OF THE RUN", RULE, f"Stages: {len(self.stages)}")
+        for one in self.stages:
+            yield from ("", f"Stage {one.number + 1}: {one.name}", *_described(one))
+        yield RULE
+
+    def changes(self, number: int) -> Iterator[str]:
+        """Yield what changes from the stage before to stage `number`."""
+        before, now = self.stages[number - 1], self.stages[number]
+        ours = {**now.params, "seed": now.stage.seed}
+        theirs = {**before.params, "seed": before.stage.seed}
+        for name in dict.fromkeys([*theirs, *ours]):
+            if theirs.get(name) != ours.get(name):
+                yield f"{name}: {_text(theirs.get(name))} -> {_text(ours.get(name))}"
+        was = {one.leaf.id: one for one in before.own_leaves}
+        is_ = {one.leaf.id: one for one in now.own_leaves}
+        for leaf_id in sorted(was.keys() | is_.keys()):
+            pair = [_percent(found.get(leaf_id)) for found in (was, is_)]
+            if pair[0] != pair[1]:
+                yield f"leaf {leaf_id}: {pair[0]} -> {pair[1]} of the samples"
+        if (fade := now.stage.fade) is not None:
+            yield (
+                f"the stage before fades out step by step ({fade.kind}): it makes "
+                f"{int((~fade.own).sum()):,} of the next {fade.steps:,} steps"
+            )
+        if now.stage.on_enter == "restart":
+            yield "its leaves begin anew, in an order of its own"
+
+
+def _stages(spec: Spec) -> Sequence[Stage]:
+    for _, inner in spec.walk():
+        if isinstance(inner, StagedSpec):
+            return inner.stages
+    return [Stage(name=DEFAULT, of=spec, begin=0)]
+
+
+def _above(one: PlannedStage) -> Iterator[Spec]:
+    return (inner for _, inner in one.stage.of.walk())
+
+
+def _leaves(tree: ReferencesSpec) -> list[Leaf]:
+    return tree.build(Context()).leaves
+
+
+def _shares(tree: ReferencesSpec, samples: int | None) -> list[float]:
+    """Return which part of the draws each leaf has."""
+    node = tree.build(Context())
+    node.cursor.draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
+    counts: list[int] = node.ledger().tolist()
+    return [count / node.cursor.draws for count in counts]
+
+
+def _described(one: PlannedStage) -> Iterator[str]:
+    stage = one.stage
+    asked = f", asked for {stage.asked}" if stage.asked else ""
+    if one.first_step is not None:
+        end = None if one.steps is None else one.first_step + one.steps
+        yield f"  Steps: {_range(one.first_step, end)}{asked}"
+        asked = ""
+    if stage.counts == "microbatches":
+        yield f"  Micro-batches: {_range(stage.begin, stage.end)}{asked}"
+    for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
+        if amount is not None:
+            yield f"  {name}: {short(amount)}"
+    yield from _ramp(one)
+    if told := said_of_data(stage):
+        yield f"  {told[0].upper()}{told[1:]}"
+    yield f"  On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
+    for name, value in stage.params.items():
+        if value is not None:
+            yield f"  {name}: {_text(value)}"
+    yield f"  Leaves: {len(one.leaves)}"
+    for planned in one.leaves[:SHOWN_LEAVES]:
+        epochs = "" if planned.epochs is None else f", {planned.epochs:.3g} epochs"
+        yield f"    - {planned.leaf.id}: {_percent(planned)} of the samples{epochs}"
+    if len(one.leaves) > SHOWN_LEAVES:
+        yield f"    ... and {len(one.leaves) - SHOWN_LEAVES} more"
+
+
+def _ramp(one: PlannedStage) -> Iterator[str]:
+    if (fade := one.stage.fade) is not None:
+        yield (
+            f"  Ramp: {fade.kind} over {fade.steps:,} steps, {one.batches_before:,} of "
+            f"{fade.batches:,} micro-batches are of the stage before"
+        )
+
+
+def said_of_data(stage: Stage) -> str:
+    """Return in words that a stage ends with its data; nothing if it does not."""
+    end = stage.data_end
+    if end is None:
+        return ""
+    asked = "" if end.asked is None else f", before micro-batch {end.asked:,} that was asked for"
+    if not end.unread:
+        left = "" if end.unread is None else "; none of their samples is left"
+        return f"ends with its data{asked}{left}"
+    fate = "come first when their datasets are read again"
+    if stage.on_enter == "restart":
+        fate = "are left out, as the stage reads in an order of its own"
+    return f"ends with its data{asked}; {end.unread:,} of their samples are left and {fate}"
+
+
+def _range(begin: int, end: int | None) -> str:
+    return f"{begin:,} -> the end" if end is None else f"{begin:,} -> {end:,} ({end - begin:,})"
+
+
+def _percent(planned: PlannedLeaf | None) -> str:
+    if planned is None:
+        return "0 %"
+    return "some" if planned.share is None else f"{100 * planned.share:.3g} %"
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def short(amount: float) -> str:
+    """Return an amount as people write it: 409.60B."""
+    for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if amount >= size:
+            return f"{amount / size:.2f}{suffix}"
+    return f"{amount:,.0f}"
+
+
+__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "said_of_data", "short"]

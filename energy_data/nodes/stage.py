@@ -1,0 +1,279 @@
+"""A stage of a run: a pipeline, and the micro-batches that are its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace as replaced
+from typing import Any, Literal, NamedTuple
+
+import attrs
+from attrs import evolve, field, frozen
+
+from energy_data.core.context import Context
+from energy_data.core.keys import key
+from energy_data.core.spec import Spec
+from energy_data.nodes.fade import Fade
+from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
+from energy_data.nodes.references import ReferencesSpec, follows_run
+
+OnEnter = Literal["continue", "restart"]
+Buffers = Literal["handoff", "drop"]
+Resume = Literal["strict", "ablation", "ignore"]
+OnExhausted = Literal["repeat", "advance", "error"]
+Counts = Literal["microbatches", "steps"]
+
+DEFAULT = "default"
+"""The name of a stage that draws as a run without stages does."""
+
+STAGE_KEY = "__stage__"
+
+
+@frozen(kw_only=True)
+class DataEnd:
+    """That a stage ends with its data, and not where it was asked to."""
+
+    asked: int | None  # the end that was asked for, in micro-batches of the run; None: none was
+    unread: int | None  # samples of one pass that are left by then, over all lanes; None: not known
+
+
+@frozen(kw_only=True)
+class Stage:
+    """One stage: a pipeline of batches, and the micro-batches of the run that it gives.
+
+    Or the optimizer steps, where these are of any number of micro-batches (`counts="steps"`): then
+    the loader that groups them says when the next stage begins.
+    """
+
+    name: str
+    of: Spec
+    begin: int  # the first micro-batch, or step
+    end: int | None = None  # the first that is no longer of this stage; None: it goes on for ever
+    counts: Counts = "microbatches"  # what `begin` and `end` are numbers of
+    on_enter: OnEnter = "continue"
+    seed: int | None = None  # in place of the name
+    params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
+    microbatches_per_step: int | None = None  # of all ranks; None: not said
+    asked: str = ""  # how its end was written, for people
+    fade: Fade | None = None  # its first steps, some of which the stage before makes
+    data_end: DataEnd | None = None  # None: it ends where it was asked to
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of micro-batches; None: without end, or not known beforehand."""
+        if self.end is None or self.counts == "steps":
+            return None
+        return self.end - self.begin
+
+    @property
+    def unit(self) -> str:
+        """What the stage counts, in words."""
+        return "step" if self.counts == "steps" else "micro-batch"
+
+    @property
+    def order_trees(self) -> Iterator[ReferencesSpec]:
+        """The order trees of the stage."""
+        return (spec for _, spec in self.of.walk() if isinstance(spec, ReferencesSpec))
+
+    @property
+    def leaf_ids(self) -> set[str]:
+        """The ids of the leaves of the stage."""
+        return {leaf.id for tree in self.order_trees for _, leaf in leaf_entries(tree.of)}
+
+
+def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield what is wrong with the names and the bounds of some stages."""
+    if not stages:
+        yield "staged: it has no stages. List at least one."
+    names = [stage.name for stage in stages]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"staged: two stages are named {name!r}. Give one of them another name."
+    for stage in stages:
+        if not stage.name.strip():
+            yield "staged: a stage has no name. Give it one: seeds and states are kept by it."
+        if stage.end is not None and stage.end <= stage.begin:
+            yield (
+                f"staged: stage {stage.name!r} would never run, it begins at {stage.unit} "
+                f"{stage.begin} and ends at {stage.end}. Take it out, or make it longer."
+            )
+    if len({stage.counts for stage in stages}) > 1:
+        yield (
+            "staged: some stages count micro-batches, some steps. Count steps in all of them, or "
+            "in none."
+        )
+    yield from _wrong_fades(stages)
+    yield from _wrong_in_steps(stages)
+    begin: int | None = 0
+    for stage in stages:
+        if begin is None or stage.begin != begin:
+            yield (
+                f"staged: stage {stage.name!r} begins at {stage.unit} {stage.begin}, where the one "
+                f"before ends at {begin}. Stages follow each other without gap or overlap."
+            )
+        begin = stage.end
+
+
+def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield what stages have that follows micro-batches of the run, if they count steps."""
+    for stage in stages:
+        if stage.counts == "microbatches":
+            continue
+        for what, has in (
+            ("fades in", stage.fade is not None),
+            ("ends with its data", stage.data_end is not None),
+            ("has weights that change", any(follows_run(tree.of) for tree in stage.order_trees)),
+        ):
+            if has:
+                yield (
+                    f"staged: stage {stage.name!r} counts steps and {what}, which follows the "
+                    f"micro-batches of the run, and with which of them it begins is not known "
+                    f"beforehand. Leave that out, or count micro-batches."
+                )
+
+
+def _wrong_fades(stages: Sequence[Stage]) -> Iterator[str]:
+    for number, stage in enumerate(stages):
+        fade, most = stage.fade, stage.num_batches
+        if fade is None:
+            continue
+        if not number:
+            yield f"staged: stage {stage.name!r} is the first, nothing fades into it."
+        elif stage.counts == "steps":
+            yield (
+                f"staged: the stage before fades into stage {stage.name!r} step by step, and steps "
+                f"are of any number of micro-batches. Take the ramp out."
+            )
+        elif most is not None and fade.batches > most:
+            yield (
+                f"staged: the stage before fades into stage {stage.name!r} over {fade.batches} "
+                f"micro-batches, and that has {most}. Make the ramp shorter."
+            )
+
+
+class WrongBody(NamedTuple):
+    """What is wrong with the pipeline of a stage."""
+
+    problem: str
+    stage: str
+    leaf: str | None = None  # id of the leaf in question
+
+
+def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield what is wrong with the pipelines of some stages."""
+    for stage in stages:
+        if stage.of.gives != "batches":
+            problem = (
+                f"staged: stage {stage.name!r} gives {stage.of.gives}, not batches: a stage is a "
+                f"whole pipeline, so that no batch is of two stages. Put a BatchSpec over it."
+            )
+            yield WrongBody(problem, stage.name)
+        if stage.on_enter not in ("continue", "restart"):
+            problem = (
+                f"staged: on_enter of stage {stage.name!r} must be 'continue' or 'restart', got "
+                f"{stage.on_enter!r}."
+            )
+            yield WrongBody(problem, stage.name)
+        if any(tree.deal for tree in stage.order_trees):
+            problem = f"staged: stage {stage.name!r} is one pass only: stages go on without end."
+            yield WrongBody(problem, stage.name)
+    yield from _drawn_twice(stages)
+    yield from _shuffled_differently(stages)
+    yield from _two_of_one_id(stages)
+
+
+def _drawn_twice(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield which leaves several pipelines of a stage draw from, that are to go on after it."""
+    for stage in stages:
+        if stage.on_enter == "restart":
+            continue
+        trees = list(stage.order_trees)
+        times = Counter(id_ for tree in trees for id_ in {leaf.id for leaf in _leaves(tree)})
+        for leaf_id in sorted(id_ for id_, count in times.items() if count > 1):
+            problem = (
+                f"staged: leaf {leaf_id!r} is drawn from by several pipelines of stage "
+                f"{stage.name!r}, each in an order of its own: it could not go on from there. "
+                f"Blend below reading, or write `on_enter: restart`."
+            )
+            yield WrongBody(problem, stage.name, leaf_id)
+
+
+def _shuffled_differently(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield which leaves could not go on from stage to stage, having other orders."""
+    shuffles: dict[str, tuple[str, Shuffle]] = {}
+    for stage in stages:
+        for tree in () if stage.on_enter == "restart" else stage.order_trees:
+            for leaf in _leaves(tree):
+                first, known = shuffles.setdefault(leaf.id, (stage.name, tree.shuffle))
+                if _order(known) != _order(tree.shuffle):
+                    problem = (
+                        f"staged: leaf {leaf.id!r} is shuffled differently in the stages {first!r} "
+                        f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it could "
+                        f"not go on where it was. Make them equal, or write `on_enter: restart`."
+                    )
+                    yield WrongBody(problem, stage.name, leaf.id)
+
+
+def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield which ids mean one thing in one stage, another in another: a state has them once."""
+    known: dict[str, tuple[str, Leaf]] = {}
+    for stage in stages:
+        for leaf in distinct_leaves([leaf for tree in stage.order_trees for leaf in _leaves(tree)]):
+            first, other = known.setdefault(leaf.id, (stage.name, leaf))
+            where = f"in the stages {first!r} and {stage.name!r}"
+            if other.epochs != leaf.epochs:
+                problem = (
+                    f"staged: leaf {leaf.id!r} has shuffle_over_epochs_multiplier {other.epochs} "
+                    f"and {leaf.epochs} {where}: it could not go on where it was. Make them equal, "
+                    f"or give one of them another `id:`."
+                )
+                yield WrongBody(problem, stage.name, leaf.id)
+            elif other.source is not leaf.source and other.fingerprint != leaf.fingerprint:
+                problem = (
+                    f"staged: leaf {leaf.id!r} is two different datasets {where}: the one would "
+                    f"go on where the other was. Give one of them another `id:`."
+                )
+                yield WrongBody(problem, stage.name, leaf.id)
+
+
+def _leaves(tree: ReferencesSpec) -> list[Leaf]:
+    return distinct_leaves([leaf for _, leaf in leaf_entries(tree.of)])
+
+
+def _order(shuffle: Shuffle) -> tuple[int, int]:
+    """Return what decides the order of a leaf."""
+    return shuffle.sequence_length, shuffle.window
+
+
+def _shown(shuffle: Shuffle) -> str:
+    return (
+        f"shuffle_buffer_size {shuffle.buffer_size}, max_samples_per_sequence "
+        f"{shuffle.sequence_length}"
+    )
+
+
+def marked(item: Any, number: int, name: str) -> Any:
+    """Return a batch that says its stage, `(number, name)`, under `__stage__`.
+
+    A dict gets the key, a dataclass or attrs class with such a field gets it set (as a copy);
+    batches of other types stay as they are.
+    """
+    if isinstance(item, dict):
+        return {**item, STAGE_KEY: (number, name)}
+    if STAGE_KEY in getattr(type(item), "__dataclass_fields__", {}):
+        return replaced(item, **{STAGE_KEY: (number, name)})
+    if attrs.has(type(item)) and STAGE_KEY in attrs.fields_dict(type(item)):
+        changed = copy(item)
+        object.__setattr__(changed, STAGE_KEY, (number, name))
+        return changed
+    return item
+
+
+def stage_context(
+    context: Context, name: str, *, restarts: bool = False, seed: int | None = None
+) -> Context:
+    """Return the context of a stage's pipeline: its seeds come from its name, or its seed."""
+    plain = name == DEFAULT and seed is None
+    own = context.seed if plain else key(context.seed, "stage", name if seed is None else seed)
+    of_leaves = own if restarts else context.leaf_seed
+    return evolve(context.under(name), seed=own, own_leaf_seed=of_leaves)
