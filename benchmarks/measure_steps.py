@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 from torch import distributed
 
-from energy_data import Dataset, DocsPerStep, Loader, Sample, default_worker_config, get_loader
+from energy_data import Dataset, DocsPerStep, Loader, Sample, WorkerConfig, get_loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
@@ -64,7 +64,7 @@ def main() -> None:
     source = NumberSource(100_000)
     read = ReadSpec(of=ReferencesSpec(of=LeafSpec(Leaf(id="numbers", source=source))))
     spec = BatchSpec(of=read, batch_size=4, collate=counted)
-    dataset = Dataset(spec=spec, worker_config=default_worker_config(0))
+    dataset = Dataset(spec=spec, worker_config=WorkerConfig.default_worker_config(0))
     for way in WAYS:
         loader = loader_of(way, dataset)
         distributed.barrier()

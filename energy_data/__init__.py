@@ -17,7 +17,7 @@ from energy_data.api import (
     get_val_dataset,
     get_val_datasets,
 )
-from energy_data.core.context import WorkerConfig, default_worker_config
+from energy_data.core.context import WorkerConfig
 from energy_data.core.rng import sample_rng
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.errors import (
@@ -74,7 +74,6 @@ __all__ = [
     "StructureError",
     "TaskEncoder",
     "WorkerConfig",
-    "default_worker_config",
     "get_loader",
     "get_savable_loader",
     "get_train_dataset",

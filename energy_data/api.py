@@ -14,7 +14,7 @@ from energy_data.config.compile import compile_split, compile_stream, steps_of
 from energy_data.config.feasibility import check_repetitions
 from energy_data.config.load import load
 from energy_data.config.opening import OpenSource, Options
-from energy_data.core.context import Context, WorkerConfig, default_worker_config
+from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.spec import Spec
 from energy_data.data.source import Source
 from energy_data.errors import SpecError
@@ -78,7 +78,8 @@ def get_train_dataset(
         shuffle_buffer_size: Neighbouring draws of a leaf that are mixed; None or 0: none.
         max_samples_per_sequence: Neighbouring samples that are read together; the sequences of an
             epoch are permuted. None or 0: the order of the files.
-        worker_config: Which part of the run this process is; by default `default_worker_config()`.
+        worker_config: Which part of the run this process is; by default
+            `WorkerConfig.default_worker_config()`.
         task_encoder: What to make of samples and batches; by default a dict of tensors and lists.
         split_part: The split to read.
         seed: Another seed is another order.
@@ -130,7 +131,7 @@ def get_train_dataset(
     )
     options = _options(allow_modules, shuffle_over_epochs_multiplier)
     metadataset = load(path)
-    config = worker_config or default_worker_config()
+    config = worker_config or WorkerConfig.default_worker_config()
     spec = compile_stream(
         metadataset,
         split_part,
@@ -178,7 +179,8 @@ def get_val_dataset(
     Args:
         path: As for `get_train_dataset`.
         batch_size: Samples per batch.
-        worker_config: Which part of the run this process is; by default `default_worker_config()`.
+        worker_config: Which part of the run this process is; by default
+            `WorkerConfig.default_worker_config()`.
         task_encoder: What to make of samples and batches; by default a dict of tensors and lists.
         split_part: The split to read.
         batch_drop_last: Leave out the short batch.
@@ -375,7 +377,7 @@ def _validation(
     if limit is not None:
         spec = LimitSpec(of=spec, length=limit)
     _check_even(spec, even_batches)
-    config = worker_config or default_worker_config()
+    config = worker_config or WorkerConfig.default_worker_config()
     return Dataset(spec=spec, worker_config=config, from_start=True, even_batches=even_batches)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from attrs import evolve, field, frozen
 from torch import distributed
 
+from energy_data.core.failures import ErrorHandler, log_exception, reraise_exception
 from energy_data.core.profiler import Meter
 from energy_data.errors import SpecError
 
@@ -65,20 +66,31 @@ class Context:
 
 @frozen
 class WorkerConfig:
-    """Which part of a run this process is.
+    """Which part of a run this process is, and what the run does about errors.
 
-    A run has `lanes` lanes whatever the hardware; rank r of R hosts the lanes = r (mod R). `lanes`
-    is fixed for the life of a run and stored in its state; left out, it is 16 per rank, so give it
+    A run has `lanes` lanes, whatever the hardware; rank r of R hosts the lanes = r (mod R). `lanes`
+    is fixed for the life of a run and stored in its state. The default is 16 per rank, so set it
     (or restore a state) if the number of ranks may change.
     """
 
     rank: int = 0
     world_size: int = 1
     num_workers: int = 0
-    lanes: int | None = field(default=None, kw_only=True)
     data_parallel_group: distributed.ProcessGroup | None = field(
         default=None, kw_only=True, eq=False, repr=False
     )
+    seed_offset: int = field(default=0, kw_only=True)  # the seed of the run, unless one is given
+    worker_debug_path: str | None = field(default=None, kw_only=True)  # accepted and ignored
+    worker_log_level: int = field(default=0, kw_only=True)  # 1: log the keys of each batch
+    # Called with the errors of bad samples and of the functions of a task encoder.
+    global_error_handler: ErrorHandler = field(
+        default=log_exception, kw_only=True, eq=False, repr=False
+    )
+    # Accepted and ignored: a sample that cannot be read again after a restore is always an error.
+    restore_error_handler: ErrorHandler = field(
+        default=reraise_exception, kw_only=True, eq=False, repr=False
+    )
+    lanes: int | None = field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -104,22 +116,34 @@ class WorkerConfig:
         """The lanes of this rank, in the order in which they give batches."""
         return range(self.rank, self.num_lanes, self.world_size)
 
+    @staticmethod
+    def default_worker_config(
+        num_workers: int = 4, data_parallel_group: distributed.ProcessGroup | None = None
+    ) -> WorkerConfig:
+        """Return the part of this process: from torch.distributed if it is initialised.
 
-def default_worker_config(num_workers: int = 4) -> WorkerConfig:
-    """Return the part this process has: from torch.distributed if initialised, else the launcher.
+        Otherwise from RANK and WORLD_SIZE, which launchers like torchrun set; without them, from a
+        run of one rank.
+        """
+        if distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank(data_parallel_group)
+            world_size = distributed.get_world_size(data_parallel_group)
+        else:
+            rank = int(os.environ.get("RANK", "0"))
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        return WorkerConfig(rank, world_size, num_workers, data_parallel_group=data_parallel_group)
 
-    Without torch.distributed, the environment of torchrun (RANK, WORLD_SIZE) is used where set.
-    """
-    if distributed.is_available() and distributed.is_initialized():
-        return WorkerConfig(distributed.get_rank(), distributed.get_world_size(), num_workers)
-    return WorkerConfig(
-        int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), num_workers
-    )
+    def global_rank(self) -> int:
+        """Return the rank of this process among all ranks, not only its data-parallel group."""
+        if self.data_parallel_group is None:
+            return self.rank
+        return distributed.get_global_rank(self.data_parallel_group, self.rank)
+
+    def should_log(self, level: int) -> bool:
+        """Return whether messages of a level are logged."""
+        return level <= self.worker_log_level
 
 
 def _nearest(lanes: int, world_size: int) -> str:
     below, above = lanes // world_size * world_size, ceil(lanes / world_size) * world_size
     return " or ".join(str(n) for n in sorted({below, above}) if n > 0)
-
-
-__all__ = ["LANES_PER_RANK", "Context", "WorkerConfig", "default_worker_config"]

@@ -11,6 +11,7 @@ encoders stay as they are. What is different, and why, is in docs/migrating-from
 
 from importlib.metadata import version
 
+from energy_data.core.context import WorkerConfig
 from energy_data.core.failures import log_exception, reraise_exception
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.dataset import SavableDataset
@@ -58,7 +59,6 @@ from energy_data.energon.webdatasets import (
     VQAOCRWebdataset,
     VQAWebdataset,
 )
-from energy_data.energon.worker import WorkerConfig
 from energy_data.errors import FatalSampleError, SkipSample
 from energy_data.samples.crude import CrudeSample
 from energy_data.samples.edataclass import edataclass

@@ -273,7 +273,6 @@ def called_as_it_takes(method: Callable[..., Any], **arguments: Any) -> Any:
 def _logging(
     dataset: SavableDataset[Any], mode: str, worker_config: WorkerConfig, level: int
 ) -> SavableDataset[Any]:
-    should_log = getattr(worker_config, "should_log", None)
-    if should_log is None or not should_log(level):
+    if not worker_config.should_log(level):
         return dataset
     return LogSampleDataset(dataset, mode="train" if mode == "train" else "val")

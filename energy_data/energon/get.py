@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.context import default_worker_config as default_config
 from energy_data.energon.building import called_as_it_takes
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.encoder import DefaultTaskEncoder, TaskEncoder
@@ -63,7 +62,7 @@ def get_train_dataset(
         SpecError: With all faults of the metadataset, each with its place.
     """
     encoder: Any = task_encoder or DefaultTaskEncoder()
-    config = worker_config or default_config()
+    config = worker_config or WorkerConfig.default_worker_config()
     old = _other_arguments(kwargs, encoder)
     takes_shuffle = "shuffle_buffer_size" in signature(encoder.build_train_datasets).parameters
     loaded = load_dataset(path).get_datasets(
@@ -177,7 +176,7 @@ def _validation(
     kwargs: dict[str, Any],
 ) -> tuple[LoadedDatasets, dict[str, Any]]:
     old = _other_arguments(kwargs, encoder)
-    config = worker_config or default_config()
+    config = worker_config or WorkerConfig.default_worker_config()
     loaded = load_dataset(path).get_datasets(
         training=False,
         split_part=split_part,

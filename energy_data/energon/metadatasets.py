@@ -232,7 +232,7 @@ def samples_of(
     order: OrderSpec, *, shuffle: Shuffle, config: WorkerConfig, endless: bool
 ) -> SavableDataset[Any]:
     """Return the samples of an order tree: without end, or once."""
-    handler = getattr(config, "global_error_handler", None)
+    handler = config.global_error_handler
     references = ReferencesSpec(of=order, shuffle=shuffle, deal=0 if endless else 1)
     return SavableDataset(
         spec=ReadSpec(
@@ -242,7 +242,7 @@ def samples_of(
             keys=True,
         ),
         worker_config=config,
-        seed=getattr(config, "seed_offset", 0),
+        seed=config.seed_offset,
         from_start=not endless,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.failures import OnFailure, log_exception
+from energy_data.core.failures import OnFailure
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
@@ -116,8 +116,7 @@ def batched(
 
 def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) -> OnFailure:
     """Return what follows in a run when a function raises."""
-    handler = getattr(worker_config, "global_error_handler", log_exception)
-    return OnFailure(handler=handler, tolerance=tolerance)
+    return OnFailure(handler=worker_config.global_error_handler, tolerance=tolerance)
 
 
 def mapped(spec: Spec, function: Callable[[Any], Any], policy: OnFailure) -> Spec:

@@ -47,7 +47,7 @@ def run(program, *arguments):
     """Return what a program prints; it must end, and without an error."""
     done = subprocess.run(
         [sys.executable, "-c", TRAINER + program, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"},
+        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}:{HERE.parents[1]}"},
         capture_output=True,
         text=True,
         check=False,

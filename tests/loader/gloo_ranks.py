@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 HOST = "127.0.0.1"
 ENV = {
-    "PYTHONPATH": str(Path(__file__).parent.parent),
+    "PYTHONPATH": ":".join(map(str, Path(__file__).parents[1:3])),
     "PATH": "",
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",

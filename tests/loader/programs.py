@@ -31,7 +31,7 @@ def starting(folder: Path) -> Iterator[Callable[..., subprocess.Popen]]:
                 *([str(script)] if in_file else ["-c", text]),
                 *arguments,
             ],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            env={**os.environ, "PYTHONPATH": ":".join(map(str, Path(__file__).parents[1:3]))},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

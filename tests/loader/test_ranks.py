@@ -19,7 +19,7 @@ RANK = """
 import json, sys
 from pathlib import Path
 from torch import distributed
-from energy_data.core.context import default_worker_config
+from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.loader import Loader
 from attrs import evolve
@@ -28,7 +28,7 @@ from itertools import islice
 
 folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
 distributed.init_process_group("gloo")
-config = evolve(default_worker_config(0), lanes=12)
+config = evolve(WorkerConfig.default_worker_config(0), lanes=12)
 loader = Loader(Dataset(spec=SPEC, worker_config=config))
 saved = folder / "state.json"
 state = json.loads(saved.read_text()) if saved.exists() and config.rank == 0 else None
@@ -51,7 +51,11 @@ def by_torchrun(folder: Path, ranks: int, rounds: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     done = subprocess.run(
         [*command, str(ranks), str(script), str(folder), str(rounds)],
-        env={"PYTHONPATH": str(Path(__file__).parent.parent), "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={
+            "PYTHONPATH": ":".join(map(str, Path(__file__).parents[1:3])),
+            "PATH": "",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=120,

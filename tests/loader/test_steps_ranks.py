@@ -19,7 +19,7 @@ import json, os, signal, sys, time
 from itertools import islice
 from pathlib import Path
 from torch import distributed
-from energy_data.core.context import default_worker_config
+from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.exchange import StepsError
 from energy_data.loading.exchange_gloo import GlooExchange, _Wires
@@ -46,7 +46,7 @@ def failing(batch):
 failing.calls = 0
 folder, scenario = Path(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo")
-config = evolve(default_worker_config(0), lanes=12)
+config = evolve(WorkerConfig.default_worker_config(0), lanes=12)
 
 def loader_of(spec, **rules):
     dataset = Dataset(spec=spec, worker_config=config)
