@@ -98,7 +98,7 @@ def per_document(spec: Any) -> float:
     while docs < NUM_DOCS:
         items = (
             node.take(64)
-            if spec.gives == "samples" and isinstance(spec, ReadSpec)
+            if spec.item_kind == "samples" and isinstance(spec, ReadSpec)
             else node.take(1)
         )
         docs += sum(item.get("__docs__", 1) for item in items)

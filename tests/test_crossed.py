@@ -8,7 +8,7 @@ from functools import partial
 from trees import leaf, samples
 
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.crossed import crossed_leaves
+from energy_data.nodes.crossed import shared_leaf_ids
 
 
 def blended(ids) -> BlendSpec:
@@ -35,11 +35,11 @@ def instructions(work) -> int:
 
 
 def test_leaves_under_two_trees_that_run_at_the_same_time_cross():
-    assert crossed_leaves(blended([0, 1, 2, 1])) == {"x1"}
-    assert not crossed_leaves(blended([0, 1, 2]))
+    assert shared_leaf_ids(blended([0, 1, 2, 1])) == {"x1"}
+    assert not shared_leaf_ids(blended([0, 1, 2]))
 
 
 def test_to_find_them_takes_time_linear_in_the_leaves():
     trees = [blended(range(count)) for count in (50, 200, 800)]
-    few, more, most = (instructions(partial(crossed_leaves, tree)) for tree in trees)
+    few, more, most = (instructions(partial(shared_leaf_ids, tree)) for tree in trees)
     assert most - more < 4.2 * (more - few)

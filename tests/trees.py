@@ -27,10 +27,10 @@ from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.pack import PackSpec
-from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.share import ShareSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
@@ -133,8 +133,8 @@ def pairs(samples: list) -> list:
     return [ordered[n : n + 2] for n in range(0, len(ordered), 2)]
 
 
-def selected(of: Spec, buffer_size: int = 6, **facts) -> PackSelectedSpec:
-    return PackSelectedSpec(of=of, select=pairs, pack=joined, buffer_size=buffer_size, **facts)
+def selected(of: Spec, buffer_size: int = 6, **facts) -> SelectPackSpec:
+    return SelectPackSpec(of=of, select=pairs, pack=joined, buffer_size=buffer_size, **facts)
 
 
 def parity(sample: dict) -> tuple:
@@ -244,7 +244,7 @@ KINDS: dict[str, list[Spec]] = {
         packs(ConcatSpec((STREAM_A, MapSpec(of=STREAM_B, function=renamed)))),
         packs(RepeatSpec(of=LimitSpec(of=EpochizeSpec(of=samples(A), length=30), length=7))),
     ],
-    "pack_selected": [
+    "select_pack": [
         selected(samples(A)),
         selected(STREAM_A),
         selected(EncodeSpec(of=samples(A), encode=parts), encode=not_fifth),

@@ -53,7 +53,7 @@ _ITEMS: dict[str, _Kind] = {
     "tuple[int, ...]": (is_count, "numbers from 0 to 2**48"),
     "tuple[Signed, ...]": (_is_signed, "numbers up to 2**48"),
     "tuple[str, ...]": (_is_text, "names"),
-    "tuple[Mark, ...]": (_is_mark, "lists of numbers from 0 to 2**48"),
+    "tuple[ItemRef, ...]": (_is_mark, "lists of numbers from 0 to 2**48"),
 }
 ANNOTATIONS = frozenset({*_SINGLE, *_ITEMS})
 """What fields of cursors may be annotated with."""

@@ -27,13 +27,13 @@ Fields = dict[str, Any]
 State = dict[str, Fields]
 """Path of a node in its tree -> the fields of its cursor. Plain JSON data."""
 
-Mark = tuple[int, ...]
+ItemRef = tuple[int, ...]
 """What an item is made again from: the reference of its sample, after what nodes add to it."""
 
-Held = tuple["Node[Any, Any]", Mark]
+Held = tuple["Node[Any, Any]", ItemRef]
 """The root of an order tree and one of its references, (entry, epoch, number)."""
 
-Change = Callable[["Node[Any, Any]", Mark], Mark | None]
+Change = Callable[["Node[Any, Any]", ItemRef], ItemRef | None]
 """Takes the root of an order tree and one of its references, (entry, epoch, number); returns the
 same after an edit of the tree, None if its leaf is gone."""
 
@@ -81,40 +81,40 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         an error comes up half-way.
         """
 
-    def let_rows_join(self) -> None:
+    def allow_batch_views(self) -> None:
         """Give samples with rows from now on, if nobody but us has seen them (`core/rows.py`).
 
         Called by a parent that shows them to nobody either, and only draws.
         """
 
     @property
-    def held(self) -> Sequence[Held]:
+    def pending_refs(self) -> Sequence[Held]:
         """What was drawn and is not given on yet: roots of order trees with a reference each.
 
         In order. Of this node alone, not of those under it. A stage that is left hands them back.
         """
         return ()
 
-    def draw_marked(self, count: int) -> Sequence[tuple[Mark, T_co]]:
+    def draw_marked(self, count: int) -> Sequence[tuple[ItemRef, T_co]]:
         """Return what `draw` returns, each item with its mark.
 
         A node that keeps items back (to pack or to group them) keeps their marks in its cursor.
-        Only where the spec says nothing in `cannot_make_again`.
+        Only where the spec says nothing in `replay_blocker`.
         """
         raise TypeError(f"{type(self).__name__} gives items without marks")
 
-    def again(self, marks: Sequence[Mark]) -> Sequence[T_co]:
+    def replay(self, marks: Sequence[ItemRef]) -> Sequence[T_co]:
         """Return the items of some marks, made again, wherever the node is; it does not move.
 
         Raises DataError if one cannot be made any more.
         """
         raise TypeError(f"{type(self).__name__} cannot make items again, asked for {len(marks)}")
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         """Return the marks with `change` made to the references in them; None where it says so."""
         raise TypeError(f"{type(self).__name__} has no marks, got {len(marks)} and {change}")
 
-    def has(self, reference: Mark) -> bool:
+    def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample (entry, epoch, number); of the root of an order tree."""
         raise TypeError(f"{type(self).__name__} is no root of an order tree, got {reference}")
 
@@ -126,23 +126,23 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
     def take(self, count: int) -> Sequence[T_co]:
         """Return what `draw` returns; if it raises, the whole tree stays where it was."""
-        before = self.cursors()
+        before = self.snapshot()
         try:
             return self.draw(count)
         except BaseException:
-            self.go_back(before)
+            self.rollback(before)
             raise
 
-    def cursors(self) -> list[Fields]:
-        """Return a snapshot of the whole tree, parents first; for `go_back`."""
+    def snapshot(self) -> list[Fields]:
+        """Return a snapshot of the whole tree, parents first; for `rollback`."""
         return [node.cursor.__dict__.copy() for _, node in self.tree()]
 
-    def go_back(self, cursors: Sequence[Fields]) -> None:
+    def rollback(self, cursors: Sequence[Fields]) -> None:
         """Go to the place of a snapshot."""
         for (_, node), fields in zip(self.tree(), cursors, strict=True):
             node.cursor = node.cursor.with_fields(fields)
 
-    def exchange(self, name: str, child: Node[Any, Any]) -> None:
+    def replace_child(self, name: str, child: Node[Any, Any]) -> None:
         """Put another child in the place of one. The only way to change children."""
         self.children = MappingProxyType({**self.children, name: child})
         Node._exchanged += 1

@@ -14,14 +14,17 @@ from energy_data.core.context import Context
 from energy_data.core.node import Node
 from energy_data.errors import SpecError
 
-Gives = Literal["references", "samples", "batches"]
+ItemKind = Literal["references", "samples", "batches"]
 
 
 class Spec(ABC):
     """A frozen description of one node and what is under it; small, and picklable."""
 
-    one_after_another: ClassVar[bool] = False  # children share their leaves, each in its time
-    keeps_count: ClassVar[bool] = False  # item n is made of item n of its one child
+    kind: ClassVar[str]
+    """The name of this class of specs in states, errors and paths. Unique."""
+
+    children_are_sequential: ClassVar[bool] = False  # children share their leaves, each in its time
+    is_one_to_one: ClassVar[bool] = False  # item n is made of item n of its one child
 
     @property
     def children(self) -> Mapping[str, Spec]:
@@ -30,7 +33,7 @@ class Spec(ABC):
 
     @property
     @abstractmethod
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         """What flows out of the node."""
 
     @abstractmethod
@@ -44,25 +47,25 @@ class Spec(ABC):
         """
         return None
 
-    def pass_of_lane(self, context: Context) -> int:
+    def items_per_lane(self, context: Context) -> int:
         """Return how many whole items a lane gives before it ends, or draws its leaves anew.
 
         If nothing is left out. Raises SpecError where only running it would tell.
         """
         raise SpecError(
-            f"how many items a {kind_of(self)} gives is known only once it has run: {context.lanes}"
+            f"how many items a {self.kind} gives is known only once it has run: {context.lanes}"
             f" lanes could not end together"
         )
 
     def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds do not care
         """Raise SpecError if so many ranks cannot run this node; children are asked themselves."""
 
-    def cannot_make_again(self) -> str | None:
+    def replay_blocker(self) -> str | None:
         """Return the kind of the node that keeps items from being made again; None: they can be.
 
         Nodes that hold samples back ask it of what is under them: a state has marks, not samples.
         """
-        return kind_of(self)
+        return self.kind
 
     def describe(self) -> list[Any]:
         """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.
@@ -70,20 +73,13 @@ class Spec(ABC):
         Children are a list, or a dict where they have names. Trees with equal descriptions (and
         equal leaves) have states that fit each other.
         """
-        return [kind_of(self), {name: child.describe() for name, child in self.children.items()}]
+        return [self.kind, {name: child.describe() for name, child in self.children.items()}]
 
     def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Spec]]:
         """Yield every spec of the tree with its path, parents first."""
         yield path, self
         for name, child in self.children.items():
             yield from child.walk((*path, name))
-
-
-def kind_of(spec: Spec | type[Spec]) -> str:
-    """Return the name of a spec's kind: `BlendEpochizedSpec` -> `blend_epochized`."""
-    cls = spec if isinstance(spec, type) else type(spec)
-    name = cls.__name__.removesuffix("Spec")
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from energy_data.core.context import Context
 from energy_data.core.failures import OnFailure, describe
-from energy_data.core.node import Cursor, Mark
+from energy_data.core.node import Cursor, ItemRef
 from energy_data.core.running import RUNNING, Role
 from energy_data.errors import SkipSample, add_note
 
@@ -47,7 +47,7 @@ class Call:
         self.name, self.counter = name_of(function), counter
         self.role = Role(context.seed, self.name, context.cache, must_know)
 
-    def __call__(self, item: Any, cursor: Cursor, reference: Mark = ()) -> Any:
+    def __call__(self, item: Any, cursor: Cursor, reference: ItemRef = ()) -> Any:
         """Return what the function makes of an item; `reference` is that of one that is marked."""
         RUNNING.role, RUNNING.item, RUNNING.reference = self.role, item, reference
         try:
@@ -64,7 +64,7 @@ class Call:
         return made
 
     def each(
-        self, items: Iterable[Any], cursor: Cursor, references: Iterable[Mark] = repeat(())
+        self, items: Iterable[Any], cursor: Cursor, references: Iterable[ItemRef] = repeat(())
     ) -> list[Any]:
         """Return what the function makes of each item, LEFT_OUT where it raises SkipSample.
 
@@ -89,7 +89,9 @@ class Call:
             RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
         return made
 
-    def parts(self, item: Any, cursor: Callable[[], Cursor], reference: Mark = ()) -> Iterator[Any]:
+    def parts(
+        self, item: Any, cursor: Callable[[], Cursor], reference: ItemRef = ()
+    ) -> Iterator[Any]:
         """Yield what a generator function makes of an item, part by part.
 
         It ends where the function raises what is put up with: what it gave before stays given.
@@ -129,7 +131,7 @@ class Measure:
 
     def __init__(self, function: Callable[..., Any], context: Context) -> None:
         self.function = function
-        self.reference: Mark = ()
+        self.reference: ItemRef = ()
         self.role = Role(context.seed, name_of(function), context.cache)
 
     def __call__(self, document: Any, *others: Any) -> Any:

@@ -12,7 +12,7 @@ from energy_data.energon.trees import batched, mapped, on_failure
 from energy_data.loading.run import Run
 from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.pack_selected import PackFailures, PackSelectedSpec
+from energy_data.nodes.select_pack import PackFailures, SelectPackSpec
 from energy_data.tasks.batching import batch_list
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
         """
         config = dataset.worker_config
         several = gives_parts(final_packer)
-        spec: Spec = PackSelectedSpec(
+        spec: Spec = SelectPackSpec(
             of=tree_of(dataset),
             select=pre_packer,
             pack=batch_list if several else final_packer,

@@ -121,6 +121,6 @@ def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) 
 
 def mapped(spec: Spec, function: Callable[[Any], Any], policy: OnFailure) -> Spec:
     """Return a tree whose items are mapped by a function of the user, to one or to several."""
-    if gives_parts(function) and spec.cannot_make_again():
+    if gives_parts(function) and spec.replay_blocker():
         return FlatMapSpec(of=spec, function=function, on_failure=policy)
     return EncodeSpec(of=spec, encode=function, on_failure=policy)

@@ -121,16 +121,16 @@ class InProcess(Host):
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         for step in self._steps.since(batch):
-            self._nodes[step.lane].go_back(step.before)
+            self._nodes[step.lane].rollback(step.before)
         root = self._nodes[lane]
-        before = root.cursors()
+        before = root.snapshot()
         self._steps.add(Step(batch, lane, before))
         began, charged_s = time.perf_counter(), self._meter.charged_s
         try:
             RUNNING.batch = batch
             return root.draw(1)
         except BaseException:
-            root.go_back(before)
+            root.rollback(before)
             raise
         finally:
             self._meter.charge_rest(began, charged_s)

@@ -11,9 +11,9 @@ from attrs import field, frozen
 from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.node import Node, State
 from energy_data.core.profiler import Meter
-from energy_data.core.spec import Spec, kind_of
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.crossed import crossed_leaves
+from energy_data.nodes.crossed import shared_leaf_ids
 from energy_data.steps.rules import Rules
 
 log = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ class Run(Generic[T_co]):
             raise SpecError(
                 f"even_batches: must be None, 'drop', 'short' or 'pad', got {self.even_batches!r}."
             )
-        if self.spec.gives == "references":
+        if self.spec.item_kind == "references":
             raise SpecError("dataset: its tree gives references. Put a ReadSpec over it.")
         _check_counts(self.spec)
         for _, inner in self.spec.walk():
             inner.check_ranks(self.worker_config.world_size)
-        if crossed := crossed_leaves(self.spec):
+        if crossed := shared_leaf_ids(self.spec):
             log.warning(
                 "several pipelines draw from %s, each in an order of its own: a sample comes up "
                 "once per pipeline and epoch",
@@ -58,8 +58,8 @@ class Run(Generic[T_co]):
 
     def num_batches(self, epoch: int, num_lanes: int) -> int | None:
         """Return how many micro-batches pass `epoch` has over all ranks; None if it never ends."""
-        crossed = crossed_leaves(self.spec)
-        root = Context(seed=self.seed, lanes=num_lanes, crossed_leaves=crossed)
+        crossed = shared_leaf_ids(self.spec)
+        root = Context(seed=self.seed, lanes=num_lanes, shared_leaves=crossed)
         return self.spec.num_items(root, epoch)
 
     def start(self, num_lanes: int) -> State:
@@ -85,7 +85,7 @@ class Run(Generic[T_co]):
             lanes=num_lanes,
             hosted=lanes,
             trace=trace,
-            crossed_leaves=crossed_leaves(self.spec),
+            shared_leaves=shared_leaf_ids(self.spec),
             meter=meter or Meter(),
             cache=self.cache,
         )
@@ -94,10 +94,10 @@ class Run(Generic[T_co]):
 
 def _check_counts(spec: Spec, above: Spec | None = None) -> None:
     """Raise SpecError if something mixes or repeats what counts the micro-batches of the run."""
-    if spec.one_after_another and above is not None:
+    if spec.children_are_sequential and above is not None:
         raise SpecError(
-            f"{kind_of(spec)}: it counts the micro-batches of the run, and a {kind_of(above)} "
-            f"stands over it. Put the {kind_of(above)} into its stages."
+            f"{spec.kind}: it counts the micro-batches of the run, and a {above.kind} "
+            f"stands over it. Put the {above.kind} into its stages."
         )
     for child in spec.children.values():
-        _check_counts(child, above if above or spec.keeps_count else spec)
+        _check_counts(child, above if above or spec.is_one_to_one else spec)

@@ -7,16 +7,16 @@ from typing import Any, TypeAlias, TypeVar
 
 from attrs import evolve
 
-from energy_data.core.spec import Spec, kind_of
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.loading.run import Run
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.pack import PackSpec
-from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
+from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.share import ShareSpec
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.quotas import quota
@@ -73,7 +73,7 @@ def _packs_by_itself(spec: Spec, below: Spec) -> bool:
     """Return whether a node makes packs that cannot be told where to close."""
     if isinstance(spec, PackSpec):
         return spec.packing.quota is not None or spec is not below
-    return isinstance(spec, PackSelectedSpec) and spec is not below
+    return isinstance(spec, SelectPackSpec) and spec is not below
 
 
 def in_shares(run: Run_, rules: DocsPerStep) -> Run_:
@@ -125,6 +125,6 @@ def _check_packs(spec: BatchSpec | GroupSpec, rules: DocsPerStep) -> None:
     if packed is not None:
         raise SpecError(
             f"docs_per_step: mode 'exact' closes packs where a share of the step is full; this "
-            f"tree has a {kind_of(packed)} that decides by itself. Pack without a quota of its "
+            f"tree has a {packed.kind} that decides by itself. Pack without a quota of its "
             f"own and right below the batches, or use mode 'at_least'."
         )

@@ -14,7 +14,6 @@ from typing import Any, TypeGuard
 
 from attrs import evolve, frozen
 
-from energy_data.core.spec import kind_of
 from energy_data.errors import SpecError
 from energy_data.loading.run import Run
 from energy_data.loading.step_known import Foreknown, Run_, foreknown, in_shares
@@ -192,7 +191,7 @@ def for_steps(run: Run_, rules: Rules) -> Run_:
         return run
     if path:
         raise SpecError(
-            f"docs_per_step: mode 'exact' cuts the batches of stages, and a {kind_of(run.spec)} "
+            f"docs_per_step: mode 'exact' cuts the batches of stages, and a {run.spec.kind} "
             f"stands over them. Put it into the stages, or use mode 'at_least'."
         )
     stages = [_in_shares(run, stage, by_name[stage.name]) for stage in spec.stages]

@@ -14,7 +14,7 @@ from energy_data.core.failures import OnFailure
 from energy_data.core.node import Cursor, Node
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
 
@@ -32,6 +32,7 @@ class BatchSpec(Spec):
     `SkipSample` in `collate` leaves the whole batch out.
     """
 
+    kind = "batch"
     of: Spec
     batch_size: int
     collate: Callable[[list[Any]], Any]
@@ -49,7 +50,7 @@ class BatchSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "batches"
 
     def describe(self) -> list[Any]:
@@ -61,8 +62,8 @@ class BatchSpec(Spec):
             return None
         return -(-samples // self.batch_size)
 
-    def pass_of_lane(self, context: Context) -> int:
-        return self.of.pass_of_lane(context.under("of")) // self.batch_size
+    def items_per_lane(self, context: Context) -> int:
+        return self.of.items_per_lane(context.under("of")) // self.batch_size
 
     def build(self, context: Context) -> BatchNode:
         return BatchNode(self, context)
@@ -90,7 +91,7 @@ class BatchNode(Node[Any, BatchCursor]):
         self.collate = Call(spec.collate, context, spec.on_failure, doing)
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
         if spec.shows_none and spec.on_failure is None:  # who hears of failures would see them
-            self.children["of"].let_rows_join()
+            self.children["of"].allow_batch_views()
 
     def draw(self, count: int) -> list[Any]:
         batches: list[Any] = []

@@ -14,9 +14,9 @@ from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, shown
 from energy_data.core.keys import key
 from energy_data.core.node import Cursor, Node
-from energy_data.core.spec import Gives, Spec, order_children
+from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import BranchesNode, Draw, Drawn
+from energy_data.nodes.many import Draw, Drawn, MultiChildNode
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.exhausting import ExhaustingChoice
@@ -61,8 +61,9 @@ class BlendSpec(OrderSpec):
     that change need a stream without end below reading, and a root that has a clock.
     """
 
+    kind = "blend"
     keeps_place: ClassVar[bool] = True
-    ends: ClassVar[bool] = False
+    is_finite: ClassVar[bool] = False
 
     parts: tuple[Part, ...]
     # Exact, or to 2**-32; empty where weights change.
@@ -83,9 +84,9 @@ class BlendSpec(OrderSpec):
         return tuple(integer_weights(constant))
 
     def __attrs_post_init__(self) -> None:
-        if len({part.of.gives for part in self.parts}) > 1:
+        if len({part.of.item_kind for part in self.parts}) > 1:
             raise SpecError("blend: the children give different things (references and samples).")
-        if not self.weights and self.gives != "references":
+        if not self.weights and self.item_kind != "references":
             raise SpecError(
                 "blend: weights that change are for blends below reading. Put the blend there."
             )
@@ -112,8 +113,8 @@ class BlendSpec(OrderSpec):
         return order_children([part.of for part in self.parts])
 
     @property
-    def gives(self) -> Gives:
-        return self.parts[0].of.gives
+    def item_kind(self) -> ItemKind:
+        return self.parts[0].of.item_kind
 
     @property
     def size(self) -> Fraction:
@@ -153,8 +154,8 @@ class BlendSpec(OrderSpec):
         weights, draw = [weight for weight in self.weights if weight], _draw(context)
         return ExhaustingOrder(children, lambda counts: ExhaustingChoice(weights, counts, **draw))
 
-    def cannot_make_again(self) -> str | None:
-        return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+    def replay_blocker(self) -> str | None:
+        return next(filter(None, (part.of.replay_blocker() for part in self.parts)), None)
 
     def _choice(
         self, context: Context, leaves: LeafTable, drawn: Sequence[int]
@@ -175,7 +176,7 @@ class BlendSpec(OrderSpec):
         return ScheduledChoice(cut, leaves.place, **_draw(context))
 
     def build(self, context: Context) -> Node[Any, Any]:
-        if self.gives == "references":
+        if self.item_kind == "references":
             return super().build(context)
         return BlendNode(self, context)
 
@@ -186,7 +187,7 @@ class BlendCursor(Cursor):
     ended: tuple[str, ...] = ()  # children that have ended
 
 
-class BlendNode(BranchesNode[BlendCursor]):
+class BlendNode(MultiChildNode[BlendCursor]):
     """A blend of streams: one item from one child at a time."""
 
     def __init__(self, spec: BlendSpec, context: Context) -> None:
@@ -205,7 +206,7 @@ class BlendNode(BranchesNode[BlendCursor]):
         if set(at.ended) - self.children.keys() or len(set(at.ended)) < len(at.ended):
             yield "ended", f"must be some of {', '.join(self.children)}, got {shown(at.ended)}"
 
-    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         at, items, empty = self.cursor, list[Drawn](), 0
         while len(items) < count and len(at.ended) < len(self.children):
             name = self._choose(at.ended, at.draws)

@@ -13,9 +13,9 @@ from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, shown
 from energy_data.core.keys import key
 from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor
-from energy_data.core.spec import Gives, Spec, order_children
+from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import BranchesNode, Draw, Drawn
+from energy_data.nodes.many import Draw, Drawn, MultiChildNode
 from energy_data.order.choice import WeightedChoice, integer_weights
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ class BlendByCostSpec(Spec):
     (`energy_data.nodes.token_weights`) need no state.
     """
 
+    kind = "blend_by_cost"
     parts: tuple[Costed, ...]
     cost: Callable[[Any], int]  # of a sample; a whole number >= 1, the same whenever it is asked
     weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
@@ -55,7 +56,7 @@ class BlendByCostSpec(Spec):
         return tuple(weights)
 
     def __attrs_post_init__(self) -> None:
-        if {part.of.gives for part in self.parts} != {"samples"}:
+        if {part.of.item_kind for part in self.parts} != {"samples"}:
             raise SpecError("blend_by_cost: its children must be streams of samples.")
 
     @property
@@ -63,14 +64,14 @@ class BlendByCostSpec(Spec):
         return order_children([part.of for part in self.parts])
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "samples"
 
     def describe(self) -> list[Any]:
         return ["blend_by_cost", self.weights, [part.of.describe() for part in self.parts]]
 
-    def cannot_make_again(self) -> str | None:
-        return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+    def replay_blocker(self) -> str | None:
+        return next(filter(None, (part.of.replay_blocker() for part in self.parts)), None)
 
     def build(self, context: Context) -> BlendByCostNode:
         return BlendByCostNode(self, context)
@@ -82,7 +83,7 @@ class BlendByCostCursor(Cursor):
     ended: tuple[int, ...] = ()  # children that have ended
 
 
-class BlendByCostNode(BranchesNode[BlendByCostCursor]):
+class BlendByCostNode(MultiChildNode[BlendByCostCursor]):
     """A blend by cost in one lane."""
 
     def __init__(self, spec: BlendByCostSpec, context: Context) -> None:
@@ -97,7 +98,7 @@ class BlendByCostNode(BranchesNode[BlendByCostCursor]):
         if set(at.ended) - set(range(count)) or len(set(at.ended)) < len(at.ended):
             yield "ended", f"must be some of 0 to {count - 1}, got {shown(at.ended)}"
 
-    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         at, items = self.cursor, list[Drawn]()
         empty = 0
         while len(items) < count and len(at.ended) < len(self.children):

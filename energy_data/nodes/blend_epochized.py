@@ -44,6 +44,7 @@ class BlendEpochizedSpec(OrderSpec):
     times over all lanes.
     """
 
+    kind = "blend_epochized"
     needs_sizes: ClassVar[bool] = True
 
     parts: tuple[Repeated, ...]

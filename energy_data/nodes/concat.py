@@ -12,9 +12,9 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault
 from energy_data.core.node import Cursor, Node
-from energy_data.core.spec import Gives, Spec, order_children
+from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import SpecError
-from energy_data.nodes.many import BranchesNode, Draw, Drawn
+from energy_data.nodes.many import Draw, Drawn, MultiChildNode
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import ConcatOrder
 
@@ -25,6 +25,7 @@ T = TypeVar("T")
 class ConcatSpec(OrderSpec):
     """Play the children in their order, each to its end."""
 
+    kind = "concat"
     needs_sizes: ClassVar[bool] = True
 
     parts: tuple[Spec, ...]
@@ -32,7 +33,7 @@ class ConcatSpec(OrderSpec):
     def __attrs_post_init__(self) -> None:
         if not self.parts:
             raise SpecError("concat: it has no children. List at least one.")
-        if len({part.gives for part in self.parts}) > 1:
+        if len({part.item_kind for part in self.parts}) > 1:
             raise SpecError("concat: the children give different things (references and samples).")
 
     @property
@@ -40,8 +41,8 @@ class ConcatSpec(OrderSpec):
         return order_children(self.parts)
 
     @property
-    def gives(self) -> Gives:
-        return self.parts[0].gives
+    def item_kind(self) -> ItemKind:
+        return self.parts[0].item_kind
 
     @property
     def size(self) -> Fraction:
@@ -63,14 +64,14 @@ class ConcatSpec(OrderSpec):
             ]
         )
 
-    def pass_of_lane(self, context: Context) -> int:
-        return sum(part.pass_of_lane(context.under(name)) for name, part in self.children.items())
+    def items_per_lane(self, context: Context) -> int:
+        return sum(part.items_per_lane(context.under(name)) for name, part in self.children.items())
 
-    def cannot_make_again(self) -> str | None:
-        return next(filter(None, (part.cannot_make_again() for part in self.parts)), None)
+    def replay_blocker(self) -> str | None:
+        return next(filter(None, (part.replay_blocker() for part in self.parts)), None)
 
     def build(self, context: Context) -> Node[Any, Any]:
-        if self.gives == "references":
+        if self.item_kind == "references":
             return super().build(context)
         return ConcatNode(self, context)
 
@@ -80,7 +81,7 @@ class ConcatCursor(Cursor):
     child: int = 0  # number of the child now playing
 
 
-class ConcatNode(BranchesNode[ConcatCursor]):
+class ConcatNode(MultiChildNode[ConcatCursor]):
     """A concatenation of streams."""
 
     def __init__(self, spec: ConcatSpec, context: Context) -> None:
@@ -91,7 +92,7 @@ class ConcatNode(BranchesNode[ConcatCursor]):
         if at.child > len(self.children):
             yield "child", f"must be one of {len(self.children)}, got {at.child}"
 
-    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         while self.cursor.child < len(self.children):
             try:
                 return draw(self.cursor.child, count)

@@ -9,7 +9,7 @@ from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.references import ReferencesSpec
 
 
-def crossed_leaves(spec: Spec) -> frozenset[str]:
+def shared_leaf_ids(spec: Spec) -> frozenset[str]:
     """Return the ids of leaves that more than one order tree under `spec` draws from.
 
     Trees that draw one after another, as stages do, are one.
@@ -26,5 +26,7 @@ def _reached(spec: Spec) -> Counter[str]:
         # Not `+=` and `|=` of counters, which go through all that was reached before.
         for leaf_id, times in _reached(child).items():
             before = reached[leaf_id]
-            reached[leaf_id] = max(before, times) if spec.one_after_another else before + times
+            reached[leaf_id] = (
+                max(before, times) if spec.children_are_sequential else before + times
+            )
     return reached

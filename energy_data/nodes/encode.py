@@ -15,18 +15,18 @@ from attrs import field, frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault
 from energy_data.core.failures import OnFailure
-from energy_data.core.node import Change, Cursor, Held, Mark, Node
+from energy_data.core.node import Change, Cursor, Held, ItemRef, Node
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import LEFT_OUT, Call, LeftOut
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import (
-    PendingCursor,
-    PendingNode,
-    Stock,
-    check_makes_again,
+    BufferedCursor,
+    BufferedNode,
+    ReplayCache,
     gives_parts,
+    require_replayable,
 )
 
 
@@ -41,6 +41,7 @@ class EncodeSpec(Spec):
     whatever a task encoder overrides.
     """
 
+    kind = "encode"
     of: Spec
     encode: Callable[[Any], Any] | None = None
     on_failure: OnFailure | None = None  # None: errors are raised
@@ -54,15 +55,15 @@ class EncodeSpec(Spec):
         if self.yields not in ("one", "several"):
             raise SpecError(f"encode: yields must be 'one' or 'several', got {self.yields!r}.")
         if self.yields == "several":
-            check_makes_again(self, self.of)
+            require_replayable(self, self.of)
 
     @property
     def children(self) -> Mapping[str, Spec]:
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
     def describe(self) -> list[Any]:
         several = ["several"] if self.yields == "several" else []
@@ -72,13 +73,13 @@ class EncodeSpec(Spec):
         several = self.yields == "several"
         return None if several else self.of.num_items(context.under("of"), epoch)
 
-    def pass_of_lane(self, context: Context) -> int:
+    def items_per_lane(self, context: Context) -> int:
         if self.yields == "several":
-            return super().pass_of_lane(context)
-        return self.of.pass_of_lane(context.under("of"))
+            return super().items_per_lane(context)
+        return self.of.items_per_lane(context.under("of"))
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> Node[Any, Any]:
         if self.yields == "several":
@@ -107,9 +108,9 @@ class EncodeNode(Node[Any, EncodeCursor]):
         self.trace, self.meter = context.trace, context.meter
         self.encode = spec.encode and Call(spec.encode, context, spec.on_failure, "encoding")
 
-    def let_rows_join(self) -> None:
+    def allow_batch_views(self) -> None:
         if self.encode is None:
-            self.children["of"].let_rows_join()
+            self.children["of"].allow_batch_views()
 
     def draw(self, count: int) -> list[Any]:
         samples = self.children["of"].draw(count)
@@ -117,7 +118,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
             return list(samples)
         return self._kept(self._encoded(samples, self.cursor))
 
-    def draw_marked(self, count: int) -> Sequence[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> Sequence[tuple[ItemRef, Any]]:
         drawn = self.children["of"].draw_marked(count)
         if self.encode is None or not drawn:
             return drawn
@@ -125,21 +126,21 @@ class EncodeNode(Node[Any, EncodeCursor]):
         encoded = self._encoded(samples, self.cursor, marks)
         return self._kept(list(zip(marks, encoded, strict=True)), encoded)
 
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
-        samples = self.children["of"].again(marks)
+    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
+        samples = self.children["of"].replay(marks)
         if self.encode is None:
             return list(samples)
         encoded = self._encoded(samples, copy(self.cursor), marks)
         for sample, one in zip(samples, encoded, strict=True):
             if one is LEFT_OUT:
-                raise _changed_its_mind(sample)
+                raise _not_reproducible(sample)
         return encoded
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return self.children["of"].moved(marks, change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return self.children["of"].remap(marks, change)
 
     def _encoded(
-        self, samples: Sequence[Any], cursor: Cursor, marks: Iterable[Mark] = repeat(())
+        self, samples: Sequence[Any], cursor: Cursor, marks: Iterable[ItemRef] = repeat(())
     ) -> list[Any]:
         assert self.encode is not None
         began = time.perf_counter()
@@ -170,13 +171,13 @@ class EncodeNode(Node[Any, EncodeCursor]):
 
 
 @dataclass
-class PartsCursor(PendingCursor):
+class PartsCursor(BufferedCursor):
     skipped: int = 0  # samples of which no part was given
     part: int = 0  # parts given of the first pending sample
     failures: int = 0  # since the last part
 
 
-class EncodePartsNode(PendingNode[PartsCursor]):
+class EncodePartsNode(BufferedNode[PartsCursor]):
     """Encodes one sample to several. The mark of part n is (n, mark of the sample)."""
 
     leaves_out = (("skipped", "SkipSample while encoding samples"),)
@@ -186,9 +187,9 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         super().__init__(PartsCursor(), spec.of.build(context.under("of")))
         self.trace, self.meter = context.trace, context.meter
         self.encode = Call(spec.encode, context, spec.on_failure, "encoding")
-        self.stock: Stock[Any] = Stock(self.child.again)
+        self.stock: ReplayCache[Any] = ReplayCache(self.child.replay)
         # The parts of one sample, under way: a cache that is good at one place only.
-        self._under_way: tuple[Mark, int, Iterator[Any]] | None = None
+        self._under_way: tuple[ItemRef, int, Iterator[Any]] | None = None
 
     def own_faults(self, at: PartsCursor) -> Iterator[Fault]:
         if at.part and not at.pending:
@@ -197,42 +198,42 @@ class EncodePartsNode(PendingNode[PartsCursor]):
     def draw(self, count: int) -> list[Any]:
         return [part for _, part in self.draw_marked(count)]
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        at, parts = self.cursor, list[tuple[Mark, Any]]()
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
+        at, parts = self.cursor, list[tuple[ItemRef, Any]]()
         if not at.pending:
             self._read(count)
         while at.pending and len(parts) < count:
             self._give(parts, count - len(parts))
         return parts
 
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
+    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
         samples = list(dict.fromkeys(mark[1:] for mark in marks))
         last = {mark: max(m[0] for m in marks if m[1:] == mark) for mark in samples}
-        parts: dict[Mark, Any] = {}
+        parts: dict[ItemRef, Any] = {}
         aside = copy(self.cursor)  # what is made again counts for nothing
-        for mark, sample in zip(samples, self.child.again(samples), strict=True):
+        for mark, sample in zip(samples, self.child.replay(samples), strict=True):
             for n, part in enumerate(
                 islice(self._parts(sample, lambda: aside, mark), last[mark] + 1)
             ):
                 parts[n, *mark] = part
             if (last[mark], *mark) not in parts:
-                raise _changed_its_mind(sample)
+                raise _not_reproducible(sample)
         return [parts[mark] for mark in marks]
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        moved = self.child.moved([mark[1:] for mark in marks], change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        moved = self.child.remap([mark[1:] for mark in marks], change)
         return [
             None if below is None else (mark[0], *below)
             for mark, below in zip(marks, moved, strict=True)
         ]
 
     @property
-    def held(self) -> Sequence[Held]:
+    def pending_refs(self) -> Sequence[Held]:
         """References of what is pending; without a sample that was given in part."""
         return self._references(self.cursor.pending[self.cursor.part > 0 :])
 
     def move(self, change: Change) -> None:
-        if self.cursor.pending and self.child.moved(self.cursor.pending[:1], change)[0] is None:
+        if self.cursor.pending and self.child.remap(self.cursor.pending[:1], change)[0] is None:
             self.cursor.part = 0
         super().move(change)
 
@@ -241,7 +242,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         self.cursor.pending, self.cursor.part = tuple(mark for mark, _ in drawn), 0
         self.stock.keep(self.cursor.pending, [sample for _, sample in drawn])
 
-    def _give(self, parts: list[tuple[Mark, Any]], count: int) -> None:
+    def _give(self, parts: list[tuple[ItemRef, Any]], count: int) -> None:
         """Give up to `count` parts of the first pending sample; at its end, go to the next."""
         at = self.cursor
         samples = self.stock.items(at.pending)
@@ -250,7 +251,7 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         if under_way is None or under_way[:2] != (mark, at.part):
             iterator = self._parts(samples[0], lambda: self.cursor, mark)
             if len(list(islice(iterator, at.part))) < at.part:
-                raise _changed_its_mind(samples[0])
+                raise _not_reproducible(samples[0])
         else:
             iterator = under_way[2]
         began = time.perf_counter()
@@ -265,13 +266,13 @@ class EncodePartsNode(PendingNode[PartsCursor]):
         at.pending, at.part = at.pending[1:], 0
         self.stock.keep(at.pending, samples[1:])
 
-    def _parts(self, sample: Any, cursor: Callable[[], Cursor], mark: Mark) -> Iterator[Any]:
+    def _parts(self, sample: Any, cursor: Callable[[], Cursor], mark: ItemRef) -> Iterator[Any]:
         if self.trace is not None:
             self.trace(sample)
         return self.encode.parts(sample, cursor, mark)
 
 
-def _changed_its_mind(sample: Any) -> DataError:
+def _not_reproducible(sample: Any) -> DataError:
     return DataError(
         f"{describe_source(sample)}: it was encoded before, and now it is left out, or has fewer "
         f"parts. Encoding must depend on the sample alone: no global random numbers, no counters."

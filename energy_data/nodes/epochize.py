@@ -11,8 +11,8 @@ from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.keys import key
-from energy_data.core.node import Change, Cursor, Mark, Node
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.node import Change, Cursor, ItemRef, Node
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.permutation import permute
@@ -25,6 +25,7 @@ T = TypeVar("T")
 class EpochizeSpec(OrderSpec):
     """End after `length` items over all lanes; the next epoch goes on where the last ended."""
 
+    kind = "epochize"
     keeps_place: ClassVar[bool] = True
 
     of: Spec
@@ -39,8 +40,8 @@ class EpochizeSpec(OrderSpec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
     @property
     def size(self) -> Fraction:
@@ -60,11 +61,11 @@ class EpochizeSpec(OrderSpec):
         position = _position(context)
         return VirtualEpochOrder(child, length=self.length, position=position, lanes=context.lanes)
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> Node[Any, Any]:
-        if self.gives == "references":
+        if self.item_kind == "references":
             return super().build(context)
         return EpochizeNode(self, context)
 
@@ -85,14 +86,14 @@ class EpochizeNode(Node[Any, EpochizeCursor]):
     def draw(self, count: int) -> list[Any]:
         return self._of_epoch(self.children["of"].draw, count)
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
         return self._of_epoch(self.children["of"].draw_marked, count)
 
-    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
-        return self.children["of"].again(marks)
+    def replay(self, marks: Sequence[ItemRef]) -> Sequence[Any]:
+        return self.children["of"].replay(marks)
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return self.children["of"].moved(marks, change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return self.children["of"].remap(marks, change)
 
     def _of_epoch(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
         at = self.cursor

@@ -50,10 +50,10 @@ def lanes_of(stage: Stage, around: Context) -> Lanes:
     0.1 ms for each with few leaves; reads no data. Raises SpecError if it cannot be known.
     """
     contexts = [context_of(stage, around.in_lane(lane)) for lane in range(around.lanes)]
-    batches = tuple(stage.of.pass_of_lane(context) for context in contexts)
+    batches = tuple(stage.of.items_per_lane(context) for context in contexts)
     of, samples = stage.of, None
     if isinstance(of, BatchSpec):
-        samples = tuple(of.of.pass_of_lane(context.under("of")) for context in contexts)
+        samples = tuple(of.of.items_per_lane(context.under("of")) for context in contexts)
     size = of.batch_size if isinstance(of, BatchSpec) else 0
     return Lanes(begin=stage.begin, batches=batches, samples=samples, batch_size=size)
 

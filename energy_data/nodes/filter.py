@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.node import Change, Cursor, ItemRef, Node
 from energy_data.core.profiler import FILTERING
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 
 
@@ -23,7 +23,8 @@ class FilterSpec(Spec):
     The predicate must depend on the item alone: the order of the stream depends on what it says.
     """
 
-    keeps_count: ClassVar[bool] = True
+    kind = "filter"
+    is_one_to_one: ClassVar[bool] = True
 
     of: Spec
     predicate: Callable[[Any], bool]
@@ -33,11 +34,11 @@ class FilterSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> FilterNode:
         return FilterNode(self, context)
@@ -67,7 +68,7 @@ class FilterNode(Node[Any, FilterCursor]):
         self.cursor.rejected += len(drawn) - len(items)
         return items
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
         drawn = self.children["of"].draw_marked(count)
         began = time.perf_counter()
         items, marks = [item for _, item in drawn], [mark for mark, _ in drawn]
@@ -77,8 +78,8 @@ class FilterNode(Node[Any, FilterCursor]):
         self.cursor.rejected += len(drawn) - len(kept)
         return kept
 
-    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
-        return self.children["of"].again(marks)
+    def replay(self, marks: Sequence[ItemRef]) -> Sequence[Any]:
+        return self.children["of"].replay(marks)
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return self.children["of"].moved(marks, change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return self.children["of"].remap(marks, change)

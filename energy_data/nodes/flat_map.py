@@ -12,7 +12,7 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.failures import OnFailure
 from energy_data.core.node import Cursor, Node
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 from energy_data.errors import DataError
 
@@ -26,6 +26,7 @@ class FlatMapSpec(Spec):
     they are read `EncodeSpec` does the same with references, and can be packed and grouped.
     """
 
+    kind = "flat_map"
     of: Spec
     function: Callable[[Any], Iterator[Any]]
     on_failure: OnFailure | None = None  # None: errors are raised
@@ -35,8 +36,8 @@ class FlatMapSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
     def build(self, context: Context) -> FlatMapNode:
         return FlatMapNode(self, context)
@@ -85,7 +86,7 @@ class FlatMapNode(Node[Any, FlatMapCursor]):
             parts += given
             at.part += len(given)
             if len(given) == wanted:  # there may be more
-                self.child.go_back(item.before)
+                self.child.rollback(item.before)
                 self._under_way = item._replace(part=at.part)
                 return parts
             at.skipped += at.part == 0
@@ -95,9 +96,9 @@ class FlatMapNode(Node[Any, FlatMapCursor]):
     def _next_item(self) -> UnderWay | None:
         """Return the item to go on with; what is below is after it then. None: it is left out."""
         item, self._under_way = self._under_way, None
-        before = self.child.cursors()
+        before = self.child.snapshot()
         if item is not None and (item.before, item.part) == (before, self.cursor.part):
-            self.child.go_back(item.after)
+            self.child.rollback(item.after)
             return item
         items = self.child.draw(1)
         if not items:
@@ -108,4 +109,4 @@ class FlatMapNode(Node[Any, FlatMapCursor]):
                 f"{self.call.name}: it gives fewer items than before the save. It must depend on "
                 f"its argument alone: no global random numbers, no counters."
             )
-        return UnderWay(before, self.cursor.part, self.child.cursors(), made)
+        return UnderWay(before, self.cursor.part, self.child.snapshot(), made)

@@ -13,18 +13,18 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault
 from energy_data.core.failures import OnFailure
-from energy_data.core.node import Mark
+from energy_data.core.node import ItemRef
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.nodes.buffered import (
-    Patience,
-    PendingCursor,
-    PendingNode,
-    check_makes_again,
+    BufferedCursor,
+    BufferedNode,
+    EmptyGuard,
     read_marked,
+    require_replayable,
 )
 
 
@@ -41,6 +41,7 @@ class GroupSpec(Spec):
     left out). More than `max_pending` waiting samples are an error: then the keys are too many.
     """
 
+    kind = "group"
     of: Spec
     batch_size: int | None  # None: as the criterion says
     criterion: Callable[[Any], tuple[Hashable, int | None]]
@@ -52,14 +53,14 @@ class GroupSpec(Spec):
     def __attrs_post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
-        check_makes_again(self, self.of)
+        require_replayable(self, self.of)
 
     @property
     def children(self) -> Mapping[str, Spec]:
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "batches"
 
     def describe(self) -> list[Any]:
@@ -70,7 +71,7 @@ class GroupSpec(Spec):
 
 
 @dataclass
-class GroupCursor(PendingCursor):
+class GroupCursor(BufferedCursor):
     skipped: int = 0  # samples left out by the criterion
     skipped_batches: int = 0  # batches left out by `collate`
     unseen: int = 0  # the latest of what is pending: their keys have not been asked for
@@ -92,12 +93,12 @@ class Groups:
     """The samples that wait, by group. A cache of what the marks in the cursor say."""
 
     def __init__(self) -> None:
-        self.marks: dict[int, Mark] = {}  # of all that is pending, by number
+        self.marks: dict[int, ItemRef] = {}  # of all that is pending, by number
         self.unseen: list[Waiting] = []  # the latest of them, last first: not in a group yet
         self.by_key: dict[Hashable, list[Waiting]] = {}  # the rest; the oldest group first
         self._next = 0
 
-    def add(self, marks: Sequence[Mark], samples: Sequence[Any]) -> None:
+    def add(self, marks: Sequence[ItemRef], samples: Sequence[Any]) -> None:
         waiting = [Waiting(self._next + n, sample) for n, sample in enumerate(samples)]
         self.marks |= {one.number: mark for one, mark in zip(waiting, marks, strict=True)}
         self.unseen = [*reversed(waiting), *self.unseen]
@@ -115,7 +116,7 @@ class Groups:
         return [one.sample for one in waiting]
 
 
-class GroupNode(PendingNode[GroupCursor]):
+class GroupNode(BufferedNode[GroupCursor]):
     """Groups of one lane."""
 
     leaves_out = (
@@ -130,7 +131,7 @@ class GroupNode(PendingNode[GroupCursor]):
         self.criterion = Call(spec.criterion, context, policy, "grouping", "key_failures")
         self.collate = Call(spec.collate, context, policy, batch)
         self.groups: Groups | None = Groups()
-        self.grouped: tuple[Mark, ...] = ()
+        self.grouped: tuple[ItemRef, ...] = ()
 
     def own_faults(self, at: GroupCursor) -> Iterator[Fault]:
         if at.unseen > len(at.pending):
@@ -176,7 +177,7 @@ class GroupNode(PendingNode[GroupCursor]):
         pending = self.cursor.pending
         if self.groups is None or (self.grouped is not pending and self.grouped != pending):
             groups = Groups()
-            groups.add(pending, self.child.again(pending) if pending else ())
+            groups.add(pending, self.child.replay(pending) if pending else ())
             aside = copy(self.cursor)  # these have been counted
             while len(groups.unseen) > self.cursor.unseen:
                 self._group(groups, aside)
@@ -188,7 +189,7 @@ class GroupNode(PendingNode[GroupCursor]):
 
         most: the others wait on, in the same group.
         """
-        patience = Patience()
+        patience = EmptyGuard()
         while True:
             while groups.unseen:
                 key, size = self._group(groups, self.cursor)
@@ -216,7 +217,7 @@ class GroupNode(PendingNode[GroupCursor]):
         groups.by_key.setdefault(key, []).append(one)
         return key, size
 
-    def _key(self, sample: Any, cursor: GroupCursor, mark: Mark) -> tuple[Hashable, int]:
+    def _key(self, sample: Any, cursor: GroupCursor, mark: ItemRef) -> tuple[Hashable, int]:
         found = self.criterion(sample, cursor, mark)
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], int | None):
             size = found[1] or self.spec.batch_size

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from energy_data.core.spec import kind_of
 from energy_data.errors import StateError
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
@@ -18,7 +17,7 @@ from energy_data.nodes.references import OrderSpec
 from energy_data.nodes.repeat import RepeatSpec
 
 ORDER_KINDS: dict[str, type[OrderSpec]] = {
-    kind_of(spec): spec
+    spec.kind: spec
     for spec in (
         LeafSpec,
         BlendSpec,

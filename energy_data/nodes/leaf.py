@@ -19,6 +19,7 @@ from energy_data.order.tree import LeafOrder
 class LeafSpec(OrderSpec):
     """Draw from one dataset split, each sample once per epoch over all lanes."""
 
+    kind = "leaf"
     leaf: Leaf
 
     def __attrs_post_init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, Mark, Node
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.node import Change, Cursor, ItemRef, Node
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 
 T = TypeVar("T")
@@ -20,7 +20,8 @@ T = TypeVar("T")
 class LimitSpec(Spec):
     """End after the first `length` items of a stream, over all lanes; each epoch begins anew."""
 
-    keeps_count: ClassVar[bool] = True
+    kind = "limit"
+    is_one_to_one: ClassVar[bool] = True
 
     of: Spec
     length: int
@@ -28,7 +29,7 @@ class LimitSpec(Spec):
     def __attrs_post_init__(self) -> None:
         if self.length < 0:
             raise SpecError(f"limit: length must be >= 0, got {self.length}.")
-        if self.of.gives == "references":
+        if self.of.item_kind == "references":
             raise SpecError("limit: it stands above reading. Below it, use `subset` or `epochize`.")
 
     @property
@@ -36,8 +37,8 @@ class LimitSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
     def describe(self) -> list[Any]:
         return ["limit", self.length, {"of": self.of.describe()}]
@@ -46,10 +47,10 @@ class LimitSpec(Spec):
         inner = self.of.num_items(context.under("of"), epoch)
         return self.length if inner is None else min(inner, self.length)
 
-    def pass_of_lane(self, context: Context) -> int:
+    def items_per_lane(self, context: Context) -> int:
         own = self.items_of_lane(context)
         try:
-            return min(self.of.pass_of_lane(context.under("of")), own)
+            return min(self.of.items_per_lane(context.under("of")), own)
         except SpecError:  # what is under it has no end that is known: this is it
             return own
 
@@ -57,8 +58,8 @@ class LimitSpec(Spec):
         """Return how many of the first items a lane gives: item i is in lane i mod lanes."""
         return (self.length + context.lanes - 1 - context.lane) // context.lanes
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> LimitNode:
         return LimitNode(self, context)
@@ -79,7 +80,7 @@ class LimitNode(Node[Any, LimitCursor]):
     def draw(self, count: int) -> list[Any]:
         return self._first(self.children["of"].draw, count)
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
         return self._first(self.children["of"].draw_marked, count)
 
     def _first(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
@@ -90,8 +91,8 @@ class LimitNode(Node[Any, LimitCursor]):
         self.cursor.taken += len(items)
         return items
 
-    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
-        return self.children["of"].again(marks)
+    def replay(self, marks: Sequence[ItemRef]) -> Sequence[Any]:
+        return self.children["of"].replay(marks)
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return self.children["of"].moved(marks, change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return self.children["of"].remap(marks, change)

@@ -7,45 +7,46 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any, TypeVar
 
-from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.node import Change, Cursor, ItemRef, Node
 
 C = TypeVar("C", bound=Cursor)
 
-Drawn = tuple[int, Mark, Any]
+Drawn = tuple[int, ItemRef, Any]
 """The number of a child, the mark that an item has there, and the item."""
 
 Draw = Callable[[int, int], list[Drawn]]
 """Draws from a child: takes its number, and how many items at most. StopIteration at its end."""
 
 
-class BranchesNode(Node[Any, C]):
+class MultiChildNode(Node[Any, C]):
     """Gives items of its children, whose names are numbers. A mark begins with the child's."""
 
     @abstractmethod
-    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         """Return what `Node.draw` returns, each item with where it is from."""
 
     def draw(self, count: int) -> list[Any]:
-        return [item for _, _, item in self.mixed(count, self._plain)]
+        return [item for _, _, item in self.draw_from(count, self._plain)]
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
         return [
-            ((number, *mark), item) for number, mark, item in self.mixed(count, self._with_marks)
+            ((number, *mark), item)
+            for number, mark, item in self.draw_from(count, self._with_marks)
         ]
 
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
+    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
         found: dict[int, Any] = {}
         for number in dict.fromkeys(mark[0] for mark in marks):
             places = [place for place, mark in enumerate(marks) if mark[0] == number]
-            items = self.children[str(number)].again([marks[place][1:] for place in places])
+            items = self.children[str(number)].replay([marks[place][1:] for place in places])
             found.update(zip(places, items, strict=True))
         return [found[place] for place in range(len(marks))]
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        moved: list[Mark | None] = []
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        moved: list[ItemRef | None] = []
         for number, *below in marks:
             child = self.children.get(str(number))
-            mark = child.moved([tuple(below)], change)[0] if child else None
+            mark = child.remap([tuple(below)], change)[0] if child else None
             moved.append(None if mark is None else (number, *mark))
         return moved
 

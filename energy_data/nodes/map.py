@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.node import Change, Cursor, ItemRef, Node
 from energy_data.core.profiler import MAPPING
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import LEFT_OUT, Call
 from energy_data.errors import DataError
 
@@ -22,7 +22,8 @@ from energy_data.errors import DataError
 class MapSpec(Spec):
     """Give `function(item)`; an item for which it raises `SkipSample` is left out and counted."""
 
-    keeps_count: ClassVar[bool] = True
+    kind = "map"
+    is_one_to_one: ClassVar[bool] = True
 
     of: Spec
     function: Callable[[Any], Any]
@@ -32,17 +33,17 @@ class MapSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         return self.of.num_items(context.under("of"), epoch)
 
-    def pass_of_lane(self, context: Context) -> int:
-        return self.of.pass_of_lane(context.under("of"))
+    def items_per_lane(self, context: Context) -> int:
+        return self.of.items_per_lane(context.under("of"))
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> MapNode:
         return MapNode(self, context)
@@ -68,7 +69,7 @@ class MapNode(Node[Any, MapCursor]):
         self.cursor.skipped += len(made) - len(items)
         return items
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
         drawn = self.children["of"].draw_marked(count)
         marks = [mark for mark, _ in drawn]
         made = self._mapped([item for _, item in drawn], marks)
@@ -76,8 +77,8 @@ class MapNode(Node[Any, MapCursor]):
         self.cursor.skipped += len(made) - len(items)
         return items
 
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
-        made = self._mapped(self.children["of"].again(marks), marks)
+    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
+        made = self._mapped(self.children["of"].replay(marks), marks)
         if any([item is LEFT_OUT for item in made]):  # noqa: C419 - a generator takes twice the time
             raise DataError(
                 "map: an item that was given before is now left out. The function must depend on "
@@ -85,10 +86,10 @@ class MapNode(Node[Any, MapCursor]):
             )
         return made
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return self.children["of"].moved(marks, change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return self.children["of"].remap(marks, change)
 
-    def _mapped(self, items: Sequence[Any], marks: Iterable[Mark] = repeat(())) -> list[Any]:
+    def _mapped(self, items: Sequence[Any], marks: Iterable[ItemRef] = repeat(())) -> list[Any]:
         began = time.perf_counter()
         made = self.function.each(items, self.cursor, marks)
         self.meter.charge(MAPPING, time.perf_counter() - began)

@@ -13,9 +13,9 @@ from attrs import field, frozen
 from energy_data.core.context import Context
 from energy_data.core.keys import key
 from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor, Node
-from energy_data.core.spec import Gives, Spec, order_children
+from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import BranchesNode, Draw, Drawn
+from energy_data.nodes.many import Draw, Drawn, MultiChildNode
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.quota import QuotaChoice, WholeBatches
@@ -53,8 +53,9 @@ class MixSpec(OrderSpec):
     the first child that does.
     """
 
+    kind = "mix"
     keeps_place: ClassVar[bool] = True
-    ends: ClassVar[bool] = False
+    is_finite: ClassVar[bool] = False
     only_root: ClassVar[bool] = True
 
     parts: tuple[Mixed, ...]
@@ -71,9 +72,11 @@ class MixSpec(OrderSpec):
     def __attrs_post_init__(self) -> None:
         if self.by not in ("samples", "batches"):
             raise SpecError(f"mix: by must be 'samples' or 'batches', got {self.by!r}.")
-        if {part.of.gives for part in self.parts} - {self.gives} or self.gives == "batches":
+        if {part.of.item_kind for part in self.parts} - {
+            self.item_kind
+        } or self.item_kind == "batches":
             raise SpecError("mix: the children must all give references, or all give samples.")
-        if (self.batch_size is None) != (self.gives == "references"):
+        if (self.batch_size is None) != (self.item_kind == "references"):
             raise SpecError(
                 "mix: give `batch_size` over streams, and leave it out below reading, where it is "
                 "that of the run."
@@ -86,8 +89,8 @@ class MixSpec(OrderSpec):
         return order_children([part.of for part in self.parts])
 
     @property
-    def gives(self) -> Gives:
-        return self.parts[0].of.gives
+    def item_kind(self) -> ItemKind:
+        return self.parts[0].of.item_kind
 
     @property
     def follows_run(self) -> bool:
@@ -136,11 +139,11 @@ class MixSpec(OrderSpec):
         whole = WeightedChoice(weights, key=mix_key, lane=context.lane, lanes=context.lanes)
         return WholeBatches(whole, size)
 
-    def cannot_make_again(self) -> str | None:
-        return next(filter(None, (part.of.cannot_make_again() for part in self.parts)), None)
+    def replay_blocker(self) -> str | None:
+        return next(filter(None, (part.of.replay_blocker() for part in self.parts)), None)
 
     def build(self, context: Context) -> Node[Any, Any]:
-        if self.gives == "references":
+        if self.item_kind == "references":
             return super().build(context)
         return MixNode(self, context)
 
@@ -150,7 +153,7 @@ class MixCursor(Cursor):
     draws: int = 0  # items given
 
 
-class MixNode(BranchesNode[MixCursor]):
+class MixNode(MultiChildNode[MixCursor]):
     """A mix of streams: the items of whole batches, one after another."""
 
     def __init__(self, spec: MixSpec, context: Context) -> None:
@@ -165,7 +168,7 @@ class MixNode(BranchesNode[MixCursor]):
         self.choice = spec.choice(context, spec.batch_size)
         self._plan: tuple[int, Sequence[int]] = 0, ()
 
-    def mixed(self, count: int, draw: Draw) -> list[Drawn]:
+    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         at, items = self.cursor, list[Drawn]()
         while len(items) < count:
             try:

@@ -11,23 +11,23 @@ from attrs import evolve, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, shown
-from energy_data.core.node import Change, Held, Mark
+from energy_data.core.node import Change, Held, ItemRef
 from energy_data.core.packing import Packing
 from energy_data.core.profiler import PACKING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Measure
 from energy_data.errors import DataError, SkipSample, SpecError, add_note
 from energy_data.nodes.buffered import (
-    Patience,
-    PendingCursor,
-    PendingNode,
-    changed_its_mind,
-    check_makes_again,
+    BufferedCursor,
+    BufferedNode,
+    EmptyGuard,
     joined,
     joined_and_moved,
+    not_reproducible,
     of_whole,
     read_marked,
+    require_replayable,
     taken_apart,
 )
 from energy_data.nodes.packing_buffer import Buffer, Document, documents_of
@@ -43,6 +43,7 @@ class PackSpec(Spec):
     sum: `__tokens__`. Costs some microseconds per document beside reading and encoding.
     """
 
+    kind = "pack"
     of: Spec
     packing: Packing
     buffer_size: int = 128
@@ -50,28 +51,28 @@ class PackSpec(Spec):
     def __attrs_post_init__(self) -> None:
         if self.buffer_size < 1:
             raise SpecError(f"pack: buffer_size must be >= 1, got {self.buffer_size}.")
-        check_makes_again(self, self.of)
+        require_replayable(self, self.of)
 
     @property
     def children(self) -> Mapping[str, Spec]:
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "samples"
 
     def describe(self) -> list[Any]:
         return ["pack", self.buffer_size, self.packing.describe(), {"of": self.of.describe()}]
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> PackNode:
         return PackNode(self, context)
 
 
 @dataclass
-class PackCursor(PendingCursor):
+class PackCursor(BufferedCursor):
     packs: int = 0  # given in this pass
     docs: int = 0  # given in this pass, in these packs
     skipped: int = 0  # documents left out: above a limit, or their pack was left out
@@ -79,7 +80,7 @@ class PackCursor(PendingCursor):
     cut: int = 0  # what was lost of the first limit by `skipped` and `truncated`
 
 
-class PackNode(PendingNode[PackCursor]):
+class PackNode(BufferedNode[PackCursor]):
     """Packs of one lane."""
 
     leaves_out = (("skipped", "too long for a pack"),)
@@ -98,7 +99,7 @@ class PackNode(PendingNode[PackCursor]):
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
         # A cache: the buffer, and the marks it has. With other marks it is made anew.
         self.buffer = Buffer(spec.packing)
-        self.buffered: tuple[Mark, ...] | None = ()
+        self.buffered: tuple[ItemRef, ...] | None = ()
 
     def own_faults(self, at: PackCursor) -> Iterator[Fault]:
         parts = at.pending if self.num_prefixed else ()
@@ -117,10 +118,10 @@ class PackNode(PendingNode[PackCursor]):
         packs = [pack for _, pack in self.draw_marked(1, within=docs)]
         return packs, self.cursor.docs - before
 
-    def draw_marked(self, count: int, *, within: int | None = None) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int, *, within: int | None = None) -> list[tuple[ItemRef, Any]]:
         buffer = self._buffer()
         self.buffered = None  # until the cursor has the marks of the buffer again
-        packs = list[tuple[Mark, Any]]()
+        packs = list[tuple[ItemRef, Any]]()
         self._fill(buffer)
         ended = not buffer
         while buffer and len(packs) < count:
@@ -139,7 +140,7 @@ class PackNode(PendingNode[PackCursor]):
             raise StopIteration
         return packs
 
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
+    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
         apart = [list(taken_apart(mark)) for mark in marks]
         found = self._documents_again([one for pack in apart for one in pack])
         return [self._again([found[mark] for mark in pack]) for pack in apart]
@@ -149,25 +150,25 @@ class PackNode(PendingNode[PackCursor]):
             return self._packed(documents)
         except SkipSample:
             which = f"that begins with {describe_source(documents[0].item)}" if documents else "[]"
-            raise changed_its_mind(f"the pack {which}") from None
+            raise not_reproducible(f"the pack {which}") from None
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         quota = self.packing.quota
         return joined_and_moved(
             marks,
-            lambda apart: self.pending_moved(apart, change),
+            lambda apart: self.remap_pending(apart, change),
             may_be_empty=quota is not None and quota.items is not None,
         )
 
     @property
-    def held(self) -> Sequence[Held]:
+    def pending_refs(self) -> Sequence[Held]:
         """References of what is pending; without documents that were given in part."""
         pending = self.cursor.pending
         return self._references(of_whole(pending) if self.num_prefixed else pending)
 
-    def pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def remap_pending(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         n = self.num_prefixed
-        moved = self.child.moved([mark[n:] for mark in marks], change)
+        moved = self.child.remap([mark[n:] for mark in marks], change)
         return [
             None if now is None else (*mark[:n], *now)
             for mark, now in zip(marks, moved, strict=True)
@@ -183,9 +184,9 @@ class PackNode(PendingNode[PackCursor]):
             self.buffer = Buffer(self.packing, [known[mark] for mark in pending])
         return self.buffer
 
-    def _documents_again(self, marks: Sequence[Mark]) -> dict[Mark, Document]:
+    def _documents_again(self, marks: Sequence[ItemRef]) -> dict[ItemRef, Document]:
         samples = list(dict.fromkeys(mark[self.num_prefixed :] for mark in marks))
-        items = self.child.again(samples) if samples else ()
+        items = self.child.replay(samples) if samples else ()
         made = {
             document.mark: document
             for mark, item in zip(samples, items, strict=True)
@@ -200,7 +201,7 @@ class PackNode(PendingNode[PackCursor]):
                 )
         return made
 
-    def _documents(self, mark: Mark, item: Any) -> tuple[list[Document], int]:
+    def _documents(self, mark: ItemRef, item: Any) -> tuple[list[Document], int]:
         for measure in self.measures:
             measure.reference = mark
         return documents_of(self.packing, mark, item)
@@ -209,7 +210,7 @@ class PackNode(PendingNode[PackCursor]):
         """Read ahead, in blocks: a buffer that lacks little is left as it is."""
         if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
             return
-        patience = Patience()
+        patience = EmptyGuard()
         while len(buffer) < self.buffer_size:
             before = len(buffer)
             try:

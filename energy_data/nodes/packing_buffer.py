@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from energy_data.core.node import Mark
+from energy_data.core.node import ItemRef
 from energy_data.core.packing import Packing
 from energy_data.core.sample import describe_source
 from energy_data.errors import DataError
@@ -15,13 +15,13 @@ from energy_data.order.fitting import BestFit, FirstFit, Fitting, Sizes
 class Document(NamedTuple):
     """A document, or a part of one, that can go into a pack."""
 
-    mark: Mark  # of its sample; where documents are split, after start, stop and whole length
+    mark: ItemRef  # of its sample; where documents are split, after start, stop and whole length
     item: Any
     sizes: Sizes
     docs: int  # what it counts
 
 
-def documents_of(packing: Packing, mark: Mark, item: Any) -> tuple[list[Document], int]:
+def documents_of(packing: Packing, mark: ItemRef, item: Any) -> tuple[list[Document], int]:
     """Return what can be packed of a sample, and how much of the first limit is lost of it.
 
     Raises DataError if it is above a limit and that is an error.
@@ -68,7 +68,7 @@ class Buffer:
         self.limits = tuple(packing.limits.values())
         self.fitting: Fitting = BestFit() if packing.algorithm == "best_fit" else FirstFit()
         self.waiting: dict[int, Document] = {}
-        self.marks: dict[int, Mark] = {}
+        self.marks: dict[int, ItemRef] = {}
         self._next = 0
         for document in documents:
             self.add(document)

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from energy_data.core.cursor_check import is_count
-from energy_data.core.node import Mark, Node
+from energy_data.core.node import ItemRef, Node
 from energy_data.errors import StateError
 from energy_data.nodes.before import Before
 from energy_data.nodes.leaves import Leaf, leaf_entries
@@ -64,7 +64,7 @@ class Past:
         for leaf_id, *sample in samples:
             self.returned.setdefault(leaf_id, []).append((sample[0], sample[1]))
 
-    def marks(self, number: Mapping[str, int]) -> tuple[Mark, ...]:
+    def marks(self, number: Mapping[str, int]) -> tuple[ItemRef, ...]:
         """Return what comes back, all of leaves that have a number: it, epoch, sample number."""
         return tuple((number[leaf_id], *sample) for leaf_id, *sample in self.waiting())
 
@@ -97,7 +97,7 @@ def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield what nodes under `node` have drawn and not given on: leaf id, epoch, sample number."""
     for inner in nodes_of(node):
         entries: dict[Node[Any, Any], list[Leaf]] = {}
-        for tree, reference in inner.held:
+        for tree, reference in inner.pending_refs:
             assert isinstance(tree, ReferencesNode)
             if tree not in entries:
                 entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]

@@ -45,7 +45,7 @@ _NONE = np.empty(0, np.int64)
 _EMPTY = _Block(0, (), References(_NONE, _NONE, _NONE), None, _NONE)
 
 
-class PlannedDraws(ABC):
+class LanePlan(ABC):
     """The order of one lane with the blocks computed last.
 
     Args:
@@ -57,7 +57,7 @@ class PlannedDraws(ABC):
     """
 
     def __init__(
-        self, order: Order, shares: Shares, most: Sequence[int | None], together: Together
+        self, order: Order, shares: Shares, most: Sequence[int | None], together: PlanBatcher
     ) -> None:
         self.order, self._together = order, together
         self._most = {
@@ -151,7 +151,7 @@ class PlannedDraws(ABC):
         return min(found, default=None)
 
 
-class Together:
+class PlanBatcher:
     """The plans of the lanes of a process, over one order tree.
 
     Args:
@@ -162,7 +162,7 @@ class Together:
 
     def __init__(self, leaf_of_entry: Integers, num_leaves: int, shares: Shares) -> None:
         self._leaf_of_entry, self._num_leaves, self._shares = leaf_of_entry, num_leaves, shares
-        self.plans: Sequence[PlannedDraws] = ()
+        self.plans: Sequence[LanePlan] = ()
 
     def ledger(self, counts: Integers) -> Integers:
         """Return counts of entries as counts of leaves, [leaves]."""
@@ -172,7 +172,7 @@ class Together:
 
     def plan(
         self,
-        asking: PlannedDraws,
+        asking: LanePlan,
         start: int,
         batch: int,
         ahead: int,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from energy_data.core.cursor_check import Fault
-from energy_data.core.node import Cursor, Mark, Node
+from energy_data.core.node import Cursor, ItemRef, Node
 from energy_data.nodes.past import Past, are_references, held, nodes_of, order_trees
 from energy_data.nodes.references import ReferencesNode
 
@@ -21,7 +21,7 @@ class StagedCursor(Cursor):
     taken: int = 0  # micro-batches of this lane
     carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
     # What of these was not given by then and comes first: number of the leaf, epoch, sample number.
-    returned: tuple[Mark, ...] = ()
+    returned: tuple[ItemRef, ...] = ()
 
 
 @dataclass

@@ -14,11 +14,11 @@ from attrs import frozen
 from energy_data.core.block import Integers, References
 from energy_data.core.context import Context
 from energy_data.core.failures import ErrorHandler
-from energy_data.core.node import Change, Cursor, Mark, Node
+from energy_data.core.node import Change, Cursor, ItemRef, Node
 from energy_data.core.profiler import READING
 from energy_data.core.running import RESTORE_KEY
 from energy_data.core.sample import Sample
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.nodes.leaves import Leaf, leaf_entries
@@ -37,6 +37,7 @@ class ReadSpec(Spec):
     `max_failures` bad samples in a row in one lane are always raised: then it is not the samples.
     """
 
+    kind = "read"
     of: ReferencesSpec
     on_error: OnError = "skip"
     max_failures: int = 100
@@ -52,16 +53,16 @@ class ReadSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "samples"
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         return self.of.num_items(context.under("of"), epoch)
 
-    def pass_of_lane(self, context: Context) -> int:
-        return self.of.pass_of_lane(context.under("of"))
+    def items_per_lane(self, context: Context) -> int:
+        return self.of.items_per_lane(context.under("of"))
 
-    def cannot_make_again(self) -> None:
+    def replay_blocker(self) -> None:
         return None
 
     def build(self, context: Context) -> ReadNode:
@@ -97,7 +98,7 @@ class ReadNode(Node[Sample, ReadCursor]):
         self.trace, self.meter = context.trace, context.meter
         self.meter.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
-    def let_rows_join(self) -> None:
+    def allow_batch_views(self) -> None:
         self.rows_join = all(source.can_read_rows for source in self.sources)
 
     def draw(self, count: int) -> list[Sample]:
@@ -107,7 +108,7 @@ class ReadNode(Node[Sample, ReadCursor]):
             return drawn  # type: ignore[return-value]  # as no type checker can know
         return self._without_bad(drawn)
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Sample]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Sample]]:
         block = self.references.draw(count)
         drawn = self._drawn(block)
         self._without_bad(drawn)
@@ -120,7 +121,7 @@ class ReadNode(Node[Sample, ReadCursor]):
             if not isinstance(sample, SampleError)
         ]
 
-    def again(self, marks: Sequence[Mark]) -> list[Sample]:
+    def replay(self, marks: Sequence[ItemRef]) -> list[Sample]:
         """Read the samples of some marks, (entry, epoch, index)."""
         if not marks:
             return []
@@ -139,7 +140,7 @@ class ReadNode(Node[Sample, ReadCursor]):
             samples.append(sample)
         return samples
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         return [change(self.references, mark) for mark in marks]
 
     def _drawn(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:

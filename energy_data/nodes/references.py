@@ -23,12 +23,12 @@ from energy_data.core.block import Integers, Reference, References, rank_within
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, Signed
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, Mark, Node
-from energy_data.core.spec import Gives, Spec, kind_of
+from energy_data.core.node import Cursor, ItemRef, Node
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.before import NOTHING_BEFORE, Before
 from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
-from energy_data.nodes.plan_cache import PlannedDraws, Together
+from energy_data.nodes.plan_cache import LanePlan, PlanBatcher
 from energy_data.order.schedule import Clock
 from energy_data.order.scheduled import Place
 from energy_data.order.several_epochs import shares_of
@@ -41,10 +41,10 @@ class OrderSpec(Spec):
     needs_sizes: ClassVar[bool] = False  # whether its order depends on how large its leaves are
     keeps_place: ClassVar[bool] = False  # whether places of the run are known to what is below
     only_root: ClassVar[bool] = False  # whether it may only be the root of an order tree
-    ends: ClassVar[bool] = True  # whether its passes have an end in training, where children repeat
+    is_finite: ClassVar[bool] = True  # whether its passes end in training, where children repeat
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "references"
 
     @property
@@ -60,7 +60,7 @@ class OrderSpec(Spec):
         for child in self.children.values():
             if isinstance(child, OrderSpec):
                 if child.only_root:
-                    name = kind_of(child)
+                    name = child.kind
                     raise SpecError(f"{name}: it can only be the root of an order tree.")
                 child.check_clock(clock if self.keeps_place else None)
 
@@ -152,7 +152,7 @@ def _numbered(spec: OrderSpec) -> tuple[list[Leaf], list[Leaf], dict[tuple[str, 
 
 def leaf_key(context: Context, leaf_id: str) -> int:
     """Return the key of a leaf's order: its id alone, unless several pipelines draw from it."""
-    path = context.path if leaf_id in context.crossed_leaves else ()
+    path = context.path if leaf_id in context.shared_leaves else ()
     return key(context.leaf_seed, "leaf", leaf_id, *path)
 
 
@@ -177,6 +177,7 @@ class ReferencesSpec(Spec):
     whatever the number of lanes.
     """
 
+    kind = "references"
     of: OrderSpec
     shuffle: Shuffle = field(factory=Shuffle)
     deal: int = 0
@@ -197,7 +198,7 @@ class ReferencesSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "references"
 
     def describe(self) -> list[Any]:
@@ -219,10 +220,10 @@ class ReferencesSpec(Spec):
         draws = node.plan.order.begin(epoch + 1) - node.plan.order.begin(epoch)
         return draws // self.deal * self.deal if self.drop_last else draws
 
-    def pass_of_lane(self, context: Context) -> int:
-        if self.deal or not self.of.ends:
+    def items_per_lane(self, context: Context) -> int:
+        if self.deal or not self.of.is_finite:
             raise SpecError(
-                f"a {kind_of(self.of)} goes on without end, as its children begin again one by "
+                f"a {self.of.kind} goes on without end, as its children begin again one by "
                 f"one. Put it into an `epochize`, with the number of samples that it is to have"
             )
         return ReferencesNode(self, context).plan.order.begin(1)
@@ -239,14 +240,14 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
     def __init__(self, spec: ReferencesSpec, context: Context) -> None:
         super().__init__(DrawsCursor())
         self.spec, self.context = spec, context
-        self._plan: Plan | None = None
+        self._plan: LaneOrder | None = None
         self._before = NOTHING_BEFORE
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> LaneOrder:
         """The order and the table of leaves; made on the first draw."""
         if self._plan is None:
-            plans = LanePlans.of(self.spec, self.context, endless=True)
+            plans = LaneOrders.of(self.spec, self.context, endless=True)
             self._plan = plans.in_lane(self.context.lane)
         return self._plan
 
@@ -260,7 +261,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         elif min(at.offsets, default=0) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
             yield "offsets", f"are less than none of a leaf, after {at.draws} draws"
 
-    def has(self, reference: Mark) -> bool:
+    def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample of that reference."""
         entry, _, number = reference
         return entry < len(self._sizes) and number < self._sizes[entry]
@@ -299,10 +300,10 @@ class DealtReferences(ReferencesNode):
     """One finite order, dealt to the lanes in groups of `deal` draws."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> LaneOrder:
         if self._plan is None:
             alone = evolve(self.context, lane=0, lanes=1, hosted=())
-            self._plan = LanePlans.of(self.spec, alone, endless=False).in_lane(0)
+            self._plan = LaneOrders.of(self.spec, alone, endless=False).in_lane(0)
         return self._plan
 
     def faults(self, at: DrawsCursor) -> Iterator[Fault]:
@@ -340,11 +341,11 @@ class DealtReferences(ReferencesNode):
         return drawn
 
 
-class Plan(PlannedDraws):
+class LaneOrder(LanePlan):
     """The order tree as one lane sees it."""
 
     def __init__(
-        self, spec: ReferencesSpec, context: Context, plans: LanePlans, *, endless: bool
+        self, spec: ReferencesSpec, context: Context, plans: LaneOrders, *, endless: bool
     ) -> None:
         self.table = plans.table.in_lane(context)
         # Paths within the order tree start at its root, so that wrapping it changes nothing.
@@ -356,7 +357,7 @@ class Plan(PlannedDraws):
         raise too_often(self.table.leaves[leaf])
 
 
-class LanePlans(Together):
+class LaneOrders(PlanBatcher):
     """The plans of the lanes of a process over one order tree."""
 
     def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
@@ -364,19 +365,19 @@ class LanePlans(Together):
         super().__init__(self.table.leaf_of_entry, len(self.table.leaves), self.table.shares)
         self._lanes = context.hosted_lanes
         contexts = map(context.in_lane, self._lanes)
-        self.plans = [Plan(spec, lane, self, endless=endless) for lane in contexts]
+        self.plans = [LaneOrder(spec, lane, self, endless=endless) for lane in contexts]
 
     @classmethod
-    def of(cls, spec: ReferencesSpec, context: Context, *, endless: bool) -> LanePlans:
+    def of(cls, spec: ReferencesSpec, context: Context, *, endless: bool) -> LaneOrders:
         """Return the plans over the order tree of this place; known while a lane draws from it."""
-        known = context.shared("plans", WeakValueDictionary[Hashable, LanePlans])
+        known = context.shared("plans", WeakValueDictionary[Hashable, LaneOrders])
         facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
         if (plans := known.get(facts)) is None:
             plans = known[facts] = cls(spec, context, endless=endless)
         return plans
 
-    def in_lane(self, lane: int) -> Plan:
+    def in_lane(self, lane: int) -> LaneOrder:
         """Return the plan of a lane."""
         plan = self.plans[self._lanes.index(lane)]
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, LaneOrder)
         return plan

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, Mark, Node
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.node import Change, Cursor, ItemRef, Node
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import RepeatOrder
@@ -23,6 +23,7 @@ T = TypeVar("T")
 class RepeatSpec(OrderSpec):
     """Play the child `times` times, each pass its next epoch; `times=None`: without end."""
 
+    kind = "repeat"
     needs_sizes: ClassVar[bool] = True
 
     of: Spec
@@ -31,7 +32,7 @@ class RepeatSpec(OrderSpec):
     def __attrs_post_init__(self) -> None:
         if self.times is not None and self.times < 1:
             raise SpecError(f"repeat: times must be >= 1, got {self.times}.")
-        if self.times is None and self.gives == "references":
+        if self.times is None and self.item_kind == "references":
             raise SpecError("repeat: give `times`; training repeats without end by itself.")
 
     @property
@@ -39,8 +40,8 @@ class RepeatSpec(OrderSpec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
-        return self.of.gives
+    def item_kind(self) -> ItemKind:
+        return self.of.item_kind
 
     @property
     def size(self) -> Fraction:
@@ -59,11 +60,11 @@ class RepeatSpec(OrderSpec):
         child = self.of.order(context.under("of"), leaves, endless=False)
         return RepeatOrder(child, times=self.times or 1)
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
     def build(self, context: Context) -> Node[Any, Any]:
-        if self.gives == "references":
+        if self.item_kind == "references":
             return super().build(context)
         return RepeatNode(self, context)
 
@@ -84,14 +85,14 @@ class RepeatNode(Node[Any, RepeatCursor]):
     def draw(self, count: int) -> list[Any]:
         return self._repeated(self.children["of"].draw, count)
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
         return self._repeated(self.children["of"].draw_marked, count)
 
-    def again(self, marks: Sequence[Mark]) -> Sequence[Any]:
-        return self.children["of"].again(marks)
+    def replay(self, marks: Sequence[ItemRef]) -> Sequence[Any]:
+        return self.children["of"].replay(marks)
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
-        return self.children["of"].moved(marks, change)
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return self.children["of"].remap(marks, change)
 
     def _repeated(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
         at, child = self.cursor, self.children["of"]

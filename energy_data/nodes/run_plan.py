@@ -10,7 +10,7 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.spec import Spec, kind_of
+from energy_data.core.spec import Spec
 from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.stage import DEFAULT, Stage
@@ -105,7 +105,7 @@ class PlannedStage:
         known = each is not None and batches is not None
         samples = (batches - self.batches_before) * each if known else None  # type: ignore[operator]
         shares = _shares(trees[0], samples)
-        one_each = not any(kind_of(inner) in ("pack", "pack_selected") for inner in _above(self))
+        one_each = not any(inner.kind in ("pack", "select_pack") for inner in _above(self))
         return [
             PlannedLeaf(leaf, share, samples * share if samples and one_each else None)
             for leaf, share in zip(_leaves(trees[0]), shares, strict=True)

@@ -15,7 +15,7 @@ from energy_data.core.node import Cursor, Node
 from energy_data.core.profiler import COLLATING
 from energy_data.core.running import RUNNING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.order.quotas import quota
@@ -36,6 +36,7 @@ class ShareSpec(Spec):
     come in its place. For endless streams.
     """
 
+    kind = "share"
     of: Spec
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
@@ -53,7 +54,7 @@ class ShareSpec(Spec):
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "batches"
 
     def describe(self) -> list[Any]:

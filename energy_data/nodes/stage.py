@@ -162,10 +162,11 @@ class WrongBody(NamedTuple):
 def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
     """Yield what is wrong with the pipelines of some stages."""
     for stage in stages:
-        if stage.of.gives != "batches":
+        if stage.of.item_kind != "batches":
             problem = (
-                f"staged: stage {stage.name!r} gives {stage.of.gives}, not batches: a stage is a "
-                f"whole pipeline, so that no batch is of two stages. Put a BatchSpec over it."
+                f"staged: stage {stage.name!r} gives {stage.of.item_kind}, not batches: a "
+                f"stage is a whole pipeline, so that no batch is of two stages. Put a BatchSpec "
+                f"over it."
             )
             yield WrongBody(problem, stage.name)
         if stage.on_enter not in ("continue", "restart"):

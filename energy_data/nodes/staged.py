@@ -13,9 +13,9 @@ from attrs import evolve, frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, shown
 from energy_data.core.node import Cursor, Node
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.crossed import crossed_leaves
+from energy_data.nodes.crossed import shared_leaf_ids
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.past import Past, nodes_of, order_trees
 from energy_data.nodes.played import FadingCursor, Played, StagedCursor, carried_by, wrong_carried
@@ -52,7 +52,8 @@ class StagedSpec(Spec):
     `resume`: which changes of the stages a saved state bears; see docs/stages.md.
     """
 
-    one_after_another: ClassVar[bool] = True
+    kind = "staged"
+    children_are_sequential: ClassVar[bool] = True
 
     stages: tuple[Stage, ...]
     buffers: Buffers = "handoff"
@@ -79,7 +80,7 @@ class StagedSpec(Spec):
         return {stage.name: stage.of for stage in self.stages}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "batches"
 
     @property
@@ -307,7 +308,7 @@ class StagedNode(Node[Any, StagedCursor]):
             pairs = zip(nodes_of(fresh), nodes_of(self.children[stage.name]), strict=True)
             for new, old in pairs:
                 new.cursor = old.cursor
-            self.exchange(stage.name, fresh)
+            self.replace_child(stage.name, fresh)
         self._played.used = kept
 
     def history(self, number: int) -> Past:
@@ -339,8 +340,8 @@ def context_of(stage: Stage, around: Context) -> Context:
     restarts = stage.on_enter == "restart"
     context = stage_context(around, stage.name, restarts=restarts, seed=stage.seed)
     # Of the stage alone: another one, however it draws, leaves its order as it is.
-    crossed = context.shared(("crossed", context.path), lambda: crossed_leaves(stage.of))
-    return evolve(context, crossed_leaves=crossed)
+    crossed = context.shared(("crossed", context.path), lambda: shared_leaf_ids(stage.of))
+    return evolve(context, shared_leaves=crossed)
 
 
 def leaf_ids(spec: StagedSpec) -> list[str]:

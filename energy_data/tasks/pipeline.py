@@ -15,9 +15,9 @@ from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.pack import PackSpec
-from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import OnError, ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec, follows_run
+from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.order.schedule import Clock
 from energy_data.tasks.encoder import TaskEncoder
 
@@ -139,7 +139,7 @@ class Pipeline:
         encoder = self._encoder
         encoded = EncodeSpec(of=read, encode=encoder.sample_encoder)
         if encoder.selector and self.packing_buffer_size is not None:
-            return PackSelectedSpec(
+            return SelectPackSpec(
                 of=encoded,
                 select=encoder.selector,
                 pack=encoder.pack_selected_samples,

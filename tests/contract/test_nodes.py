@@ -16,7 +16,7 @@ import energy_data.nodes
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import ANNOTATIONS, kinds_of
 from energy_data.core.node import Cursor
-from energy_data.core.spec import Spec, kind_of
+from energy_data.core.spec import Spec
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
@@ -35,7 +35,7 @@ ALL = [
 def every_kind(cls: type[Spec] = Spec) -> set[str]:
     below = {name for sub in cls.__subclasses__() for name in every_kind(sub)}
     own = (
-        {kind_of(cls)}
+        {cls.kind}
         if cls.__module__.startswith("energy_data.") and not cls.__abstractmethods__
         else set()
     )
@@ -45,7 +45,7 @@ def every_kind(cls: type[Spec] = Spec) -> set[str]:
 def test_the_table_has_every_kind():
     modules = set(energy_data.nodes.__path__)
     assert modules
-    assert every_kind() == set(KINDS) | {kind_of(ReferencesSpec)}
+    assert every_kind() == set(KINDS) | {ReferencesSpec.kind}
 
 
 def every_cursor(cls: type[Cursor] = Cursor) -> set[type[Cursor]]:
@@ -73,7 +73,7 @@ def test_its_state_is_plain_json_with_constant_fields(spec):
 
 @pytest.mark.parametrize("spec", ALL)
 def test_an_error_loses_no_item(spec):
-    if spec.gives == "references":
+    if spec.item_kind == "references":
         pytest.skip("nothing under references can fail")
     expected, _ = record(spec, steps=10)
     flaky = _with_flaky_sources(spec)

@@ -21,7 +21,7 @@ TREES = {
     f"{kind} {number}": spec
     for kind, specs in KINDS.items()
     for number, spec in enumerate(specs)
-    if spec.gives != "references"
+    if spec.item_kind != "references"
 }
 BLEND = BlendSpec((Part(A, 5), Part(B, 2)))
 OTHER = BlendSpec((Part(leaf("d", 8), 2), Part(A, 5)))

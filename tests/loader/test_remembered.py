@@ -77,6 +77,8 @@ def test_what_was_held_at_every_place_is_told_from_the_state_alone(name):
 class OfUsersSpec(MapSpec):
     """A kind that is not ours."""
 
+    kind = "of_users"
+
 
 def edited(body, state):
     stages = (Stage(name="other", of=body, begin=0),)

@@ -189,7 +189,7 @@ def test_a_damaged_state_is_a_state_error(data):
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_tree_is_remembered_well_enough_to_compute_its_ledger(kind):
-    for spec in (spec for spec in KINDS[kind] if spec.gives != "references"):
+    for spec in (spec for spec in KINDS[kind] if spec.item_kind != "references"):
         record = TreeRecord.of(spec)
         remembered = TreeRecord.unpack(record.pack())
         assert remembered.pack() == record.pack()

@@ -9,7 +9,7 @@ import pytest
 from energy_data.errors import SkipSample, SpecError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.pack_selected import PackSelectedSpec
+from energy_data.nodes.select_pack import SelectPackSpec
 from loader.steps import numbered, ranks_of, stream, take, take_steps
 from loader.test_steps_exact import keys_of, packs
 
@@ -62,7 +62,7 @@ def select_fives(samples):
 
 
 def selected(encode=None):
-    packed = PackSelectedSpec(
+    packed = SelectPackSpec(
         of=stream().of, select=select_fives, pack=packed_keys, buffer_size=17, encode=encode
     )
     return BatchSpec(of=packed, batch_size=2, collate=two_packs)

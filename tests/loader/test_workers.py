@@ -321,7 +321,7 @@ def test_a_large_state_is_loaded_while_workers_wait_to_be_read():
 def test_batches_left_out_and_limits_are_the_same_with_workers(method):
     spec = LimitSpec(of=batches(samples(BLEND), 2), length=33)
     assert list(worker_loader(spec, start_method=method)) == list(worker_loader(spec, workers=0))
-    assert STREAM.gives == "batches"
+    assert STREAM.item_kind == "batches"
 
 
 @pytest.mark.parametrize(("workers", "method"), [(4, "fork"), (4, "forkserver"), (2, "spawn")])

@@ -6,7 +6,6 @@ import pytest
 from energy_data.config.compile import compile_split
 from energy_data.config.describe import describe_tree
 from energy_data.config.load import load, parse_metadataset
-from energy_data.core.spec import kind_of
 from energy_data.errors import SpecError, StructureError
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
@@ -33,7 +32,7 @@ def shape(spec):
         RepeatSpec: lambda: spec.times,
         ConcatSpec: lambda: None,
     }[type(spec)]()
-    return kind_of(spec), numbers, [shape(child) for child in spec.children.values()]
+    return spec.kind, numbers, [shape(child) for child in spec.children.values()]
 
 
 BLEND = "{blend: [{path: a, weight: 5}, {path: b, weight: 0}, {path: c}]}"

@@ -178,7 +178,7 @@ def test_a_generator_that_cannot_be_seen_is_an_error_that_says_what_to_do():
     ("make", "who"),
     [
         (groups, "group"),
-        (selected, "pack_selected"),
+        (selected, "select_pack"),
         (lambda of: EncodeSpec(of=of, encode=parts), "encode"),
         (lambda of: groups(MapSpec(of=of, function=not_fifth)), "group"),
     ],

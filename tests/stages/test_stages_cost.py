@@ -63,16 +63,16 @@ def test_restored_it_looks_at_all_stages_before_once(plans):
 def test_a_lane_that_went_back_does_not_go_on_from_what_it_knew():
     node, states, given = MANY.build(Context()), [], []
     for _ in range(30):
-        states.append(node.cursors())
+        states.append(node.snapshot())
         given.append(next(node))
     for at in (29, 7, 16, 3, 28, 0):
-        node.go_back(states[at])
+        node.rollback(states[at])
         assert [next(node) for _ in range(30 - at)] == given[at:]
 
 
 def test_what_stages_that_take_turns_plan_is_drawn_soon_by_all_lanes(monkeypatch):
     planned = []
-    whole = planned_draws.Together.plan
+    whole = planned_draws.PlanBatcher.plan
 
     def counted(together, asking, *args, **facts):
         whole(together, asking, *args, **facts)
@@ -84,6 +84,6 @@ def test_what_stages_that_take_turns_plan_is_drawn_soon_by_all_lanes(monkeypatch
     ramp = StagedSpec(stages=(first, evolve(second, fade=fade)))
     loader = loader_of(ramp, lanes=LANES)
     in_order([loader], LANES * 150)
-    monkeypatch.setattr(planned_draws.Together, "plan", counted)
+    monkeypatch.setattr(planned_draws.PlanBatcher, "plan", counted)
     in_order([loader], LANES * 100)  # where mostly each step is made by the other stage
     assert sum(planned) <= 3 * 8 * LANES * 100

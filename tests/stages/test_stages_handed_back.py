@@ -17,7 +17,7 @@ from energy_data.errors import StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.fade import Fade
 from energy_data.nodes.limit import LimitSpec
-from energy_data.nodes.pack_selected import PackSelectedSpec
+from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec
 
@@ -35,7 +35,7 @@ def threes(drawn: list) -> list:
 
 def bodies(order):
     read = samples(order)
-    threes_of = PackSelectedSpec(of=read, select=threes, pack=joined, buffer_size=7)
+    threes_of = SelectPackSpec(of=read, select=threes, pack=joined, buffer_size=7)
     return {
         "plain": batches(read),
         "packs": batches(packs(read), 2),

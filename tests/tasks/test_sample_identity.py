@@ -20,8 +20,8 @@ from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.pack import PackSpec
-from energy_data.nodes.pack_selected import PackSelectedSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.pipeline import Pipeline
 from energy_data.testing import assert_resumes_exactly
@@ -115,7 +115,7 @@ WAITING = {
         PackSpec(of=EncodeSpec(of=NAMELESS, encode=renamed), packing=PACKING, buffer_size=6), 1
     ),
     "selected": GroupSpec(
-        of=PackSelectedSpec(of=NAMELESS, select=in_twos, pack=thrown_pack, buffer_size=6),
+        of=SelectPackSpec(of=NAMELESS, select=in_twos, pack=thrown_pack, buffer_size=6),
         batch_size=2,
         criterion=parity,
         collate=str,
@@ -151,7 +151,7 @@ def throwing(draw):
     if over == "pack":
         tree = PackSpec(of=tree, packing=PACKING, buffer_size=5)
     if over == "select":
-        tree = PackSelectedSpec(of=tree, select=thrown_pairs, pack=thrown_pack, buffer_size=5)
+        tree = SelectPackSpec(of=tree, select=thrown_pairs, pack=thrown_pack, buffer_size=5)
     if draw(st.booleans()):
         return GroupSpec(of=tree, batch_size=2, criterion=thrown_group, collate=str)
     return batches(tree, 2)

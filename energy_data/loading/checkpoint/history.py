@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.core.cursor_check import is_count
-from energy_data.core.node import Mark
+from energy_data.core.node import ItemRef
 from energy_data.nodes.past import Past, are_references
 
 
@@ -19,7 +19,7 @@ class Gone:
     prints: Mapping[str, str] = field(factory=dict)  # id -> first digits of the fingerprint
     drawn: Mapping[int, tuple[int, ...]] = field(factory=dict)  # lane -> of each, by sorted id
     # Lane -> what of it was never given: number of the leaf among these, epoch, sample number.
-    returned: Mapping[int, tuple[Mark, ...]] = field(factory=dict)
+    returned: Mapping[int, tuple[ItemRef, ...]] = field(factory=dict)
 
     @classmethod
     def of(cls, prints: Mapping[str, str], pasts: Mapping[int, Past]) -> Gone:

@@ -16,14 +16,14 @@ from attrs import evolve
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, refuse, wrong_kinds
-from energy_data.core.node import Change, Mark, Node, as_tuples
+from energy_data.core.node import Change, ItemRef, Node, as_tuples
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.history import Gone
 from energy_data.loading.checkpoint.remembered import remembered
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.stages import Plan
 from energy_data.loading.checkpoint.tree import TreeRecord, built_order_trees, same_above_order
-from energy_data.nodes.buffered import PendingCursor, PendingNode
+from energy_data.nodes.buffered import BufferedCursor, BufferedNode
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.past import Past, held
 from energy_data.nodes.played import FadingCursor, Played
@@ -204,7 +204,7 @@ class Pending:
         nodes = dict(root.walk())
         paths = {id(node): path for path, node in nodes.items()}
 
-        def change(order: Node[Any, Any], reference: Mark) -> Mark | None:
+        def change(order: Node[Any, Any], reference: ItemRef) -> ItemRef | None:
             assert isinstance(order, ReferencesNode)
             was, now = self._entries[paths[id(order)]], _entries(order.spec)
             leaf_id = was[reference[0]]  # IndexError if damaged
@@ -218,7 +218,7 @@ class Pending:
             if not cursor.get("pending") or not of(path):
                 continue
             node = nodes.get(path)
-            if isinstance(node, PendingNode) and same_above_order(
+            if isinstance(node, BufferedNode) and same_above_order(
                 self.saved.record, self.ours, path
             ):
                 refuse(path, partial(self._moved, node, cursor, change))
@@ -226,7 +226,7 @@ class Pending:
                 refuse(path, partial(self._left_behind, cursor))
 
     def _moved(
-        self, node: PendingNode[Any], cursor: Mapping[str, Any], change: Change
+        self, node: BufferedNode[Any], cursor: Mapping[str, Any], change: Change
     ) -> Iterator[Fault]:
         """Let a node go on with what was pending of leaves that are kept; yield what is damaged."""
         values = {name: as_tuples(value) for name, value in cursor.items()}
@@ -242,7 +242,7 @@ class Pending:
     def _left_behind(self, cursor: Mapping[str, Any]) -> Iterator[Fault]:
         """Count what was pending where our tree has no such node; yield what is damaged."""
         pending = as_tuples(cursor["pending"])
-        yield from wrong_kinds(PendingCursor, {"pending": pending})
+        yield from wrong_kinds(BufferedCursor, {"pending": pending})
         self.lost += len(pending)
 
 

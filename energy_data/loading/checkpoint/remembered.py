@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from energy_data.core.cursor_check import refuse, wrong_kinds
-from energy_data.core.node import Change, Cursor, Held, Mark, Node, State, as_tuples
+from energy_data.core.node import Change, Cursor, Held, ItemRef, Node, State, as_tuples
 from energy_data.errors import StateMismatchError
 from energy_data.loading.checkpoint.tree import built_children
-from energy_data.nodes.buffered import PendingCursor, joined_and_moved, of_whole, references_in
+from energy_data.nodes.buffered import BufferedCursor, joined_and_moved, of_whole, references_in
 from energy_data.nodes.encode import PartsCursor
-from energy_data.nodes.many import BranchesNode, Draw
+from energy_data.nodes.many import Draw, MultiChildNode
 from energy_data.nodes.references import ReferencesNode
 
 # Kinds whose items have the marks of those below them.
@@ -25,10 +25,10 @@ _PASSING = frozenset(
 _OF_SEVERAL = frozenset(("blend", "blend_by_cost", "concat", "mix"))
 
 
-class RememberedBranches(BranchesNode[Cursor]):
+class RememberedBranches(MultiChildNode[Cursor]):
     """A node of a saved run over several streams."""
 
-    def mixed(self, count: int, draw: Draw) -> NoReturn:
+    def draw_from(self, count: int, draw: Draw) -> NoReturn:
         """Raise TypeError."""
         raise TypeError(f"a remembered node has nothing to give, asked for {count}")
 
@@ -58,34 +58,34 @@ class RememberedNode(Node[Any, Cursor]):
         raise TypeError(f"a remembered {self.said[0]} has nothing to give, asked for {count}")
 
     @property
-    def held(self) -> Sequence[Held]:
+    def pending_refs(self) -> Sequence[Held]:
         """References of what is pending, as the node itself would tell them."""
         if "pending" not in self.saved:
             return ()
-        pending: Sequence[Mark] = as_tuples(self.saved["pending"])
-        refuse(self.path, lambda: wrong_kinds(PendingCursor, {"pending": pending}))
+        pending: Sequence[ItemRef] = as_tuples(self.saved["pending"])
+        refuse(self.path, lambda: wrong_kinds(BufferedCursor, {"pending": pending}))
         if self._prefixed == 3:
             pending = of_whole(pending)
         elif "several" in self.said:
             part = self.saved["part"]
             refuse(self.path, lambda: wrong_kinds(PartsCursor, {"part": part}))
             pending = pending[part > 0 :]  # the first was given in part
-        return references_in(pending, self._pending_moved)
+        return references_in(pending, self._remap_pending)
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         """Return marks of its items with `change` made to the references in them."""
         kind = self.said[0]
         if kind == "read":
             return [change(self.children["of"], mark) for mark in marks]
-        if kind in ("pack", "pack_selected"):
+        if kind in ("pack", "select_pack"):
             return joined_and_moved(
-                marks, lambda apart: self._pending_moved(apart, change), may_be_empty=True
+                marks, lambda apart: self._remap_pending(apart, change), may_be_empty=True
             )
         if kind == "encode" and "several" in self.said:
             return [
                 None if now is None else (*mark[:1], *now)
                 for mark, now in zip(
-                    marks, self._pending_moved([m[1:] for m in marks], change), strict=True
+                    marks, self._remap_pending([m[1:] for m in marks], change), strict=True
                 )
             ]
         if marks and kind not in _PASSING:
@@ -94,17 +94,17 @@ class RememberedNode(Node[Any, Cursor]):
                 f"them yet, and this energy_data does not know how it refers to them. Undo the "
                 f"edit, or restore with on_mismatch='restart'."
             )
-        return self._pending_moved(marks, change)
+        return self._remap_pending(marks, change)
 
     @property
     def _prefixed(self) -> int:
         """How many numbers stand before the mark of what is below, in what is pending."""
         return 3 if self.said[0] == "pack" and self.said[2]["over_long"] == "split" else 0
 
-    def _pending_moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def _remap_pending(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         if not marks:
             return []
-        moved = self.children["of"].moved([mark[self._prefixed :] for mark in marks], change)
+        moved = self.children["of"].remap([mark[self._prefixed :] for mark in marks], change)
         return [
             None if now is None else (*mark[: self._prefixed], *now)
             for mark, now in zip(marks, moved, strict=True)

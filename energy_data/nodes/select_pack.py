@@ -14,23 +14,23 @@ from attrs import field, frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Fault, shown
 from energy_data.core.failures import OnFailure
-from energy_data.core.node import Change, Cursor, Mark
+from energy_data.core.node import Change, Cursor, ItemRef
 from energy_data.core.profiler import PACKING
 from energy_data.core.running import RESTORE_KEY, restore_key
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import Gives, Spec
+from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.nodes.buffered import (
-    PendingCursor,
-    PendingNode,
-    Stock,
-    changed_its_mind,
-    check_makes_again,
+    BufferedCursor,
+    BufferedNode,
+    ReplayCache,
     gives_parts,
     joined,
     joined_and_moved,
+    not_reproducible,
     read_marked,
+    require_replayable,
     taken_apart,
 )
 
@@ -45,7 +45,7 @@ class PackFailures:
 
 
 @frozen(kw_only=True)
-class PackSelectedSpec(Spec):
+class SelectPackSpec(Spec):
     """Give `pack(group)` of each group that `select` makes of `buffer_size` samples at a time.
 
     select: gets the samples of a full buffer, or what is left at the end of a finite stream;
@@ -57,6 +57,7 @@ class PackSelectedSpec(Spec):
     is in the state as references, and is read and encoded again after a restore.
     """
 
+    kind = "select_pack"
     of: Spec
     select: Callable[[list[Any]], Sequence[Sequence[Any]]]
     pack: Callable[[list[Any]], Any]
@@ -72,28 +73,28 @@ class PackSelectedSpec(Spec):
                 "postencode_sample: it is a generator, but each selected sample has one place in "
                 "its pack. Let `encode_sample` or `preencode_sample` give several samples for one."
             )
-        check_makes_again(self, self.of)
+        require_replayable(self, self.of)
 
     @property
     def children(self) -> Mapping[str, Spec]:
         return {"of": self.of}
 
     @property
-    def gives(self) -> Gives:
+    def item_kind(self) -> ItemKind:
         return "samples"
 
     def describe(self) -> list[Any]:
-        return ["pack_selected", self.buffer_size, {"of": self.of.describe()}]
+        return ["select_pack", self.buffer_size, {"of": self.of.describe()}]
 
-    def cannot_make_again(self) -> str | None:
-        return self.of.cannot_make_again()
+    def replay_blocker(self) -> str | None:
+        return self.of.replay_blocker()
 
-    def build(self, context: Context) -> PackSelectedNode:
-        return PackSelectedNode(self, context)
+    def build(self, context: Context) -> SelectPackNode:
+        return SelectPackNode(self, context)
 
 
 @dataclass
-class PackSelectedCursor(PendingCursor):
+class SelectPackCursor(BufferedCursor):
     groups: tuple[int, ...] = ()  # numbers of samples of the groups that `pending` begins with
     select_failures: int = 0  # of each function, since its last success
     encode_failures: int = 0
@@ -101,15 +102,15 @@ class PackSelectedCursor(PendingCursor):
     skipped: int = 0  # samples left out: not selected, by `encode`, or with their group
 
 
-class PackSelectedNode(PendingNode[PackSelectedCursor]):
+class SelectPackNode(BufferedNode[SelectPackCursor]):
     """Groups of one lane."""
 
     leaves_out = (("skipped", "not selected to be packed"),)
 
-    def __init__(self, spec: PackSelectedSpec, context: Context) -> None:
-        super().__init__(PackSelectedCursor(), spec.of.build(context.under("of")))
+    def __init__(self, spec: SelectPackSpec, context: Context) -> None:
+        super().__init__(SelectPackCursor(), spec.of.build(context.under("of")))
         self.spec, self.trace, self.meter = spec, context.trace, context.meter
-        self.stock: Stock[Any] = Stock(self.child.again)
+        self.stock: ReplayCache[Any] = ReplayCache(self.child.replay)
         policy = spec.on_failure
         select, pack = "selecting from samples that begin with", "making the pack that begins with"
         self.select = Call(spec.select, context, policy.select, select, "select_failures")
@@ -118,7 +119,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             spec.encode, context, policy.encode, "encoding", "encode_failures"
         )
 
-    def own_faults(self, at: PackSelectedCursor) -> Iterator[Fault]:
+    def own_faults(self, at: SelectPackCursor) -> Iterator[Fault]:
         waiting = len(at.pending)
         if sum(at.groups) != waiting or 0 in at.groups:
             yield "groups", f"must share out the {waiting} that wait, got {shown(at.groups)}"
@@ -144,8 +145,8 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             pack.setdefault("__docs__", num_samples)
         return [pack], num_samples
 
-    def draw_marked(self, count: int) -> list[tuple[Mark, Any]]:
-        at, packs = self.cursor, list[tuple[Mark, Any]]()
+    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
+        at, packs = self.cursor, list[tuple[ItemRef, Any]]()
         if not at.groups:
             self._select(self._full_buffer())
         while at.groups and len(packs) < count:
@@ -153,7 +154,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
                 packs.append(found[:2])
         return packs
 
-    def _next_pack(self, size: int) -> tuple[Mark, Any, int] | None:
+    def _next_pack(self, size: int) -> tuple[ItemRef, Any, int] | None:
         """Return a pack of the first `size` samples that wait, with its mark and how many it has.
 
         None: all of them, or the pack, were left out.
@@ -175,35 +176,35 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             at.skipped += len(encoded)
             return None
 
-    def again(self, marks: Sequence[Mark]) -> list[Any]:
+    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
         groups = [list(taken_apart(mark)) for mark in marks]
-        samples = iter(self.child.again([mark for group in groups for mark in group]))
+        samples = iter(self.child.replay([mark for group in groups for mark in group]))
         aside = copy(self.cursor)  # what is made again counts for nothing
         return [self._again(group, [next(samples) for _ in group], aside) for group in groups]
 
-    def _again(self, marks: Sequence[Mark], samples: list[Any], aside: Cursor) -> Any:
+    def _again(self, marks: Sequence[ItemRef], samples: list[Any], aside: Cursor) -> Any:
         encoded = self._encoded(marks, samples, aside)
         try:
             if encoded:
                 return self._packed(marks, encoded, aside)
         except SkipSample:
             pass
-        raise changed_its_mind(f"the pack that begins with {describe_source(samples[0])}")
+        raise not_reproducible(f"the pack that begins with {describe_source(samples[0])}")
 
-    def moved(self, marks: Sequence[Mark], change: Change) -> list[Mark | None]:
+    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         return joined_and_moved(
-            marks, lambda apart: self.child.moved(apart, change), may_be_empty=False
+            marks, lambda apart: self.child.remap(apart, change), may_be_empty=False
         )
 
     def move(self, change: Change) -> None:
-        at, moved = self.cursor, iter(self.child.moved(self.cursor.pending, change))
+        at, moved = self.cursor, iter(self.child.remap(self.cursor.pending, change))
         groups = [list(islice(moved, size)) for size in at.groups]
         kept = [[mark for mark in group if mark is not None] for group in groups]
         at.groups = tuple(len(group) for group in kept if group)
         pending = tuple(chain.from_iterable(kept))
         at.pending, at.lost = pending, at.lost + len(at.pending) - len(pending)
 
-    def _full_buffer(self) -> list[tuple[Mark, Any]]:
+    def _full_buffer(self) -> list[tuple[ItemRef, Any]]:
         """Read the next samples to select from. StopIteration if there is none."""
         buffer = list(read_marked(self.child, self.spec.buffer_size))
         while len(buffer) < self.spec.buffer_size:
@@ -213,7 +214,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
                 break
         return buffer
 
-    def _select(self, buffer: Sequence[tuple[Mark, Any]]) -> None:
+    def _select(self, buffer: Sequence[tuple[ItemRef, Any]]) -> None:
         place = {id(sample): number for number, (_, sample) in enumerate(buffer)}
         began = time.perf_counter()
         try:
@@ -237,7 +238,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
         at.pending = tuple(buffer[number][0] for number in numbers)
         self.stock.keep(at.pending, samples)
 
-    def _packed(self, marks: Sequence[Mark], samples: list[Any], cursor: Cursor) -> Any:
+    def _packed(self, marks: Sequence[ItemRef], samples: list[Any], cursor: Cursor) -> Any:
         if self.trace is not None:
             self.trace(f"the pack that begins with {describe_source(samples[0])}")
         began = time.perf_counter()
@@ -249,7 +250,7 @@ class PackSelectedNode(PendingNode[PackSelectedCursor]):
             setattr(made, RESTORE_KEY, tuple(restore_key(sample) for sample in samples))
         return made
 
-    def _encoded(self, marks: Sequence[Mark], group: Sequence[Any], cursor: Cursor) -> list[Any]:
+    def _encoded(self, marks: Sequence[ItemRef], group: Sequence[Any], cursor: Cursor) -> list[Any]:
         if self.encode is None:
             return list(group)
         samples = []
