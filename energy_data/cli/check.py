@@ -23,7 +23,7 @@ from energy_data.sources.open import open_source
 def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_data: bool) -> None:
     """Check metadatasets, and the datasets they name.
 
-    Prints one line per file that is right. Faults go to stderr, one line each, as
+    Prints one line per file that is right. Diagnostics go to stderr, one line each, as
     `file:line:column: where: what is wrong, what was found. What to do.`, and the exit code is 1.
     """
     told: dict[str, None] = {}  # files may name the same faulty file

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import frozen
 
-from energy_data.config.read import Value
 from energy_data.config.rules import TEXT_PATTERN, Rule
+from energy_data.config.yaml_nodes import Value
 
 AuxKind: TypeAlias = Literal["dataset", "filesystem"]
 

@@ -6,8 +6,8 @@ import re
 
 from attrs import frozen
 
-from energy_data.config.read import Value
 from energy_data.config.rules import Rule
+from energy_data.config.yaml_nodes import Value
 
 _MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"

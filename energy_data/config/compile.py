@@ -15,7 +15,7 @@ from energy_data.config.compile_steps import (
     rules_of_stages,
 )
 from energy_data.config.definitions import Definition, Mode
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_docs_per_step import DocsPerStepDefinition
 from energy_data.config.kind_staged import StagedDefinition
 from energy_data.config.load import Metadataset
@@ -58,7 +58,7 @@ def compile_split(
     tree = below_steps(expand(metadataset, split, options.shuffle_over_epochs_multiplier))
     compiler = _Compiler(Opener(open_source, options), mode_of(split, mode))
     spec = compiler.spec(tree)
-    compiler.faults.raise_any()
+    compiler.faults.raise_if_any()
     assert spec is not None
     return spec
 
@@ -83,9 +83,9 @@ def compile_stream(
     if compiler.mode == "train" and counts_steps(whole, pipeline):
         compiler.counts_steps = True
         note_wrong_steps(whole, compiler.faults)
-        compiler.faults.raise_any()
+        compiler.faults.raise_if_any()
     spec = compiler.stream(below_steps(whole), pipeline)
-    compiler.faults.raise_any()
+    compiler.faults.raise_if_any()
     assert spec is not None
     return spec
 
@@ -133,7 +133,7 @@ class _Compiler:
         self, opener: Opener, mode: Mode, *, finite: bool = False, run: Context | None = None
     ) -> None:
         self.opener, self.mode, self.finite, self.run = opener, mode, finite, run
-        self.faults = Faults()
+        self.faults = Diagnostics()
         self.counts_steps = False  # whether stages count steps of any size
 
     def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:
@@ -164,7 +164,7 @@ class _Compiler:
         except SpecError as error:
             definition = tree.definition
             for fault in error.faults:
-                self.faults.add(definition.places[tree.kind], definition.where, fault)
+                self.faults.report(definition.places[tree.kind], definition.where, fault)
             return None
 
     def check_schedules(self, tree: Branch, *, known: bool) -> None:
@@ -172,7 +172,7 @@ class _Compiler:
         for child in tree.children:
             if isinstance(child.share, Schedule) and self.mode == "train" and not known:
                 part = child.definition
-                self.faults.add(
+                self.faults.report(
                     part.places.get("weight", part.place),
                     f"{part.where}.weight",
                     "weights that change follow the run, and cannot below what is played in "
@@ -185,7 +185,7 @@ class _Compiler:
             if child.definition.outermost and self.mode == "train":
                 part, kind = child.definition, child.kind
                 problem = f"{kind} says what whole batches are of, so it is the outermost node"
-                self.faults.add(part.place, part.where, f"{problem}. Write a blend here.")
+                self.faults.report(part.place, part.where, f"{problem}. Write a blend here.")
 
     def leaf(self, twig: Twig) -> LeafSpec | None:
         source, stores = self.source(twig), self.stores(twig)
@@ -259,7 +259,7 @@ class _Compiler:
     def note(self, twig: Twig, problem: str, key: str | None = None) -> None:
         definition = twig.definition
         place = definition.places.get(key or twig.kind, definition.place)
-        self.faults.add(place, definition.where, f"leaf {twig.id!r}: {problem}")
+        self.faults.report(place, definition.where, f"leaf {twig.id!r}: {problem}")
 
 
 def exact(said: float | None) -> Fraction | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.twigs import Branch, Twig, twigs
 
 KEY = "shuffle_over_epochs_multiplier"
@@ -15,7 +15,7 @@ class Continued:
     shuffled otherwise in a later stage is another leaf there, and would begin anew in silence.
     """
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Diagnostics) -> None:
         self._faults = faults
         self._known: list[tuple[str, Twig]] = []  # stage and leaf
 
@@ -35,7 +35,7 @@ class Continued:
             if apart or other.data[:2] != leaf.data[:2] or other.epochs == leaf.epochs:
                 continue
             said = leaf.definition
-            self._faults.add(
+            self._faults.report(
                 said.places.get(KEY, said.places[leaf.kind]),
                 said.where,
                 f"{leaf.written}: its {KEY} is {_shown(leaf)} here, and {_shown(other)} in stage "

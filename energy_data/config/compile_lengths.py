@@ -8,7 +8,7 @@ from math import ceil
 from attrs import frozen
 
 from energy_data.config.definitions import Definition
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_staged import Staged, StagePart
 from energy_data.config.spans import Span
 from energy_data.config.twigs import Branch, Twig
@@ -77,7 +77,7 @@ class Counted:
         return Counted(amount, self.moved if body.lasts else Fraction(0))
 
 
-def length_of(faults: Faults, body: Body, staged: Staged, counted: Counted) -> int | None:
+def length_of(faults: Diagnostics, body: Body, staged: Staged, counted: Counted) -> int | None:
     """Return the micro-batches that a stage with an end is to have, whole steps.
 
     None: faults are noted.
@@ -113,7 +113,7 @@ def amount_of(body: Body, staged: Staged, batches: int) -> Fraction:
     return (batches - before) * worth(body, staged) + before * body.fade_each
 
 
-def check_counted(faults: Faults, body: Body) -> None:
+def check_counted(faults: Diagnostics, body: Body) -> None:
     """Note what a stage cannot have that is counted in steps of any size."""
     assert body.order is not None
     follows = "and with which micro-batch of the run a stage begins is not known beforehand"
@@ -146,7 +146,7 @@ def worth(body: Body, staged: Staged, pipeline: Pipeline | None = None) -> Fract
     return samples / body.order.size if body.order is not None else Fraction(0)
 
 
-def is_known(faults: Faults, body: Body, staged: Staged) -> bool:
+def is_known(faults: Diagnostics, body: Body, staged: Staged) -> bool:
     """Return whether `unit` says something of a stage; if not, it is noted."""
     unit, found = staged.unit, body.pipeline.params.get("seq_len")
     per_step = body.pipeline.microbatches_per_step
@@ -173,28 +173,28 @@ def is_known(faults: Faults, body: Body, staged: Staged) -> bool:
     return False
 
 
-def note(faults: Faults, body: Body, problem: str, *keys: str) -> None:
+def note(faults: Diagnostics, body: Body, problem: str, *keys: str) -> None:
     """Note what is wrong with a stage, at the last of `keys` that is written there."""
     definition = body.definition
     place = definition.place
     for name in keys or ("for", "end"):
         place = definition.places.get(name, place)
-    faults.add(place, definition.where, f"stage {body.span.name!r}: {problem}")
+    faults.report(place, definition.where, f"stage {body.span.name!r}: {problem}")
 
 
-def wrong(faults: Faults, part: StagePart | None, problem: str) -> None:
+def wrong(faults: Diagnostics, part: StagePart | None, problem: str) -> None:
     """Note what is wrong with the parameters of a stage."""
     assert part is not None, problem
     place = part.of.places.get("params", part.of.place)
-    faults.add(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
+    faults.report(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
 
 
-def wrong_ramp(faults: Faults, body: Body, problem: str) -> None:
+def wrong_ramp(faults: Diagnostics, body: Body, problem: str) -> None:
     """Note what is wrong with the ramp of a stage."""
     assert body.part is not None, problem
     part = body.part.of
     place = part.places.get("ramp", part.place)
-    faults.add(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {problem}.")
+    faults.report(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {problem}.")
 
 
 def said(body: Body, staged: Staged) -> str:

@@ -7,7 +7,7 @@ from math import ceil
 from attrs import evolve
 
 from energy_data.config.compile_lengths import Body, is_known, worth, wrong_ramp
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_staged import Ramp, Staged
 from energy_data.errors import SpecError
 from energy_data.nodes.fade import Fade
@@ -18,7 +18,7 @@ from energy_data.tasks.pipeline import Pipeline
 
 
 def fading(
-    faults: Faults, previous: Body | None, body: Body, staged: Staged, on_enter: OnEnter
+    faults: Diagnostics, previous: Body | None, body: Body, staged: Staged, on_enter: OnEnter
 ) -> Body | None:
     """Return a stage with the one before fading into it, if it has a ramp. None: faults are noted.
 

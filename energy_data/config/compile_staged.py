@@ -25,7 +25,7 @@ from energy_data.config.compile_lengths import (
 from energy_data.config.compile_ramp import fading
 from energy_data.config.compile_steps import below_steps, rules_of
 from energy_data.config.definitions import Definition, Mode
-from energy_data.config.faults import Faults, Place, did_you_mean, listed
+from energy_data.config.diagnostics import Diagnostics, Place, did_you_mean, listed
 from energy_data.config.kind_staged import Staged, StagedDefinition, StagePart
 from energy_data.config.spans import Span
 from energy_data.config.step_size import FOR_STEPS, with_steps
@@ -55,7 +55,7 @@ class Compiler(Protocol):
     """What compiles the nodes below; `compile._Compiler` is one."""
 
     mode: Mode
-    faults: Faults
+    faults: Diagnostics
     run: Context | None  # its seed and its lanes; None: these are not known
     counts_steps: bool  # whether stages count steps of any size, not micro-batches
 
@@ -82,12 +82,12 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
     before = len(compiler.faults)
     if pipeline.finite:
         problem = "stages need a stream without end. Leave `repeat=False` out."
-        compiler.faults.add(tree.definition.place, tree.definition.where, problem)
+        compiler.faults.report(tree.definition.place, tree.definition.where, problem)
         return None
     if tree.definition.staged.at is not None:
         problem = "`at` picks a stage for validation; training runs all of them. Take it out."
         place = tree.definition.places["staged"]
-        compiler.faults.add(place, f"{tree.definition.where}.staged.at", problem)
+        compiler.faults.report(place, f"{tree.definition.where}.staged.at", problem)
     told = {*PIPELINE_PARAMS, *changed_params(tree)}
     made = _Stages(compiler)
     stages = tuple(
@@ -97,7 +97,7 @@ def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec 
     if len(compiler.faults) == before:
         staged = tree.definition.staged
         for fault in wrong_bodies(stages):
-            compiler.faults.add(*made.where(fault, tree.definition), fault.problem)
+            compiler.faults.report(*made.where(fault, tree.definition), fault.problem)
         if len(compiler.faults) == before:
             return StagedSpec(
                 stages=stages, buffers=staged.buffers or "handoff", resume=staged.resume or "strict"
@@ -122,18 +122,18 @@ def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:
     place, where = definition.place, definition.where
     if compiler.mode == "train":
         problem = "stages are whole pipelines, so `staged` stands above all that mixes or repeats."
-        compiler.faults.add(place, where, f"{problem} Put the mixture into the stages.")
+        compiler.faults.report(place, where, f"{problem} Put the mixture into the stages.")
         return None
     name = definition.staged.at
     if name is None:
         problem = f"validation has no stages, found {listed(definition.names)}."
-        compiler.faults.add(place, where, f"{problem} Add `at:` with the one to read.")
+        compiler.faults.report(place, where, f"{problem} Add `at:` with the one to read.")
         return None
     if name not in definition.names:
         near = did_you_mean(name, definition.names)
         advice = f"Did you mean {near!r}?" if near else f"There are {listed(definition.names)}."
         place, where = definition.places["staged"], f"{where}.staged.at"
-        compiler.faults.add(place, where, f"there is no stage {name!r}. {advice}")
+        compiler.faults.report(place, where, f"there is no stage {name!r}. {advice}")
         return None
     return compiler.spec(below_steps(tree.children[definition.names.index(name)]))
 
@@ -218,7 +218,7 @@ class _Stages:
             if getattr(definition.staged, name) is not None:
                 problem = f"`{name}` is of the run as a whole. Write it in the outermost `staged`."
                 place = definition.places["staged"]
-                self.faults.add(place, f"{definition.where}.staged.{name}", problem)
+                self.faults.report(place, f"{definition.where}.staged.{name}", problem)
 
     def body(self, tree: Branch, span: Span, around: _Around) -> Body | None:
         """Return what a stage is made of; None: faults are noted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_docs_per_step import DocsPerStepDefinition
 from energy_data.config.kind_staged import StagedDefinition
 from energy_data.config.step_size import FOR_STEPS
@@ -56,7 +56,7 @@ def counts_steps(tree: Branch | Twig, pipeline: Pipeline) -> bool:
     )
 
 
-def note_wrong_steps(tree: Branch | Twig, faults: Faults) -> None:
+def note_wrong_steps(tree: Branch | Twig, faults: Diagnostics) -> None:
     """Note what cannot be of stages that count steps, and of rules below rules."""
     below, is_grouped = below_steps(tree), rules_of(tree) is not None
     for staged in _staged(below):
@@ -65,17 +65,17 @@ def note_wrong_steps(tree: Branch | Twig, faults: Faults) -> None:
         if (unit := definition.staged.unit) != "steps":
             problem = f"stages with `docs_per_step` are counted in steps, found {unit!r}."
             place, where = definition.places["staged"], f"{definition.where}.staged.unit"
-            faults.add(place, where, f"{problem} Write `unit: steps`.")
+            faults.report(place, where, f"{problem} Write `unit: steps`.")
         for _, child in _stages(staged):
             if not isinstance(child.definition, DocsPerStepDefinition):
                 continue
             place, where = child.definition.places["docs_per_step"], child.definition.where
             if is_grouped:
                 problem = "a `docs_per_step` stands over the stages already. Keep one of them."
-                faults.add(place, where, problem)
+                faults.report(place, where, problem)
             if isinstance(below_steps(child).definition, StagedDefinition):
                 problem = "it groups the micro-batches of one stage, and holds stages."
-                faults.add(place, where, f"{problem} Write it into each of them.")
+                faults.report(place, where, f"{problem} Write it into each of them.")
 
 
 def _stages(tree: Branch | Twig) -> list[tuple[str, Branch | Twig]]:

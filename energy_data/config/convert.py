@@ -22,21 +22,21 @@ from energy_data.config.definitions import (
     Splits,
     keys_of,
 )
-from energy_data.config.faults import Faults, did_you_mean, listed, slip_of
+from energy_data.config.diagnostics import Diagnostics, did_you_mean, listed, slip_of
 from energy_data.config.kind_join import JoinDefinition
 from energy_data.config.kind_path import PathDefinition
 from energy_data.config.kinds import GROUPS, KINDS, PARTS, kinds_of
-from energy_data.config.read import Value
 from energy_data.config.rules import Rule, WrongInsideError
+from energy_data.config.yaml_nodes import Value
 
 _HEADER = ("__module__", "__class__")
 
 
-def convert_file(value: Value, faults: Faults) -> FileDefinition | None:
+def convert_file(value: Value, faults: Diagnostics) -> FileDefinition | None:
     """Return what a file says, or None if it has faults, which are noted."""
     if not isinstance(value.data, dict):
         problem = f"must be a mapping with `splits`, found {value.describe()}."
-        faults.add(value.place, "", f"{problem} Write `splits: {{train: {{path: ./coco}}}}`.")
+        faults.report(value.place, "", f"{problem} Write `splits: {{train: {{path: ./coco}}}}`.")
         return None
     before = len(faults)
     found = _Converter(faults).keys(value, "", {FileDefinition: keys_of(FileDefinition)})
@@ -50,13 +50,13 @@ def convert_file(value: Value, faults: Faults) -> FileDefinition | None:
 class _Converter:
     """Walks one file. A method that finds a fault notes it and returns None."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Diagnostics) -> None:
         self.faults = faults
 
     def node(self, value: Value, where: str, part: type[Part]) -> Part | None:
         """Return the node in `value`, in the part its parent has for it."""
         if not isinstance(value.data, dict):
-            self.faults.add(
+            self.faults.report(
                 value.place,
                 where,
                 f"must be {Node.says}, found {value.describe()}. {_advice(value)}",
@@ -87,12 +87,14 @@ class _Converter:
         if len(named) > 1:
             both = " and ".join(f"'{name}'" for name in named)
             problem = f"a node has one kind, found {both}. Keep one, or list them in a `blend`."
-            self.faults.add(value.keys[named[1]], where, problem)
+            self.faults.report(value.keys[named[1]], where, problem)
         elif named and named[0] not in allowed:
             problem = (
                 f"must have {listed(f'`{name}`' for name in _newer(allowed))}, found '{named[0]}'."
             )
-            self.faults.add(value.keys[named[0]], where, f"{problem} {KINDS[named[0]].elsewhere}")
+            self.faults.report(
+                value.keys[named[0]], where, f"{problem} {KINDS[named[0]].elsewhere}"
+            )
         if named:
             return [KINDS[name] for name in named]
         known = {*allowed, *keys_of(PathDefinition), *keys_of(part)}
@@ -101,7 +103,7 @@ class _Converter:
             if near is not None and near in allowed:
                 return [KINDS[near]]  # what is wrong is told with the key
         problem = f"names no kind, found {value.describe()}. Add one of {listed(_newer(allowed))}."
-        self.faults.add(value.place, where, problem)
+        self.faults.report(value.place, where, problem)
         return [Definition]
 
     def keys(
@@ -125,7 +127,7 @@ class _Converter:
                 problem = _unknown(name, known)
                 if refused and name in refused:
                     problem = f"'{name}' does not belong here. {refused[name]}."
-                self.faults.add(value.keys[name], where, problem)
+                self.faults.report(value.keys[name], where, problem)
                 meant.add(did_you_mean(name, known))
             elif each.data is not None or not owners[owner][name].metadata["or_null"]:
                 attribute = owners[owner][name]
@@ -136,7 +138,7 @@ class _Converter:
             if attribute.default is NOTHING and name not in meant and name not in value.data:
                 example = attribute.metadata["example"]
                 problem = f"the key '{name}' is missing, found {value.describe()}."
-                self.faults.add(value.place, where, f"{problem} Add it, such as `{example}`.")
+                self.faults.report(value.place, where, f"{problem} Add it, such as `{example}`.")
         return None if len(self.faults) > before else found
 
     def held(self, attribute: Attribute[Any], value: Value, where: str) -> Any:
@@ -159,7 +161,7 @@ class _Converter:
         """Note that a key holds what it must not."""
         if isinstance(error, WrongInsideError):
             for place, inner, problem in error.faults:
-                self.faults.add(place, f"{where}{inner}", problem)
+                self.faults.report(place, f"{where}{inner}", problem)
             return
         advice = str(error) or f"Write it like `{attribute.metadata['example']}`."
         if attribute.metadata["name"] in _HEADER:
@@ -169,7 +171,7 @@ class _Converter:
             )
         says = attribute.metadata["holds"].says
         problem = f"must be {says}, found {value.describe()}. {advice}"
-        self.faults.add(value.place, where, problem)
+        self.faults.report(value.place, where, problem)
 
     def several(self, value: Value, where: str, holds: Nodes | Keyed | Group) -> Any:
         """Return what a key holds that holds more than one thing."""
@@ -210,7 +212,7 @@ class _Converter:
         for name, each in value.data.items():
             if meant := slip_of(name, SPLITS):
                 problem = f"unknown split '{name}'. Did you mean '{meant}'?"
-                self.faults.add(value.keys[name], where, problem)
+                self.faults.report(value.keys[name], where, problem)
                 continue
             part = self.node(each, f"{where}.{name}", SplitPart)
             found[name] = None if part is None else part.of

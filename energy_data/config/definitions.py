@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from attrs import Attribute, field, fields, frozen
 
-from energy_data.config.faults import Faults, Place
+from energy_data.config.diagnostics import Diagnostics, Place
 from energy_data.config.rules import (
     EPOCHS,
     FLAG,
@@ -183,7 +183,7 @@ class Definition:
         """What the node is called in the tree that is shown to people."""
         return self.kind
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note what is wrong with the node though each of its keys is fine."""
 
     def compile(
@@ -279,14 +279,14 @@ class Part:
         return None if self.share_key is None else getattr(self, self.share_key)
 
 
-def check_some_share(definition: Definition, faults: Faults) -> None:
+def check_some_share(definition: Definition, faults: Diagnostics) -> None:
     """Note it if a node has no child with a share > 0."""
     parts = definition.parts
     if any(part.share for part in parts):
         return
     kind, name = definition.kind, parts[0].share_key
     problem = f"no child has {name} > 0, found only 0. Give at least one {name} > 0."
-    faults.add(definition.places[kind], f"{definition.where}.{kind}", problem)
+    faults.report(definition.places[kind], f"{definition.where}.{kind}", problem)
 
 
 @frozen(kw_only=True, eq=False)
@@ -320,7 +320,7 @@ class FileDefinition:
         metadata=key(Splits(), "What each split draws from.", "splits: {train: {path: ./coco}}")
     )
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note it if a split is of another class of files than the header says."""
         for name, split in self.splits.items():
             if self.class_ is None or split.older == (self.class_ == "Metadataset"):
@@ -328,4 +328,4 @@ class FileDefinition:
             found, wanted = split.kind, "blend" if split.older else "datasets"
             other = "MetadatasetV2" if self.class_ == "Metadataset" else "Metadataset"
             problem = f"'{found}' is of `{other}`, found it in a `{self.class_}`. Write `{wanted}`"
-            faults.add(split.place, f"splits.{name}", f"{problem}, or another `__class__`.")
+            faults.report(split.place, f"splits.{name}", f"{problem}, or another `__class__`.")

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from energy_data.config.compile import mode_of
 from energy_data.config.definitions import Mode, Share
-from energy_data.config.faults import Place
+from energy_data.config.diagnostics import Place
 from energy_data.config.load import Metadataset
 from energy_data.config.resolve import expand
 from energy_data.config.twigs import Branch, Twig

@@ -16,7 +16,7 @@ from energy_data.config.definitions import (
     check_some_share,
     key,
 )
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.rules import one_of
 from energy_data.config.schedules import plain_schedule, weight
 from energy_data.nodes.blend import BlendSpec
@@ -79,7 +79,7 @@ class BlendDefinition(Definition):
         """The children."""
         return self.blend
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note it if there is nothing to draw, or if there is a time when there is nothing."""
         check_some_share(self, faults)
         changing = [part for part in self.blend if isinstance(part.weight, Schedule)]
@@ -88,7 +88,7 @@ class BlendDefinition(Definition):
                 check_weights([part.weight for part in self.blend])
         except ValueError as error:
             place, where = changing[0].of.places["weight"], changing[0].of.where
-            faults.add(place, f"{where}.weight", f"{error}.")
+            faults.report(place, f"{where}.weight", f"{error}.")
 
     def compile(
         self, children: Sequence[OrderSpec], shares: Sequence[Share], mode: Mode

@@ -17,7 +17,7 @@ from energy_data.config.definitions import (
     check_some_share,
     key,
 )
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.rules import number
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.concat import ConcatSpec
@@ -61,7 +61,7 @@ class BlendEpochizedDefinition(Definition):
         """The children."""
         return self.blend_epochized
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note it if there is nothing to draw."""
         check_some_share(self, faults)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from attrs import field, frozen
 
 from energy_data.config.definitions import Definition, Mode, Nodes, Part, check_some_share, key
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_blend import WeightedPart, blended
 from energy_data.nodes.references import OrderSpec
 
@@ -48,13 +48,13 @@ class DatasetsDefinition(Definition):
         """The children."""
         return self.datasets
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note it if there is nothing to draw, or there are keys of newer files."""
         check_some_share(self, faults)
         for name, place in self.places.items():
             if name != self.kind:
                 problem = f"'{name}' does not belong beside `datasets`. {_NEWER}."
-                faults.add(place, self.where, problem)
+                faults.report(place, self.where, problem)
 
     def compile(
         self, children: Sequence[OrderSpec], shares: Sequence[float], mode: Mode

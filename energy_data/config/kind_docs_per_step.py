@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from attrs import field, fields, frozen
 
 from energy_data.config.definitions import Definition, Group, Node, Part, key
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.rules import COUNT, TARGET, one_of
 from energy_data.errors import SpecError
 from energy_data.steps.rules import MEASURES, DocsPerStep, Measure
@@ -157,20 +157,20 @@ class DocsPerStepDefinition(Definition):
         """What the node is called in the tree that is shown to people."""
         return f"docs_per_step, {self.docs_per_step.target}"
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note what is impossible."""
         try:
             self.docs_per_step.rules()
         except SpecError as error:
             place, where = self.places["docs_per_step"], f"{self.where}.docs_per_step"
             for fault in error.faults:
-                faults.add(place, where, fault.removeprefix("docs_per_step: "))
+                faults.report(place, where, fault.removeprefix("docs_per_step: "))
 
-    def note_misplaced(self, faults: Faults) -> None:
+    def note_misplaced(self, faults: Diagnostics) -> None:
         """Note that the file this stands in was taken in as a part of a split."""
         problem = "must be all of a split, found its file in a part of one."
         place, where = self.places["docs_per_step"], f"{self.where}.docs_per_step"
-        faults.add(place, where, f"{problem} {self.elsewhere}")
+        faults.report(place, where, f"{problem} {self.elsewhere}")
 
     def plain(self, children: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the node as it is written in YAML."""

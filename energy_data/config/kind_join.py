@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from energy_data.config.code import CODE, Code
 from energy_data.config.definitions import Children, Keyed, LeafDefinition, Part, key
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_path import PathDefinition
 from energy_data.config.rules import one_of
 from energy_data.sources.join_table import Nonmatch
@@ -79,22 +79,22 @@ class JoinDefinition(LeafDefinition):
             if isinstance(part, JoinedPart) and isinstance(part.of, PathDefinition)
         ]
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note it if there are not two datasets, or the first is not what the others match."""
         where = f"{self.where}.join"
         if len(self.members) < 2:
             problem = "a join takes two datasets or more, found 1. Add one, or write `path`."
-            faults.add(self.places["join"], where, problem)
+            faults.report(self.places["join"], where, problem)
         for number, (name, path, nonmatch) in enumerate(self.members):
             inner = f"{where}.{name}" if name else f"{where}[{number}]"
             if path.names_metadataset:
-                faults.add(
+                faults.report(
                     path.places["path"],
                     f"{inner}.path",
                     f"datasets are joined, found the metadataset {path.path!r}. Name its datasets.",
                 )
             if not number and nonmatch != "error":
-                faults.add(
+                faults.report(
                     path.places["nonmatch"],
                     f"{inner}.nonmatch",
                     f"the others are matched to the first dataset, found {nonmatch!r} for the "

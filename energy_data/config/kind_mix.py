@@ -17,7 +17,7 @@ from energy_data.config.definitions import (
     check_some_share,
     key,
 )
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.rules import number, one_of
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.mix import Mixed, MixSpec
@@ -89,7 +89,7 @@ class MixDefinition(Definition):
         """What the node is called in the tree that is shown to people."""
         return f"mix by {self.mix.by}"
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note it if there is nothing to draw."""
         check_some_share(self, faults)
 

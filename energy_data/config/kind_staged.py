@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from attrs import field, frozen
 
 from energy_data.config.definitions import Definition, Group, Node, Nodes, Part, key
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.rules import AMOUNT, COUNT, MAPPING, NAME, TEXT, one_of
 from energy_data.config.spans import Asked, Span, check_spans, spans
 from energy_data.nodes.stage import DEFAULT
@@ -273,14 +273,14 @@ class StagedDefinition(Definition):
         """The stages in their order, with their bounds in `unit`."""
         return spans(self.asked, with_default=self.staged.default is not None)
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Diagnostics) -> None:
         """Note what is wrong with the names and the bounds of the stages."""
         staged = self.staged
         place = self.places["staged"]
         where = f"{self.where}.staged"
         if staged.microbatches_per_step is not None and staged.global_batch_size is not None:
             problem = "both `microbatches_per_step` and `global_batch_size` are given. Keep one."
-            faults.add(place, where, problem)
+            faults.report(place, where, problem)
         if staged.unit != "epochs":
             for part in staged.stages:
                 for name, value in (("start", part.start), ("end", part.end), ("for", part.length)):
@@ -288,7 +288,7 @@ class StagedDefinition(Definition):
                         problem = (
                             f"must be whole in {staged.unit}, found {float(value):g}. Round it."
                         )
-                        faults.add(part.of.places[name], f"{part.of.where}.{name}", problem)
+                        faults.report(part.of.places[name], f"{part.of.where}.{name}", problem)
         check_spans(
             self.asked,
             faults,

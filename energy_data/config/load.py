@@ -12,10 +12,10 @@ from attrs import field, frozen
 
 from energy_data.config.convert import convert_file
 from energy_data.config.definitions import SPLITS, Definition
-from energy_data.config.faults import Faults, Place, did_you_mean, listed
+from energy_data.config.diagnostics import Diagnostics, Place, did_you_mean, listed
 from energy_data.config.kind_path import SUFFIXES, PathDefinition
-from energy_data.config.read import MAX_BYTES, Value, read_data, read_text
 from energy_data.config.rules import TEXT_PATTERN
+from energy_data.config.yaml_nodes import MAX_BYTES, Value, read_data, read_text
 from energy_data.errors import SpecError
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -81,7 +81,7 @@ def load(path: PathLike | Mapping[str, Any], *, base_dir: PathLike | None = None
         return load_metadataset(path, base_dir=base_dir)
     whole = joined(_folder(base_dir), os.fspath(path))
     folder, name = ("/", whole) if is_remote(whole) else os.path.split(whole.rstrip("/"))
-    faults = Faults()
+    faults = Diagnostics()
     value = read_data({"splits": {"train": {"path": name or "/"}}}, os.fspath(path), faults)
     return _Loader(faults).load(value, File(os.fspath(path), "", folder, {}, any_split=True))
 
@@ -95,7 +95,7 @@ def load_metadataset(
     None. No dataset is looked at. Raises SpecError with every fault of all the files, one line
     each: `file:line:column: where: what is wrong, what was found. What to do.`
     """
-    faults, folder = Faults(), _folder(base_dir)
+    faults, folder = Diagnostics(), _folder(base_dir)
     loader = _Loader(faults)
     if isinstance(path, Mapping):
         value = read_data(path, "<mapping>", faults)
@@ -113,7 +113,7 @@ def parse_metadataset(
 
     name: what stands in messages in place of a file.
     """
-    faults = Faults()
+    faults = Diagnostics()
     value = read_text(text, name, faults)
     return _Loader(faults).load(value, File(name, "", _folder(base_dir), {}))
 
@@ -165,7 +165,7 @@ _Chain: TypeAlias = tuple[tuple[File, str], ...]
 class _Loader:
     """Reads files and follows what they name."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Diagnostics) -> None:
         self.faults = faults
         self.files: dict[str, File | None] = {}  # by key; None: it has faults
         self.extents: dict[tuple[str, str], _Extent] = {}  # by key and split
@@ -179,7 +179,7 @@ class _Loader:
             for split, definition in root.splits.items():
                 self.bound(self.follow(root, split, ()), definition)
         self.skim()
-        self.faults.raise_any()
+        self.faults.raise_if_any()
         assert root is not None
         return Metadataset(root, {key: file for key, file in self.files.items() if file})
 
@@ -193,7 +193,7 @@ class _Loader:
             problem = _remote(path) if is_remote(path) else _missing(path)
         except (OSError, ValueError) as error:
             problem = f"cannot be read, {error}. Look at the path and its permissions."
-        self.faults.add(place, where, problem)
+        self.faults.report(place, where, problem)
         return None
 
     def convert(self, value: Value | None, bare: File) -> File | None:
@@ -222,7 +222,7 @@ class _Loader:
         place, where = node.places["path"], f"{node.where}.path"
         leaf = _Extent(1, 1)
         if is_remote(node.path):
-            self.faults.add(place, where, _remote(node.path))
+            self.faults.report(place, where, _remote(node.path))
             return leaf
         path = joined(file.directory, node.path)
         if not is_metadataset(path):
@@ -232,15 +232,15 @@ class _Loader:
             return leaf
         if node.subset is not None and node.subset.is_absolute:
             problem = "numbers of samples are for single datasets, found a metadataset"
-            self.faults.add(
+            self.faults.report(
                 node.places["subset"], f"{node.where}.subset", f"{problem}. Use percentages."
             )
         for name, problem in node.of_datasets.items():
             if getattr(node, name):
-                self.faults.add(node.places[name], f"{node.where}.{name}", problem)
+                self.faults.report(node.places[name], f"{node.where}.{name}", problem)
         if part not in nested.splits:
             known = listed(nested.splits) if nested.splits else "none"
-            self.faults.add(
+            self.faults.report(
                 place,
                 where,
                 f"{nested.name} has no split '{part}', it has {known}. Add the split there, or "
@@ -258,7 +258,7 @@ class _Loader:
             value, file = self.unfollowed.pop(0)
             for path, place, where in _named(value, ""):
                 if is_remote(path):
-                    self.faults.add(place, where, _remote(path))
+                    self.faults.report(place, where, _remote(path))
                 elif is_metadataset(joined(file.directory, path)):
                     self.nested(path, file, place, where)
 
@@ -285,7 +285,7 @@ class _Loader:
             problem = f"more than {MAX_DEPTH} files below each other. Flatten them."
         else:
             return True
-        self.faults.add(place, where, problem)
+        self.faults.report(place, where, problem)
         return False
 
     def bound(self, extent: _Extent, definition: Definition) -> None:
@@ -295,7 +295,7 @@ class _Loader:
             (extent.height, MAX_DEPTH, "nodes below each other"),
         ):
             if found > limit:
-                self.faults.add(
+                self.faults.report(
                     definition.place,
                     definition.where,
                     f"too large with nested files written out, found {found:,} {what} where "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.load import Metadataset
 from energy_data.config.opening import DEFAULT, Opener, OpenSource
 from energy_data.config.resolve import expand
@@ -36,13 +36,13 @@ def prepare_joins(metadataset: Metadataset, *, open_source: OpenSource) -> list[
     takes for one. Tables beside the outermost file that nothing needs any more are removed. Code
     that is named is not run. Raises SpecError with every fault, StructureError for damage.
     """
-    faults = Faults()
+    faults = Diagnostics()
     found = [
         (split, twig, kept, members)
         for split in metadataset.splits
         for twig, kept, members in _computed(metadataset, split, open_source, faults)
     ]
-    faults.raise_any()
+    faults.raise_if_any()
     names = [_energon_name(twig, members) for _, twig, _, members in found]
     owners: dict[str | None, set[str]] = {}
     for name, (_, _, kept, _) in zip(names, found, strict=True):
@@ -60,7 +60,7 @@ def prepare_joins(metadataset: Metadataset, *, open_source: OpenSource) -> list[
 
 
 def _computed(
-    metadataset: Metadataset, split: str, open_source: OpenSource, faults: Faults
+    metadataset: Metadataset, split: str, open_source: OpenSource, faults: Diagnostics
 ) -> Iterator[tuple[Twig, Kept, list[Member]]]:
     """Yield the joins of a split with their tables; faults are noted."""
     opener = Opener(open_source, DEFAULT)
@@ -73,7 +73,9 @@ def _computed(
         except SpecError as error:
             for fault in error.faults:
                 where = twig.definition.where
-                faults.add(twig.definition.places[twig.kind], where, f"leaf {twig.id!r}: {fault}")
+                faults.report(
+                    twig.definition.places[twig.kind], where, f"leaf {twig.id!r}: {fault}"
+                )
 
 
 def _energon_name(twig: Twig, members: list[Member]) -> str | None:

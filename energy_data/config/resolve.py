@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.config.aux import Aux
 from energy_data.config.definitions import Definition, LeafDefinition, Share
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_join import JoinDefinition
 from energy_data.config.kind_path import PathDefinition
 from energy_data.config.load import File, Metadataset, joined
@@ -26,9 +26,9 @@ def expand(metadataset: Metadataset, split: str, epochs: int | None = 1) -> Bran
     """
     scope = _Scope(metadataset=metadataset, file=metadataset.root, split_part=split, epochs=epochs)
     tree = scope.expand(metadataset.split(split), None)
-    faults = Faults()
+    faults = Diagnostics()
     _identify(list(twigs(tree)), faults)
-    faults.raise_any()
+    faults.raise_if_any()
     return tree
 
 
@@ -151,7 +151,7 @@ def _mixed(outer: int | None, inner: int | None) -> int | None:
     return -1 if -1 in (outer, inner) else outer * inner
 
 
-def _identify(leaves: list[Twig], faults: Faults) -> None:
+def _identify(leaves: list[Twig], faults: Diagnostics) -> None:
     """Give every leaf its id: equal for places that draw from the same samples, else different."""
     data = {leaf: leaf.data for leaf in leaves}
     given: dict[tuple[object, ...], set[str]] = {}
@@ -176,9 +176,9 @@ def _identify(leaves: list[Twig], faults: Faults) -> None:
             _note_clash(leaf, first, faults)
 
 
-def _note_clash(leaf: Twig, first: Twig, faults: Faults) -> None:
+def _note_clash(leaf: Twig, first: Twig, faults: Diagnostics) -> None:
     places = leaf.definition.places
-    faults.add(
+    faults.report(
         places.get("id", places[leaf.kind]),
         leaf.definition.where,
         f"the id {leaf.id!r} stands for two different datasets, found {_named(leaf)} here and "

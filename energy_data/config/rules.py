@@ -9,9 +9,9 @@ from typing import Any
 
 from attrs import frozen
 
-from energy_data.config.faults import Place, did_you_mean, listed
-from energy_data.config.read import Value
+from energy_data.config.diagnostics import Place, did_you_mean, listed
 from energy_data.config.subset import Subset
+from energy_data.config.yaml_nodes import Value
 
 MAX_COUNT = 2**62
 MAX_EPOCHS = 2**20  # mixed with each other

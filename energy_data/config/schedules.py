@@ -7,9 +7,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, get_args
 
-from energy_data.config.faults import Place, did_you_mean, listed
-from energy_data.config.read import NUMBERED, Value
+from energy_data.config.diagnostics import Place, did_you_mean, listed
 from energy_data.config.rules import MAX_COUNT, SUFFIXES, Rule, WrongInsideError, number
+from energy_data.config.yaml_nodes import NUMBERED, Value
 from energy_data.order.schedule import Schedule, Unit
 
 UNITS = get_args(Unit)

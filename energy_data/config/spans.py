@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from energy_data.config.faults import Faults, Place
+from energy_data.config.diagnostics import Diagnostics, Place
 from energy_data.nodes.stage import DEFAULT
 
 
@@ -82,7 +82,7 @@ def _end(asked: Asked, start: Fraction, following: Fraction | None) -> Fraction 
 
 def check_spans(
     asked: Sequence[Asked],
-    faults: Faults,
+    faults: Diagnostics,
     *,
     with_default: bool,
     total: Fraction | None,
@@ -99,7 +99,7 @@ def check_spans(
     first, number = begun[0]
     if with_default and first == 0:
         problem = "`default` would never run, the first stage begins at 0. Take it out."
-        faults.add(at[0], f"{at[1]}.default", problem)
+        faults.report(at[0], f"{at[1]}.default", problem)
     if first > 0 and not with_default:
         check.note(
             asked[number],
@@ -119,13 +119,13 @@ def check_spans(
 
 
 class _Check:
-    def __init__(self, faults: Faults, unit: str) -> None:
+    def __init__(self, faults: Diagnostics, unit: str) -> None:
         self.faults, self.unit = faults, unit
 
     def note(self, asked: Asked, key: str, problem: str) -> None:
         place = asked.places.get(key, asked.place)
         where = f"{asked.where}.{key}" if key in asked.places else asked.where
-        self.faults.add(place, where, f"stage {asked.name!r}: {problem}")
+        self.faults.report(place, where, f"stage {asked.name!r}: {problem}")
 
     def names(self, asked: Sequence[Asked], *, with_default: bool) -> None:
         known: dict[str, Asked] = {}

@@ -7,11 +7,11 @@ from jsonschema import Draft202012Validator
 
 from energy_data.cli.stream import AnyTask
 from energy_data.config.compile import compile_split, compile_stream
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.load import load, load_metadataset, parse_metadataset
-from energy_data.config.read import read_text
 from energy_data.config.resolve import resolve
 from energy_data.config.schema import metadataset_schema
+from energy_data.config.yaml_nodes import read_text
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.tasks.pipeline import Pipeline
 
@@ -112,7 +112,7 @@ def test_an_example_loads_compiles_resolves_and_fits_the_schema(path, datasets):
             for one in (metadataset, alone)
         ]
         assert described[0] == described[1]
-    value = read_text(path.read_bytes(), path.name, Faults())
+    value = read_text(path.read_bytes(), path.name, Diagnostics())
     Draft202012Validator(metadataset_schema()).validate(value.plain())
 
 

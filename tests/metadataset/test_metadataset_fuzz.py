@@ -135,7 +135,7 @@ def test_a_key_given_twice_is_never_accepted(path):
     text = yaml.safe_dump(
         changed(path, lambda mapping, name: mapping.update({"DUP": mapping[name]}))
     )
-    with pytest.raises(SpecError, match=f"duplicate key '{path[-1]}', first given in line"):
+    with pytest.raises(SpecError, match=f"duplicate key '{path[-1]}', first used in line"):
         parse_metadataset(text.replace("DUP", path[-1]))
 
 

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energy_data.config import read
-from energy_data.config.faults import Faults
-from energy_data.config.read import read_data, read_text
+from energy_data.config import yaml_nodes
+from energy_data.config.diagnostics import Diagnostics
+from energy_data.config.yaml_nodes import read_data, read_text
 
 
 def read_all(text):
-    faults = Faults()
+    faults = Diagnostics()
     value = read_text(text, "m.yaml", faults)
-    return value, faults.texts()
+    return value, faults.messages()
 
 
 def plain(text):
@@ -60,7 +60,7 @@ def test_not_a_number_is_read_as_a_number():
 
 @pytest.mark.parametrize("text", ["010", "1:30", "0b11", "0o7", "-007", "9" * 101])
 def test_numbers_that_readers_disagree_on_are_refused(text):
-    assert fault(f"a: {text}").startswith("m.yaml:1:4: not clear, found '")
+    assert fault(f"a: {text}").startswith("m.yaml:1:4: ambiguous, found '")
 
 
 def test_keys_and_values_know_their_places():
@@ -87,43 +87,42 @@ def test_aliases_share_and_merge_keys_fill_in():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\nb: 2\na: 3\n", "m.yaml:3:1: duplicate key 'a', first given in line 1. Keep one."),
+        ("a: 1\nb: 2\na: 3\n", "m.yaml:3:1: duplicate key 'a', first used in line 1. Keep one."),
         (
             "a: !!python/object/apply:os.system [x]",
             "m.yaml:1:4: tags are not allowed, found 'tag:yaml.org,2002:python/object/apply:"
-            "os.system'. A metadataset is plain data: take the tag out.",
+            "os.system'. A metadataset is plain data: remove the tag.",
         ),
         (
             "a: !!str 5",
             "m.yaml:1:4: tags are not allowed, found 'tag:yaml.org,2002:str'. A metadataset is "
-            "plain data: take the tag out.",
+            "plain data: remove the tag.",
         ),
-        ("5: a", "m.yaml:1:1: keys must be text, found the number 5. Put it in quotes."),
-        ("on: a", "m.yaml:1:1: keys must be text, found the flag true. Put it in quotes."),
-        ("[x]: a", "m.yaml:1:1: keys must be text, found [x]. Put it in quotes."),
+        ("5: a", "m.yaml:1:1: keys must be text, found the number 5. Quote it."),
+        ("on: a", "m.yaml:1:1: keys must be text, found the flag true. Quote it."),
+        ("[x]: a", "m.yaml:1:1: keys must be text, found [x]. Quote it."),
         (
             "a: *x",
-            "m.yaml:1:4: the alias *x names nothing. Put &x before a whole value further up.",
+            "m.yaml:1:4: undefined alias. Define it above with `&name` before a value.",
         ),
         (
             "a: &x [*x]",
-            "m.yaml:1:8: the alias *x stands inside what it names. Put &x before a whole value "
-            "further up.",
+            "m.yaml:1:4: the value contains itself through an alias. Remove the alias.",
         ),
         (
             "a: {<<: 5}",
-            "m.yaml:1:9: `<<` takes in mappings, found the number 5. Name one by its alias.",
+            "m.yaml:1:9: `<<` merges mappings, found the number 5. Use an alias of one.",
         ),
         (
             "a: 1\n---\nb: 2\n",
-            "m.yaml:2:1: one document per file, found a second one. Take out the `---` and what "
-            "follows.",
+            "m.yaml:2:1: more than one document in the file. Remove the `---` and everything after "
+            "it.",
         ),
-        ("", "m.yaml: empty, found no document. Write `splits:` and so on."),
+        ("", "m.yaml: the file is empty. Write `splits:` with a split."),
         (
             "a: [1, 2\nb: 3\n",
-            "m.yaml:2:2: not valid YAML, did not find expected ',' or ']'. Look here and just "
-            "above for a missing quote, colon or bracket, or a tab.",
+            "m.yaml:2:2: not valid YAML, did not find expected ',' or ']'. Check this line "
+            "and the one above for a missing quote, colon or bracket, or a tab.",
         ),
         ("a: \ud800", "m.yaml: not UTF-8, found the character 0xd800. Save the file as UTF-8."),
         (b"a: b\n\xff\n", "m.yaml:2:1: not UTF-8, found the byte 0xff. Save the file as UTF-8."),
@@ -133,63 +132,63 @@ def test_faults_say_where_what_and_what_to_do(text, expected):
     assert fault(text) == expected
 
 
-def test_all_faults_of_a_text_are_told_from_top_to_bottom():
-    _, faults = read_all("a: !x 1\na: 010\n5: *y\n")
+def test_all_errors_of_a_text_are_reported_from_top_to_bottom():
+    _, faults = read_all("a: !x 1\na: 010\n5: y\n")
     assert [line.split(" ")[0] for line in faults] == [
         "m.yaml:1:4:",
         "m.yaml:2:1:",
         "m.yaml:2:4:",
-        "m.yaml:3:4:",
+        "m.yaml:3:1:",
     ]
 
 
-def test_a_bomb_of_aliases_is_a_fault_not_a_hang():
+def test_a_bomb_of_aliases_is_an_error_not_a_hang():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     assert "too large, more than 1,000,000 values" in fault("\n".join(lines))
 
 
-def test_a_bomb_of_merge_keys_is_a_fault_not_a_hang(monkeypatch):
-    monkeypatch.setattr(read, "MAX_VALUES", 1000)
+def test_a_bomb_of_merge_keys_is_an_error_not_a_hang(monkeypatch):
+    monkeypatch.setattr(yaml_nodes, "MAX_VALUES", 1000)
     lines = ["a0: &a0 {" + ", ".join(f"k{n}: [x, x]" for n in range(20)) + "}"]
     lines += [f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 50)]
     assert "too large" in fault("\n".join(lines))
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
-def test_deep_nesting_is_a_fault_not_a_crash(opening):
-    assert "nested too deep, more than 100 levels" in fault(opening * 50_000)
+def test_deep_nesting_is_an_error_not_a_crash(opening):
+    assert "nested too deeply, more than 100 levels" in fault(opening * 50_000)
 
 
 def test_a_huge_file_is_not_read(monkeypatch):
-    monkeypatch.setattr(read, "MAX_BYTES", 10)
+    monkeypatch.setattr(yaml_nodes, "MAX_BYTES", 10)
     assert fault("a: " + "b" * 10).startswith("m.yaml: too large, found 13 bytes where 10")
 
 
 def test_python_data_and_its_yaml_are_the_same_value():
     data = {"a": [1, 2.5, None, True, "x"], "b": {"c": ("y",)}}
-    faults = Faults()
+    faults = Diagnostics()
     value = read_data(data, "<mapping>", faults)
     assert value.plain() == plain("a: [1, 2.5, ~, true, x]\nb: {c: [y]}")
     assert len(faults) == 0
 
 
-def test_python_data_that_is_not_plain_is_a_fault_that_names_the_key():
-    faults = Faults()
+def test_python_data_that_is_not_plain_is_an_error_that_names_the_key():
+    faults = Diagnostics()
     read_data({"a": [{1, 2}], 5: 6}, "<mapping>", faults)
-    assert faults.texts() == [
+    assert faults.messages() == [
         "<mapping>: a[0]: must be plain data, found a set. Use dict, list, str, numbers, bool or "
         "None.",
-        "<mapping>: 5: keys must be text, found 5. Make it a str.",
+        "<mapping>: 5: keys must be text, found 5. Use a str.",
     ]
 
 
-def test_python_data_that_contains_itself_is_a_fault():
+def test_python_data_that_contains_itself_is_an_error():
     data = {}
     data["a"] = [data, data]
-    faults = Faults()
+    faults = Diagnostics()
     assert read_data(data, "<mapping>", faults) is None
-    assert "too deep" in faults.texts()[0]
+    assert "too deeply" in faults.messages()[0]
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200))
@@ -219,6 +218,6 @@ def test_any_punctuation_is_a_value_or_faults(text):
          "a mapping with 'key0, key1, key2, key3, key4, key5, key6, key7, key8, key...'"),
     ],
 )  # fmt: skip
-def test_what_was_found_is_told_on_one_short_line(text, found):
+def test_what_was_found_is_reported_on_one_short_line(text, found):
     value, _ = read_all(text)
     assert value.describe() == found

@@ -4,15 +4,15 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from energy_data.config.definitions import FileDefinition, keys_of
-from energy_data.config.faults import Faults
+from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_blend import BlendDefinition
 from energy_data.config.kind_join import JoinDefinition, JoinedPart
 from energy_data.config.kind_mix import MixedPart
 from energy_data.config.kind_staged import StagePart
 from energy_data.config.kinds import KINDS, PARTS
 from energy_data.config.load import parse_metadataset
-from energy_data.config.read import read_text
 from energy_data.config.schema import metadataset_schema
+from energy_data.config.yaml_nodes import read_text
 from energy_data.errors import SpecError
 
 SCHEMA = metadataset_schema()
@@ -179,7 +179,7 @@ TOPS = [
 
 def verdicts(text):
     """Return what the schema says of a text, and what the loader says."""
-    value = read_text(text, "m.yaml", Faults())
+    value = read_text(text, "m.yaml", Diagnostics())
     try:
         parse_metadataset(text)
     except SpecError:

@@ -1,4 +1,4 @@
-"""Faults of a metadataset: collected with their places, and raised all together."""
+"""Errors of a metadataset: collected with their places and raised all together."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SHOWN_LENGTH = 60  # characters of a found value in a message
 
 @frozen
 class Place:
-    """Where something stands in a file."""
+    """A place in a file."""
 
     file: str
-    line: int = 0  # from 1; 0: it does not come from a text
+    line: int = 0  # from 1; 0: not from a text
     column: int = 0  # from 1, in characters
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
-class Faults:
-    """The faults found so far, each told once."""
+class Diagnostics:
+    """The problems found so far; each is kept once."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[Place, str, str], str] = {}
@@ -33,19 +33,19 @@ class Faults:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def add(self, place: Place, where: str, problem: str) -> None:
-        """Note a fault.
+    def report(self, place: Place, where: str, problem: str) -> None:
+        """Add a problem.
 
-        place: where it stands. where: the key or node in question, empty for the file as a whole.
-        problem: *what is wrong, what was found. What to do.* A value used twice through an alias
-        has its faults told once.
+        place: its place in the file. where: the key or node, empty for the file as a whole.
+        problem: *what is wrong, what was found. What to do.* A value that is used twice through an
+        alias is reported once.
         """
         text = f"{place}: {where}: {problem}" if where else f"{place}: {problem}"
         # Without a line, only the key tells two places apart.
         self._texts.setdefault((place, "" if place.line else where, problem), text)
 
-    def texts(self) -> list[str]:
-        """Return one line per fault: file by file as they were read, from top to bottom."""
+    def messages(self) -> list[str]:
+        """Return one line per problem: files in the order they were read, from top to bottom."""
         files = {place.file: None for place, *_ in self._texts}
         rank = {file: number for number, file in enumerate(files)}
         ordered = sorted(
@@ -54,10 +54,10 @@ class Faults:
         )
         return [text for *_, text in ordered]
 
-    def raise_any(self) -> None:
-        """Raise a SpecError with all faults, if there are any."""
+    def raise_if_any(self) -> None:
+        """Raise a SpecError with all problems, if there are any."""
         if self._texts:
-            raise SpecError(self.texts())
+            raise SpecError(self.messages())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -66,9 +66,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` is with a letter missing, doubled, swapped or in capitals.
+    """Return the known word that `word` misspells by one missing, doubled or swapped letter.
 
-    For names that are free: `vla` is no name for anything, `valid` may well be one.
+    For keys that accept any name: `vla` is a slip of `val`, `valid` may be a name of its own.
     """
     for name in known:
         rest = [name[:n] + name[n + 1 :] for n in range(len(name))]
@@ -80,11 +80,11 @@ def slip_of(word: str, known: Iterable[str]) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Return `text` in quotes, on one line, not longer than a message bears."""
+    """Return `text` in quotes, on one line, shortened for a message."""
     return repr(text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "...")
 
 
 def listed(words: Iterable[str]) -> str:
-    """Return words as they stand in a sentence: `a, b or c`."""
+    """Return words joined for a sentence: `a, b or c`."""
     *most, last = list(words)
     return f"{', '.join(most)} or {last}" if most else last
