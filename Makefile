@@ -39,12 +39,12 @@ SANITIZING = gcc -O1 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPI
 test-sanitized: $(STAMP)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	cp -r energy_data tests pyproject.toml $(SANITIZED)
-	cd $(SANITIZED)/energy_data/sources && $(SANITIZING) _tar*.c -o _tar.abi3.so
+	cd $(SANITIZED)/energy_data/data/tar && $(SANITIZING) _tar*.c -o _tar.abi3.so
 	cd $(SANITIZED)/energy_data/loader && $(SANITIZING) _copy*.c -o _copy.abi3.so
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=. \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider $(patsubst %,tests/loader/test_%.py,copying copying_helped strings) \
-	  $(patsubst %,tests/sources/test_%.py,compiled reads_at_once fuzz_tars raw_tensors webdataset bad_samples together)
+	  $(patsubst %,tests/data/test_%.py,compiled reads_at_once fuzz_tars raw_tensors webdataset bad_samples together)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -54,7 +54,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	benchmarks/run
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard energy_data/*/*.[ch])
+$(STAMP): pyproject.toml constraints.txt $(wildcard energy_data/*/*.[ch] energy_data/*/*/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

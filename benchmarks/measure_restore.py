@@ -21,11 +21,11 @@ from benchmarks.measure import cpu_seconds, leave
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.core.block import Integers
 from energy_data.core.sample import Sample
+from energy_data.data import registry as opening
 from energy_data.data.source import Source
+from energy_data.data.tar.source import WebdatasetSource, open_dataset
 from energy_data.errors import SampleError
 from energy_data.loading.checkpoint.run_state import RunState
-from energy_data.sources import open as opening
-from energy_data.sources.webdataset import WebdatasetSource, open_dataset
 
 NUM_WORKERS, LANES, BATCH_SIZE = 2, 16, 256
 QUIET_S = 1.0  # until workers have made all that they may make ahead

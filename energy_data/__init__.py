@@ -20,6 +20,7 @@ from energy_data.api import (
 from energy_data.core.context import WorkerConfig
 from energy_data.core.rng import sample_rng
 from energy_data.core.sample import Sample, SampleSource
+from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.errors import (
     DataError,
     EnergyDataError,
@@ -41,7 +42,6 @@ from energy_data.loading.loader import Loader, merge_states
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.sources.raw_tensor import RawTensor
 from energy_data.steps.rules import DocsPerStep
 from energy_data.steps.step import Step
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder

@@ -16,7 +16,11 @@ from energy_data.config.load import load
 from energy_data.config.opening import OpenSource, Options
 from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.spec import Spec
+from energy_data.data.decode.parts import Overrides, check_decoders
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.registry import open_source
 from energy_data.data.source import Source
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.loading.crew import PoolOptions, StartMethod
 from energy_data.loading.dataset import Dataset
@@ -30,13 +34,9 @@ from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
 from energy_data.nodes.references import OrderSpec
-from energy_data.sources.decode import Overrides, check_decoders
-from energy_data.sources.open import open_source
-from energy_data.sources.typed import open_typed
 from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.tasks.pipeline import Pipeline
-from energy_data.trust import Trust
 
 Samples = Literal["dicts", "typed"]
 
@@ -107,7 +107,7 @@ def get_train_dataset(
             function of its bytes, "bytes" to leave it as it is, or a `RawTensor`, which is read
             straight into batches. Other parts are decoded by their extension.
         allow_modules: Python modules, and folders with Python files, whose functions and classes
-            files may name: see `energy_data.trust`.
+            files may name: see `energy_data.data.import_policy`.
         budget_samples: Samples that the run will draw over all ranks, if known: a mixture that asks
             for more than `max_repetitions` of a leaf is told at once, with what is feasible.
         budget_tokens: The same in tokens, by the mean lengths of the leaves.
@@ -345,7 +345,7 @@ def _open_dicts(path: str | Path, *, dataset_config: str | None = None, **said: 
 
 
 def _options(allow_modules: Sequence[str], epochs: int | None = 1) -> Options:
-    trust = Trust.of(allow_modules)
+    trust = ImportPolicy.of(allow_modules)
     return Options(
         shuffle_over_epochs_multiplier=epochs,
         trust=trust,

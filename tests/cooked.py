@@ -10,12 +10,12 @@ from attrs import evolve
 from energy_data.core.failures import OnFailure
 from energy_data.core.rng import sample_rng
 from energy_data.core.sample import SampleSource
+from energy_data.data.files.stores import FileStore
 from energy_data.energon import TaskEncoder
 from energy_data.energon.cooking import Cooking, Recipe
 from energy_data.errors import SkipSample
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.storage.file_store import FileStore
 from energy_data.tasks.cooking import Cooker, cooker
 from energy_data.tasks.stateless import stateless
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from energy_data.sources.prepare import prepare
-from energy_data.sources.webdataset import WebdatasetSource, open_dataset
+from energy_data.data.tar.prepare import prepare
+from energy_data.data.tar.source import WebdatasetSource, open_dataset
 
 Files = list[tuple[str, bytes]]
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import click
 
-from energy_data.samples.table import SAMPLE_TYPES
-from energy_data.samples.typed import Sample
-from energy_data.sources.dataset_yaml import CRUDE
-from energy_data.sources.dataset_yaml_new import has_default, own_fields
-from energy_data.sources.field_map import parse_access
-from energy_data.sources.tar_headers import Fault, walk
-from energy_data.sources.tar_names import split_name
-from energy_data.storage.files import open_anew
+from energy_data.data.files.local import open_anew
+from energy_data.data.tar.header import Fault, walk
+from energy_data.data.tar.names import split_name
+from energy_data.data.typed.dataset_yaml import CRUDE, has_default, own_fields
+from energy_data.data.typed.field_map import parse_access
+from energy_data.data.typed.samples import SAMPLE_TYPES, Sample
 
 _MOST_TYPES = 10  # of parts, from which on a field map is not asked for
 _SHOWN = 25  # characters of a text

@@ -10,9 +10,9 @@ from energy_data.config.load import Metadataset, load
 from energy_data.config.resolve import expand
 from energy_data.config.twigs import twigs
 from energy_data.core.spec import Spec
+from energy_data.data.registry import open_source
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.leaves import distinct_leaves, leaf_entries
-from energy_data.sources.open import open_source
 
 
 @click.command("check")

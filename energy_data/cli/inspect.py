@@ -19,11 +19,11 @@ from energy_data.config.load import Metadataset, load
 from energy_data.config.schedules import plain_schedule, shown_schedule
 from energy_data.core.context import LANES_PER_RANK, Context
 from energy_data.core.spec import Spec
+from energy_data.data.registry import open_source
 from energy_data.nodes.leaves import distinct_leaves, leaf_entries
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.run_plan import Plan
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.sources.open import open_source
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 

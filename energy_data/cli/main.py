@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import click
 
-from energy_data import compiled
+from energy_data.data.tar import native
 from energy_data.errors import EnergyDataError
 
 COMMANDS = {
@@ -24,7 +24,7 @@ COMMANDS = {
 }
 """Name of a command -> the module that has it as `command`."""
 
-_PARTS = {"reading": compiled.TAR, "copying": compiled.COPY}
+_PARTS = {"reading": native.TAR, "copying": native.COPY}
 
 
 def how_compiled(parts: Mapping[str, object | None]) -> str:

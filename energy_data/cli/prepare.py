@@ -16,20 +16,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from energy_data.cli.ask import TYPES, ask_again, ask_definition, ask_ratio, show_samples
 from energy_data.cli.prepare_metadataset import prepare_metadataset
-from energy_data.sources.dataset_yaml import CRUDE
-from energy_data.sources.dataset_yaml_new import (
+from energy_data.data.decode.media import MediaFilter, collect_media
+from energy_data.data.jsonl.index import SUFFIX, write_jsonl_index
+from energy_data.data.jsonl.source import is_jsonl
+from energy_data.data.tar.index import find_tars
+from energy_data.data.tar.nv_meta import DATASET, is_prepared
+from energy_data.data.tar.prepare import Summary, parse_patterns, prepare, reindex
+from energy_data.data.typed.dataset_yaml import (
+    CRUDE,
     LOADER,
     definition_of,
     has_loader,
     write_definition,
     write_loader,
 )
-from energy_data.sources.jsonl import is_jsonl
-from energy_data.sources.jsonl_index import SUFFIX, write_jsonl_index
-from energy_data.sources.media_facts import MediaFilter, collect_media
-from energy_data.sources.prepare import Summary, parse_patterns, prepare, reindex
-from energy_data.sources.tar_meta import DATASET, is_prepared
-from energy_data.sources.tar_plain import find_tars
 
 DEFAULT_RATIO = "1,0,0"
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from energy_data.cli.prepare import media_filter, media_options
-from energy_data.sources.media_facts import collect_files
+from energy_data.data.decode.media import collect_files
 
 
 @click.command("prepare-media")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from energy_data.config.load import load
 from energy_data.config.prepare import prepare_joins
-from energy_data.sources.open import open_source
+from energy_data.data.registry import open_source
 
 
 def prepare_metadataset(path: Path) -> Iterator[str]:

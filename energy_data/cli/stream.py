@@ -15,8 +15,8 @@ from energy_data.config.resolve import expand
 from energy_data.config.step_size import FOR_STEPS
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
+from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
-from energy_data.sources.open import open_source
 from energy_data.tasks.encoder import TaskEncoder
 from energy_data.tasks.pipeline import Pipeline
 

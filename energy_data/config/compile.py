@@ -24,6 +24,7 @@ from energy_data.config.resolve import expand
 from energy_data.config.twigs import Branch, Twig
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
+from energy_data.data.files.stores import FileStore
 from energy_data.data.source import Source
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.leaf import LeafSpec
@@ -31,7 +32,6 @@ from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.schedule import Schedule
 from energy_data.steps.rules import Rules
-from energy_data.storage.file_store import FileStore
 from energy_data.tasks.pipeline import Pipeline
 
 

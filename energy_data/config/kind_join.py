@@ -12,7 +12,7 @@ from energy_data.config.definitions import Children, Keyed, LeafDefinition, Part
 from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_path import PathDefinition
 from energy_data.config.rules import one_of
-from energy_data.sources.join_table import Nonmatch
+from energy_data.data.join.table import Nonmatch
 
 _OF_THE_JOIN = "It is of the join as a whole: write it beside `join`"
 

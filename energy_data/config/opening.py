@@ -12,21 +12,20 @@ from attrs import field, frozen
 from energy_data.config.aux import Aux
 from energy_data.config.kind_join import JoinDefinition
 from energy_data.config.twigs import DatasetPart, Joined, Twig
+from energy_data.data.files.stores import FileStore, SystemFileStore
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.join.source import Joiner, JoinMember, keyed, open_join
+from energy_data.data.join.table import Member
+from energy_data.data.registry import open_store
 from energy_data.data.source import Source
+from energy_data.data.typed.samples import SAMPLE_TYPES
 from energy_data.errors import SpecError
-from energy_data.samples.table import SAMPLE_TYPES
-from energy_data.sources.join import Joiner, JoinMember, keyed, open_join
-from energy_data.sources.join_table import Member
-from energy_data.sources.stores import open_store
-from energy_data.sources.system_store import SystemFileStore
-from energy_data.storage.file_store import FileStore
-from energy_data.trust import Trust
 
 Range = tuple[int, int | None]
 
 
 OpenSource: TypeAlias = Callable[..., Source]
-"""Opens one dataset; `energy_data.sources.open.open_source` is one.
+"""Opens one dataset; `energy_data.data.registry.open_source` is one.
 
 Called with the path, and by name `split_part`, `subset` (samples [start, end), end None: the last;
 or None), `subflavors`, and, only where the metadataset gives them, `dataset_config` and
@@ -40,7 +39,7 @@ class Options:
     """What a run says of all its datasets."""
 
     shuffle_over_epochs_multiplier: int | None = 1  # as the key of that name, for the whole tree
-    trust: Trust = field(factory=Trust)  # the code that may be named
+    trust: ImportPolicy = field(factory=ImportPolicy)  # the code that may be named
     # Opens what is joined to a declared type, as dataset.yaml types it; None: `open_source` does.
     open_typed: OpenSource | None = None
 

@@ -12,11 +12,11 @@ from energy_data.config.load import Metadataset
 from energy_data.config.opening import DEFAULT, Opener, OpenSource
 from energy_data.config.resolve import expand
 from energy_data.config.twigs import Joined, Twig, twigs
+from energy_data.data.join.energon_index import energon_name, write_energon_index
+from energy_data.data.join.table import PREFIX, Kept, Member, load_table, open_table
+from energy_data.data.tar.nv_meta import FOLDER, SPLIT, read_counts, read_mapping
+from energy_data.data.tar.nv_meta import expand as expanded
 from energy_data.errors import SpecError
-from energy_data.sources.join_energon import energon_name, write_energon_index
-from energy_data.sources.join_table import PREFIX, Kept, Member, load_table, open_table
-from energy_data.sources.tar_meta import FOLDER, SPLIT, read_counts, read_mapping
-from energy_data.sources.tar_meta import expand as expanded
 
 
 @frozen(kw_only=True)

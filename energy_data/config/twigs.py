@@ -13,7 +13,7 @@ from energy_data.config.definitions import Definition, Share
 from energy_data.config.kind_join import JoinDefinition
 from energy_data.config.kind_path import PathDefinition
 from energy_data.config.subset import Subset
-from energy_data.sources.join_table import Nonmatch
+from energy_data.data.join.table import Nonmatch
 
 
 @define(kw_only=True, eq=False)

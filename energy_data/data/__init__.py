@@ -1,1 +1,1 @@
-"""Samples by index: file formats, decoding, joins."""
+"""Samples by index: sources, file stores and decoders."""

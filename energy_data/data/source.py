@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.sample import Sample
-from energy_data.errors import SampleError
+from energy_data.errors import SampleError, SpecError
 
 
 class Source(ABC):
@@ -88,3 +88,18 @@ class Source(ABC):
 
     def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - a source need not care
         """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""
+
+
+def subset_range(subset: tuple[int, int | None] | None, total: int, path: str) -> tuple[int, int]:
+    """Return the first sample of a subset [start, end) of `total` samples, and how many it has.
+
+    end None means to the end. SpecError if it is empty or reaches beyond.
+    """
+    start, end = subset or (0, None)
+    end = total if end is None else end
+    if not 0 <= start < end <= total:
+        raise SpecError(
+            f"{path}: subset [{start}, {end}) is empty or reaches beyond its {total} samples. "
+            f"Give 0 <= start < end <= {total}."
+        )
+    return start, end - start

@@ -13,6 +13,40 @@ from importlib.metadata import version
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.failures import log_exception, reraise_exception
+from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.files.cache import (
+    CachePool,
+    DirectLazy,
+    FileCacheLazy,
+    FileStoreCachePool,
+    Lazy,
+    MockLazy,
+    NoCachePool,
+)
+from energy_data.data.files.stores import (
+    DecodeFileStore,
+    FileStore,
+    FileStoreDecoder,
+    PrimaryFileStore,
+    SystemFileStore,
+)
+from energy_data.data.typed.samples import (
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    Sample,
+    SimilarityInterleavedSample,
+    SourceInfo,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+    edataclass,
+)
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.encoder import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
@@ -60,29 +94,6 @@ from energy_data.energon.webdatasets import (
     VQAWebdataset,
 )
 from energy_data.errors import FatalSampleError, SkipSample
-from energy_data.samples.crude import CrudeSample
-from energy_data.samples.edataclass import edataclass
-from energy_data.samples.images import (
-    CaptioningSample,
-    ImageClassificationSample,
-    ImageSample,
-    OCRSample,
-)
-from energy_data.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
-from energy_data.samples.questions import MultiChoiceVQASample, VidQASample, VQAOCRSample, VQASample
-from energy_data.samples.source_info import SourceInfo
-from energy_data.samples.text import TextSample
-from energy_data.samples.typed import Sample
-from energy_data.sources.sample_decoder import SampleDecoder
-from energy_data.sources.system_store import SystemFileStore
-from energy_data.storage.cache_pool import CachePool, DirectLazy, Lazy, MockLazy, NoCachePool
-from energy_data.storage.file_cache import FileCacheLazy, FileStoreCachePool
-from energy_data.storage.file_store import (
-    DecodeFileStore,
-    FileStore,
-    FileStoreDecoder,
-    PrimaryFileStore,
-)
 from energy_data.tasks.batch import Batch
 from energy_data.tasks.batching import (
     batch_list,

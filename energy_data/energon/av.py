@@ -10,7 +10,7 @@ from typing import Literal, overload
 
 import torch
 
-from energy_data.sources.av_decoder import AVData, AVDecoder
+from energy_data.data.decode.av import AVData, AVDecoder
 
 __all__ = ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"]
 

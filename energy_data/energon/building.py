@@ -12,6 +12,7 @@ from typing import Any
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.failures import OnFailure
+from energy_data.data.files.stores import FileStore
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.cooking import cooked, cooked_alike, cooked_by_leaf, recipe_of
 from energy_data.energon.dataset import SavableDataset, changed
@@ -21,7 +22,6 @@ from energy_data.energon.mapping import LogSampleDataset, MapDataset, ShuffleBuf
 from energy_data.energon.mixing import BlendDataset, ConcatDataset
 from energy_data.energon.trees import on_failure, with_references
 from energy_data.errors import SpecError
-from energy_data.storage.file_store import FileStore
 from energy_data.tasks.cooking import Cooker
 from energy_data.tasks.stateless import get_failure_tolerance
 

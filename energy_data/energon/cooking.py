@@ -10,11 +10,11 @@ from attrs import evolve, field, frozen
 from energy_data.core.failures import OnFailure
 from energy_data.core.running import restore_key
 from energy_data.core.spec import Spec
+from energy_data.data.files.stores import DecodeFileStore, FileStore
+from energy_data.data.registry import open_store
 from energy_data.energon.trees import references_of
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaves import Leaf, leaf_entries
-from energy_data.sources.stores import open_store
-from energy_data.storage.file_store import DecodeFileStore, FileStore
 from energy_data.tasks.cooking import Cooker, matching_cooker
 
 

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from energy_data.core.rng import sample_seed
 from energy_data.core.running import RUNNING
+from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.files.cache import CachePool, NoCachePool
+from energy_data.data.files.stores import FileStore, PrimaryFileStore
 from energy_data.energon.building import Building
-from energy_data.sources.sample_decoder import SampleDecoder
-from energy_data.storage.cache_pool import CachePool, NoCachePool
-from energy_data.storage.file_store import FileStore, PrimaryFileStore
 from energy_data.tasks.batching import Batcher, batch_fields, generic_batch
 from energy_data.tasks.cooking import Cooker
 from energy_data.tasks.fields import as_type, fields_of

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from energy_data.core.context import WorkerConfig
+from energy_data.data.decode.parts import SampleDecoder
 from energy_data.energon.building import called_as_it_takes
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.energon.loaded import BaseCoreDatasetFactory, LoadedDatasets
 from energy_data.energon.metadatasets import load_dataset
 from energy_data.errors import SpecError
-from energy_data.sources.sample_decoder import SampleDecoder
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from attrs import field, frozen
 
+from energy_data.data.files.stores import FileStore
+from energy_data.data.registry import open_store
 from energy_data.energon.cooking import is_crude
 from energy_data.energon.dataset import SavableDataset, changed
 from energy_data.energon.trees import references_of, with_references
@@ -19,8 +21,6 @@ from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.leaves import Leaf, leaf_entries
 from energy_data.nodes.references import OrderSpec
-from energy_data.sources.stores import open_store
-from energy_data.storage.file_store import FileStore
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from energy_data.core.context import WorkerConfig
+from energy_data.data.files.cache import CachePool
 from energy_data.energon.dataset import changed
 from energy_data.errors import SpecError
 from energy_data.loading.crew import PoolOptions, StartMethod
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
 from energy_data.loading.run import Run
-from energy_data.storage.cache_pool import CachePool
 
 T = TypeVar("T")
 

@@ -19,6 +19,8 @@ from energy_data.config.resolve import expand
 from energy_data.config.twigs import DatasetPart, twigs
 from energy_data.core.context import WorkerConfig
 from energy_data.core.failures import reraise_exception
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.typed.wrap import open_typed
 from energy_data.energon.dataset import SavableDataset
 from energy_data.energon.loaded import (
     BaseCoreDatasetFactory,
@@ -31,8 +33,6 @@ from energy_data.errors import SpecError
 from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
-from energy_data.sources.typed import open_typed
-from energy_data.trust import Trust
 
 PathLike = str | Path
 
@@ -88,7 +88,7 @@ class DatasetLoaderInterface(ABC):
             decoder: Makes values of parts; None: they stay bytes.
             allow_modules: Modules and folders with code that files may name.
         """
-        metadataset, trust = self.metadataset(), Trust.of(allow_modules)
+        metadataset, trust = self.metadataset(), ImportPolicy.of(allow_modules)
         if training and steps_of(metadataset, split_part) is not None:
             raise SpecError(
                 f"split {split_part!r}: it has `docs_per_step`, which Energon does not know. Use "

@@ -11,23 +11,27 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from energy_data.core.context import WorkerConfig
+from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.typed.samples import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    Sample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
+from energy_data.data.typed.wrap import open_as
 from energy_data.energon.loaded import BaseCoreDatasetFactory
 from energy_data.energon.metadatasets import samples_of
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf, Shuffle
-from energy_data.samples.images import (
-    CaptioningSample,
-    ImageClassificationSample,
-    ImageSample,
-    OCRSample,
-)
-from energy_data.samples.interleaved import InterleavedSample, SimilarityInterleavedSample
-from energy_data.samples.questions import MultiChoiceVQASample, VidQASample, VQAOCRSample, VQASample
-from energy_data.samples.text import TextSample
-from energy_data.samples.typed import Sample
-from energy_data.sources.sample_decoder import SampleDecoder
-from energy_data.sources.typed import open_as
 
 T = TypeVar("T")
 PartFilter = str | Sequence[str] | Callable[[str], bool] | None

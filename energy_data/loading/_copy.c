@@ -13,7 +13,7 @@ static PyMethodDef METHODS[] = {
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "energy_data.loader._copy", "What costs time of copying batches.",
+    PyModuleDef_HEAD_INIT, "energy_data.loading._copy", "What costs time of copying batches.",
     -1, METHODS, NULL, NULL, NULL, NULL,
 };
 

@@ -7,8 +7,8 @@ from itertools import chain
 from pickle import PickleBuffer
 from typing import Any
 
-from energy_data.compiled import TAR
 from energy_data.core.sample import SampleSource
+from energy_data.data.tar.native import TAR
 
 _SOURCE = partial(tuple.__new__, SampleSource)  # half the time of SampleSource(*fields)
 _LARGE = 32768  # bytes from which on a `bytes` goes beside the pickle: it saves one of three copies

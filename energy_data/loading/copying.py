@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from typing import Any, NamedTuple, Protocol
 
-from energy_data.compiled import COPY
+from energy_data.data.tar.native import COPY
 
 _FEWEST = 8 << 20  # bytes of a batch; smaller ones stay in the caches, where the trainer finds them
 _TOGETHER = 16 << 20  # bytes that are worth starting a thread for

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from energy_data.compiled import COPY
+from energy_data.data.tar.native import COPY
 
 _FEWEST = 8192  # bytes of a list; less costs no more in the pickle
 

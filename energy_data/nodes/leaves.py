@@ -10,9 +10,9 @@ from attrs import field, frozen
 
 from energy_data.core.keys import key
 from energy_data.core.spec import Spec
+from energy_data.data.files.stores import FileStore
 from energy_data.data.source import Source
 from energy_data.errors import DataError, SpecError
-from energy_data.storage.file_store import FileStore
 
 
 @frozen(kw_only=True)

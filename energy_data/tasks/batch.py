@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
+from energy_data.data.typed.samples import ExtendableDataclassMixin, PinMemoryMixin, edataclass
 from energy_data.errors import SpecError
-from energy_data.samples.edataclass import edataclass
-from energy_data.samples.mixins import ExtendableDataclassMixin, PinMemoryMixin
 
 
 @edataclass

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
+from energy_data.data.typed.samples import BASIC_FIELDS
 from energy_data.errors import SpecError
-from energy_data.samples.typed import BASIC_FIELDS
 
 T_sample = TypeVar("T_sample")
 F = TypeVar("F", bound=Callable[..., Any])

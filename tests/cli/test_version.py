@@ -5,11 +5,11 @@ from importlib.metadata import version
 import pytest
 from click.testing import CliRunner
 
-from energy_data import compiled
 from energy_data.cli.main import how_compiled, main
+from energy_data.data.tar import native
 
 
-@pytest.mark.skipif(not (compiled.TAR and compiled.COPY), reason="installed without a compiler")
+@pytest.mark.skipif(not (native.TAR and native.COPY), reason="installed without a compiler")
 def test_it_says_which_version_and_that_it_is_compiled():
     said = CliRunner().invoke(main, ["--version"], prog_name="energy-data").output
     assert said == f"energy-data, version {version('energy_data')}, compiled\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from energy_data.sources.prepare import prepare
+from energy_data.data.tar.prepare import prepare
 
 CAPTIONS = """
 __module__: megatron.energon

@@ -66,6 +66,7 @@ from encoders import Everything, alone, facts
 import energy_data
 import energy_data.energon
 import energy_data.errors
+from energy_data.data.registry import open_store
 from energy_data.energon import (
     DefaultTaskEncoder,
     FatalSampleError,
@@ -81,7 +82,6 @@ from energy_data.energon import (
     stateless,
 )
 from energy_data.errors import StateError, StateIncompleteError
-from energy_data.sources.stores import open_store
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_pr198_objects_of_others_that_must_not_be_looked_at_are_left_alone(texts
 
 FINALIZERS = """
 gc.set_threshold(1)  # garbage is collected everywhere: within each lock that there is
-from energy_data.sources.stores import open_store
+from energy_data.data.registry import open_store
 
 class Knot:
     def __init__(self, *things):

@@ -18,12 +18,12 @@ from plain import digest, plain_sample
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
+from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.registry import open_store
+from energy_data.data.tar.file_store import WebdatasetFileStore
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SampleError
-from energy_data.sources.sample_decoder import SampleDecoder
-from energy_data.sources.stores import open_store
-from energy_data.sources.tar_store import WebdatasetFileStore
-from energy_data.sources.typed import open_typed
-from energy_data.trust import Trust
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +147,7 @@ def folder(request, tmp_path_factory, energon):
 
 def we_read(path, *, config=None, decoder="default", **options):
     decoder = SampleDecoder() if decoder == "default" else decoder
-    trust = Trust.of([str(path)])
+    trust = ImportPolicy.of([str(path)])
     source = open_typed(path, decoder=decoder, trust=trust, **(config or {}), **options)
     samples = source.read(np.arange(len(source)))
     return [plain_sample(one) for one in samples if not isinstance(one, SampleError)]

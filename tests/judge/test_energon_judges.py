@@ -13,8 +13,8 @@ import pytest
 from place import PYTHON
 from tars import sample_files, write_tar
 
-from energy_data.sources.prepare import parse_patterns, prepare
-from energy_data.sources.webdataset import open_dataset
+from energy_data.data.tar.prepare import parse_patterns, prepare
+from energy_data.data.tar.source import open_dataset
 
 pytestmark = [
     pytest.mark.slow,

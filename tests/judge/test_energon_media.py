@@ -12,7 +12,7 @@ from media import video, wav
 from place import PYTHON
 
 from energy_data.cli.main import main
-from energy_data.sources.system_store import SystemFileStore
+from energy_data.data.files.stores import SystemFileStore
 
 pytestmark = pytest.mark.slow
 

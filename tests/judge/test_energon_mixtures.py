@@ -17,14 +17,14 @@ from energy_data.config.load import load
 from energy_data.config.opening import Options
 from energy_data.config.prepare import prepare_joins
 from energy_data.core.context import Context
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.registry import open_source
+from energy_data.data.tar.prepare import prepare
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import Shuffle, leaf_entries
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
-from energy_data.sources.open import open_source
-from energy_data.sources.prepare import prepare
-from energy_data.sources.typed import open_typed
-from energy_data.trust import Trust
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def write(folder, request):
 
 
 def ours(path, split="train", mode="train"):
-    options = Options(trust=Trust.of(["joiners"]))
+    options = Options(trust=ImportPolicy.of(["joiners"]))
     opened = partial(open_typed, decoder=None)
     return compile_split(load(path), split, open_source=opened, mode=mode, options=options)
 

@@ -16,14 +16,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energy_data import compiled
+from energy_data.data.tar import native
 from energy_data.loading import arena, copying
 from energy_data.loading.copying import WAYS, Copier, PastCaches
 from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
 MIB = 1 << 20
 all_ways = pytest.mark.skipif(
-    not hasattr(compiled.COPY, "past_caches"), reason="no compiler, or another processor"
+    not hasattr(native.COPY, "past_caches"), reason="no compiler, or another processor"
 )
 
 
@@ -79,7 +79,7 @@ def test_nothing_holds_on_to_what_was_copied(num_threads, wrong):
     memory, data = bytearray(MIB), bytearray(MIB)
     with pytest.raises(ValueError, match="size of its place") if wrong else nullcontext():
         pieces = ((0, MIB, data), *([wrong] if wrong else []))
-        compiled.COPY.past_caches(memory, pieces, False, num_threads)
+        native.COPY.past_caches(memory, pieces, False, num_threads)
     data.append(0)  # which it would refuse if a view of it were left open
 
 
@@ -108,7 +108,7 @@ def test_there_are_three_ways_where_it_is_compiled():
 def test_what_does_not_fit_is_refused_and_nothing_copied(memory, pieces, error, num_threads):
     before = bytes(memory)
     with pytest.raises(error):
-        compiled.COPY.past_caches(memory, pieces, False, num_threads)
+        native.COPY.past_caches(memory, pieces, False, num_threads)
     assert memory == before
     if isinstance(memory, bytearray):
         memory.append(0)  # which it would refuse if a view of it were left open

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from energy_data import compiled
+from energy_data.data.tar import native
 
 pytestmark = [
-    pytest.mark.skipif(not hasattr(compiled.COPY, "past_caches"), reason="not compiled"),
+    pytest.mark.skipif(not hasattr(native.COPY, "past_caches"), reason="not compiled"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc"),
 ]
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.compiled import COPY
+from energy_data.data.tar.native import COPY
 from energy_data.loading import strings
 from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 

@@ -10,10 +10,10 @@ from energy_data.config.compile import compile_split
 from energy_data.config.definitions import FileDefinition, keys_of
 from energy_data.config.kinds import GROUPS, KINDS, PARTS
 from energy_data.config.load import load
+from energy_data.data.tar.prepare import prepare
+from energy_data.data.tar.source import open_dataset
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
-from energy_data.sources.prepare import prepare
-from energy_data.sources.webdataset import open_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metadataset.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```\n(?:\n```text\n(.*?)```)?", PAGE, re.DOTALL)

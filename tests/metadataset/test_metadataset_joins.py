@@ -15,14 +15,14 @@ from energy_data.config.compile import compile_split
 from energy_data.config.load import load, load_metadataset
 from energy_data.config.opening import Options
 from energy_data.config.resolve import resolve
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.join import table as join_table
+from energy_data.data.registry import open_source
+from energy_data.data.tar.prepare import prepare
+from energy_data.data.typed.samples import CaptioningSample
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
-from energy_data.samples.images import CaptioningSample
-from energy_data.sources import join_table
-from energy_data.sources.open import open_source
-from energy_data.sources.prepare import prepare
-from energy_data.sources.typed import open_typed
-from energy_data.trust import Trust
 
 JOIN = "join: [{path: ids}, {path: texts, nonmatch: skip}]"
 
@@ -151,7 +151,7 @@ def test_code_runs_only_if_it_is_allowed(code):
     with pytest.raises(SpecError, match=r"joining\.pair is code .* allow_modules=\['joining'\]"):
         sources(path)
     assert code not in sys.modules
-    (source,) = sources(path, trust=Trust.of([code]))
+    (source,) = sources(path, trust=ImportPolicy.of([code]))
     assert source.read(np.array([0]))[0] in [
         {"__key__": f"k{n}", "both": [n, str(n)]} for n in range(12)
     ]
@@ -171,7 +171,7 @@ def test_allowed_by_its_argument_it_joins_in_a_loader_with_workers():
 def test_a_function_that_is_not_there_is_a_fault_with_its_place():
     path = write("m.yaml", f"{JOIN}, joiner: {PAIR.replace('pair', 'piar')}")
     with pytest.raises(SpecError, match=r"m.yaml:4:5: .*joining\.piar cannot be imported"):
-        sources(path, trust=Trust.of(["joining"]))
+        sources(path, trust=ImportPolicy.of(["joining"]))
 
 
 def test_a_sample_type_joins_what_dataset_yaml_types(folder):

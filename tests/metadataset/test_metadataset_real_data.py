@@ -8,9 +8,9 @@ import pytest
 
 from energy_data.config.compile import compile_split
 from energy_data.config.load import load
+from energy_data.data.tar.source import open_dataset
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
-from energy_data.sources.webdataset import open_dataset
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from energy_data.data.typed.samples import CaptioningSample, edataclass
 from energy_data.errors import SpecError
-from energy_data.samples.edataclass import edataclass
-from energy_data.samples.images import CaptioningSample
 from energy_data.tasks.batch import Batch
 from energy_data.tasks.batching import (
     batch_list,

@@ -1,0 +1,381 @@
+"""Bytes of a sample's part -> value, by the part's extension, as users of webdataset expect it.
+
+    txt text transcript           str, strictly UTF-8
+    json jsn                      object
+    cls cls2 index inx id         int
+    npy                           writable array; npz: dict of arrays; objects are refused
+    pth pt                        torch.load(weights_only=True), on the CPU
+    jpg jpeg png webp bmp gif     uint8 tensor [3, H, W], RGB, through Pillow (extra `images`),
+      tif tiff ppm pgm pbm pnm ...  or in another mode of `images`; masks and depth maps want an
+                                    override of their own
+    anything else                 bytes, pickle among them: nothing here runs what data says
+
+The last component decides (`seg.png` is a png), in any case; a `.gz` behind it is unpacked first.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.lib import format as npy_format
+
+from energy_data.data.decode.images import EXTENSIONS, ImageMode, check_image_mode, image_decoder
+from energy_data.data.decode.media import MEDIA_EXTENSIONS, AVMode, media_decoder
+from energy_data.data.decode.raw_tensor import RawTensor
+from energy_data.data.decode.sniff import extension_of
+from energy_data.data.tar.names import split_name
+from energy_data.errors import SpecError
+
+Buffer = bytes | memoryview
+Decoder = Callable[[bytes], Any]
+"""What users override an extension with. Whatever it raises makes a bad sample."""
+Overrides = Mapping[str, Decoder | Literal["bytes"]]
+"""Extension of a part (`png`, or more exactly `seg.png`) -> what it is decoded by; goes first."""
+
+LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
+_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
+_NPY_HEADERS = 256  # remembered; a dataset has few shapes, or too many to remember
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the parts of a dataset become values."""
+
+    mode: Literal["auto", "bytes"] = "auto"  # "bytes": nothing is decoded
+    overrides: Overrides = field(default_factory=dict)
+    images: ImageMode = "torchrgb8"
+
+    def decoder(self, extension: str) -> Callable[[Buffer], Any]:
+        """Return what decodes parts with this full extension; look it up once per extension.
+
+            A memoryview of a bytearray is handed over for good; other memory has to be copied.
+        Raises MissingExtraError for an image if Pillow is not installed.
+        """
+        last = extension.rpartition(".")[2].lower()
+        for name in (extension, last):
+            if name in self.overrides:
+                return _overriding(self.overrides[name])
+        if self.mode == "bytes":
+            return bytes
+        if last == "gz":
+            return _Unpacking(self.decoder(extension[:-3])) if "." in extension else _unpack
+        if last in EXTENSIONS:
+            return image_decoder(self.images)
+        return _DECODERS.get(last, bytes)
+
+
+class Decoders:
+    """The decoders of one dataset by extension, each looked up once."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self.known: dict[str, Callable[[Buffer], Any]] = {}  # those of `find_sane`
+
+    def find(self, extension: str) -> Callable[[Buffer], Any]:
+        """Return the decoder of an extension. MissingExtraError if it needs an extra."""
+        known = self.known.get(extension)
+        if known is not None:
+            return known
+        if len(self.known) > _MOST_EXTENSIONS:
+            self.known.clear()
+        found = self._decoding.decoder(extension)
+        if _is_sane(extension):
+            self.known[extension] = found
+        return found
+
+    def find_sane(self, extension: str) -> Callable[[Buffer], Any] | None:
+        """Return the decoder as `find`; None for an extension that needs the strict reader.
+
+        Those are empty, contain a slash, or look like a field of ours, such as `__key__`.
+        """
+        return self.find(extension) if _is_sane(extension) else None
+
+
+def _is_sane(extension: str) -> bool:
+    return extension != "" and "/" not in extension and extension[:2] != "__"
+
+
+def check_decoders(decoders: Mapping[str, Any]) -> Overrides:
+    """Return overrides as they are. SpecError for what cannot be one."""
+    if not isinstance(decoders, Mapping):
+        raise SpecError(f"decoders: must be a dict by extension, got {decoders!r}.")
+    for extension, override in decoders.items():
+        if override is RawTensor or not (override == "bytes" or callable(override)):
+            raise SpecError(
+                f"decoders: {extension!r} must be a function of a part's bytes, 'bytes', or a "
+                f"RawTensor, got {override!r}."
+            )
+        if not isinstance(extension, str) or extension.startswith("."):
+            raise SpecError(f"decoders: extensions have no dot in front, got {extension!r}.")
+    return decoders
+
+
+class Unwanted:
+    """Stands in a sample for a part that nobody wanted decoded."""
+
+
+UNWANTED = Unwanted()
+
+
+def skip_part(data: Buffer) -> Unwanted:
+    """Decode nothing: parts that this decodes need not be read."""
+    return UNWANTED
+
+
+def decode_text(data: Buffer) -> str:
+    """Return strictly decoded UTF-8."""
+    return str(data, "utf-8")
+
+
+def decode_json(data: Buffer) -> Any:
+    """Return the object; a byte order mark is passed over."""
+    text = str(data, "utf-8")
+    try:
+        value, end = _scan_json(
+            text, 0
+        )  # what `json.loads` does, without its two regular expressions
+    except StopIteration:
+        end = -1
+    if end == len(text):
+        return value
+    return json.loads(text.removeprefix("\ufeff"))
+
+
+def decode_npy(data: Buffer) -> npt.NDArray[Any]:
+    """Return a writable array: over a copy of `data`, or over the bytearray it is a view of."""
+    own = data.obj if isinstance(data, memoryview) else None
+    values = own if isinstance(own, bytearray) else bytearray(data)
+    begin = _npy_payload(values)
+    dtype, shape, fortran = _npy_header(bytes(values[:begin]))
+    count = math.prod(shape)
+    if min(shape, default=0) < 0 or count * dtype.itemsize > len(values) - begin:
+        raise ValueError(
+            f"the npy header says {dtype} {shape}, {count * dtype.itemsize} bytes, "
+            f"but {len(values) - begin} follow"
+        )
+    flat = np.frombuffer(values, dtype, count, begin)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def _npy_payload(data: bytearray) -> int:
+    """Return where the values begin."""
+    if data[:6] != npy_format.MAGIC_PREFIX or len(data) < 12:
+        raise ValueError("no npy file: its first bytes are others")
+    digits = 2 if data[6] == 1 else 4
+    begin = 8 + digits + int.from_bytes(data[8 : 8 + digits], "little")
+    if begin > len(data):
+        raise ValueError(f"the npy header has {begin} bytes, the file {len(data)}")
+    return begin
+
+
+_known_npy: dict[bytes, tuple[np.dtype[Any], tuple[int, ...], bool]] = {}
+
+
+def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return dtype, shape and whether in Fortran order. Numpy needs 20 us for it, so it is kept."""
+    known = _known_npy.get(header)
+    if known is not None:
+        return known
+    stream = io.BytesIO(header)
+    read = npy_format.read_array_header_1_0
+    if npy_format.read_magic(stream) != (1, 0):
+        read = npy_format.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError(f"the npy file holds Python objects ({dtype}), which is refused")
+    if len(_known_npy) >= _NPY_HEADERS:
+        _known_npy.clear()
+    _known_npy[header] = dtype, shape, fortran
+    return dtype, shape, fortran
+
+
+def decode_npz(data: Buffer) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays by name."""
+    stream = io.BytesIO(data)
+    with zipfile.ZipFile(stream) as archive:
+        _limit(sum(part.file_size for part in archive.infolist()))
+    with np.load(stream, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def decode_torch(data: Buffer) -> Any:
+    """Return what `torch.save` wrote, as far as it is plain data and tensors."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _unpack(data: Buffer) -> bytes:
+    """Return the contents of a gzip file, of all its members."""
+    parts: list[bytes] = []
+    rest, left = bytes(data), LARGEST_UNPACKED
+    while rest or not parts:
+        unpacker = zlib.decompressobj(wbits=31)
+        parts.append(unpacker.decompress(rest, left))
+        left -= len(parts[-1])
+        if not unpacker.eof:
+            _limit(LARGEST_UNPACKED + bool(unpacker.unconsumed_tail))
+            raise ValueError("the gzip data end too early")
+        rest = unpacker.unused_data.lstrip(b"\0")
+        if rest and left == 0:
+            _limit(LARGEST_UNPACKED + 1)
+    return b"".join(parts)
+
+
+def _limit(size: int) -> None:
+    if size > LARGEST_UNPACKED:
+        raise ValueError(f"it unpacks to more than {LARGEST_UNPACKED} bytes")
+
+
+@dataclass(frozen=True)
+class _Unpacking:
+    inner: Callable[[Buffer], Any]
+
+    def __call__(self, data: Buffer) -> Any:
+        return self.inner(_unpack(data))
+
+
+def _overriding(override: Decoder | Literal["bytes"]) -> Callable[[Buffer], Any]:
+    if override == "bytes":
+        return bytes
+    if type(override) is RawTensor:
+        return override
+    return lambda data: override(bytes(data))
+
+
+_DECODERS: dict[str, Callable[[Buffer], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), decode_text),
+    **dict.fromkeys(("json", "jsn"), decode_json),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("pth", "pt"), decode_torch),
+    "npy": decode_npy,
+    "npz": decode_npz,
+}
+
+
+PartFilter = Callable[[str], bool]
+"""Whether a sample wants the part with this extension."""
+
+
+class SampleDecoder:
+    """Decodes parts by their extension.
+
+    Text, JSON, numbers, numpy and torch files are decoded as `energy_data.data.decode.parts` says.
+    Unlike Energon's, it unpickles nothing: parts that are pickles stay bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_decode: ImageMode = "torchrgb",
+        av_decode: AVMode = "AVDecoder",
+        video_decode_audio: bool = False,
+        guess_content: bool = False,
+    ) -> None:
+        """Say what parts become.
+
+        Args:
+            image_decode: What images become; by default float32 tensors [3, H, W] in [0, 1].
+            av_decode: What audio and video become: "AVDecoder", which decodes what it is asked for;
+                "torch", all decoded, as `AVData`; "pyav", an open container of PyAV.
+            video_decode_audio: Decode the sound of videos too, where av_decode is "torch".
+            guess_content: Tell images, audio and video by how they begin, not by their extensions.
+
+        Raises SpecError for what cannot be.
+        """
+        check_image_mode(image_decode)
+        if av_decode not in get_args(AVMode):
+            known = ", ".join(get_args(AVMode))
+            raise SpecError(f"av_decode: there is no mode {av_decode!r}, only: {known}.")
+        self.image_decode, self.av_decode = image_decode, av_decode
+        self.video_decode_audio, self.guess_content = video_decode_audio, guess_content
+        self._decoding = self.decoding()
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _made, (type(self), self.config())
+
+    def decoding(self, part_filter: PartFilter | None = None) -> Decoding:
+        """Return it as sources take it; parts that the filter does not want become `UNWANTED`."""
+        return PartDecoding(
+            images=self.image_decode,
+            part_filter=part_filter,
+            av_decode=self.av_decode,
+            video_decode_audio=self.video_decode_audio,
+            guess_content=self.guess_content,
+        )
+
+    def decode(self, fname: str, raw: bytes) -> Any:
+        """Return the bytes of a file decoded, by the extension of its name."""
+        named = split_name(fname)
+        return self._decoding.decoder(named[1] if named else "")(raw)
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample with its parts decoded: those that are bytes, but for the `__` fields."""
+        return {
+            name: self._decoding.decoder(name)(value)
+            if isinstance(value, bytes) and not name.startswith("__")
+            else value
+            for name, value in sample.items()
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments it was made with."""
+        return {
+            "image_decode": self.image_decode,
+            "av_decode": self.av_decode,
+            "video_decode_audio": self.video_decode_audio,
+            "guess_content": self.guess_content,
+        }
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
+        return f"{type(self).__name__}({said})"
+
+
+@dataclass(frozen=True)
+class PartDecoding(Decoding):
+    """As `Decoding`, for some parts only, with audio and video."""
+
+    images: ImageMode = "torchrgb"
+    part_filter: PartFilter | None = None
+    av_decode: AVMode | None = None  # None: audio and video stay bytes
+    video_decode_audio: bool = False
+    guess_content: bool = False
+
+    def decoder(self, extension: str) -> Callable[[Buffer], Any]:
+        """Return what decodes parts with this full extension."""
+        if self.part_filter is not None and not self.part_filter(extension):
+            return skip_part
+        if self.mode == "bytes":
+            return bytes
+        return self._guessing(extension) if self.guess_content else self._by_name(extension)
+
+    def _by_name(self, extension: str) -> Callable[[Buffer], Any]:
+        last = extension.rpartition(".")[2].lower()
+        if last in MEDIA_EXTENSIONS and self.av_decode is not None:
+            return media_decoder(self.av_decode, with_audio=self.video_decode_audio)
+        return Decoding.decoder(self, extension)
+
+    def _guessing(self, extension: str) -> Callable[[Buffer], Any]:
+        by_name = self._by_name(extension)
+
+        def decode(data: Buffer) -> Any:
+            found = extension_of(data)
+            if found in EXTENSIONS or found in MEDIA_EXTENSIONS:
+                return self._by_name(found)(data)
+            return by_name(data)
+
+        return decode
+
+
+def _made(kind: type[SampleDecoder], config: Mapping[str, Any]) -> SampleDecoder:
+    return kind(**config)

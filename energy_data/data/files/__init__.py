@@ -1,0 +1,1 @@
+"""Files: local ones by byte range, stores by key, and caches."""

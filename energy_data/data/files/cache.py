@@ -1,0 +1,337 @@
+"""Cache pools: files read ahead, on a disk nearby, for samples that wait in a buffer.
+
+    lazy = cache.get_lazy(store, "0001.jpg")  # nothing is read yet
+    image = lazy.get(sample)
+
+A task that packs asks for the large files of a sample when it is read, and gets them when the
+sample is packed. The names are Energon's.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Generic, Literal, TypeVar
+from weakref import finalize
+
+from energy_data.core.sample import SampleSource, add_source
+from energy_data.data.files.stores import DecodeFileStore, FileStore
+from energy_data.errors import SpecError
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, eq=False)
+class Lazy(ABC, Generic[T]):
+    """A file that is read when it is asked for."""
+
+    ds: FileStore[T] | None
+    fname: str
+    pool: CachePool | None
+
+    @abstractmethod
+    def get(self, sample: Any = None) -> T:
+        """Return the file; `sample`, if given, notes in `__sources__` where it was read."""
+
+    def __hash__(self) -> int:
+        return hash((id(self.ds), self.fname))
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same file of the same store."""
+        return isinstance(other, Lazy) and self.ds is other.ds and self.fname == other.fname
+
+
+@dataclass(kw_only=True, eq=False)
+class DirectLazy(Lazy[T]):
+    """A file that is read at the first `get`, and kept."""
+
+    _data: tuple[T, SampleSource] | None = field(default=None, repr=False)
+
+    def get(self, sample: Any = None) -> T:
+        """Return the file; `sample`, if given, notes in `__sources__` where it was read."""
+        if self._data is None:
+            assert self.ds is not None
+            self._data = self.ds[self.fname]
+        data, source = self._data
+        add_source(sample, source)
+        return data
+
+
+class MockLazy(Lazy[T]):
+    """What a function says, in the place of a file."""
+
+    def __init__(self, fname: str, get_fn: Callable[[str], T]) -> None:
+        """Call `get_fn(fname)` at each `get`."""
+        super().__init__(ds=None, fname=fname, pool=None)
+        self.get_fn = get_fn
+
+    def get(self, sample: Any = None) -> T:
+        """Return what the function says."""
+        return self.get_fn(self.fname)
+
+    def __hash__(self) -> int:
+        return hash((self.fname, self.get_fn))
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same function of the same name."""
+        return isinstance(other, MockLazy) and (self.fname, self.get_fn) == (
+            other.fname,
+            other.get_fn,
+        )
+
+
+class CachePool(ABC):
+    """Where files come from that are asked for ahead."""
+
+    @abstractmethod
+    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
+        """Return a file now; `sample`, if given, notes where it was read."""
+
+    @abstractmethod
+    def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
+        """Return a file to be asked for later."""
+
+    @abstractmethod
+    def to_cache(self, data: T, name: str) -> Lazy[T]:
+        """Put a value away and return what gives it back; `name` is for people."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove what is cached; idempotent."""
+
+
+class NoCachePool(CachePool):
+    """A pool that keeps nothing: files are read when they are asked for."""
+
+    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
+        """Return a file now; `sample`, if given, notes where it was read."""
+        return ds.get(fname, sample)
+
+    def get_lazy(self, ds: FileStore[T], fname: str) -> DirectLazy[T]:
+        """Return a file to be asked for later; it is read then."""
+        return DirectLazy(ds=ds, fname=fname, pool=self)
+
+    def to_cache(self, data: T, name: str) -> Lazy[T]:
+        """Return what gives the value back; it stays in memory."""
+        return MockLazy(name, partial(_value, data))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to remove."""
+
+
+def _value(data: T, _: str) -> T:
+    return data
+
+
+Name = tuple[str, str]  # path of the store, key of the file
+
+
+class FileStoreCachePool(CachePool):
+    """Keeps files that were asked for ahead in a folder, at best on a disk of this machine.
+
+    A file that is asked for several times is read once. Where the cache is full, or a read ahead
+    has failed, the file is read when it is needed. Each process has a folder of its own, which it
+    removes at its end.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent_cache_dir: str | Path | None = None,
+        num_workers: int = 8,
+        max_cache_size_gbytes: float = 1024,
+        max_cache_count: int = 10_000_000,
+        method: Literal["raw", "pickle"] = "raw",
+    ) -> None:
+        """Describe a pool; folder and threads are made on first use.
+
+        Args:
+            parent_cache_dir: Where the folder is made; None: where temporary files are.
+            num_workers: Threads that read, per process.
+            max_cache_size_gbytes: GiB in the cache, per process, at most.
+            max_cache_count: Files in it, at most.
+            method: "raw" keeps the bytes of a file and decodes them when they are asked for,
+                "pickle" decodes first and keeps the result.
+        """
+        if method not in ("raw", "pickle"):
+            raise SpecError(
+                f"FileStoreCachePool: method must be 'raw' or 'pickle', got {method!r}."
+            )
+        self._options: dict[str, Any] = {
+            "parent_cache_dir": parent_cache_dir,
+            "num_workers": num_workers,
+            "max_cache_size_gbytes": max_cache_size_gbytes,
+            "max_cache_count": max_cache_count,
+            "method": method,
+        }
+        self._folder: _Folder | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pool, (self._options,)
+
+    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
+        """Return a file now; `sample`, if given, notes where it was read."""
+        return self.get_lazy(ds, fname).get(sample)
+
+    def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
+        """Begin to read a file, and return what gives it."""
+        folder, raw = self._open(), self._options["method"] == "raw"
+        inner = ds.inner if raw and isinstance(ds, DecodeFileStore) else ds
+        entry = folder.ask((ds.get_path(), fname), inner, fname)
+        return FileCacheLazy(ds, fname, self, folder, entry, decode=inner is not ds)
+
+    def to_cache(self, data: T, name: str) -> Lazy[T]:
+        """Put a value away and return what gives it back; `name` is for people."""
+        folder = self._open()
+        entry = folder.ask(("", f"{id(data)}-{name}"), _Given(data), name)
+        if not entry.future.result():  # it is full: the value stays in memory
+            folder.release(entry)
+            return NoCachePool().to_cache(data, name)
+        return FileCacheLazy(None, name, self, folder, entry, decode=False)
+
+    def close(self) -> None:
+        """Remove what is cached; idempotent."""
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+    def _open(self) -> _Folder:
+        if self._folder is None or self._folder.process != os.getpid():
+            self._folder = _Folder(self._options)
+        return self._folder
+
+
+class FileCacheLazy(Lazy[T]):
+    """A file that is being read ahead."""
+
+    def __init__(
+        self,
+        ds: FileStore[T] | None,
+        fname: str,
+        pool: FileStoreCachePool,
+        folder: _Folder,
+        entry: _Entry,
+        *,
+        decode: bool,
+    ) -> None:
+        super().__init__(ds=ds, fname=fname, pool=pool)
+        self.entry, self._decode = entry, decode
+        self._data: tuple[T, SampleSource | None] | None = None
+        self._release = finalize(self, folder.release, entry)
+
+    def get(self, sample: Any = None) -> T:
+        """Return the file, once it is read; `sample`, if given, notes where."""
+        if self._data is None:
+            kept: tuple[Any, SampleSource] | None = self.entry.load()
+            if kept is None:
+                assert self.ds is not None
+                kept = self.ds[self.fname]
+            elif self._decode:
+                assert isinstance(self.ds, DecodeFileStore)
+                kept = self.ds.decoder.decode(self.fname, kept[0]), kept[1]
+            self._data = kept
+            self._release()
+        data, source = self._data
+        if source is not None:
+            add_source(sample, source)
+        return data
+
+
+class _Given:
+    """A value that is put away, as if it were a file."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __getitem__(self, key: str) -> tuple[Any, SampleSource | None]:
+        return self._data, None
+
+
+class _Entry:
+    """A file in the cache, or on its way there."""
+
+    def __init__(self, name: Name, path: Path) -> None:
+        self.name, self.path = name, path
+        self.asked = 1  # how many still want it
+        self.num_bytes = 0
+        self.future: Future[bool] = Future()
+
+    def load(self) -> Any:
+        """Wait for the file and return what is kept of it; None if it was not kept."""
+        return pickle.loads(self.path.read_bytes()) if self.future.result() else None  # noqa: S301 - written by this process
+
+
+class _Folder:
+    """The cache of one process."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.process = os.getpid()
+        self.path = Path(tempfile.mkdtemp(prefix="energy-data-", dir=options["parent_cache_dir"]))
+        self._most_bytes = int(options["max_cache_size_gbytes"] * (1 << 30))
+        self._most_files = options["max_cache_count"]
+        self._threads = ThreadPoolExecutor(options["num_workers"], "energy-data-cache")
+        self._lock = threading.RLock()  # a collection of garbage may release within a lock
+        self._entries: dict[Name, _Entry] = {}
+        self._num_bytes, self._made = 0, 0
+        self._remove = finalize(self, _removed, self.path, self.process)
+
+    def ask(self, name: Name, store: Any, fname: str) -> _Entry:
+        with self._lock:
+            if entry := self._entries.get(name):
+                entry.asked += 1
+                return entry
+            self._made += 1
+            entry = self._entries[name] = _Entry(name, self.path / str(self._made))
+            entry.future = self._threads.submit(self._keep, entry, store, fname)
+            return entry
+
+    def release(self, entry: _Entry) -> None:
+        if self.process != os.getpid():  # a forked child: the lock may be held for ever
+            return
+        with self._lock:
+            entry.asked -= 1
+            if entry.asked:
+                return
+            self._entries.pop(entry.name, None)
+            self._num_bytes -= entry.num_bytes
+        entry.future.cancel()
+        entry.future.add_done_callback(lambda _: entry.path.unlink(missing_ok=True))
+
+    def remove(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._remove()
+
+    def _keep(self, entry: _Entry, store: Any, fname: str) -> bool:
+        """Put a file in the cache; False if it is full, or the file cannot be read now."""
+        with self._lock:
+            if len(self._entries) > self._most_files or self._num_bytes >= self._most_bytes:
+                return False
+        try:
+            kept = pickle.dumps(store[fname], protocol=5)
+        except Exception:  # noqa: BLE001 - it is read again, and raises, where it is needed
+            return False
+        with self._lock:
+            if self._num_bytes + len(kept) > self._most_bytes:
+                return False
+            self._num_bytes += len(kept)
+            entry.num_bytes = len(kept)
+        entry.path.write_bytes(kept)
+        return True
+
+
+def _pool(options: dict[str, Any]) -> FileStoreCachePool:
+    return FileStoreCachePool(**options)
+
+
+def _removed(path: Path, process: int) -> None:
+    if process == os.getpid():  # a forked child has no part in it
+        rmtree(path, ignore_errors=True)

@@ -1,0 +1,165 @@
+"""Files by key, beside the samples: what cookers get as `aux` and `primary`.
+
+    data, source = store["0001/photo.jpg"]  # its bytes, and where they were read
+    data = store.get("0001/photo.jpg", sample)  # the bytes; the sample notes where they are from
+
+A store is small and picklable: it holds paths and options, and opens on first use. The names, and
+what they return, are Energon's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from energy_data.core.sample import SampleSource, add_source
+from energy_data.data.decode.av import AVMetadata
+from energy_data.data.decode.media import ImageMetadata, fact_of
+from energy_data.data.files.local import File
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE
+from energy_data.data.tar.sqlite import SqliteIndex
+from energy_data.errors import SpecError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class FileStore(ABC, Generic[T_co]):
+    """Files of one dataset or folder, by key."""
+
+    @abstractmethod
+    def __getitem__(self, key: str) -> tuple[T_co, SampleSource]:
+        """Return the file and where it was read.
+
+        Raises KeyError if a dataset has no such file, FileNotFoundError if a folder has none,
+        ValueError for a key that leads out of the store.
+        """
+
+    @abstractmethod
+    def get_path(self) -> str:
+        """Return the path of the dataset or folder."""
+
+    def get(self, key: str, sample: Any = None) -> T_co:
+        """Return the file; `sample`, if given, notes in `__sources__` where it was read."""
+        data, source = self[key]
+        add_source(sample, source)
+        return data
+
+    def get_media_metadata(self, key: str) -> Any:
+        """Return what is known about an image, audio or video file without reading it.
+
+        `energy_data.energon.media.ImageMetadata` or `AVMetadata`. SpecError if nothing was
+        collected, which only folders and datasets of tars can have.
+        """
+        raise SpecError(
+            f"{self.get_path()}: a {type(self).__name__} knows nothing about media, asked for "
+            f"{key!r}. Keep them in a folder or in tars, and prepare these for it."
+        )
+
+
+class FileStoreDecoder(Protocol[T_co]):
+    """Makes something of the bytes of a file."""
+
+    def decode(self, fname: str, data: bytes) -> T_co:
+        """Return the bytes decoded; the extension of `fname` says how."""
+        ...
+
+
+class DecodeFileStore(FileStore[T]):
+    """A store that decodes what it gives."""
+
+    def __init__(self, inner: FileStore[bytes], *, decoder: FileStoreDecoder[T]) -> None:
+        self.inner, self.decoder = inner, decoder
+
+    def __getitem__(self, key: str) -> tuple[T, SampleSource]:
+        """Return a file, decoded."""
+        data, source = self.inner[key]
+        return self.decoder.decode(key, data), source
+
+    def get_path(self) -> str:
+        """Return the path of the store inside."""
+        return self.inner.get_path()
+
+    def get_media_metadata(self, key: str) -> Any:
+        """Return what the store inside knows about a file."""
+        return self.inner.get_media_metadata(key)
+
+    def __repr__(self) -> str:
+        return f"DecodeFileStore(inner={self.inner}, decoder={self.decoder})"
+
+
+class PrimaryFileStore(FileStore[T]):
+    """The dataset of a sample itself; keys that begin with a dot are of that sample.
+
+    With the current key "0001", `store[".jpg"]` is `store["0001.jpg"]`.
+    """
+
+    def __init__(self, inner: FileStore[T], current_key: str) -> None:
+        self.inner, self.current_key = inner, current_key
+
+    def __getitem__(self, key: str) -> tuple[T, SampleSource]:
+        """Return a file of the dataset, or of the current sample."""
+        return self.inner[self._full(key)]
+
+    def get_path(self) -> str:
+        """Return the path of the store inside."""
+        return self.inner.get_path()
+
+    def get_media_metadata(self, key: str) -> Any:
+        """Return what the dataset knows about a file of it, or of the current sample."""
+        return self.inner.get_media_metadata(self._full(key))
+
+    def _full(self, key: str) -> str:
+        return self.current_key + key if key.startswith(".") else key
+
+
+class SystemFileStore(FileStore[bytes]):
+    """The files below a folder, by path relative to it.
+
+    base_dir: the folder; None: keys are absolute paths.
+    """
+
+    def __init__(self, base_dir: str | Path | None = None) -> None:
+        self.base_dir = None if base_dir is None else str(base_dir)
+
+    def __reduce__(self) -> tuple[type[SystemFileStore], tuple[str | None]]:
+        return type(self), (self.base_dir,)
+
+    def __getitem__(self, key: str) -> tuple[bytes, SampleSource]:
+        """Return the bytes of a file. Keys that are absolute or go up by `..` are refused."""
+        if self.base_dir is None:
+            path = Path(key)
+        elif key.startswith("/") or ".." in key.split("/"):
+            raise ValueError(
+                f"{self.base_dir}: the key {key!r} leads out of the folder. Give a path inside it."
+            )
+        else:
+            path = Path(self.base_dir, key)
+        file = File(str(path))
+        folder = str(self.base_dir)
+        return file.read(0, file.size), SampleSource(folder, folder, key)
+
+    def get_path(self) -> str:
+        """Return the folder."""
+        return str(self.base_dir)
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """Return what is known about an image, audio or video file.
+
+        Raises KeyError if nothing is, SpecError if nothing was collected for the folder.
+        """
+        return fact_of(self._facts, self.get_path(), key, "prepare-media")
+
+    @cached_property
+    def _facts(self) -> SqliteIndex | None:
+        if self.base_dir is None:
+            raise SpecError(
+                "SystemFileStore: without a folder nothing is known about media. Give `base_dir`."
+            )
+        index = Path(self.base_dir, FOLDER, SQLITE)
+        return SqliteIndex(index) if index.is_file() else None
+
+    def __repr__(self) -> str:
+        return f"SystemFileStore(base_dir={self.base_dir})"

@@ -1,0 +1,1 @@
+"""Joins: samples of several datasets with the same key, as one sample."""

@@ -1,0 +1,251 @@
+"""Joins: samples of several datasets with the same key, as one.
+
+source = open_join([JoinMember(images), JoinMember(texts, nonmatch="skip")], folder="m.yaml.cache")
+source.read(np.arange(256))  # the parts of both, in one sample each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.sample import Sample
+from energy_data.data.join.table import Kept, Member, Nonmatch, Table, load_table, open_table
+from energy_data.data.source import Source
+from energy_data.data.tar.nv_meta import SplitPart
+from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
+
+Int64s = npt.NDArray[np.int64]
+Joiner = Callable[..., Any]
+"""Takes a sample per member, by position or by name, or None where there is no match; returns the
+joined sample. The first member's sample is always there."""
+
+
+class JoinMember(NamedTuple):
+    """One dataset of a join."""
+
+    source: Source  # all of a part of a dataset of tars
+    nonmatch: Nonmatch = "error"  # what to do with samples of the first member without a match here
+
+
+def open_join(
+    members: Sequence[JoinMember] | Mapping[str, JoinMember],
+    *,
+    joiner: Joiner | None = None,
+    subset: tuple[int, int | None] | None = None,
+    folder: str | None = None,
+) -> JoinSource:
+    """Return the samples of several datasets, joined by key, in the order of the first one.
+
+    Args:
+        members: The datasets. The first decides which samples there are: each of its keys is looked
+            up in the others.
+        joiner: Makes one sample of those of the members, which it gets by position, or by name for
+            a mapping. A class with `from_joined` is asked for that. None: dicts. The parts of all
+            members, those of later ones first; or, for a mapping, the samples under their names.
+        subset: Samples [start, end) of the join; end None means to its end.
+        folder: Where the table is kept that says which samples belong together; None: in the
+            user's cache folder. It is computed if need be: see `join_table.open_table`.
+
+    Raises SpecError and StructureError as `open_table`; SpecError for a subset beyond the join.
+    """
+    names = tuple(members) if isinstance(members, Mapping) else None
+    listed = list(members.values() if isinstance(members, Mapping) else members)
+    if len(listed) < 2 or listed[0].nonmatch != "error":
+        raise SpecError(
+            "a join takes two datasets or more, and the first, whose keys are looked up in the "
+            f"others, has no `nonmatch` of its own, found {len(listed)} datasets and nonmatch "
+            f"{listed[0].nonmatch if listed else None!r}. Add one, or put another first."
+        )
+    table = open_table([keyed(member) for member in listed], folder)
+    start, end = subset or (0, None)
+    end = table.rows if end is None else end
+    if not 0 <= start < end <= table.rows:
+        raise SpecError(
+            f"subset [{start}, {end}) of the join is empty or reaches beyond its {table.rows} "
+            f"samples. Give 0 <= start < end <= {table.rows}."
+        )
+    sources = tuple(member.source for member in listed)
+    said = tuple(member.nonmatch for member in listed)
+    return JoinSource(sources, names, joiner, table, (start, end), said)
+
+
+class JoinSource(Source):
+    """Samples of several datasets, joined; made by `open_join`."""
+
+    def __init__(
+        self,
+        members: tuple[Source, ...],
+        names: tuple[str, ...] | None,
+        joiner: Joiner | None,
+        table: Kept,
+        subset: tuple[int, int],
+        nonmatch: tuple[Nonmatch, ...],
+    ) -> None:
+        self.members, self.names, self.joiner = members, names, joiner
+        self.table, self.subset, self.nonmatch = table, subset, nonmatch
+        self._join = _joined_by(joiner, names)
+        self.bytes_read: int = 0
+
+    def __len__(self) -> int:
+        return self.subset[1] - self.subset[0]
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        facts = (self.members, self.names, self.joiner, self.table, self.subset, self.nonmatch)
+        return type(self), facts
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits: another if any member changes, or how they are matched."""
+        digest = blake2b(digest_size=8)
+        for fact in (self.subset, self.nonmatch, *(one.fingerprint for one in self.members)):
+            digest.update(repr(fact).encode() + b"\n")
+        return digest.hexdigest()
+
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the joined samples of `indices`; one with a bad sample in it is a SampleError."""
+        rows = self._rows(np.asarray(indices, np.int64))
+        before = self._bytes_of_members()  # members may be read by others too
+        columns = [self._column(member, rows[:, n]) for n, member in enumerate(self.members)]
+        self.bytes_read += self._bytes_of_members() - before
+        numbers = (np.asarray(indices, np.int64) + self.subset[0]).tolist()
+        return [
+            self._joined(parts, number)
+            for number, parts in zip(numbers, zip(*columns, strict=True), strict=True)
+        ]
+
+    def hint(self, indices: Int64s) -> None:
+        """Start read-ahead for `indices` in all members."""
+        rows = self._rows(np.asarray(indices, np.int64))
+        for number, member in enumerate(self.members):
+            column = rows[:, number]
+            member.hint(column[column >= 0].astype(np.int64))
+
+    @cached_property
+    def _table(self) -> Table:
+        table = load_table(self.table.path, len(self.members))
+        if len(table) != self.table.rows:
+            problem = f"it has {len(table)} rows where {self.table.rows} were expected"
+            raise StructureError(f"{self.table.path}: {problem}. Start the run again.")
+        return table
+
+    def _bytes_of_members(self) -> int:
+        return sum(member.bytes_read or 0 for member in self.members)
+
+    def _rows(self, indices: Int64s) -> Table:
+        """Return the rows of the table, [n, members]; IndexError for those that are not there."""
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(f"one of {indices.tolist()} of {len(self)} samples")
+        rows: Table = self._table[indices + self.subset[0]]
+        return rows
+
+    def _column(self, member: Source, column: Table) -> list[Sample | SampleError | None]:
+        """Return the samples of one member, None where there is no match."""
+        there = np.flatnonzero(column >= 0)
+        if len(there) == len(column):
+            return list(member.read(column.astype(np.int64)))
+        samples: list[Sample | SampleError | None] = [None] * len(column)
+        found = member.read(column[there].astype(np.int64)) if len(there) else []
+        for place, sample in zip(there.tolist(), found, strict=True):
+            samples[place] = sample
+        return samples
+
+    def _joined(
+        self, parts: tuple[Sample | SampleError | None, ...], number: int
+    ) -> Sample | SampleError:
+        for part in parts:
+            if isinstance(part, SampleError):
+                return part
+        try:
+            return _numbered(self._join(*parts), number)
+        except SkipSample:
+            return ExcludedError("left out by the joiner.", **_where(parts[0]))
+        except (MemoryError, RecursionError, ImportError, SpecError):
+            raise
+        except Exception as error:  # noqa: BLE001 - code of users: told with the sample
+            problem = f"the joiner failed with {type(error).__name__}: {error}."
+            fault = SampleError(problem, **_where(parts[0]))
+            fault.__cause__ = error
+            return fault
+
+
+def keyed(member: JoinMember) -> Member:
+    """Return what the keys of a member are found by."""
+    part, path = getattr(member.source, "part", None), getattr(member.source, "path", "a member")
+    if not isinstance(part, SplitPart) or getattr(member.source, "subset", None):
+        raise SpecError(
+            f"{path}: only whole parts of datasets of tars can be joined, by the keys of their "
+            f"samples, found a {type(member.source).__name__}. Prepare it as tars; a `subset` is "
+            "of the join."
+        )
+    return Member(path, part, member.nonmatch)
+
+
+def _joined_by(joiner: Joiner | None, names: tuple[str, ...] | None) -> Joiner:
+    """Return what joins samples that come by position."""
+    if joiner is None:
+        return _merged if names is None else lambda *parts: _named(dict(zip(names, parts)))  # noqa: B905 - as many
+    joined: Joiner = getattr(joiner, "from_joined", joiner)
+    return joined if names is None else lambda *parts: joined(**dict(zip(names, parts)))  # noqa: B905 - as many
+
+
+def _merged(*parts: Sample | None) -> Sample:
+    """Return the parts of all samples in one; key and subflavors are those of the first."""
+    there = _dicts(parts)
+    joined = {name: value for part in there for name, value in part.items()}
+    return type(there[0])(joined | _common(there))
+
+
+def _named(parts: dict[str, Sample | None]) -> Sample:
+    """Return the samples under their names; key and subflavors are those of the first."""
+    there = _dicts(parts.values())
+    return type(there[0])(_common(there) | parts)
+
+
+def _dicts(parts: Iterable[Sample | None]) -> list[Sample]:
+    there = [part for part in parts if part is not None]
+    for part in there:
+        if not isinstance(part, dict):
+            raise SpecError(
+                f"a join without a joiner is of samples without a type, found a "
+                f"{type(part).__name__}. Name what makes one sample of them, as `joiner`."
+            )
+    return there
+
+
+def _common(there: Sequence[Sample]) -> Sample:
+    first = there[0]
+    return {
+        "__key__": first["__key__"],
+        "__subflavors__": first["__subflavors__"],
+        "__sources__": tuple(source for part in there for source in part["__sources__"]),
+    }
+
+
+def _numbered(sample: Sample, number: int) -> Sample:
+    """Return a sample that knows its number in the join, where it has a place for that."""
+    key = ("Webdataset", number)
+    if isinstance(sample, dict):
+        if "__restore_key__" in sample:
+            sample["__restore_key__"] = key
+    elif hasattr(sample, "__restore_key__"):
+        sample.__restore_key__ = key
+    return sample
+
+
+def _where(sample: Any) -> dict[str, Any]:
+    """Return where the first sample of a join is from, for an error."""
+    source = (_field(sample, "__sources__") or [None])[0]
+    where = {"key": _field(sample, "__key__")}
+    if source is not None:
+        where |= {"dataset": source.dataset, "shard": source.shard, "index": source.index}
+    return where
+
+
+def _field(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)

@@ -1,0 +1,1 @@
+"""JSONL files: one JSON object per line."""

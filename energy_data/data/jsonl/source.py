@@ -1,0 +1,214 @@
+"""JSONL files: a JSON object per line, read at random by an index beside the file.
+
+source = open_jsonl("/data/notes.jsonl")
+source.read(np.arange(256))  # -> [{"__key__": "0", "json": {...}}, ...]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.sample import Sample, SampleSource
+from energy_data.data.decode.parts import decode_json
+from energy_data.data.files.local import drop_changed, open_file
+from energy_data.data.jsonl.index import SUFFIX, Offsets, load_jsonl_index, write_jsonl_index
+from energy_data.data.source import Source, subset_range
+from energy_data.data.tar.index import index_in_cache
+from energy_data.errors import SampleError, SpecError, StructureError
+
+Int64s = npt.NDArray[np.int64]
+
+_GAP = 8192  # bytes between two lines that are cheaper to read than to skip
+_MOST = 1 << 26  # bytes read at once
+_PROBES = 4096  # offsets that the fingerprint looks at
+
+
+def is_jsonl(path: str | Path) -> bool:
+    """Return whether a dataset is a JSONL file, by its name."""
+    return str(path).endswith(".jsonl")
+
+
+def open_jsonl(
+    path: str | Path,
+    *,
+    subset: tuple[int, int | None] | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+) -> JsonlSource:
+    """Return the samples of a JSONL file. It is indexed now if it never was, or was written anew.
+
+    Args:
+        path: The file. It has no parts: it is whole in every split.
+        subset: Samples [start, end); end None means to the end.
+        subflavors: The `__subflavors__` of every sample.
+
+    Raises SpecError for what does not exist, StructureError for a line that is no JSON object.
+    """
+    return JsonlSource(str(path), subset=subset, subflavors=dict(subflavors or {}))
+
+
+class JsonlSource(Source):
+    """Samples of a JSONL file: one part, `json`; their keys are their numbers."""
+
+    def __init__(
+        self, path: str, *, subset: tuple[int, int | None] | None, subflavors: dict[str, Any]
+    ) -> None:
+        self.path, self.subset, self.subflavors = path, subset, subflavors
+        if not Path(path).is_file():
+            raise SpecError(f"{path}: there is no such file. Name a .jsonl file.")
+        self._index = find_jsonl_index(path)
+        total = Path(self._index).stat().st_size // 8 - 1
+        self._first, self._length = subset_range(subset, total, path)
+        self._name = Path(path).name
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits: another if lines begin elsewhere or other ones are meant."""
+        offsets = self._offsets
+        some = np.linspace(0, len(offsets) - 1, _PROBES).astype(np.int64)
+        digest = hashlib.blake2b(offsets[some].tobytes(), digest_size=8)
+        digest.update(repr((len(offsets), self._first, self._length)).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _offsets(self) -> Offsets:
+        return load_jsonl_index(self._index, self.path)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _reopen, (self.path, self.subset, self.subflavors, self.fingerprint)
+
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
+        wanted = np.asarray(indices, np.int64)
+        order = wanted.argsort(kind="stable")
+        rows, begins, ends = self._located(wanted[order])
+        samples: list[Sample | SampleError] = [{}] * len(wanted)
+        for first, end in _runs(begins, ends):
+            data = memoryview(self._read(begins[first], ends[end - 1]))
+            shift = begins[first]
+            for n in range(first, end):
+                line = data[begins[n] - shift : ends[n] - shift]
+                samples[int(order[n])] = self._sample(rows[n], line, begins[n])
+        return samples
+
+    def hint(self, indices: Int64s) -> None:
+        """Start read-ahead for `indices`."""
+        try:
+            _, begins, ends = self._located(np.sort(np.asarray(indices, np.int64)))
+            file = open_file(self.path)
+        except StructureError:  # left for `read` to say
+            return
+        for first, end in _runs(begins, ends):
+            file.will_need(begins[first], ends[end - 1] - begins[first])
+
+    def _located(self, wanted: Int64s) -> tuple[list[int], list[int], list[int]]:
+        """Return numbers in the file, and where the lines of sorted `wanted` begin and end."""
+        if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < self._length:
+            raise IndexError(f"one of {wanted.tolist()} of {self._length} samples")
+        rows = wanted + self._first
+        begins, ends = self._offsets[rows], self._offsets[rows + 1]
+        wrong = np.flatnonzero((begins >= ends) | (ends > self._offsets[-1]))
+        if len(wrong):
+            begin, end = int(begins[wrong[0]]), int(ends[wrong[0]])
+            raise StructureError(
+                f"its index has a line from byte {begin} to {end}, which cannot be. Run "
+                "`energy-data prepare` on the file.",
+                dataset=self.path,
+                offset=begin,
+            )
+        return rows.tolist(), begins.tolist(), ends.tolist()
+
+    def _read(self, begin: int, end: int) -> bytes:
+        try:
+            return open_file(self.path).read(begin, end - begin)
+        except StructureError as error:
+            error.dataset = self.path
+            raise
+
+    def _sample(self, row: int, line: memoryview, offset: int) -> Sample | SampleError:
+        try:
+            value = decode_json(line[:-1] if line[-1] == 10 else line)
+        except (ValueError, RecursionError) as error:
+            return SampleError(
+                f"line is no JSON: {error}. Mend the line.",
+                dataset=self.path,
+                shard=self._name,
+                key=str(row),
+                index=row,
+                offset=offset,
+            )
+        return {
+            "__key__": str(row),
+            "__subflavors__": self.subflavors,
+            "__sources__": (SampleSource(self.path, self._name, row),),
+            "json": value,
+        }
+
+
+def find_jsonl_index(path: str) -> str:
+    """Return the path of an index of a JSONL file; write one if there is none, or an older one.
+
+    It is beside the file, or in the user's cache folder if that cannot be written.
+    """
+    beside, cached = path + SUFFIX, index_in_cache(path)
+    for index in (beside, cached):
+        if _fits(index, path):
+            drop_changed(path)
+            return index
+    try:
+        write_jsonl_index(path, beside)
+        return beside
+    except OSError:  # read-only, or full
+        try:
+            write_jsonl_index(path, cached)
+            return cached
+        except OSError as error:
+            raise SpecError(
+                f"{path}: its index can be written neither to {beside} nor to {cached}: "
+                f"{error.strerror}. Set XDG_CACHE_HOME to a folder that can be written."
+            ) from error
+
+
+def _fits(index: str, path: str) -> bool:
+    """Return whether there is an index that ends where the file does, and is as new."""
+    try:
+        facts, file = Path(index).stat(), Path(path).stat()
+        if facts.st_size < 16 or facts.st_size % 8 or facts.st_mtime_ns < file.st_mtime_ns:
+            return False
+        with Path(index).open("rb") as opened:
+            opened.seek(facts.st_size - 8)
+            return int.from_bytes(opened.read(8), "little") == file.st_size
+    except OSError:
+        return False
+
+
+def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
+    """Return the rows [first, end) that are read together: neighbours in the file."""
+    bounds, start = [0], 0
+    for n in range(1, len(begins)):
+        if begins[n] > ends[n - 1] + _GAP or ends[n] - begins[start] > _MOST:
+            bounds.append(n)
+            start = n
+    return list(pairwise([*bounds, len(begins)])) if begins else []
+
+
+def _reopen(
+    path: str, subset: tuple[int, int | None] | None, subflavors: dict[str, Any], fingerprint: str
+) -> JsonlSource:
+    """Return a pickled source, if the file is still the one it was."""
+    source = JsonlSource(path, subset=subset, subflavors=subflavors)
+    if source.fingerprint != fingerprint:
+        raise StructureError(
+            "it was changed while it was in use. Start the run again.", dataset=path
+        )
+    return source

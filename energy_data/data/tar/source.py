@@ -1,0 +1,300 @@
+"""Datasets of tars: prepared by Energon or by us, or not at all.
+
+source = open_dataset("/data/coco", split_part="val")
+source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..."}, ...]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.rows import new_rows
+from energy_data.core.sample import Sample, SampleSource
+from energy_data.data.decode.parts import Decoders, Decoding, Overrides
+from energy_data.data.decode.raw_tensor import RawTensor
+from energy_data.data.source import Source, subset_range
+from energy_data.data.tar import native
+from energy_data.data.tar.header import BLOCK
+from energy_data.data.tar.index import find_plain
+from energy_data.data.tar.nv_meta import SplitPart, is_prepared, read_split_part
+from energy_data.data.tar.reader import LARGEST_PLAIN, read_into_rows, read_samples
+from energy_data.data.tar.spans import Layout, Origin, Spans, locate
+from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
+
+Int64s = npt.NDArray[np.int64]
+
+_HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
+
+
+def open_dataset(
+    path: str | Path,
+    *,
+    split_part: str = "train",
+    subset: tuple[int, int | None] | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+    decode: Literal["auto", "bytes"] = "auto",
+    decoders: Overrides | None = None,
+    split_config: str | None = None,
+) -> WebdatasetSource:
+    """Return the samples of one part of a dataset; reads its small files only.
+
+    Args:
+        path: A prepared folder; or, unprepared, a folder of tars, a tar, or `shard-{000..099}.tar`,
+            which are indexed now if they never were.
+        split_part: The part to read. Unprepared tars have one part, "train".
+        subset: Samples [start, end) of the part; end None means to its end.
+        subflavors: The `__subflavors__` of every sample; one dict that all of them share.
+        decode: "auto" decodes by extension; "bytes" decodes nothing.
+        decoders: Extension (`png`, or more exactly `seg.png`) -> function of the part's bytes, or
+            "bytes"; goes before `decode`.
+        split_config: Name of the file in `.nv-meta` that says what parts there are; None:
+            split.yaml.
+
+    Raises SpecError for what does not exist, StructureError for damaged files.
+    """
+    return WebdatasetSource(
+        str(path),
+        split_part=split_part,
+        subset=subset,
+        subflavors=dict(subflavors or {}),
+        decoding=Decoding(decode, dict(decoders or {})),
+        split_config=split_config,
+    )
+
+
+class WebdatasetSource(Source):
+    """Samples of one part of a dataset of tars; made by `open_dataset`."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        split_part: str,
+        subset: tuple[int, int | None] | None,
+        subflavors: dict[str, Any],
+        decoding: Decoding,
+        split_config: str | None = None,
+    ) -> None:
+        self.path, self.split_part, self.subset = path, split_part, subset
+        self.subflavors, self.decoding, self.split_config = subflavors, decoding, split_config
+        self.prepared = is_prepared(Path(path))
+        if self.prepared:
+            part = read_split_part(Path(path), split_part, split_config)
+        else:
+            part = _plain(path, split_part)
+        self.part = part
+        self.shards = part.shards
+        self._excluded = part.excluded
+        chosen = first, self._length = subset_range(subset, sum(part.counts), path)
+        self._fingerprint = _fingerprint(part, split_part, first, self._length)
+        origin = Origin(Decoders(decoding), subflavors)
+        self.layout = Layout.of(path, part, chosen, origin, prepared=self.prepared)
+        self.tensor = _raw_tensor(decoding.overrides)
+        self.bytes_read: int = 0  # headers and padding of the tar among them
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits: the same wherever the dataset is kept, another if it changes."""
+        return self._fingerprint
+
+    @property
+    def can_read_rows(self) -> bool:
+        """Whether samples have a raw tensor, and no code of the user sees it before its batch."""
+        possible = self.tensor is not None and not self._excluded  # excluded rows would be wasted
+        return possible and type(self) is WebdatasetSource
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        facts = (self.path, self.split_part, self.subset, self.subflavors, self.decoding)
+        return _reopen, (*facts, self.split_config, self._fingerprint)
+
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
+        order, wanted = _sorted(indices)
+        return _in_order(order, _read([(self, wanted)]))
+
+    @classmethod
+    def read_together(
+        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
+    ) -> list[Sample | SampleError]:
+        """Return sample `indices[n]` of `sources[numbers[n]]` for each n, all read as one block."""
+        order, requests = _requests(sources, numbers, indices)
+        return _in_order(order, _read(requests))
+
+    def read_rows(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the same as `read`, but tensors at the beginning of samples are rows of one."""
+        order, wanted = _sorted(indices)
+        return _in_order(order, _read([(self, wanted)], order))
+
+    @classmethod
+    def read_rows_together(
+        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
+    ) -> list[Sample | SampleError]:
+        """Return the same as `read_together`, but tensors at the beginning of samples are rows."""
+        order, requests = _requests(sources, numbers, indices)
+        return _in_order(order, _read(requests, order))
+
+    def hint(self, indices: Int64s) -> None:
+        """Start read-ahead for `indices`. What is wrong with them is left for `read` to say."""
+        wanted = np.sort(np.asarray(indices, np.int64)).tolist()
+        try:
+            spans, _ = locate([(self.layout, wanted)])
+        except StructureError:
+            return
+        for file, rows in spans.runs():
+            first, last = spans.begins[rows.start], spans.ends[rows.start]
+            for begin, end in zip(spans.begins[rows], spans.ends[rows], strict=True):
+                if begin > last + _HINT_GAP:
+                    file.will_need(first, last - first)
+                    first = begin
+                last = end
+            file.will_need(first, last - first)
+
+    def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
+        if not self._excluded or isinstance(sample, SampleError):
+            return sample
+        source: SampleSource = sample["__sources__"][0]
+        if f"{source.shard}/{sample['__key__']}" not in self._excluded:
+            return sample
+        return ExcludedError(
+            "left out by `exclude` in split.yaml.",
+            dataset=source.dataset,
+            shard=source.shard,
+            key=sample["__key__"],
+            index=source.index,
+        )
+
+
+Requests = list[tuple[WebdatasetSource, list[int]]]
+
+
+def _sorted(indices: Int64s) -> tuple[list[int], list[int]]:
+    wanted = np.asarray(indices, np.int64)
+    order = wanted.argsort(kind="stable")
+    return order.tolist(), wanted[order].tolist()
+
+
+def _requests(
+    sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
+) -> tuple[list[int], Requests]:
+    """Return places in what is asked, and what that is, source by source, sorted."""
+    if not len(indices):
+        return [], []
+    order = np.lexsort((indices, numbers))
+    numbers, wanted = numbers[order], indices[order].tolist()
+    changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+    bounds = [0, *changes.tolist(), len(wanted)]
+    runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
+    return order.tolist(), [(sources[number], wanted[first:end]) for number, first, end in runs]
+
+
+def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | SampleError]:
+    """Return the samples of sorted indices, request by request.
+
+    order: places of the samples in what is asked, if tensors may be rows in that order.
+    """
+    if not requests:
+        return []
+    some_excluded = False
+    try:
+        spans, located = locate([(source.layout, wanted) for source, wanted in requests])
+        for (source, _), num_bytes in zip(requests, located, strict=True):
+            source.bytes_read += num_bytes
+            some_excluded = some_excluded or bool(source._excluded)
+        num_bytes = sum(located)
+        found = None if order is None else _read_rows(requests, spans, order, num_bytes)
+        if found is None:
+            found = read_samples(spans)
+    except StructureError as error:
+        if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
+            return [sample for request in requests for sample in _read([request])]
+        error.dataset = requests[0][0].path
+        raise
+    if some_excluded:
+        owners = (source for source, wanted in requests for _ in wanted)
+        return [owner._admit(sample) for owner, sample in zip(owners, found, strict=True)]
+    return found
+
+
+def _read_rows(
+    requests: Requests, spans: Spans, order: list[int], num_bytes: int
+) -> list[Sample | SampleError] | None:
+    """Return the samples with their tensors in rows; None if `read_samples` is better."""
+    tensor, count = requests[0][0].tensor, len(spans.ends)
+    if tensor is None or any(source.tensor != tensor for source, _ in requests):
+        return None
+    if tensor.num_bytes * count > 2 * num_bytes:  # before memory is allocated for it
+        return None
+    exact = BLOCK + tensor.num_bytes + -tensor.num_bytes % BLOCK
+    only = sum(end - begin == exact for begin, end in zip(spans.begins, spans.ends, strict=True))
+    if 2 * only < count and num_bytes <= count * LARGEST_PLAIN:
+        return None
+    rows = new_rows(count, tensor.shape, tensor.dtype)
+    return None if rows is None else read_into_rows(spans, order, rows, tensor)
+
+
+def _raw_tensor(overrides: Mapping[str, Any]) -> RawTensor | None:
+    """Return the raw tensor that parts are decoded as; None if there is none, or several kinds."""
+    tensors = [one for one in overrides.values() if type(one) is RawTensor]
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sample | SampleError]:
+    """Return what was found for place `order[n]` of a list at n as that list."""
+    if native.TAR is not None:
+        in_order: list[Sample | SampleError] = native.TAR.in_order(order, found)
+        return in_order
+    samples: list[Sample | SampleError] = [{}] * len(order)
+    for place, sample in zip(order, found, strict=True):
+        samples[place] = sample
+    return samples
+
+
+def _plain(path: str, split_part: str) -> SplitPart:
+    if split_part != "train":
+        raise SpecError(
+            f"{path}: it is not prepared, so its one split part is 'train', not {split_part!r}. "
+            "Name that, or run `energy-data prepare` to split it."
+        )
+    return find_plain(path)
+
+
+def _fingerprint(part: SplitPart, split_part: str, first: int, length: int) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for fact in (part.uuid, split_part, first, length, part.shards, part.counts):
+        digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")
+    digest.update(repr(sorted(part.excluded)).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _reopen(
+    path: str,
+    split_part: str,
+    subset: tuple[int, int | None] | None,
+    subflavors: dict[str, Any],
+    decoding: Decoding,
+    split_config: str | None,
+    fingerprint: str,
+) -> WebdatasetSource:
+    """Return a pickled source, if the dataset is still the one it was."""
+    source = WebdatasetSource(
+        path,
+        split_part=split_part,
+        subset=subset,
+        subflavors=subflavors,
+        decoding=decoding,
+        split_config=split_config,
+    )
+    if source.fingerprint != fingerprint:
+        raise StructureError(
+            "it was changed while it was in use. Start the run again.", dataset=path
+        )
+    return source

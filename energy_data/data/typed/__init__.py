@@ -1,0 +1,1 @@
+"""Samples of declared types, and the dataset.yaml that declares them."""

@@ -1,0 +1,375 @@
+"""`dataset.yaml`: of which type the samples of a dataset are, and where their fields are.
+
+sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
+field_map: {image: "jpg,png", caption: "json[caption]"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from attrs import field, frozen
+
+from energy_data.data.decode.parts import PartFilter, SampleDecoder
+from energy_data.data.files.local import write_whole
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.tar.nv_meta import DATASET, FOLDER, SPLIT, is_inside, read_mapping
+from energy_data.data.typed.field_map import FieldMap, parse_access
+from energy_data.data.typed.samples import BASIC_FIELDS, SAMPLE_TYPES, Sample
+from energy_data.errors import SpecError
+
+log = logging.getLogger(__name__)
+
+SampleLoader = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""Takes the parts of a sample and its `__` fields; returns the fields of its type."""
+
+CRUDE = "CrudeWebdataset"
+STANDARD = ("StandardWebdatasetFactory", "DefaultGenericWebdatasetFactory")
+WEBDATASETS = {name.removesuffix("Sample") + "Webdataset": name for name in SAMPLE_TYPES}
+"""The classes that older files name, each for one type of sample."""
+
+_KNOWN = (
+    *("__module__", "__class__", "sample_type", "field_map", "sample_loader", "part_filter"),
+    *("subflavors", "split_config", "split_part", "decoder", "auto_decode"),
+    *("image_decode", "av_decode", "video_decode_audio", "guess_content"),
+)
+_IGNORED = (
+    *("shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence"),
+    "ignore_decoder_errors",
+)
+_DECODER_KEYS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
+
+
+@frozen(kw_only=True)
+class Typing:
+    """What a dataset.yaml says."""
+
+    sample_type: type[Sample] | None = None  # None: crude samples
+    fields: FieldMap | SampleLoader | None = field(default=None, eq=False)  # None: crude samples
+    part_filter: PartFilter | None = field(default=None, eq=False)  # None: all parts
+    subflavors: Mapping[str, Any] = field(factory=dict)
+    decoder: Any = "unsaid"  # a SampleDecoder; None: bytes; "unsaid": that of the task
+    split_config: str | None = None
+    split_part: str | None = None
+
+
+def read_dataset_yaml(
+    path: Path, *, config: str | None = None, trust: ImportPolicy | None = None
+) -> Typing:
+    """Return what the dataset.yaml of a prepared dataset says; without one, samples are crude.
+
+    Args:
+        path: The folder of the dataset.
+        config: Name of another file in `.nv-meta` that says it.
+        trust: Modules, and folders with Python files, that the file may name.
+
+    Raises SpecError with all that is wrong with the file, for a named one that is not there, and
+    for code that is not trusted. StructureError if it is no YAML.
+    """
+    file = path / FOLDER / (config or DATASET)
+    if config is not None:
+        check_dataset_config(path, config)
+    said = read_mapping(file)
+    return Typing() if said is None else _Reader(file, said, trust or ImportPolicy.of()).read()
+
+
+def check_dataset_config(path: Path, config: str) -> None:
+    """Raise SpecError if there is no file of this name in the `.nv-meta` of a dataset."""
+    file = path / FOLDER / config
+    if not is_inside(config):
+        raise SpecError(f"{file}: a dataset_config is a file in {FOLDER}. Give its name alone.")
+    if not file.is_file():
+        raise SpecError(f"{file}: there is no such file. Look at `dataset_config`.")
+
+
+@frozen
+class PartsOf:
+    """A part filter that wants the parts it lists."""
+
+    parts: frozenset[str]
+
+    def __call__(self, part: str) -> bool:
+        """Return whether it lists the part."""
+        return part in self.parts
+
+
+class _Reader:
+    """Reads one file; collects what is wrong with it."""
+
+    def __init__(self, file: Path, said: Mapping[str, Any], trust: ImportPolicy) -> None:
+        self.file, self.said, self.trust = file, said, trust
+        self.faults: list[str] = []
+
+    def read(self) -> Typing:
+        self._check_keys()
+        sample_type = self._sample_type()
+        fields, part_filter = self._fields(sample_type)
+        typing = Typing(
+            sample_type=sample_type,
+            fields=fields,
+            part_filter=part_filter,
+            subflavors=self._of_kind("subflavors", dict, "a mapping") or {},
+            decoder=self._decoder(),
+            split_config=self._of_kind("split_config", str, f"the name of a file such as {SPLIT}"),
+            split_part=self._of_kind("split_part", str, "the name of a part"),
+        )
+        if self.faults:
+            raise SpecError(self.faults)
+        return typing
+
+    def _note(self, key: str, problem: str) -> None:
+        self.faults.append(f"{self.file}{_place(self.file, key)}: {key}: {problem}")
+
+    def _of_kind(self, key: str, kind: type, words: str) -> Any:
+        value = self.said.get(key)
+        if value is not None and not isinstance(value, kind):
+            self._note(key, f"it must be {words}, got {value!r}.")
+            return None
+        return value
+
+    def _check_keys(self) -> None:
+        for key in self.said:
+            if key in _IGNORED:
+                log.warning(
+                    "%s: %s is passed over: the order of samples is up to the run.", self.file, key
+                )
+            elif key not in _KNOWN:
+                near = difflib.get_close_matches(str(key), _KNOWN, 1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(_KNOWN)}."
+                self._note(str(key), f"there is no such key. {hint}")
+
+    def _sample_type(self) -> type[Sample] | None:
+        """Return the type of samples; None: crude ones."""
+        whole = self._of_kind("__class__", str, "the name of a class")
+        if whole == CRUDE and _is_energons(self.said):
+            return None
+        if "sample_type" in self.said:
+            return self._named_type("sample_type", self.said["sample_type"])
+        if whole in WEBDATASETS and _is_energons(self.said):
+            return SAMPLE_TYPES[WEBDATASETS[whole]]
+        if whole is None:
+            self._note("sample_type", "it is missing, and so is `__class__`. Give one of them.")
+        elif whole in STANDARD:
+            self._note("sample_type", f"it is missing, which {whole} needs. Give one.")
+        else:
+            known = ", ".join((CRUDE, *WEBDATASETS))
+            self._note(
+                "__class__",
+                f"{self.said.get('__module__')}.{whole} is no kind of dataset that is known here, "
+                f"found others: {known}. Give a `sample_type` in place of it.",
+            )
+        return None
+
+    def _named_type(self, key: str, said: Any) -> type[Sample] | None:
+        if not (isinstance(said, dict) and said.keys() == {"__module__", "__class__"}):
+            self._note(key, f"it must be a mapping with __module__ and __class__, got {said!r}.")
+            return None
+        try:
+            kind = self.trust.find(str(said["__module__"]), str(said["__class__"]), SAMPLE_TYPES)
+        except SpecError as error:
+            self._note(key, str(error))
+            return None
+        if not (isinstance(kind, type) and issubclass(kind, Sample)):
+            self._note(
+                key,
+                f"{said['__module__']}.{said['__class__']} is no type of samples. Derive it from "
+                "energy_data.energon.Sample.",
+            )
+            return None
+        return kind
+
+    def _fields(
+        self, kind: type[Sample] | None
+    ) -> tuple[FieldMap | SampleLoader | None, PartFilter | None]:
+        """Return what makes the fields of a sample, and which parts it needs for that."""
+        loader, map_ = self.said.get("sample_loader"), self.said.get("field_map")
+        is_crude = self.said.get("__class__") == CRUDE
+        if is_crude or (loader is None and map_ is None):
+            for key in ("sample_loader", "field_map"):
+                if is_crude and key in self.said:
+                    self._note(key, f"{CRUDE} has none: its samples are dicts of parts.")
+            if not is_crude and not self.faults:
+                self._note("field_map", "it is missing, and so is `sample_loader`. Give one.")
+            return None, self._part_filter()
+        if loader is not None and map_ is not None:
+            self._note("field_map", "it and `sample_loader` exclude each other. Give one.")
+        if loader is not None:
+            if "part_filter" not in self.said:
+                self._note("part_filter", "it is missing, which a `sample_loader` needs. Give one.")
+            return self._code("sample_loader"), self._part_filter()
+        fields = self._field_map(kind, map_)
+        return fields, PartsOf(fields.parts)
+
+    def _field_map(self, kind: type[Sample] | None, said: Any) -> FieldMap:
+        if not (isinstance(said, dict) and said):
+            self._note("field_map", f"it must be a mapping of fields to parts, got {said!r}.")
+            return FieldMap({})
+        accesses = {}
+        for name, text in said.items():
+            try:
+                accesses[str(name)] = parse_access(text if isinstance(text, str) else "")
+            except ValueError:
+                problem = f"{name}: it must be like `jpg`, `jpg,png` or `json[caption]`"
+                self._note("field_map", f"{problem}, got {text!r}.")
+        if kind is not None:
+            self._check_fields(kind, {str(name) for name in said})
+        return FieldMap(accesses)
+
+    def _check_fields(self, kind: type[Sample], given: set[str]) -> None:
+        known = {one.name: one for one in dataclasses.fields(kind) if one.name not in BASIC_FIELDS}
+        if wrong := sorted(given - known.keys()):
+            self._note(
+                "field_map",
+                f"{kind.__name__} has no field {', '.join(wrong)}, only: {', '.join(known)}.",
+            )
+        missing = [
+            name
+            for name, one in known.items()
+            if name not in given
+            and one.default is dataclasses.MISSING
+            and one.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            self._note("field_map", f"{kind.__name__} needs {', '.join(missing)} too. Map it.")
+
+    def _part_filter(self) -> PartFilter | None:
+        said = self.said.get("part_filter")
+        if said is None:
+            return None
+        if isinstance(said, list) and all(isinstance(part, str) for part in said):
+            return PartsOf(frozenset(said))
+        return self._code("part_filter")
+
+    def _code(self, key: str) -> Callable[[Any], Any] | None:
+        """Return a function out of a Python file of the dataset."""
+        said = self.said[key]
+        if not isinstance(said, str):
+            self._note(key, f"it must be like `{key}.py:{key}`, got {said!r}.")
+            return None
+        file, _, name = said.rpartition(":")
+        place = self.file.parent / (file or said)
+        try:
+            return self.trust.load(place, name if file else key)
+        except SpecError as error:
+            self._note(key, str(error))
+            return None
+
+    def _decoder(self) -> Any:
+        older = {key: self.said[key] for key in _DECODER_KEYS if key in self.said}
+        if self.said.get("auto_decode") is False or self.said.get("decoder", 0) is None:
+            return None
+        said = self.said.get("decoder")
+        if said is None:
+            return self._made("image_decode", SampleDecoder, older) if older else "unsaid"
+        if not (isinstance(said, dict) and {"__module__", "__class__"} <= said.keys()):
+            self._note("decoder", f"it must have __module__ and __class__, got {said!r}.")
+            return None
+        options = {key: value for key, value in said.items() if not key.startswith("__")}
+        known = {"SampleDecoder": SampleDecoder}
+        try:
+            kind = self.trust.find(str(said["__module__"]), str(said["__class__"]), known)
+        except SpecError as error:
+            self._note("decoder", str(error))
+            return None
+        return self._made("decoder", kind, options)
+
+    def _made(self, key: str, kind: Any, options: Mapping[str, Any]) -> Any:
+        try:
+            return kind(**options)
+        except (TypeError, SpecError) as error:
+            self._note(key, str(error))
+            return None
+
+
+def _is_energons(said: Mapping[str, Any]) -> bool:
+    """Return whether the module is one of Energon's; those of older versions were others."""
+    module = str(said.get("__module__"))
+    return module.split(".")[:2] == ["megatron", "energon"] or module.startswith("energy_data")
+
+
+def _place(file: Path, key: str) -> str:
+    """Return `:line:column` of a key at the top of a YAML file; nothing if it is not there."""
+    try:
+        node = yaml.compose(file.read_text("utf-8"), yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        return ""
+    for name, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if name.value == key:
+            return f":{name.start_mark.line + 1}:{name.start_mark.column + 1}"
+    return ""
+
+
+LOADER = "sample_loader.py"
+_MODULE = "megatron.energon"
+
+
+def definition_of(
+    kind: type[Sample] | None, field_map: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return a dataset.yaml for samples of a kind.
+
+    kind: None is crude. field_map: None names functions in a file, see `write_loader`.
+    """
+    if kind is None:
+        return {"__module__": _MODULE, "__class__": CRUDE}
+    said: dict[str, Any] = {"sample_type": {"__module__": _MODULE, "__class__": kind.__name__}}
+    if field_map is not None:
+        return said | {"field_map": dict(field_map)}
+    functions = ("sample_loader", "part_filter")
+    return said | {function: f"{LOADER}:{function}" for function in functions}
+
+
+def write_definition(path: Path, definition: Mapping[str, Any], name: str) -> None:
+    """Write a dataset.yaml, by whatever name, into a prepared folder."""
+    text = yaml.safe_dump(dict(definition), sort_keys=False, allow_unicode=True)
+    write_whole(str(path / FOLDER / name), text.encode(), path.stat().st_mode)
+
+
+def has_loader(path: Path) -> bool:
+    """Return whether there is a file with functions already."""
+    return (path / FOLDER / LOADER).exists()
+
+
+def write_loader(path: Path, kind: type[Sample], parts: Sequence[str]) -> Path:
+    """Write a file with functions for the user to fill in; return its path.
+
+    It raises an error until that is done.
+    """
+    lines = "\n".join(f"        {_line(field)}" for field in own_fields(kind))
+    text = (
+        f'"""Makes the fields of {kind.__name__} of the parts of a sample. To be filled in."""\n\n'
+        "\n"
+        "def sample_loader(raw: dict) -> dict:\n"
+        f"    # raw: part -> value, decoded; parts seen here: {', '.join(parts)}\n"
+        "    return dict(\n"
+        f"{lines}\n"
+        "    )\n\n\n"
+        "def part_filter(part: str) -> bool:\n"
+        "    # Parts that `sample_loader` does not use need not be decoded.\n"
+        f"    return part in {tuple(parts)!r}\n"
+    )
+    file = path / FOLDER / LOADER
+    write_whole(str(file), text.encode(), path.stat().st_mode)
+    return file
+
+
+def own_fields(kind: type[Sample]) -> list[dataclasses.Field[Any]]:
+    """Return the fields that a kind of sample adds."""
+    return [field for field in dataclasses.fields(kind) if field.name not in BASIC_FIELDS]
+
+
+def has_default(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field can be left out."""
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
+
+
+def _line(field: dataclasses.Field[Any]) -> str:
+    optional = f", {field.default!r} if left out" if has_default(field) else ""
+    return f'{field.name}=raw["FILL IN"],  # {field.type}{optional}'

@@ -1,0 +1,279 @@
+"""The dataclass of samples and batches: fields are given by name, and live in slots."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar, dataclass_transform
+
+import torch
+
+from energy_data.errors import SpecError
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True)
+def edataclass(cls: type[T]) -> type[T]:
+    """Return `cls` as `dataclass(kw_only=True, slots=True)`, which lets subclasses add fields."""
+    return dataclass(kw_only=True, slots=True)(cls)
+
+
+class ExtendableDataclassMixin:
+    """A dataclass that can be made of one with fewer fields."""
+
+    @classmethod
+    def extend(cls, src: Any, **kwargs: Any) -> Self:
+        """Return an instance with the fields of `src`, an instance of a base class, and `kwargs`.
+
+        Raises SpecError if `src` is of no base class of this one.
+        """
+        if not (dataclasses.is_dataclass(cls) and issubclass(cls, type(src))):
+            raise SpecError(
+                f"{cls.__name__}.extend: it extends its base classes only, got a "
+                f"{type(src).__name__}. Derive {cls.__name__} from it as a dataclass."
+            )
+        return cls(**{**_init_fields(src), **kwargs})
+
+
+class PinMemoryMixin:
+    """A dataclass whose tensors can be pinned, wherever in it they are."""
+
+    def pin_memory(self) -> Self:
+        """Return a copy with all tensors in pinned memory."""
+        return pinned(self)
+
+
+def pinned(value: T) -> T:
+    """Return `value` with its tensors pinned, in dicts, dataclasses, (named) tuples and lists."""
+    kind: Any = type(value)
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()  # type: ignore[return-value]  # a T that is a Tensor
+    if isinstance(value, Mapping):
+        return kind({key: pinned(one) for key, one in value.items()})  # type: ignore[no-any-return]  # of the kind it was
+    if dataclasses.is_dataclass(value):
+        fields = {name: pinned(one) for name, one in _init_fields(value).items()}
+        return dataclasses.replace(value, **fields)  # type: ignore[type-var]  # an instance, no class
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*map(pinned, value))  # type: ignore[no-any-return]  # of the kind it was
+    if isinstance(value, (tuple, list)):
+        return kind(map(pinned, value))  # type: ignore[no-any-return]  # of the kind it was
+    return value
+
+
+def _init_fields(value: Any) -> dict[str, Any]:
+    return {
+        field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceInfo:
+    """Where a sample, or a file that was added to it, was read.
+
+    The names of `energy_data.core.sample.SampleSource` lead to the same facts.
+    """
+
+    dataset_path: str  # as opened
+    index: int | str  # of the sample in its split part, before any subset; of a file: its key
+    shard_name: str  # path relative to the dataset
+    file_names: tuple[str, ...] = ()  # in the shard, of the parts that were used
+
+    @property
+    def dataset(self) -> str:
+        """The path of the dataset."""
+        return self.dataset_path
+
+    @property
+    def shard(self) -> str:
+        """The path of the shard, relative to the dataset."""
+        return self.shard_name
+
+
+class CrudeSample(dict[str, Any]):
+    """Part extension -> value, with the `__` fields of `Sample`, and `__shard__`, its path."""
+
+
+RestoreKey = tuple[Any, ...]
+"""Nested strings and integers that say which sample it is: ("Webdataset", 123)."""
+
+
+@edataclass
+class Sample(ABC, PinMemoryMixin, ExtendableDataclassMixin):
+    """One sample of a declared type. Derive from it, as an `edataclass`, and add fields."""
+
+    __key__: str  # name of the sample in its shard
+    __restore_key__: RestoreKey  # ("Webdataset", index in the split part), nested if joined
+    __subflavors__: dict[str, Any] | None = None  # given by dataset.yaml and the metadataset
+    __sources__: tuple[Any, ...] | None = None  # `SourceInfo` of each dataset that contributed
+
+    @classmethod
+    def derive_from(cls, base_sample: Any, **kwargs: Any) -> Self:
+        """Return a sample of this type with the `__` fields of another one, and `kwargs`."""
+        base = {name: getattr(base_sample, name) for name in BASIC_FIELDS if name not in kwargs}
+        return cls(**base, **kwargs)
+
+    @classmethod
+    def from_joined(cls, *args: Sample | None, **kwargs: Sample | None) -> Self:
+        """Return one sample of this type out of several, the joiner where a join names a type.
+
+        The `__` fields are those of the first sample, sources are those of all. Of other fields
+        that several have, the last one counts; None, a sample that was not there, is passed over.
+        Override it to join in another way; only then it can take samples by name.
+
+        Raises SpecError for samples by name, and if the first one is missing.
+        """
+        if kwargs or not args or args[0] is None:
+            got = f"samples by the names {', '.join(kwargs)}" if kwargs else "none"
+            raise SpecError(
+                f"{cls.__name__}.from_joined: it needs samples in a row, the first one there, got "
+                f"{got}. List the datasets of the join, or override `from_joined`."
+            )
+        present = [sample for sample in args if sample is not None]
+        fields: dict[str, Any] = {name: getattr(args[0], name) for name in BASIC_FIELDS}
+        fields["__sources__"] = tuple(
+            source for sample in present for source in sample.__sources__ or ()
+        )
+        for sample in present:
+            for field in dataclasses.fields(sample):
+                if field.name not in BASIC_FIELDS:
+                    fields[field.name] = getattr(sample, field.name)
+        return cls(**fields)
+
+
+BASIC_FIELDS = tuple(field.name for field in dataclasses.fields(Sample))
+"""The names of the fields that every sample has."""
+
+
+@edataclass
+class TextSample(Sample):
+    """A text."""
+
+    text: str
+
+
+@edataclass
+class ImageSample(Sample):
+    """An image."""
+
+    image: torch.Tensor  # float32 [3, H, W]
+
+
+@edataclass
+class ImageClassificationSample(Sample):
+    """An image and its class, by number or by name."""
+
+    image: torch.Tensor  # float32 [3, H, W]
+    label: int | None = None
+    label_name: str | None = None
+
+
+@edataclass
+class CaptioningSample(Sample):
+    """An image and what it shows, in words."""
+
+    image: torch.Tensor  # float32 [3, H, W]
+    caption: str
+
+
+@edataclass
+class OCRSample(Sample):
+    """An image of a text, and the text, cut into blocks, lines, words and characters.
+
+    Boxes are float [N, 4] (x, y, width, height), or [N, 5] with a confidence.
+    """
+
+    image: torch.Tensor  # float32 [3, H, W]
+    text: str
+    block_boxes: torch.Tensor | None = None
+    block_classes: torch.Tensor | list[str] | None = None  # int [N], or names
+    block_text: list[str] | None = None
+    lines_boxes: torch.Tensor | None = None
+    lines_text: list[str] | None = None
+    words_boxes: torch.Tensor | None = None
+    words_text: list[str] | None = None
+    chars_boxes: torch.Tensor | None = None
+    chars_text: list[str] | None = None
+
+
+@edataclass
+class VQASample(Sample):
+    """An image, a question about it, and answers."""
+
+    image: torch.Tensor  # float32 [3, H, W]
+    context: str  # the question
+    answers: list[str] | None = None
+    answer_weights: torch.Tensor | None = None  # float [answers]
+
+
+@edataclass
+class VQAOCRSample(Sample):
+    """An image with text in it, a question about it, and answers."""
+
+    image: torch.Tensor  # float32 [3, H, W]
+    context: str  # the question
+    text: str  # in the image
+    answers: list[str] | None = None
+    answer_weights: torch.Tensor | None = None  # float [answers]
+    words_boxes: torch.Tensor | None = None  # float [N, 4 or 5]
+    words_text: list[str] | None = None
+
+
+@edataclass
+class MultiChoiceVQASample(Sample):
+    """An image, a question about it, and answers to choose from."""
+
+    image: torch.Tensor  # float32 [3, H, W]
+    context: str  # the question
+    choices: list[str] | None = None
+    correct_choice_idx: int = 0
+
+
+@edataclass
+class VidQASample(Sample):
+    """A video, a question about it, and answers."""
+
+    video: Any  # what the decoder makes of videos: `AVDecoder` or `AVData`
+    context: str  # the question
+    answers: list[str] | None = None
+    answer_weights: torch.Tensor | None = None  # float [answers]
+
+
+@edataclass
+class InterleavedSample(Sample):
+    """Texts and images in their order."""
+
+    sequence: list[torch.Tensor | str]  # images float32 [3, H, W], texts
+
+
+@edataclass
+class SimilarityInterleavedSample(Sample):
+    """Texts and media by kind; which belongs to which is to be told from similarities."""
+
+    images: list[torch.Tensor]  # each float32 [3, H, W]
+    texts: list[str]
+    audio: list[torch.Tensor] | None = None
+    video: list[torch.Tensor] | None = None
+    similarity_matrix: torch.Tensor | None = None  # float [images, texts]
+    matched_text_indices: list[int] | None = None  # for each image, the number of its text
+
+
+SAMPLE_TYPES: Mapping[str, type[Sample]] = {
+    kind.__name__: kind
+    for kind in (
+        CaptioningSample,
+        ImageClassificationSample,
+        ImageSample,
+        InterleavedSample,
+        MultiChoiceVQASample,
+        OCRSample,
+        SimilarityInterleavedSample,
+        TextSample,
+        VQAOCRSample,
+        VQASample,
+        VidQASample,
+    )
+}
+"""Name -> type, in the order of names."""

@@ -1,0 +1,292 @@
+"""Samples of declared types: what dataset.yaml says is made of the parts of a sample.
+
+source = open_typed("/data/coco", split_part="train")
+source.read(np.arange(4))  # -> [CaptioningSample(image=..., caption=...), ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.sample import SampleSource
+from energy_data.data.decode.parts import (
+    UNWANTED,
+    Decoding,
+    PartDecoding,
+    PartFilter,
+    SampleDecoder,
+)
+from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.jsonl.source import JsonlSource, is_jsonl, open_jsonl
+from energy_data.data.source import Source
+from energy_data.data.tar.nv_meta import SplitPart, is_prepared
+from energy_data.data.tar.source import WebdatasetSource
+from energy_data.data.typed.dataset_yaml import PartsOf, Typing, read_dataset_yaml
+from energy_data.data.typed.field_map import FieldMap, parse_access
+from energy_data.data.typed.samples import CrudeSample, Sample, SourceInfo
+from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError
+
+Int64s = npt.NDArray[np.int64]
+
+SampleCallable = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""A decoder of one's own: takes a sample with parts that are bytes, returns it decoded."""
+
+DEFAULT_DECODER = SampleDecoder()
+
+_BASIC = ("__key__", "__subflavors__", "__sources__")
+
+
+def open_typed(
+    path: str | Path,
+    *,
+    split_part: str = "train",
+    subset: tuple[int, int | None] | None = None,
+    subflavors: Mapping[str, Any] | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
+    trust: ImportPolicy | None = None,
+) -> TypedSource:
+    """Return the samples of one part of a dataset as its dataset.yaml types them.
+
+    Without a dataset.yaml, and of JSONL files, they are `CrudeSample`: dicts by extension.
+
+    Args:
+        path: As for `energy_data.data.tar.source.open_dataset`, or a JSONL file, which has no
+            parts.
+        split_part: The part to read, unless dataset.yaml names one.
+        subset: Samples [start, end) of the part; end None means to its end.
+        subflavors: What goes into `__subflavors__`, before what dataset.yaml says there.
+        dataset_config: Name of another file in `.nv-meta` in place of dataset.yaml.
+        split_config: Name of another file in `.nv-meta` in place of split.yaml.
+        decoder: What makes values of parts, unless dataset.yaml says so; None: they stay bytes.
+        trust: Code that dataset.yaml may name; None: what the environment allows.
+
+    Raises SpecError for what does not exist, and with all that is wrong with dataset.yaml;
+    StructureError for damaged files.
+    """
+    said = dict(subflavors or {})
+    if is_jsonl(path):
+        return TypedSource(open_jsonl(path, subset=subset, subflavors=said), Typing(), None)
+    typing = Typing()
+    if is_prepared(Path(path)):
+        typing = read_dataset_yaml(Path(path), config=dataset_config, trust=trust)
+    chosen = decoder if typing.decoder == "unsaid" else typing.decoder
+    inner = WebdatasetSource(
+        str(path),
+        split_part=typing.split_part or split_part,
+        subset=subset,
+        subflavors={**typing.subflavors, **said},
+        decoding=_decoding(chosen, typing.part_filter),
+        split_config=typing.split_config or split_config,
+    )
+    return TypedSource(inner, typing, None if type(chosen) is SampleDecoder else chosen)
+
+
+class TypedSource(Source):
+    """Samples of a declared type; made by `open_typed`."""
+
+    def __init__(
+        self,
+        inner: WebdatasetSource | JsonlSource,
+        typing: Typing,
+        decoder: SampleCallable | None,
+    ) -> None:
+        self.inner, self.typing, self.decoder = inner, typing, decoder
+        self._first = inner.subset[0] if inner.subset else 0
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return type(self), (self.inner, self.typing, self.decoder)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return that of the dataset: which sample an index means is not up to its type."""
+        return self.inner.fingerprint
+
+    @property
+    def path(self) -> str:
+        """The path of the dataset."""
+        return self.inner.path
+
+    @property
+    def subset(self) -> tuple[int, int | None] | None:
+        """The range of samples."""
+        return self.inner.subset
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """The `__subflavors__` of every sample."""
+        return self.inner.subflavors
+
+    @property
+    def part(self) -> SplitPart | None:
+        """The shards of the part; None for a JSONL file."""
+        return self.inner.part if isinstance(self.inner, WebdatasetSource) else None
+
+    def read(self, indices: Int64s) -> list[Any]:
+        """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
+        wanted = np.asarray(indices, np.int64)
+        return list(map(self._typed, self.inner.read(wanted), (wanted + self._first).tolist()))
+
+    @staticmethod
+    def read_together(
+        sources: Sequence[TypedSource], numbers: Int64s, indices: Int64s
+    ) -> list[Any]:
+        """Return sample `indices[n]` of `sources[numbers[n]]` for each n."""
+        inner = [source.inner for source in sources]
+        tars = [one for one in inner if isinstance(one, WebdatasetSource)]
+        if len(tars) == len(inner):
+            found = WebdatasetSource.read_together(tars, numbers, indices)
+            of = [sources[number] for number in numbers.tolist()]
+            return [
+                source._typed(sample, index + source._first)
+                for source, sample, index in zip(of, found, indices.tolist(), strict=True)
+            ]
+        samples: list[Any] = [None] * len(indices)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            for place, sample in zip(
+                places.tolist(), sources[number].read(indices[places]), strict=True
+            ):
+                samples[place] = sample
+        return samples
+
+    def hint(self, indices: Int64s) -> None:
+        """Start read-ahead for `indices`."""
+        self.inner.hint(indices)
+
+    @cached_property
+    def _make(self) -> Callable[[dict[str, Any]], Any]:
+        """What makes a sample of parts and `__` fields."""
+        kind, fields, decoder = self.typing.sample_type, self.typing.fields, self.decoder
+        if kind is None or fields is None:
+            return CrudeSample if decoder is None else lambda raw: CrudeSample(**decoder(raw))
+
+        def make(raw: dict[str, Any]) -> Any:
+            made = {"__key__": raw["__key__"]}
+            made.update(fields(raw if decoder is None else dict(decoder(raw))))
+            for name in ("__restore_key__", "__subflavors__", "__sources__"):
+                made[name] = raw[name]
+            return kind(**made)
+
+        return make
+
+    def _typed(self, sample: dict[str, Any] | SampleError, index: int) -> Any:
+        if isinstance(sample, SampleError):
+            return sample
+        source: SampleSource = sample["__sources__"][0]
+        try:
+            return self._make(self._raw(sample, source, index))
+        except SkipSample:
+            return _error(ExcludedError, "left out by its sample_loader.", sample, source)
+        except (MemoryError, RecursionError, ImportError):
+            raise
+        except Exception as error:  # noqa: BLE001 - code and data of users: told with the sample
+            by_map = isinstance(error, KeyError) and isinstance(self.typing.fields, FieldMap)
+            what = str(error.args[0]) if by_map else f"{type(error).__name__}: {error}"
+            problem = f"no {self._type_name} can be made of it: {what}. Look at dataset.yaml."
+            fault = _error(SampleError, problem, sample, source)
+            fault.__cause__ = error
+            return fault
+
+    def _raw(self, sample: dict[str, Any], source: SampleSource, index: int) -> dict[str, Any]:
+        """Return the sample as Energon's loaders see it: wanted parts, and all `__` fields."""
+        raw = {name: value for name, value in sample.items() if value is not UNWANTED}
+        key = sample["__key__"]
+        names = tuple(f"{key}.{name}" for name in raw if name not in _BASIC)
+        raw["__shard__"] = source.shard
+        raw["__restore_key__"] = ("Webdataset", index)
+        raw["__sources__"] = (
+            SourceInfo(
+                dataset_path=source.dataset, index=index, shard_name=source.shard, file_names=names
+            ),
+        )
+        return raw
+
+    @property
+    def _type_name(self) -> str:
+        return self.typing.sample_type.__name__ if self.typing.sample_type else "crude sample"
+
+
+def _decoding(decoder: Any, part_filter: PartFilter | None) -> Decoding:
+    if type(decoder) is SampleDecoder:
+        return decoder.decoding(part_filter)
+    return PartDecoding(mode="bytes", part_filter=part_filter)
+
+
+def _error(
+    kind: type[SampleError], problem: str, sample: Mapping[str, Any], source: SampleSource
+) -> SampleError:
+    return kind(
+        problem,
+        dataset=source.dataset,
+        shard=source.shard,
+        key=sample["__key__"],
+        index=source.index if isinstance(source.index, int) else None,
+    )
+
+
+def open_as(
+    path: str | Path,
+    sample_type: type[Sample] | None,
+    *,
+    field_map: Mapping[str, str] | None = None,
+    sample_loader: SampleCallable | None = None,
+    part_filter: str | Sequence[str] | PartFilter | None = None,
+    decoder: SampleDecoder | SampleCallable | None = None,
+    **facts: Any,
+) -> TypedSource:
+    """Return the samples of one part of a dataset as samples of a type, whatever dataset.yaml says.
+
+    Args:
+        path: As for `open_typed`.
+        sample_type: The type; None: crude samples.
+        field_map: Field -> part, as in dataset.yaml.
+        sample_loader: Or a function: makes the fields of a sample of its parts.
+        part_filter: The parts that are wanted; None: those of the field map, or all.
+        decoder: Makes values of parts; None: they stay bytes.
+        facts: What else `energy_data.data.tar.source.open_dataset` takes.
+
+    Raises SpecError for what does not exist, and for a field map that says nothing.
+    """
+    if is_jsonl(path):
+        subset, said = facts.get("subset"), facts.get("subflavors")
+        return TypedSource(open_jsonl(path, subset=subset, subflavors=said), Typing(), None)
+    fields: Any = sample_loader
+    if field_map is not None:
+        try:
+            fields = FieldMap({name: parse_access(text) for name, text in field_map.items()})
+        except ValueError:
+            raise SpecError(
+                f"{path}: field_map: each field must be like `jpg`, `jpg,png` or `json[caption]`, "
+                f"got {dict(field_map)}."
+            ) from None
+        part_filter = part_filter or PartsOf(fields.parts)
+    if isinstance(part_filter, str | Sequence):
+        part_filter = PartsOf(
+            frozenset([part_filter] if isinstance(part_filter, str) else part_filter)
+        )
+    if (sample_type is None) != (fields is None):
+        raise SpecError(
+            f"{path}: samples of a type need a field_map or a sample_loader, and crude ones have "
+            f"neither, got {sample_type and sample_type.__name__}, {field_map}, {sample_loader}."
+        )
+    inner = WebdatasetSource(
+        str(path),
+        split_part=facts.get("split_part", "train"),
+        subset=facts.get("subset"),
+        subflavors=dict(facts.get("subflavors") or {}),
+        decoding=_decoding(decoder, part_filter),
+        split_config=facts.get("split_config"),
+    )
+    typing = Typing(sample_type=sample_type, fields=fields, part_filter=part_filter)
+    return TypedSource(inner, typing, None if type(decoder) is SampleDecoder else decoder)

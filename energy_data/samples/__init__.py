@@ -1,1 +1,0 @@
-"""Samples of declared types: dataclasses with the fields that a task works on."""

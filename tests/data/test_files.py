@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import threading
+
+import pytest
+
+from energy_data.data.files.local import File, OpenFiles, Window, open_file, write_whole
+from energy_data.errors import StructureError
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def numbered(folder, count):
+    paths = [str(folder / f"{n}") for n in range(count)]
+    for n, path in enumerate(paths):
+        write_whole(path, bytes([n]) * 100, 0o644)
+    return paths
+
+
+def test_ranges_are_exact(tmp_path):
+    write_whole(str(tmp_path / "a"), bytes(range(100)), 0o644)
+    file = File(str(tmp_path / "a"))
+    assert file.read(10, 5) == bytes(range(10, 15))
+    buffer = bytearray(8)
+    file.read_runs(memoryview(buffer), [(0, 2, 50), (4, 8, 96)])
+    assert buffer == bytes([50, 51, 0, 0, 96, 97, 98, 99])
+    for call in (
+        lambda: file.read(96, 5),
+        lambda: file.read(0, 1 << 50),
+        lambda: file.read_runs(memoryview(buffer), [(0, 8, 95)]),
+    ):
+        with pytest.raises(StructureError, match="the file has 100"):
+            call()
+
+
+def test_a_file_that_grew_is_read_to_its_new_end(tmp_path):
+    write_whole(str(tmp_path / "a"), b"a", 0o644)
+    file = File(str(tmp_path / "a"))
+    with (tmp_path / "a").open("ab") as out:
+        out.write(b"b")
+    assert file.read(0, 2) == b"ab"
+
+
+def test_windows_read_ahead(tmp_path):
+    write_whole(str(tmp_path / "a"), bytes(range(200)), 0o644)
+    window = Window(File(str(tmp_path / "a")), 50)
+    for offset, size in ((0, 10), (10, 40), (45, 10), (0, 200), (195, 5), (3, 1)):
+        assert window.read(offset, size) == bytes(range(offset, offset + size))
+
+
+def test_at_most_so_many_files_are_open(tmp_path):
+    paths = numbered(tmp_path, 50)
+    files = OpenFiles(limit=10)
+    before = descriptors()
+    held = files.get(paths[0])
+    for path in paths:
+        files.get(path)
+    assert descriptors() == before + 11
+    assert held.read(0, 1) == b"\0"  # closed with its last reader only
+    assert files.get(paths[-1]) is files.get(paths[-1])
+    del held, files
+    assert descriptors() == before
+
+
+def test_the_limit_of_the_system_is_lived_with(tmp_path):
+    paths = numbered(tmp_path, 60)
+    files = OpenFiles()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
+    try:
+        for n, path in enumerate(paths):
+            assert files.get(path).read(0, 1) == bytes([n])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_threads_share_files_that_are_closed_under_way(tmp_path):
+    paths = numbered(tmp_path, 40)
+    files = OpenFiles(limit=3)
+    wrong = []
+
+    def run(start):
+        for step in range(2000):
+            n = (start * 7 + step * 11) % 40
+            if files.get(paths[n]).read(0, 100) != bytes([n]) * 100:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def child(path, queue):
+    queue.put((open_file(path).read(0, 1), descriptors()))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_opens_its_own(tmp_path):
+    paths = numbered(tmp_path, 20)
+    held = [open_file(path) for path in paths]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(paths[3], queue))
+    process.start()
+    data, _ = queue.get(timeout=30)
+    process.join(30)
+    assert data == b"\3"
+    assert process.exitcode == 0
+    assert [file.read(0, 1) for file in held] == [bytes([n]) for n in range(20)]
+    assert open_file(paths[3]) is held[3]
+
+
+def test_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, problem in ((".", "not a regular"), ("pipe", "not a regular"), ("x", "cannot be op")):
+        with pytest.raises(StructureError, match=problem):
+            open_file(str(tmp_path / name))
+
+
+def test_writing_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "a"
+    write_whole(str(path), b"old", 0o755)
+    assert path.stat().st_mode & 0o777 == 0o644
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_whole(str(path), b"new", 0o644)
+    assert [file.name for file in path.parent.iterdir()] == ["a"]
+    assert path.read_bytes() == b"old"

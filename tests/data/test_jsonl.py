@@ -1,0 +1,209 @@
+"""JSONL files: indexed as Energon does, read at random."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data.files.local import open_anew
+from energy_data.data.jsonl import index as jsonl_index
+from energy_data.data.jsonl.source import open_jsonl
+from energy_data.data.registry import open_source, open_store
+from energy_data.errors import DataError, SampleError, SpecError, StructureError
+
+
+def write(path, lines):
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def numbers(path, count, **fields):
+    return write(path, [json.dumps({"n": n, **fields}).encode() + b"\n" for n in range(count)])
+
+
+def test_samples_are_lines_and_their_keys_their_numbers(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 10)
+    source = open_jsonl(path, subflavors={"a": 1})
+    sample = source.read(np.array([7]))[0]
+    assert sample == {
+        "__key__": "7",
+        "__subflavors__": {"a": 1},
+        "__sources__": ((str(path), "x.jsonl", 7),),
+        "json": {"n": 7},
+    }
+
+
+@given(
+    indices=st.lists(st.integers(0, 99), max_size=40),
+    gap=st.sampled_from([0, 20, 5000]),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_order_and_repeats_give_what_the_lines_hold(tmp_path_factory, indices, gap):
+    path = tmp_path_factory.mktemp("j") / "x.jsonl"
+    source = open_jsonl(numbers(path, 100, pad="x" * gap))
+    source.hint(np.array(indices, np.int64))
+    found = source.read(np.array(indices, np.int64))
+    assert [sample["json"]["n"] for sample in found] == indices
+
+
+LINES = st.lists(
+    st.one_of(
+        st.integers(0, 9).map(lambda n: json.dumps({"n": "}\n{ü" * n}).encode()),
+        st.sampled_from([b"", b"  ", b"\t\r", b' {"a": 1} ', b'{"a": 1}\r']),
+    ),
+    max_size=30,
+)
+
+
+@given(lines=LINES, ended=st.booleans(), chunk=st.sampled_from([1, 7, 64, 1 << 22]))
+@settings(max_examples=200, deadline=None)
+def test_the_index_holds_the_places_that_energon_gives(tmp_path_factory, lines, ended, chunk):
+    path = tmp_path_factory.mktemp("j") / "x.jsonl"
+    text = b"\n".join(lines) + (b"\n" if ended else b"")
+    path.write_bytes(text)
+    offsets, last = [], 0
+    with path.open("rb") as file:
+        while line := file.readline():
+            if line.strip():
+                offsets.append(last)
+                last = file.tell()
+            elif last:
+                last = file.tell()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl_index, "_CHUNK", chunk)
+        if not offsets:
+            with pytest.raises(StructureError, match="no samples"):
+                jsonl_index.scan_lines(open_anew(str(path)))
+            return
+        found = jsonl_index.scan_lines(open_anew(str(path)))
+    assert found.tolist() == [*offsets, len(text)]
+    samples = open_jsonl(path).read(np.arange(len(offsets)))
+    assert [one["json"] for one in samples] == [json.loads(line) for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize(
+    "line", [b"3", b'["a"]', b'{"a": 1', b'x{"a": 1}', b'\xef\xbb\xbf{"a": 1}']
+)
+def test_a_line_that_is_no_object_is_named(tmp_path, line):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b"\n", line, b"\n"])
+    with pytest.raises(StructureError) as caught:
+        open_jsonl(path)
+    assert "line 3 is no JSON object" in str(caught.value)
+    assert caught.value.offset == 10
+    assert not (tmp_path / "x.jsonl.idx").exists()
+
+
+def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"a" 1}\n', b'{"a": 2}\n'])
+    one, bad, other = open_jsonl(path).read(np.arange(3))
+    assert (one["json"], other["json"]) == ({"a": 1}, {"a": 2})
+    assert isinstance(bad, SampleError)
+    assert (bad.key, bad.offset, bad.dataset) == ("1", 9, str(path))
+
+
+def test_a_subset_counts_in_the_file(tmp_path):
+    source = open_jsonl(numbers(tmp_path / "x.jsonl", 10), subset=(3, 6))
+    assert len(source) == 3
+    assert [one["__key__"] for one in source.read(np.arange(3))] == ["3", "4", "5"]
+    with pytest.raises(IndexError):
+        source.read(np.array([3]))
+    with pytest.raises(SpecError, match="subset"):
+        open_jsonl(tmp_path / "x.jsonl", subset=(3, 11))
+
+
+def test_a_file_that_grew_is_indexed_anew(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 3)
+    assert len(open_jsonl(path)) == 3
+    numbers(path, 5)
+    assert len(open_jsonl(path)) == 5
+
+
+def test_an_index_of_the_same_size_but_an_older_file_is_made_anew(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"a": 11}\n'])
+    open_jsonl(path)
+    write(path, [b'{"a": 11}\n', b'{"a": 1}\n'])
+    later = time.time() + 10
+    os.utime(path, (later, later))
+    assert [one["json"]["a"] for one in open_jsonl(path).read(np.arange(2))] == [11, 1]
+
+
+def test_in_a_read_only_folder_the_index_is_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = numbers(tmp_path / "x.jsonl", 3)
+    (tmp_path / "x.jsonl.idx").mkdir()  # nothing can be written there, by root either
+    assert len(open_jsonl(path)) == 3
+    assert len(list((tmp_path / "cache").rglob("*.idx"))) == 1
+
+
+def test_a_pickled_source_reads_on_and_notices_a_changed_file(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 10)
+    data = pickle.dumps(open_jsonl(path, subset=(2, 5)))
+    assert pickle.loads(data).read(np.array([0]))[0]["__key__"] == "2"
+    assert len(data) < 1000
+    numbers(path, 11)
+    with pytest.raises(StructureError, match="changed while it was in use"):
+        pickle.loads(data)
+
+
+def test_the_fingerprint_is_of_what_the_numbers_mean(tmp_path):
+    one = open_jsonl(numbers(tmp_path / "x.jsonl", 10))
+    same = open_jsonl(numbers(tmp_path / "y.jsonl", 10))
+    other = open_jsonl(numbers(tmp_path / "z.jsonl", 10, more=1))
+    part = open_jsonl(tmp_path / "x.jsonl", subset=(0, 9))
+    assert one.fingerprint == same.fingerprint
+    assert len({one.fingerprint, other.fingerprint, part.fingerprint}) == 3
+
+
+def test_a_jsonl_file_is_whole_in_every_part(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 4)
+    assert len(open_source(path, split_part="val")) == 4
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_index_is_an_error_and_never_a_crash(tmp_path_factory, data):
+    path = numbers(tmp_path_factory.mktemp("j") / "x.jsonl", 20)
+    source = open_jsonl(path)
+    index = path.with_suffix(".jsonl.idx")
+    good = index.read_bytes()
+    rows = np.frombuffer(good, "<u8").copy()
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(rows) - 1))
+        rows[place] = data.draw(st.integers(0, 2**64 - 1) | st.integers(0, 300))
+    index.write_bytes(rows.tobytes()[: data.draw(st.sampled_from([len(good), 161, 80, 8, 0]))])
+    try:
+        source.read(np.arange(20))
+        found = open_jsonl(path).read(np.arange(20))
+    except (DataError, IndexError, SpecError):
+        return
+    assert len(found) == 20
+
+
+def test_a_jsonl_file_trains_like_any_dataset(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 12)
+    config = WorkerConfig(lanes=2)
+    dataset = get_train_dataset(path, batch_size=4, repeat=False, worker_config=config)
+    assert sorted(n["n"] for batch in get_loader(dataset) for n in batch["json"]) == list(range(12))
+
+
+def test_lines_are_had_by_key(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"b": 2}\n'])
+    store = pickle.loads(pickle.dumps(open_store(path)))
+    assert store["1.json"] == (b'{"b": 2}\n', (str(path), "x.jsonl", "1.json"))
+    assert list(store.list_all_sample_parts()) == [("0.json", 9, 0), ("1.json", 9, 0)]
+    assert (len(store), store.get_total_size(), store.get_path()) == (2, 18, str(path))
+
+
+@pytest.mark.parametrize("key", ["2.json", "-1.json", "1", "1.txt", "x.json", "../0.json"])
+def test_keys_that_are_no_lines_are_refused(tmp_path, key):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"b": 2}\n'])
+    with pytest.raises(KeyError, match=r"only 0\.json to 1\.json"):
+        open_store(path)[key]

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+import time
+
+import numpy as np
+import pytest
+import yaml
+from tars import bare, dataset, expected, one_shard, read_all, sample_files, write_tar
+
+from energy_data.core.sample import SampleSource
+from energy_data.data.tar.prepare import prepare
+from energy_data.data.tar.source import open_dataset
+from energy_data.errors import ExcludedError, SpecError, StructureError
+
+pytestmark = pytest.mark.usefixtures("reading")
+
+SIZES = [40, 600, 5_000, 40_000]  # in one piece, in several, with parts that are read by themselves
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_give_the_samples_in_the_order_asked_for(tmp_path, size):
+    source = open_dataset(dataset(tmp_path, size=size))
+    rng = np.random.default_rng(0)
+    assert len(source) == 60
+    for count in (0, 1, 5, 31, 32, 33, 60):
+        numbers = rng.integers(0, 60, count)
+        samples = source.read(numbers)
+        assert [bare(sample) for sample in samples] == [expected(n, size) for n in numbers.tolist()]
+        places = [SampleSource(str(tmp_path), f"shard-{n // 20:03d}.tar", n % 20) for n in numbers]
+        assert [sample["__sources__"] for sample in samples] == [(place,) for place in places]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_names_of_every_format(tmp_path, kind):
+    names = [f"{'folder/' * 12}{n}" for n in range(50)]
+    if kind != tarfile.USTAR_FORMAT:
+        names += [f"grüße/{n}" for n in range(50)] + [f"{'x' * 200}{n}" for n in range(50)]
+    files = [(f"{name}.{part}", name.encode()) for name in names for part in ("txt", "b.bin")]
+    write_tar(tmp_path / "a.tar", files, kind)
+    prepare(tmp_path)
+    samples = read_all(open_dataset(tmp_path))
+    assert [sample["__key__"] for sample in samples] == names
+    assert [sample["txt"] for sample in samples] == names
+    assert [sample["b.bin"] for sample in samples] == [name.encode() for name in names]
+
+
+def test_samples_with_different_parts_in_one_block(tmp_path):
+    rng = np.random.default_rng(0)
+    samples = []
+    for n in range(100):
+        parts = {f"p{k}": rng.bytes(int(rng.integers(0, 30_000))) for k in range(n % 7 + 1)}
+        samples.append({"__key__": f"{n}", **parts})
+    files = [(f"{s['__key__']}.{k}", s[k]) for s in samples for k in s if k != "__key__"]
+    assert [bare(one) for one in read_all(one_shard(tmp_path, files))] == samples
+
+
+def test_a_sample_of_very_many_parts(tmp_path):
+    parts = {f"p{k}": b"x" * 3000 for k in range(2000)}
+    source = one_shard(tmp_path, [(f"a.{name}", data) for name, data in parts.items()])
+    begin = time.process_time()
+    assert [bare(one) for one in read_all(source)] == [{"__key__": "a", **parts}]
+    assert time.process_time() - begin < 5
+
+
+def test_folders_and_links_between_samples_are_passed_over(tmp_path):
+    files = [one for n in range(50) for one in (("d/", b""), *sample_files(n))]
+    assert [bare(one) for one in read_all(one_shard(tmp_path, files))] == list(
+        map(expected, range(50))
+    )
+
+
+def test_bytes_mode_decodes_nothing(tmp_path):
+    source = one_shard(tmp_path, sample_files(3), decode="bytes")
+    assert {type(v) for k, v in source.read(np.array([0]))[0].items() if k[0] != "_"} == {bytes}
+
+
+def test_decoders_of_the_user_go_first(tmp_path):
+    files = [("1.txt", b"a"), ("1.seg.txt", b"b"), ("1.json", b"{}"), ("1.x", b"c")]
+    decoders = {"seg.txt": bytes.upper, "txt": "bytes", "x": bytes.decode}
+    source = one_shard(tmp_path, files, decoders=decoders)
+    sample = bare(source.read(np.array([0]))[0])
+    assert sample == {"__key__": "1", "txt": b"a", "seg.txt": b"B", "json": {}, "x": "c"}
+
+
+def test_subflavors_are_given_to_every_sample(tmp_path):
+    source = one_shard(tmp_path, sample_files(3), subflavors={"a": 1})
+    assert source.read(np.array([0]))[0]["__subflavors__"] == {"a": 1}
+
+
+def test_subsets_are_ranges_of_samples(tmp_path):
+    source = open_dataset(dataset(tmp_path), subset=(15, 45))
+    keys = [sample["__key__"] for sample in source.read(np.arange(30))]
+    assert keys == [f"d/{n:05d}" for n in range(15, 45)]
+    assert len(open_dataset(tmp_path, subset=(15, None))) == 45
+    with pytest.raises(IndexError):
+        source.read(np.array([30]))
+    with pytest.raises(IndexError):
+        source.read(np.arange(-1, 30))
+    for wrong in ((0, 61), (5, 5), (-1, 3)):
+        with pytest.raises(SpecError, match="subset"):
+            open_dataset(tmp_path, subset=wrong)
+
+
+def test_the_fingerprint_follows_the_data_and_not_the_place(tmp_path):
+    first = open_dataset(dataset(tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert open_dataset(tmp_path / "b").fingerprint == first.fingerprint
+    assert len(first.fingerprint) == 16
+    assert open_dataset(tmp_path / "a", subset=(0, 5)).fingerprint != first.fingerprint
+    prepare(tmp_path / "b", force=True, workers=1)
+    assert open_dataset(tmp_path / "b").fingerprint != first.fingerprint
+    with pytest.raises(StructureError, match="changed while"):
+        _changed = pickle.loads(pickle.dumps(open_dataset(tmp_path / "a")).replace(b"/a", b"/b"))
+
+
+def test_sources_pickle_small(tmp_path):
+    source = open_dataset(dataset(tmp_path), subset=(3, 40), subflavors={"a": 1}, decode="bytes")
+    source.read(np.arange(37))
+    data = pickle.dumps(source)
+    assert len(data) < 1000
+    copy = pickle.loads(data)
+    assert copy.fingerprint == source.fingerprint
+    assert copy.read(np.arange(37)) == source.read(np.arange(37))
+
+
+def test_hints_do_no_harm(tmp_path):
+    source = open_dataset(dataset(tmp_path))
+    source.hint(np.array([], np.int64))
+    source.hint(np.array([59, 3, 3, 21]))
+    (tmp_path / "shard-001.tar").unlink()
+    open_dataset(tmp_path).hint(np.array([59, 3, 3, 21]))
+
+
+def test_split_parts_that_are_not_there_are_named(tmp_path):
+    dataset(tmp_path)
+    with pytest.raises(SpecError, match="no split part 'dev', only: 'train', 'val', 'test'"):
+        open_dataset(tmp_path, split_part="dev")
+    with pytest.raises(SpecError, match="'val' has no samples; parts with shards: 'train'"):
+        open_dataset(tmp_path, split_part="val")
+    with pytest.raises(SpecError, match="missing"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_excluded_shards_and_samples(tmp_path):
+    dataset(tmp_path)
+    path = tmp_path / ".nv-meta" / "split.yaml"
+    split = yaml.safe_load(path.read_text())
+    split["exclude"] = ["shard-000.tar", "shard-001.tar/d/0002{1..2}"]
+    path.write_text(yaml.safe_dump(split))
+    source = open_dataset(tmp_path)
+    assert len(source) == 40
+    for samples in (source.read(np.arange(40)), source.read(np.arange(3))):
+        left_out = [n for n, one in enumerate(samples) if isinstance(one, ExcludedError)]
+        assert left_out == [1, 2]
+        assert samples[1].key == "d/00021"
+
+
+def test_yaml_info_and_json_splits_of_old_energons(tmp_path):
+    meta = dataset(tmp_path) / ".nv-meta"
+    info = json.loads((meta / ".info.json").read_text())
+    (meta / ".info.yaml").write_text(yaml.safe_dump(info))
+    (meta / ".info.json").unlink()
+    (meta / "split.json").write_text(json.dumps(yaml.safe_load((meta / "split.yaml").read_text())))
+    (meta / "split.yaml").unlink()
+    assert len(open_dataset(tmp_path)) == 60
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".info.json", "{"),
+        (".info.json", "[]"),
+        (".info.json", "{}"),
+        (".info.json", '{"shard_counts": {"a.tar": -1}}'),
+        (".info.json", '{"shard_counts": {"a.tar": true}}'),
+        (".info.json", '{"shard_counts": {"a.tar": 1e300}}'),
+        (".info.json", '{"shard_counts": {"../a.tar": 1}}'),
+        (".info.json", '{"shard_counts": {"/etc/a.tar": 1}}'),
+        (".info.json", "[" * 100_000),
+        (".info.json", "\udcff"),
+        ("split.yaml", "split_parts: {train: ["),
+        ("split.yaml", "split_parts: {train: [[]]}"),
+        ("split.yaml", "split_parts: {train: [3]}"),
+        ("split.yaml", "split_parts: {train: ['a{{b']}"),
+        ("split.yaml", "split_parts: {train: ['{0..9}{0..9999999999999}']}"),
+        ("split.yaml", "split_parts: {train: [b.tar]}"),
+        ("split.yaml", "split_parts: [train]"),
+        ("split.yaml", "- 1"),
+        ("split.yaml", "a: !!python/object/apply:os.system ['true']"),
+        ("split.yaml", "&a [*a]"),
+        ("split.yaml", "[" * 10_000),
+        ("index.uuid", "\udcff"),
+    ],
+)
+def test_damaged_metadata_are_named(tmp_path, name, text):
+    dataset(tmp_path)
+    (tmp_path / ".nv-meta" / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises((StructureError, SpecError), match=name if name[0] != "." else "info|split"):
+        open_dataset(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    source = open_dataset(dataset(tmp_path))
+    (tmp_path / "shard-001.tar").unlink()
+    assert len(source.read(np.arange(20))) == 20
+    for numbers in (np.arange(20, 21), np.arange(60)):
+        with pytest.raises(StructureError, match=r"shard-001\.tar.*cannot be opened") as caught:
+            source.read(numbers)
+        assert caught.value.dataset == str(tmp_path)
+
+
+def test_a_folder_or_a_pipe_in_place_of_a_shard(tmp_path):
+    for make in (os.mkdir, os.mkfifo):
+        folder = tmp_path / make.__name__
+        source = open_dataset(dataset(folder))
+        (folder / "shard-000.tar").unlink()
+        make(folder / "shard-000.tar")
+        with pytest.raises(StructureError, match="not a regular file"):
+            source.read(np.arange(3))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tar, idx: idx.unlink(),
+        lambda tar, idx: idx.write_bytes(b""),
+        lambda tar, idx: idx.write_bytes(idx.read_bytes()[:-8]),
+        lambda tar, idx: idx.write_bytes(idx.read_bytes()[:-3]),
+        lambda tar, idx: idx.write_bytes(idx.read_bytes() + b"\0" * 8),
+        lambda tar, idx: idx.write_bytes(b"\xff" * idx.stat().st_size),
+        lambda tar, idx: idx.write_bytes(b"\0" * idx.stat().st_size),
+        lambda tar, idx: idx.write_bytes(np.fromfile(idx, "<u8")[::-1].tobytes()),
+        lambda tar, idx: os.truncate(tar, tar.stat().st_size - 20 * 1024),
+    ],
+)
+def test_indices_that_do_not_fit_are_errors(tmp_path, damage):
+    dataset(tmp_path)
+    tar = tmp_path / "shard-001.tar"
+    damage(tar, tmp_path / "shard-001.tar.idx")
+    source = open_dataset(tmp_path)
+    for numbers in (np.array([25]), np.arange(60)):
+        with pytest.raises(StructureError, match="prepare"):
+            source.read(numbers)
+
+
+def test_a_tar_that_was_written_anew_is_noticed(tmp_path):
+    dataset(tmp_path)
+    tar = tmp_path / "shard-001.tar"
+    later = time.time_ns() + 10**9
+    for files in (
+        [part for n in range(60) for part in sample_files(n)],
+        [part for n in range(20) for part in sample_files(n, 700)],
+        [part for n in range(20) for part in sample_files(n)[:1]],
+        [(f"{n // 2}.{n % 2}", b"x") for n in range(60)],
+    ):
+        write_tar(tar, files)
+        os.utime(tar, ns=(later, later))
+        with pytest.raises(StructureError, match="prepare"):
+            open_dataset(tmp_path).read(np.array([25]))
+
+
+def test_a_copied_dataset_is_not_taken_for_a_changed_one(tmp_path):
+    dataset(tmp_path)
+    for tar in tmp_path.glob("*.tar"):
+        later = time.time_ns() + 10**9
+        os.utime(tar, ns=(later, later))
+    assert len(open_dataset(tmp_path).read(np.arange(60))) == 60
+
+
+def test_many_datasets_open_in_seconds(tmp_path):
+    dataset(tmp_path, shards=2)
+    begin = time.process_time()
+    for _ in range(300):
+        open_dataset(tmp_path)
+    assert (time.process_time() - begin) / 300 < 0.002
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pax_records_that_say_nothing_of_names_and_sizes(tmp_path, size):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for n in range(50):
+            for name, data in sample_files(n, size):
+                member = tarfile.TarInfo(name)
+                member.size, member.mtime = len(data), 1.5
+                if n % 5 == 4:
+                    member.pax_headers = {"path": name, "comment": "x" * 600}
+                tar.addfile(member, io.BytesIO(data))
+    prepare(tmp_path)
+    samples = read_all(open_dataset(tmp_path))
+    assert [bare(one) for one in samples] == [expected(n, size) for n in range(50)]
