@@ -61,8 +61,6 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
     # Fields of the cursor that count items left out, each with why they are, in words.
     leaves_out: ClassVar[tuple[tuple[str, str], ...]] = ()
-    # Counts that states of older versions lack: there they go on from 0.
-    added_later: ClassVar[frozenset[str]] = frozenset()
 
     _exchanged: ClassVar[int] = 0  # how often a node has exchanged a child
 
@@ -184,9 +182,6 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             {path: set(fields) for path, fields in tree.items()}
             for tree in (self.state_dict(), state)
         )
-        for path, node in self.walk():
-            if path in theirs:
-                theirs[path] |= node.added_later
         if wrong := sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path)):
             raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
         cursors = [node.restored(path, state.get(path, {})) for path, node in self.walk()]

@@ -13,7 +13,7 @@ from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.ledger import Ledgers, go_on
-from energy_data.loading.checkpoint.restore import fitted, where_stages_are
+from energy_data.loading.checkpoint.restore import check_stages, fitted
 from energy_data.loading.checkpoint.run_state import RunState, merge
 from energy_data.loading.checkpoint.tree import TreeRecord, differences
 from energy_data.loading.epoch_end import batches_of_rank, stand_in
@@ -268,7 +268,7 @@ class Loader(Placed[T_batch]):
             raise SpecError(
                 f"on_mismatch: must be 'error', 'keep_matching' or 'restart', got {on_mismatch!r}."
             )
-        saved = where_stages_are(saved)
+        check_stages(saved)
         wrong = self._wrong_run(saved)
         changed = saved.tree != self._packed
         if on_mismatch == "restart" and (wrong or changed):

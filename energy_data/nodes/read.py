@@ -80,7 +80,6 @@ class ReadNode(Node[Sample, ReadCursor]):
     """Reads a block of references at once, each leaf's together."""
 
     leaves_out = (("skipped", "bad samples"), ("excluded", "excluded by their dataset"))
-    added_later = frozenset(("excluded",))  # in version 5; until then `skipped` counted these too
 
     def __init__(self, spec: ReadSpec, context: Context) -> None:
         self.references: ReferencesNode = spec.of.build(context.under("of"))

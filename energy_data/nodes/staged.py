@@ -187,8 +187,6 @@ class StagedNode(Node[Any, StagedCursor]):
     before; only after a restore at all of them, once.
     """
 
-    added_later = frozenset(("returned",))  # in version 6
-
     def __init__(self, spec: StagedSpec, context: Context) -> None:
         self.spec, self.context = spec, context
         fades = any(stage.fade for stage in spec.stages)

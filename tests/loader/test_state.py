@@ -202,44 +202,6 @@ def test_a_tree_is_remembered_well_enough_to_compute_its_ledger(kind):
                 assert drawn[0] == drawn[1]
 
 
-# What two ranks of four lanes saved after five batches each, before lanes had entries.
-OF_VERSION_1 = [
-    {
-        "format": "energy_data",
-        "version": 1,
-        "seed": 0,
-        "lanes": 4,
-        "tree": TreeRecord.of(BLEND).pack(),
-        "epoch": 0,
-        "begun": 0,
-        "batch": 10 + rank,
-        "hosted": [rank, 2],
-        "places": {
-            "root": {"skipped": {"all": 0}},
-            "root/of": {"skipped": {"all": 0}, "failures": {"all": 0}},
-            "root/of/of": {"epoch": {"all": 0}, "draws": [9, 6], "offsets": {"all": []}},
-        },
-    }
-    for rank in range(2)
-]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_states_of_version_1_go_on_on_any_number_of_ranks(ranks):
-    expected = run(loaders_of(BLEND, 1, lanes=4), rounds=22)
-    loaders = loaders_of(BLEND, ranks, lanes=4)
-    for loader in loaders:
-        loader.restore_state_global(OF_VERSION_1)
-    assert run(loaders, 12 // ranks) == {g: expected[g] for g in range(10, 22)}
-
-
-def test_a_rank_goes_on_from_its_own_state_of_version_1():
-    expected = run(loaders_of(BLEND, 1, lanes=4), rounds=22)
-    loader = loader_of(BLEND, 1, 2, lanes=4)
-    loader.load_state_dict(OF_VERSION_1[1])
-    assert run([loader], 3) == {g: expected[g] for g in (11, 13, 15)}
-
-
 def test_a_part_of_the_lanes_is_an_error_that_says_how_many_there_are():
     state = loader_of(BLEND, lanes=24).state_dict()
     state["places"] = {lane: state["places"][lane] for lane in ("0", "1", "2", "3")}

@@ -10,7 +10,6 @@ from loader.runs import in_order, loader_of, loaders_of
 from loader.workers import worker_loader
 from trees import batches, leaf, numbers, samples
 
-from energy_data.errors import StateMismatchError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.stage import Stage
@@ -45,31 +44,6 @@ def test_a_limit_before_the_last_stage_ends_the_run_and_its_place_stays(ranks):
     again = loader_of(spec, lanes=4)
     again.restore_state_global(states)
     assert (list(again), again.last_batch) == ([], 11)
-
-
-def as_before(state):
-    """The state of a run that has ended as it was saved before its place stayed."""
-    for lane, row in state["places"].items():
-        row[:3] = [int(lane), 1, 0]  # next micro-batch, iterations finished, the first of this one
-    return state
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_old_state_saved_after_the_end_is_of_the_end(ranks):
-    short, longer = plan(("x", 8), ("y", 16)), plan(("x", 8), ("y", 40))
-    ended = loaders_of(short, ranks, lanes=4)
-    in_order(ended)
-    states = [as_before(json.loads(json.dumps(one.state_dict()))) for one in ended]
-    same, own, whole = (loaders_of(spec, ranks, lanes=4) for spec in (short, longer, longer))
-    for number, state in enumerate(states):
-        same[number].load_state_dict(state)
-        own[number].load_state_dict(state)
-        whole[number].restore_state_global(states)
-    assert [list(loader) for loader in same] == [[]] * ranks
-    expected = in_order([loader_of(longer, lanes=4)], 24)[16:]
-    assert in_order(own, 8 // ranks) == in_order(whole, 8 // ranks) == expected
-    with pytest.raises(StateMismatchError, match="stage 'x' is over; it ended at 8, and now at 4"):
-        loader_of(plan(("x", 4), ("y", 40)), lanes=4).restore_state_global(states)
 
 
 def test_what_a_left_stage_had_prefetched_and_never_gave_comes_first_when_it_is_read_again(

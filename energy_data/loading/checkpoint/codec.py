@@ -1,4 +1,4 @@
-"""Compact text for the bulky parts of a state: compressed JSON and integer tables in base 85."""
+"""Compact text for the bulky parts of a state: compressed JSON and integers in base 85."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from energy_data.errors import StateError
 
-MAX_MARKS = 1 << 24  # pending in all lanes together; more are a damaged number
-Integers = npt.NDArray[np.int64]
-
+MAX_REFS = 1 << 24  # references pending in a lane; more indicate a damaged number
 MAX_BYTES = 1 << 28  # a state is small: more than this, decompressed, is a bomb
+MIN_PACKED = 16  # shorter tuples of integers are smaller as they are
+
+Integers = npt.NDArray[np.int64]
 
 
 def pack_json(value: Any) -> str:
@@ -34,82 +35,63 @@ def unpack_json(text: str) -> Any:
         raise StateError(f"state: a packed part is not JSON ({error}). It is damaged.") from error
 
 
-def pack_table(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return a table of integers [lanes, n] whose columns hardly differ between rows, small.
+def pack_value(value: Any) -> str | None:
+    """Return a long tuple of integers, or a tuple of references, as text; None for other values.
 
-    Costs some 2 bytes per integer: each column's least value, and the differences to it.
+    A reference to a large dataset costs about 6 bytes: number k of all references is one column,
+    stored as differences to its least value, byte by byte, because leaves, epochs and the upper
+    bytes of sample numbers hardly differ.
     """
-    table = np.array(rows, np.int64)
-    base = table.min(axis=0)
-    delta = table - base
-    size = next(size for size in (1, 2, 4, 8) if int(delta.max(initial=0)) < 1 << (8 * size - 1))
-    return {
-        "shape": list(table.shape),
-        "base": _pack(base.astype("<i8").tobytes()),
-        "delta": _pack(delta.astype(f"<u{size}").tobytes()),
-        "size": size,
-    }
+    if not isinstance(value, tuple) or not value:
+        return None
+    if all(type(number) is int for number in value):
+        packed: Any = _pack_column(np.array(value, np.int64)) if len(value) >= MIN_PACKED else None
+    elif all(isinstance(ref, tuple) for ref in value):
+        packed = _pack_refs(value)
+    else:
+        return None
+    return None if packed is None else json.dumps(packed, separators=(",", ":"))
 
 
-def unpack_table(packed: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Return the rows that `pack_table` packed. StateError if it is something else."""
+def unpack_value(text: str) -> tuple[Any, ...]:
+    """Return what `pack_value` packed. StateError if the text is damaged."""
     try:
-        rows, columns = packed["shape"]
-        base = np.frombuffer(_unpack(packed["base"]), "<i8")
-        delta = np.frombuffer(_unpack(packed["delta"]), f"<u{int(packed['size'])}")
-        table: npt.NDArray[np.int64] = delta.reshape(rows, columns).astype(np.int64) + base
+        packed = json.loads(text)
+        if isinstance(packed, list):
+            return tuple(_unpack_column(packed).tolist())
+        return _unpack_refs(packed)
     except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"state: a packed table is damaged ({error}).") from error
-    return [tuple(row) for row in table.tolist()]
+        raise StateError(f"state: a packed field is damaged ({error}).") from error
 
 
-Marks = tuple[tuple[int, ...], ...]
-
-
-def pack_marks(rows: Sequence[Marks]) -> dict[str, Any]:
-    """Return what is pending in each lane, small: some 6 bytes for a reference to a large dataset.
-
-    Number k of all marks is a column, as differences to the least, byte by byte: in what is pending
-    together leaves, epochs and the upper bytes of numbers hardly differ.
-    """
-    marks = [mark for row in rows for mark in row]
-    widths = np.array([len(mark) for mark in marks], np.int64)
-    table = np.zeros((len(marks), int(widths.max())), np.int64)
+def _pack_refs(refs: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    widths = np.array([len(ref) for ref in refs], np.int64)
+    table = np.zeros((len(refs), int(widths.max())), np.int64)
     for width in np.unique(widths).tolist():
         alike = np.flatnonzero(widths == width)
-        table[alike, :width] = [marks[place] for place in alike.tolist()]
-    counts = np.array([len(row) for row in rows], np.int64)
+        table[alike, :width] = [refs[place] for place in alike.tolist()]
     return {
-        "counts": _pack_column(counts),
         "widths": _pack_column(widths),
-        "marks": [_pack_column(column) for column in table.T],
+        "refs": [_pack_column(column) for column in table.T],
     }
 
 
-def unpack_marks(packed: Mapping[str, Any]) -> list[Marks]:
-    """Return what `pack_marks` packed. StateError if it is something else."""
-    try:
-        counts, widths = _unpack_column(packed["counts"]), _unpack_column(packed["widths"])
-        columns = [_unpack_column(column) for column in packed["marks"]]
-        table = np.stack(columns, axis=1) if columns else np.zeros((len(widths), 0), np.int64)
-        if len(table) != len(widths) or counts.sum() != len(widths) or counts.min() < 0:
-            raise ValueError(f"{len(table)} marks, {len(widths)} widths, counts {counts.tolist()}")
-        if not 0 <= widths.min() <= widths.max() == table.shape[1]:
-            raise ValueError(f"marks of {widths.min()} to {widths.max()} of {table.shape[1]}")
-        marks = [
-            tuple(mark[:width]) for mark, width in zip(table.tolist(), widths.tolist(), strict=True)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(f"state: packed references are damaged ({error}).") from error
-    ends = np.cumsum(counts).tolist()
-    return [
-        tuple(marks[end - count : end]) for end, count in zip(ends, counts.tolist(), strict=True)
-    ]
+def _unpack_refs(packed: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    widths = _unpack_column(packed["widths"])
+    columns = [_unpack_column(column) for column in packed["refs"]]
+    table = np.stack(columns, axis=1) if columns else np.zeros((len(widths), 0), np.int64)
+    if len(table) != len(widths):
+        raise ValueError(f"{len(table)} references, {len(widths)} widths")
+    if not 0 <= widths.min() <= widths.max() == table.shape[1]:
+        raise ValueError(f"references of {widths.min()} to {widths.max()} of {table.shape[1]}")
+    return tuple(
+        tuple(ref[:width]) for ref, width in zip(table.tolist(), widths.tolist(), strict=True)
+    )
 
 
 def _pack_column(column: Integers) -> list[Any]:
     least = int(column.min())
-    delta = column.astype(np.uint64) - np.uint64(least)
+    delta = (column - column.min()).view(np.uint64)  # right also where int64 wraps around
     size = next(size for size in (1, 2, 4, 8) if int(delta.max()) >> (8 * size) == 0)
     data = delta.astype(f"<u{size}").view(np.uint8).reshape(-1, size).T.tobytes()
     return [least, size, len(column), _deflate(data) if int(delta.max()) else ""]
@@ -118,21 +100,21 @@ def _pack_column(column: Integers) -> list[Any]:
 def _unpack_column(packed: Sequence[Any]) -> Integers:
     least, size, length, text = packed
     if not text:
-        if not 0 <= length <= MAX_MARKS:
+        if not 0 <= length <= MAX_REFS:
             raise ValueError(f"{length} equal values")
         return np.full(length, least, np.int64)
     data = np.frombuffer(_unpack(text), np.uint8).reshape(size, length).T
     delta = np.ascontiguousarray(data).view(f"<u{size}")[:, 0]
-    return (delta.astype(np.uint64) + np.uint64(least)).astype(np.int64)
+    return delta.astype(np.uint64).view(np.int64) + np.int64(least)
 
 
 def _deflate(data: bytes) -> str:
-    # a sixteenth of the time of bz2, and smaller where there is little to gain
+    # Takes a sixteenth of the time of bz2, and is smaller where there is little to gain.
     return b85encode(zlib.compress(data)).decode()
 
 
 def _pack(data: bytes) -> str:
-    # bz2 takes digits a tenth smaller than zlib, and a state has hardly anything else
+    # bz2 packs digits, of which a state mostly consists, 10 % smaller than zlib.
     return b85encode(bz2.compress(data)).decode()
 
 

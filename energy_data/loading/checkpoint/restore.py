@@ -35,34 +35,24 @@ log = logging.getLogger(__name__)
 Rule = Literal["strict", "ablation", "ignore"]
 
 
-def where_stages_are(saved: RunState) -> RunState:
-    """Return a state with the place at which its stages are.
-
-    At the end of a run, earlier versions began its numbers again, though stages never do.
-    """
+def check_stages(saved: RunState) -> None:
+    """Raise StateError if the stages of a lane are not at the micro-batch of the lane."""
     found = {
         lane: (path, cursor)
         for lane, place in saved.places.items()
         for path, cursor in place.items()
         if "carried" in cursor
     }
-    if not found:
-        return saved
     at = {lane: _at(saved, lane, path, cursor) for lane, (path, cursor) in found.items()}
     entered = {lane: at["entered"] for lane, (_, at) in found.items() if "entered" in at}
     if entered:
         _check_entered(saved, entered)
-    batch = min(at.values())
-    if saved.epoch and saved.step is None and not entered and saved.batch < batch:
-        clock = batch - (batch - saved.clock) % saved.hosted[1]
-        saved = evolve(saved, batch=batch, clock=clock, begun=0)
     for lane, place in at.items():
         if place != (due := saved.batch + (lane - saved.batch) % saved.lanes):
             raise StateError(
                 f"state: it is damaged: lane {lane} is at micro-batch {due}, and its stages at "
                 f"{place}. Use another checkpoint."
             )
-    return saved
 
 
 def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:

@@ -1,6 +1,6 @@
 """The state of a run: plain data, small, versioned; read, checked and merged here.
 
-    format, version   "energy_data", 6
+    format, version   "energy_data", 1
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `TreeRecord`), packed
     start             [node path, cursor field, value] of a lane that has not begun. With "" for a
@@ -17,17 +17,10 @@ Each rank saves its lanes; all else is the same on all ranks. So the states of d
 different keys, their union is the state of the run, and of it each rank of another number of ranks
 needs its lanes: which is how `torch.distributed.checkpoint` saves and loads, key by key. A state
 describes the place after the last batch handed over.
-
-Versions 1 to 3 had `epoch`, `begun`, `batch` and `hosted` ([r, R]: the lanes = r (mod R)) at the
-top, and in `places` node path -> cursor field -> its values, lane by lane; 1 had no references to
-what is pending, 2 no `step`. Up to 4, what a dataset excludes was counted as bad samples. 5 had
-"phase" in place of "clock": it, modulo the ranks that saved, if not 0; and an edit of stages kept
-nothing of what they had drawn and not given. They are still read.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,13 +34,11 @@ from energy_data.errors import (
     StateMismatchError,
     StateMissingError,
 )
-from energy_data.loading.checkpoint.codec import pack_marks, pack_table, unpack_marks, unpack_table
+from energy_data.loading.checkpoint.codec import pack_value, unpack_value
 from energy_data.loading.checkpoint.history import Gone
 
 FORMAT = "energy_data"
-VERSION = 6
-READS = (1, 2, 3, 4, 5, 6)
-_PACKED = 16  # integers in a tuple; fewer are smaller as they are
+VERSION = 1
 _TOGETHER = "Save on all ranks after the same number of batches."
 _OF_RUN = ""  # in place of the path of a node
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
@@ -105,26 +96,7 @@ class RunState:
         """Return a state read back. Raises one of the three StateErrors that says what it is."""
         _check_form(state)
         try:
-            if state["version"] > 3:
-                return cls._of_lanes(state)
-            rank, ranks = map(_count, state["hosted"])
-            if not 0 <= rank < ranks <= _count(state["lanes"]) <= MAX_LANES:
-                raise ValueError(f"rank {rank} of {ranks} with {state['lanes']} lanes")
-            lanes = range(rank, state["lanes"], ranks)
-            rows = _rows(state["places"], len(lanes))
-            return cls(
-                seed=_whole(state["seed"]),
-                lanes=state["lanes"],
-                epoch=_count(state["epoch"]),
-                begun=_count(state["begun"]),
-                batch=_count(state["batch"]),
-                clock=state["batch"] // ranks * ranks,
-                tree=_text(state["tree"]),
-                hosted=(rank, ranks),
-                places=dict(zip(lanes, rows, strict=True)),
-                start=rows[0],
-                step=dict(state["step"]) if "step" in state else None,
-            )
+            return cls._of_lanes(state)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise StateError(
                 f"state: it is damaged ({type(error).__name__}: {error}). Use another checkpoint."
@@ -147,7 +119,7 @@ class RunState:
         hosted = _hosted(sorted(rows), lanes)
         if wrong := [lane for lane, row in rows.items() if row[0] % lanes != lane]:
             raise ValueError(f"lane {wrong[0]} of {lanes} has no micro-batch {rows[wrong[0]][0]}")
-        clock = _clock(run, state["version"], min(batches), hosted[1], lanes)
+        clock = _clock(run, min(batches), hosted[1], lanes)
         if len(passes) > 1 or max(batches) - min(batches) >= lanes or clock < 0:
             raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
         ((epoch, begun),) = passes
@@ -183,18 +155,16 @@ def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:
     return first, ranks
 
 
-def _clock(run: Mapping[str, Any], version: int, batch: int, ranks: int, lanes: int) -> int:
-    """Return the first micro-batch of the round, from the least of what lanes of one rank are at.
+def _clock(run: Mapping[str, Any], batch: int, ranks: int, lanes: int) -> int:
+    """Return the first micro-batch of the round, given the smallest one of the lanes of a rank.
 
-    That of each lane is less than `lanes` later, so any lane tells it. In versions 4 and 5 it was
-    known modulo the ranks that saved only; these are taken to be as many as the lanes show.
+    The state holds it modulo `lanes`, and no lane is further ahead than that.
     """
-    name, parts = ("clock", lanes) if version > 5 else ("phase", ranks)
-    first = run["clock"] if version > 5 else run.get("phase", 0)
+    first = run["clock"]
     if type(first) is not int or not 0 <= first < lanes:
-        raise ValueError(f"{name}, where rounds begin, of {lanes} lanes: {first!r}")
-    # All lanes together are where the first of them is.
-    return batch if ranks == 1 else batch - (batch - first) % parts
+        raise ValueError(f"clock, the start of the round, of {lanes} lanes: {first!r}")
+    # A single rank hosts all lanes, so the smallest micro-batch is the clock itself.
+    return batch if ranks == 1 else batch - (batch - first) % lanes
 
 
 def _count(value: Any) -> int:
@@ -227,15 +197,8 @@ def _differences(place: State, start: State) -> Iterator[Any]:
         value = place[path][name]
         if value == before:
             continue
-        column = None if _is_short(value) else _column([value])
-        if isinstance(column, dict) and "all" not in column:
-            yield from (-1 - number, json.dumps(column, separators=(",", ":")))
-        else:
-            yield from (number, _plain(value))
-
-
-def _is_short(value: Any) -> bool:
-    return _are_integers(value) and len(value) < _PACKED
+        packed = pack_value(value)
+        yield from (number, _plain(value)) if packed is None else (-1 - number, packed)
 
 
 def _changed(start: State, differences: Sequence[Any]) -> State:
@@ -244,9 +207,8 @@ def _changed(start: State, differences: Sequence[Any]) -> State:
     names = [(path, name) for path, name, _ in _fields(start)]
     for number, value in zip(differences[::2], differences[1::2], strict=True):
         if number < 0:
-            (unpacked,) = _values(json.loads(value), 1)
             path, name = names[-1 - number]
-            place[path][name] = unpacked
+            place[path][name] = unpack_value(value)
         else:
             path, name = names[number]
             place[path][name] = _frozen(value)
@@ -264,10 +226,10 @@ def _check_form(state: Any) -> None:
             f"state: it is not a state of energy_data, got a {type(state).__name__}. Pass what "
             f"`state_dict()` or `save_state_rank()` returned."
         )
-    if state.get("version") not in READS:
+    if state.get("version") != VERSION:
         raise StateMismatchError(
             f"state: it has format version {state.get('version')}, this energy_data reads "
-            f"{READS[0]} to {READS[-1]}. Load it with the version that saved it."
+            f"version {VERSION}. Load it with the version that saved it."
         )
 
 
@@ -322,45 +284,9 @@ def _listed(ranks: Sequence[int], most: int = 8) -> str:
     return text if len(ranks) <= most else f"{text} and {len(ranks) - most} more"
 
 
-def _column(values: list[Any]) -> Any:
-    if any(values) and all(_are_integers(value) for value in values):
-        if len(set(map(len, values))) == 1:
-            return pack_table(values)
-    elif any(values) and all(_are_marks(value) for value in values):
-        return pack_marks(values)
-    if all(value == values[0] for value in values):
-        return {"all": _plain(values[0])}
-    return [_plain(value) for value in values]
-
-
-def _are_integers(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(type(v) is int for v in value)
-
-
-def _are_marks(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(mark, tuple) for mark in value)
-
-
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _rows(columns: Mapping[str, Mapping[str, Any]], lanes: int) -> list[State]:
-    rows: list[State] = [{path: {} for path in columns} for _ in range(lanes)]
-    for path, fields in columns.items():
-        for name, column in fields.items():
-            for row, value in zip(rows, _values(column, lanes), strict=True):
-                row[path][name] = _frozen(value)
-    return rows
-
-
-def _values(column: Any, lanes: int) -> Sequence[Any]:
-    if isinstance(column, Mapping):
-        if "all" in column:
-            return [column["all"]] * lanes
-        return unpack_marks(column) if "marks" in column else unpack_table(dict(column))
-    return list(column)
