@@ -34,17 +34,15 @@ test-slow: $(STAMP) $(JUDGE_STAMP)
 
 # What is compiled, with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
 SANITIZED := build/sanitized
-SANITIZING = gcc -O1 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC -pthread -fsanitize=address,undefined \
+SANITIZING = gcc -O1 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC -fsanitize=address,undefined \
   -fno-sanitize-recover=undefined -I$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 test-sanitized: $(STAMP)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
 	cp -r energy_data tests pyproject.toml $(SANITIZED)
 	cd $(SANITIZED)/energy_data/data/tar && $(SANITIZING) _tar*.c -o _tar.abi3.so
-	cd $(SANITIZED)/energy_data/loader && $(SANITIZING) _copy*.c -o _copy.abi3.so
 	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=. \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider $(patsubst %,tests/loader/test_%.py,copying copying_helped strings) \
-	  $(patsubst %,tests/data/test_%.py,compiled reads_at_once fuzz_tars raw_tensors webdataset bad_samples together)
+	  $(abspath $(BIN))/python -m pytest -p no:cacheprovider $(patsubst %,tests/data/test_%.py,compiled reads_at_once fuzz_tars raw_tensors webdataset bad_samples together)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

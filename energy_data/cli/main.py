@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
 from typing import IO, Any
@@ -24,13 +23,7 @@ COMMANDS = {
 }
 """Name of a command -> the module that has it as `command`."""
 
-_PARTS = {"reading": native.TAR, "copying": native.COPY}
-
-
-def how_compiled(parts: Mapping[str, object | None]) -> str:
-    """Return whether what may be compiled is, in words. parts: None for what is not."""
-    missing = [name for name, part in parts.items() if part is None]
-    return f"not compiled, so slower: {' and '.join(missing)}" if missing else "compiled"
+_COMPILED = "compiled" if native.TAR else "not compiled: reading tars is slower"
 
 
 class Failure(click.ClickException):
@@ -68,9 +61,7 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(
-    version("energy_data"), message=f"%(prog)s, version %(version)s, {how_compiled(_PARTS)}"
-)
+@click.version_option(version("energy_data"), message=f"%(prog)s, version %(version)s, {_COMPILED}")
 def main() -> None:
     """One exact, resumable stream of training batches from many datasets."""
 

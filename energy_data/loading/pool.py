@@ -20,7 +20,7 @@ from energy_data.loading.process import (
 )
 from energy_data.loading.run import Run
 from energy_data.loading.start import ProcessMethod, portable_run, prepare
-from energy_data.loading.transport.arena import ArenaFullError, Parcel
+from energy_data.loading.transport.arena import ArenaFullError, BatchHandle
 from energy_data.loading.wire import Go, Message
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Pool(Crew[WorkerProcess, Message]):
         self._workers.pop(number).close()
 
 
-def _read(worker: WorkerProcess, parcel: Parcel, number: int) -> Any:
+def _read(worker: WorkerProcess, parcel: BatchHandle, number: int) -> Any:
     try:
         return worker.arena.read(parcel)
     except Exception as error:

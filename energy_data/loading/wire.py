@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from energy_data.core.profiler import Spent
 from energy_data.errors import EnergyDataError
-from energy_data.loading.transport.arena import Parcel
-from energy_data.loading.transport.draft import Slot
+from energy_data.loading.transport.arena import BatchHandle, Slot
 
 M = TypeVar("M", "Message", "Taken")
 
@@ -56,7 +55,7 @@ class Message(NamedTuple):
     generation: int
     kind: Literal["batch", "left out", "end", "error", "full", "unfit"]
     batch: int
-    parcel: Parcel | None = None
+    parcel: BatchHandle | None = None
     state: Any = None  # of the lane, after this batch
     error: tuple[bytes | None, str] | None = None  # pickled exception, traceback
     spent: Spent | None = None  # on what, since the last message that says so
@@ -67,7 +66,7 @@ class Message(NamedTuple):
         generation, kind, batch, parcel, *others = plain
         if parcel is not None:
             pickled, slot, *rest = parcel
-            parcel = Parcel(pickled, Slot(*slot), *rest)
+            parcel = BatchHandle(pickled, Slot(*slot), *rest)
         return cls(generation, kind, batch, parcel, *others)
 
     @property

@@ -30,8 +30,12 @@ from energy_data.errors import add_note
 from energy_data.loading.ahead import Ahead
 from energy_data.loading.run import Run
 from energy_data.loading.status import Status
-from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter, Parcel
-from energy_data.loading.transport.draft import Draft
+from energy_data.loading.transport.arena import (
+    ArenaFullError,
+    ArenaWriter,
+    BatchHandle,
+    SlotAllocator,
+)
 from energy_data.loading.wire import (
     Go,
     Line,
@@ -161,14 +165,14 @@ class _Worker(Ahead[Message]):
             add_note(error, "while sending a batch to the trainer: it must be picklable")
             return message._replace(kind="error", error=portable(error))
 
-    def draft(self) -> Draft | None:
+    def draft(self) -> SlotAllocator | None:
         """Return where to make the next batch; None if it is hardly made there anyway."""
         if self.without:
             self.without -= 1
             return None
-        return self.arena.draft() if self.drafts else None
+        return self.arena.allocator() if self.drafts else None
 
-    def parcel(self, items: list[Any], draft: Draft | None) -> Parcel:
+    def parcel(self, items: list[Any], draft: SlotAllocator | None) -> BatchHandle:
         """Return the one batch of `items` in the arena, and leave nothing of it in them."""
         if draft and draft.end:
             self.pause = 0
@@ -191,7 +195,7 @@ class _Worker(Ahead[Message]):
         self.drafts = False
         return self.written(self.arena.read(parcel), None)
 
-    def fitted(self, items: list[Any], draft: Draft | None) -> Parcel | None:
+    def fitted(self, items: list[Any], draft: SlotAllocator | None) -> BatchHandle | None:
         """Return the batch in the arena, None if it is too large beside its draft.
 
         A function of its own: while an error is handled, its traceback holds on to the batch.
@@ -203,7 +207,7 @@ class _Worker(Ahead[Message]):
                 raise
         return None
 
-    def written(self, batch: Any, draft: Draft | None) -> Parcel:
+    def written(self, batch: Any, draft: SlotAllocator | None) -> BatchHandle:
         """Return the batch in the arena. Waits for room as long as batches are on their way.
 
         When all are taken, the trainer has said which slots it still looks at: only then the arena

@@ -17,8 +17,7 @@ import pytest
 import torch
 from trees import leaf, samples
 
-from energy_data.loading.transport import draft
-from energy_data.loading.transport.arena import ArenaFullError, ArenaReader, ArenaWriter
+from energy_data.loading.transport.arena import ArenaFullError, ArenaReader, ArenaWriter, FreeNotice
 from energy_data.nodes.batch import BatchSpec
 from loader.workers import descriptors, worker_loader
 
@@ -382,18 +381,18 @@ def test_the_slot_of_a_batch_that_nobody_reads_is_freed_once():
 def test_the_slot_of_a_batch_is_freed_once_if_its_reading_was_interrupted(monkeypatch, keeps):
     arena, kept = Arena(), []
 
-    def over(*facts):
-        kept.append((facts[0], watched(*facts)))
+    def create(*facts):
+        kept.append((facts[0], created(*facts)))
         raise KeyboardInterrupt
 
-    watched = draft.Watch.over
-    monkeypatch.setattr(draft.Watch, "over", over)
+    created = FreeNotice.create
+    monkeypatch.setattr(FreeNotice, "create", create)
     with pytest.raises(KeyboardInterrupt):
         arena.sent(LONG)
     if not keeps:  # as the traceback of an error does
         kept.clear()
     assert arena.reader.freed() == [0]
-    monkeypatch.setattr(draft.Watch, "over", watched)
+    monkeypatch.setattr(FreeNotice, "create", created)
     again = arena.sent(LONG)
     kept.clear()
     assert (arena.reader.freed(), same(again, LONG)) == ([], True)

@@ -1,7 +1,7 @@
-"""The compiled parts, where there are any: `_tar.c` reads tars, `_copy.c` copies to the arena.
+"""The compiled part that reads tars.
 
-They save time, and change nothing else. There are none where the package was installed without a
-compiler, or if ENERGY_DATA_COMPILED is 0; `energy-data --version` says so.
+It saves time and changes no result. It is missing if the package was installed without a compiler,
+and is not used if ENERGY_DATA_COMPILED is 0; `energy-data --version` reports it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,5 @@ def _load(name: str, version: int) -> ModuleType | None:
     return found
 
 
-# Versions of what is between Python and C; the same as in the C.
+# The version of the interface between Python and C; the same number is in the C.
 TAR = _load("data.tar._tar", 5)
-COPY = _load("loading._copy", 5)

@@ -1,235 +1,213 @@
-"""The arena: shared memory that batches travel in, from a worker to the trainer.
+"""The arena: shared memory in which batches travel from a worker to the trainer.
 
-One memfd per worker, cut into slots that are reused. The worker writes a batch into a free slot:
-its arrays and tensors 64-byte aligned (pickle protocol 5, out of band), long lists of texts, then
-the pickle itself if that is large too. The trainer makes views; when the last view of a batch
-dies, its slot is free again. A memfd has no name: whatever is killed, nothing is left behind. Both
-sides map it once, whole: it is sparse, and a mapping of its own for each slot would cost a file
-descriptor each.
+A worker has one memfd, cut into slots that are reused. The worker writes the large buffers of a
+batch into a free slot, 64-byte aligned, and the pickle too if it is large. The trainer makes views
+of the slot; when the last view dies, the slot is free again. A memfd has no name, so nothing is
+left behind when a process is killed. Each side maps it once: a mapping per slot would cost a file
+descriptor per slot, and pages that were never written take no memory.
 """
 
 from __future__ import annotations
 
-import copyreg
-import io
+import ctypes
 import mmap
 import os
-import pickle
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import torch
-
-from energy_data.core.memory import buffer_of
-from energy_data.core.sample import SampleSource
 from energy_data.errors import EnergyDataError
-from energy_data.loading.columns import with_columns
-from energy_data.loading.copying import Copier
-from energy_data.loading.flat import (
-    IN_BAND,
-    Flat,
-    Part,
-    bytes_of,
-    flattened,
-    is_plain,
-    tensor_of,
-    whole,
-)
-from energy_data.loading.strings import Strings
-from energy_data.loading.transport.draft import Draft, Slot, Watch, aligned, anchored
+from energy_data.loading.transport.codec import decode, encode
 
-_PAGE = mmap.PAGESIZE  # the first page is the worker's, to say what it is at
-_INLINE = 8192  # bytes; smaller batches are cheaper in the message than in a slot
+_PAGE = mmap.PAGESIZE  # the first page is for the status of the worker
+_ALIGNMENT = 64  # bytes
+_INLINE = 8192  # bytes; a pickle up to this size is cheaper in the message than in a slot
 
 
 class ArenaFullError(EnergyDataError):
-    """Every slot is held by views of batches that are still alive, and the arena may not grow."""
+    """Views of batches that are still alive hold every slot, and the arena is at its limit."""
 
 
-class Parcel(NamedTuple):
-    """A batch on its way: what of it is small, and where the rest is."""
+class Slot(NamedTuple):
+    """A part of the arena that holds one batch at a time."""
 
-    pickled: bytes | None  # the batch without its buffers; None: it is large, and in the slot
-    slot: Slot = Slot(-1, 0, 0)  # of the buffers, if there are any
-    spans: tuple[tuple[int, int], ...] = ()  # begin and end of each, and last of a large pickle
-    retired: tuple[int, ...] = ()  # numbers of slots that are no more
-    is_flat: bool = False  # see `flat`
+    number: int
+    offset: int  # bytes
+    size: int  # bytes
+
+
+class BatchHandle(NamedTuple):
+    """An encoded batch: what travels in the message, and where in the arena the rest is."""
+
+    pickled: bytes | None  # None: the pickle is the last span
+    slot: Slot = Slot(-1, 0, 0)  # of the spans, if there are any
+    spans: tuple[tuple[int, int], ...] = ()  # begin and end of each buffer in the slot
+    retired: tuple[int, ...] = ()  # numbers of slots that no longer exist
+
+
+class FreeNotice(weakref.ref[Any]):
+    """Appends itself to a queue when the memory of a slot is no longer in use.
+
+    It does so in whatever thread drops the last view, and runs no Python code there.
+    """
+
+    __slots__ = ("number",)
+
+    number: int  # of the slot
+
+    @classmethod
+    def create(cls, owner: Any, number: int, queue: deque[FreeNotice]) -> FreeNotice:
+        """Watch `owner`, which `keepalive` returned. The notice must be kept."""
+        notice = cls(owner, queue.append)
+        notice.number = number
+        return notice
+
+
+class SlotAllocator:
+    """Allocates the memory of one slot piece by piece; an `energy_data.core.memory.Place`.
+
+    `freed` receives `notice` when this process no longer uses any of that memory.
+    """
+
+    def __init__(self, slot: Slot, memory: memoryview, freed: deque[FreeNotice]) -> None:
+        self.slot = slot
+        self.end = 0  # bytes allocated
+        owner = keepalive(memory)
+        self.notice = FreeNotice.create(owner, slot.number, freed)
+        self._begin = ctypes.addressof(owner)
+        self._view: memoryview | None = memoryview(owner).cast("B")
+
+    def take(self, num_bytes: int) -> memoryview | None:
+        """Return `num_bytes` bytes with any contents, or None if the slot has no room for them."""
+        begin = _aligned(self.end)
+        if self._view is None or begin + num_bytes > self.slot.size:
+            return None
+        self.end = begin + num_bytes
+        return self._view[begin : self.end]
+
+    def place_of(self, data: memoryview) -> int | None:
+        """Return the offset of some bytes in the slot, or None if they are elsewhere."""
+        if data.readonly:
+            return None
+        place = ctypes.addressof(ctypes.c_char.from_buffer(data)) - self._begin
+        return place if 0 <= place < self.end else None
+
+    def close(self) -> bool:
+        """Stop allocating. Return whether this process uses none of the memory any more."""
+        self._view = None
+        return self.notice() is None
 
 
 class ArenaWriter:
-    """The worker's side."""
+    """The worker's side. `limit` is the total size of all slots in bytes."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit  # bytes of all slots together
-        # Twice the room, so that slots of changing sizes find a gap; what is not written is not
-        # there. The first page says what the worker is at, see `worker`.
+        self.limit = limit
+        # Twice the space, so that slots of changing sizes find a gap.
         self._space = _PAGE + 2 * -(-limit // _PAGE) * _PAGE
         self.fd = os.memfd_create("energy_data", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self._space)
         self.memory = _mapped(self.fd)
-        self._copier = Copier()
-        self._stream = io.BytesIO()  # kept: memory that was used before costs no page faults
         self._slots: dict[int, Slot] = {}
-        self._free: set[int] = set()
-        self._fresh: set[int] = set()  # slots that nothing was copied to yet
-        self._drafted: dict[int, Watch] = {}  # slots that this process may still look at
-        self._let_go: deque[Watch] = deque()  # of those
-        self._sent: set[int] = set()  # slots that the trainer has
-        self._retired: list[int] = []  # not told to the trainer yet
-        self._made = 0
-        self._usual = 0  # bytes of the last batch
+        self._sent: set[int] = set()  # slots that the trainer holds
+        self._allocated: dict[int, FreeNotice] = {}  # slots that this process may still use
+        self._freed: deque[FreeNotice] = deque()  # of those
+        self._retired: list[int] = []  # slots that the trainer has not been informed of
+        self._num_slots_made = 0
+        self._last_size = 0  # bytes of the last batch
 
-    def draft(self) -> Draft | None:
-        """Return a slot to make a batch in, of the size of the last one; None if there is none."""
-        if not self._usual:
+    def allocator(self) -> SlotAllocator | None:
+        """Return an allocator of a slot that fits a batch as large as the last; None if full."""
+        if not self._last_size:
             return None
         try:
-            slot = self._take(self._usual)
+            slot = self._take(self._last_size)
         except ArenaFullError:
             return None
         memory = memoryview(self.memory)[slot.offset : slot.offset + slot.size]
-        draft = Draft(slot, memory, self._let_go)
-        self._drafted[slot.number] = draft.watch
-        return draft
+        allocator = SlotAllocator(slot, memory, self._freed)
+        self._allocated[slot.number] = allocator.notice
+        return allocator
 
-    def write(self, batch: Any, draft: Draft | None = None) -> Parcel:
-        """Return the batch as a parcel. ArenaFullError if there is no room for it now.
+    def write(self, batch: Any, allocator: SlotAllocator | None = None) -> BatchHandle:
+        """Write the batch and return its handle. ArenaFullError if there is no room now.
 
-        draft: where the batch was made, perhaps; what is there stays there.
+        What was made with the allocator stays where it is; the rest is copied.
         """
-        if (taken_apart := flattened(batch)) is not None:
-            return self._write_flat(*taken_apart, draft)
-        buffers: list[pickle.PickleBuffer] = []
-        self._stream.seek(0)
-        pickler = pickle.Pickler(self._stream, protocol=5, buffer_callback=_taker(buffers))
-        # A table costs nothing for other types; `reducer_override` is called for every object.
-        pickler.dispatch_table = _REDUCERS
-        pickler.dump(with_columns(batch))
-        parts = [buffer.raw() for buffer in buffers]
-        places = [draft.place_of(part) if draft else None for part in parts]
-        with self._stream.getbuffer() as written, written[: self._stream.tell()] as stream:
-            return self._parcel(stream, parts, [part.nbytes for part in parts], places, draft)
-
-    def _write_flat(self, flat: Flat, parts: Sequence[Part], draft: Draft | None) -> Parcel:
-        stream = pickle.dumps(tuple(flat), protocol=5)
-        sizes = [part.nbytes for part in parts]
-        places = [_place_in(draft, part) for part in parts]
-        return self._parcel(stream, parts, sizes, places, draft, is_flat=True)
-
-    def _parcel(
-        self,
-        stream: bytes | memoryview,
-        parts: Sequence[bytes | memoryview | Part],
-        sizes: Sequence[int],
-        places: Sequence[int | None],
-        draft: Draft | None,
-        *,
-        is_flat: bool = False,
-    ) -> Parcel:
-        """Return what is beside the pickle, and the pickle, as a parcel.
-
-        sizes: bytes of each part. places: where each is in the slot of the draft; None: elsewhere.
-        """
-        pickled = bytes(stream) if len(stream) <= _INLINE else None
-        if pickled is None:
-            parts, sizes, places = [*parts, stream], [*sizes, len(stream)], [*places, None]
-        elif not parts:
-            return Parcel(pickled, is_flat=is_flat)
-        spans = _layout(sizes, places, draft.end if draft else 0)
-        self._usual = max([end for _, end in spans])
-        if draft and self._usual <= draft.slot.size:
-            slot = draft.slot
+        pickled, buffers = encode(batch)
+        inline = bytes(pickled) if len(pickled) <= _INLINE else None
+        if inline is None:
+            buffers.append(pickled)
+        elif not buffers:
+            return BatchHandle(inline)
+        places = [allocator.place_of(data) if allocator else None for data in buffers]
+        spans = _layout(buffers, places, allocator.end if allocator else 0)
+        self._last_size = max(end for _, end in spans)
+        if allocator and self._last_size <= allocator.slot.size:
+            slot = allocator.slot
         else:
-            places = [None] * len(places)
-            spans = _layout(sizes, places, 0)
+            places = [None] * len(buffers)
+            spans = _layout(buffers, places, 0)
             slot = self._take(spans[-1][1])
-        pieces = [
-            (slot.offset + begin, slot.offset + end, part)
-            for (begin, end), part, place in zip(spans, parts, places, strict=True)
-            if place is None
-        ]
-        if pieces:
-            self._copy(slot, pieces)
-        self._fresh.discard(slot.number)
+        for (begin, end), place, data in zip(spans, places, buffers, strict=True):
+            if place is None:
+                self.memory[slot.offset + begin : slot.offset + end] = data
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
-        return Parcel(pickled, slot, tuple(spans), retired, is_flat)
+        return BatchHandle(inline, slot, tuple(spans), retired)
 
-    def _copy(self, slot: Slot, pieces: list[tuple[int, int, Any]]) -> None:
-        strings = [piece for piece in pieces if type(piece[2]) is Strings]
-        others = [piece for piece in pieces if type(piece[2]) is not Strings]
-        num_bytes = sum([end - begin for begin, end, _ in others])
-        # One after another: a part that is not contiguous is copied for it, and soon let go.
-        buffers = ((begin, end, _buffer(part)) for begin, end, part in others)
-        is_fresh = slot.number in self._fresh
-        try:
-            self._copier.copy(self.memory, buffers, num_bytes, is_fresh=is_fresh)
-            for begin, end, values in strings:
-                with memoryview(self.memory) as view, view[begin:end] as into:
-                    values.write(into)
-        except BaseException:
-            if slot.number not in self._drafted:  # else it is free when its draft is let go
-                self._free.add(slot.number)
-            raise
-
-    def read(self, parcel: Parcel) -> Any:
-        """Return a copy of the batch of a parcel that is not to be sent; its slot is given back."""
-        _, offset, _ = parcel.slot
+    def read(self, handle: BatchHandle) -> Any:
+        """Return a copy of a batch that will not be sent, and free its slot."""
+        offset = handle.slot.offset
         buffers = [
-            bytearray(self.memory[offset + begin : offset + end]) for begin, end in parcel.spans
+            bytearray(self.memory[offset + begin : offset + end]) for begin, end in handle.spans
         ]
-        self.free([parcel.slot.number])
-        self._retired = [*parcel.retired, *self._retired]
-        return _read(parcel, buffers)
+        self.free([handle.slot.number])
+        self._retired = [*handle.retired, *self._retired]
+        return _decoded(handle, buffers)
 
     def free(self, slots: Sequence[int]) -> None:
-        """Say that nobody looks at these slots any more."""
+        """Reuse slots that the trainer no longer holds."""
         self._sent.difference_update(slots)
-        self._free.update(n for n in slots if n in self._slots and n not in self._drafted)
 
     def close(self) -> None:
-        """Give the memory back, as far as the trainer has no views of it."""
+        """Unmap the memory. Views that the trainer holds stay valid."""
         self.memory.close()
         os.close(self.fd)
 
     def _take(self, size: int) -> Slot:
         """Return a slot of at least `size` bytes: a free one, else a new one."""
-        while self._let_go:
-            number = self._let_go.popleft().number
-            del self._drafted[number]
-            if number not in self._sent:
-                self._free.add(number)
-        fitting = [self._slots[n] for n in self._free if self._slots[n].size >= size]
+        while self._freed:
+            del self._allocated[self._freed.popleft().number]
+        used = self._sent | self._allocated.keys()
+        free = [slot for number, slot in self._slots.items() if number not in used]
+        fitting = [slot for slot in free if slot.size >= size]
         if fitting:
-            slot = min(fitting, key=lambda slot: slot.size)
-            self._free.discard(slot.number)
-            return slot
-        self._retire()
+            return min(fitting, key=lambda slot: slot.size)
+        self._retire(free)
         held = sum(slot.size for slot in self._slots.values())
-        # A quarter more than needed, so that batches of varying size find their place again.
+        # A quarter more than needed, so that batches of varying size fit the same slots.
         for wanted in (size + size // 4, size):
             room = -(-wanted // _PAGE) * _PAGE
             offset = self._gap(room) if held + room <= self.limit else None
             if offset is not None:
-                slot = Slot(self._made, offset, room)
+                slot = Slot(self._num_slots_made, offset, room)
                 self._slots[slot.number] = slot
-                self._fresh.add(slot.number)
-                self._made += 1
+                self._num_slots_made += 1
                 return slot
         raise ArenaFullError(self._full(size, held))
 
-    def _retire(self) -> None:
-        """Give up the free slots: all are too small, batches have become larger."""
-        for number in self._free:
-            slot = self._slots.pop(number)
+    def _retire(self, slots: Sequence[Slot]) -> None:
+        """Give up slots that have become too small, and their memory."""
+        for slot in slots:
+            del self._slots[slot.number]
             self.memory.madvise(mmap.MADV_REMOVE, slot.offset, slot.size)
-        self._retired += self._free
-        self._fresh -= self._free
-        self._free.clear()
+            self._retired.append(slot.number)
 
     def _gap(self, room: int) -> int | None:
-        """Return where `room` bytes are free, None if nowhere."""
+        """Return the offset of `room` unused bytes, or None."""
         end = _PAGE
         for slot in sorted(self._slots.values(), key=lambda slot: slot.offset):
             if slot.offset - end >= room:
@@ -251,45 +229,45 @@ class ArenaWriter:
 
 
 class ArenaReader:
-    """The trainer's side, of the file `fd`, which it does not need any longer.
+    """The trainer's side of the memfd `fd`, which may be closed afterwards.
 
-    `pin` is called once for each new slot, with its memory, an object that lives as long as the
-    slot and all views of it.
+    `pin` is called once per new slot with its memory, an object that lives as long as the slot and
+    all views of it.
     """
 
     def __init__(self, fd: int, pin: Callable[[memoryview], Any] | None = None) -> None:
         self._memory = _mapped(fd)
         self._pin = pin
         self._slots: dict[int, memoryview] = {}
-        # Slots with batches, as far as `freed` was asked; None: nobody has looked at it yet.
-        self._in_use: dict[int, Watch | None] = {}
-        self._freed: deque[Watch] = deque()  # of those
+        self._in_use: dict[int, FreeNotice | None] = {}  # None: expected, but not read
+        self._freed: deque[FreeNotice] = deque()
 
     @property
     def first_page(self) -> bytes:
-        """The page the worker writes to at any time."""
+        """The page that the worker may write to at any time."""
         return self._memory[:_PAGE]
 
-    def expect(self, parcel: Parcel) -> None:
-        """Take over a parcel that has come. If it is not read by the next `freed`, it never is."""
-        self._forget(parcel.retired)
-        if parcel.spans:
-            self._in_use[parcel.slot.number] = None
+    def expect(self, handle: BatchHandle) -> None:
+        """Register a batch that has arrived. `freed` frees its slot unless it is read first."""
+        for number in handle.retired:
+            self._slots.pop(number, None)
+        if handle.spans:
+            self._in_use[handle.slot.number] = None
 
-    def read(self, parcel: Parcel) -> Any:
-        """Return the batch, as views of the slot. The slot is freed when the last view dies."""
-        if not parcel.spans:
-            return _read(parcel, [])
-        number, offset, size = parcel.slot
+    def read(self, handle: BatchHandle) -> Any:
+        """Return the batch as views of its slot, which is freed when the last view dies."""
+        if not handle.spans:
+            return _decoded(handle, [])
+        number, offset, size = handle.slot
         memory = self._slots.get(number)
         if memory is None:
             memory = self._slots[number] = memoryview(self._memory)[offset : offset + size]
             if self._pin is not None:
                 self._pin(memory)
-        anchor = anchored(memory)
-        self._in_use[number] = Watch.over(anchor, number, self._freed)
-        view = memoryview(anchor).cast("B")
-        return _read(parcel, [view[begin:end] for begin, end in parcel.spans])
+        owner = keepalive(memory)
+        self._in_use[number] = FreeNotice.create(owner, number, self._freed)
+        view = memoryview(owner).cast("B")
+        return _decoded(handle, [view[begin:end] for begin, end in handle.spans])
 
     @property
     def in_use(self) -> int:
@@ -302,89 +280,56 @@ class ArenaReader:
         return bool(self._freed)
 
     def freed(self) -> list[int]:
-        """Return the slots freed since the last call."""
+        """Return the numbers of the slots freed since the last call."""
         while self._freed:
-            watch = self._freed.popleft()
-            if self._in_use.get(watch.number) is watch:  # else an interrupt came before it counted
-                self._in_use[watch.number] = None
-        slots = [number for number, watch in self._in_use.items() if watch is None]
+            notice = self._freed.popleft()
+            # An exception that interrupted `read` may have left the notice of an earlier batch.
+            if self._in_use.get(notice.number) is notice:
+                self._in_use[notice.number] = None
+        slots = [number for number, notice in self._in_use.items() if notice is None]
         for number in slots:
             del self._in_use[number]
         return slots
 
-    def _forget(self, retired: Sequence[int]) -> None:
-        for number in retired:
-            self._slots.pop(number, None)
+
+def keepalive(memory: memoryview) -> Any:
+    """Return an object over `memory` that lives as long as any view of it, and views of views.
+
+    Numpy and torch drop arrays in between, but keep this object.
+    """
+    return _array_type(len(memory)).from_buffer(memory)
 
 
-def _read(parcel: Parcel, buffers: list[Any]) -> Any:
-    """Return the batch of a parcel, which our own worker has written, over these buffers."""
-    pickled = buffers.pop() if parcel.pickled is None else parcel.pickled
-    if parcel.is_flat:
-        return whole(pickle.loads(pickled), buffers)  # noqa: S301 - see above
-    return pickle.loads(pickled, buffers=buffers)  # noqa: S301
+@lru_cache(256)
+def _array_type(size: int) -> Any:
+    return ctypes.c_char * size
 
 
-def _layout(sizes: Sequence[int], places: Sequence[int | None], end: int) -> list[tuple[int, int]]:
-    """Return begin and end of each part in a slot: where it is, or behind `end`."""
+def _decoded(handle: BatchHandle, buffers: list[Any]) -> Any:
+    pickled = buffers.pop() if handle.pickled is None else handle.pickled
+    return decode(pickled, buffers)
+
+
+def _layout(
+    buffers: Sequence[memoryview], places: Sequence[int | None], end: int
+) -> list[tuple[int, int]]:
+    """Return begin and end of each buffer in a slot: at its place, or behind `end`."""
     spans = []
-    for size, place in zip(sizes, places, strict=True):
-        begin = aligned(end) if place is None else place
-        spans.append((begin, begin + size))
+    for data, place in zip(buffers, places, strict=True):
+        begin = _aligned(end) if place is None else place
+        spans.append((begin, begin + data.nbytes))
         if place is None:
-            end = begin + size
+            end = begin + data.nbytes
     return spans
 
 
-def _place_in(draft: Draft | None, part: Part) -> int | None:
-    """Return where in the slot of the draft a part was made, None if it was made elsewhere."""
-    if draft is None or isinstance(part, Strings) or not part.is_contiguous():
-        return None
-    return draft.place_at(part.data_ptr(), part.nbytes)
-
-
-def _buffer(part: bytes | memoryview | torch.Tensor) -> bytes | memoryview:
-    return bytes_of(part) if isinstance(part, torch.Tensor) else part
-
-
-def _taker(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return what takes large buffers out of a pickle, into `buffers`; true leaves one in.
-
-    It knows nothing of the pickler: a cycle through buffers would be left to the collector, which
-    clears a memoryview that is still exported, and crashes.
-    """
-
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        with buffer.raw() as raw:
-            if raw.nbytes < IN_BAND:
-                return True
-        buffers.append(buffer)
-        return False
-
-    return take
-
-
-def _reduced(tensor: torch.Tensor) -> Any:
-    """Return how to make a dense tensor again from its bytes; else what pickle does anyway."""
-    if not is_plain(tensor):
-        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]  # torch has no types here
-    return tensor_of, (buffer_of(tensor.contiguous()), tensor.dtype, tuple(tensor.shape))
-
-
-def _reduced_source(source: SampleSource) -> Any:
-    return SampleSource, tuple(source)
-
-
-_REDUCERS: dict[type, Callable[[Any], Any]] = {
-    **copyreg.dispatch_table,
-    torch.Tensor: _reduced,
-    SampleSource: _reduced_source,
-}
+def _aligned(end: int) -> int:
+    return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def _mapped(fd: int) -> mmap.mmap:
     memory = mmap.mmap(fd, os.fstat(fd).st_size)
-    memory.madvise(mmap.MADV_DONTDUMP)  # a core dump would hold all of it, used or not
+    memory.madvise(mmap.MADV_DONTDUMP)  # a core dump would include every page
     return memory
 
 

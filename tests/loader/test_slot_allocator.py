@@ -1,4 +1,4 @@
-"""Drafts: batches are made where they travel, and nobody can tell but by the time it takes."""
+"""Batches that are made in their slot arrive like any other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 @pytest.fixture
 def arena():
     writer = ArenaWriter(64 * MIB)
-    writer.write({"first": torch.zeros(MIB)})  # from it the size of drafts is known
+    writer.write({"first": torch.zeros(MIB)})  # allocators are as large as the last batch
     return writer
 
 
@@ -38,71 +38,71 @@ def read(writer: ArenaWriter, parcel):
 
 @pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray], ids=["tensors", "arrays"])
 def test_a_collated_batch_stays_where_it_was_made(arena, kind):
-    draft = arena.draft()
+    allocator = arena.allocator()
     values = [np.full((256, 256), n, np.float32) for n in range(3)]
-    with MakingIn(draft):
+    with MakingIn(allocator):
         batch = collate([{"image": kind(value), "text": "t"} for value in values])
-    parcel = arena.write(batch, draft)
-    assert draft.end == batch["image"].nbytes
-    assert parcel.slot == draft.slot
-    assert parcel.spans[0] == (0, draft.end)
+    parcel = arena.write(batch, allocator)
+    assert allocator.end == batch["image"].nbytes
+    assert parcel.slot == allocator.slot
+    assert parcel.spans[0] == (0, allocator.end)
     found = read(arena, parcel)
     assert torch.equal(found["image"], torch.from_numpy(np.stack(values)))
     assert found["text"] == ["t"] * 3
 
 
-def test_what_was_not_made_there_is_copied_beside_it(arena):
-    draft = arena.draft()
+def test_what_was_made_elsewhere_is_copied_behind_it(arena):
+    allocator = arena.allocator()
     other = torch.arange(5000)
-    with MakingIn(draft):
+    with MakingIn(allocator):
         batch = {**collate(images(1)), "other": other, "part": None}
         batch["part"] = batch["image"][1:3]
-    found = read(arena, arena.write(batch, draft))
+    found = read(arena, arena.write(batch, allocator))
     assert torch.equal(found["other"], other)
     assert torch.equal(found["image"], batch["image"])
     assert torch.equal(found["part"], batch["image"][1:3])
 
 
-def test_a_batch_that_outgrows_its_draft_moves_whole(arena):
-    draft = arena.draft()
-    with MakingIn(draft):
+def test_a_batch_that_outgrows_its_slot_is_copied_to_another(arena):
+    allocator = arena.allocator()
+    with MakingIn(allocator):
         batch = [collate(images(n, 64)) for n in range(8)]
-    parcel = arena.write(batch, draft)
-    assert parcel.slot != draft.slot
+    parcel = arena.write(batch, allocator)
+    assert parcel.slot != allocator.slot
     for found, made in zip(read(arena, parcel), batch, strict=True):
         assert torch.equal(found["image"], made["image"])
 
 
-def test_a_slot_is_free_again_when_neither_side_looks_at_it(arena):
-    draft = arena.draft()
-    with MakingIn(draft):
+def test_a_slot_is_free_when_neither_side_uses_it(arena):
+    allocator = arena.allocator()
+    with MakingIn(allocator):
         batch = collate(images(1))
-    number = arena.write(batch, draft).slot.number
-    assert not draft.close(), "the batch is alive"
+    number = arena.write(batch, allocator).slot.number
+    assert not allocator.close(), "the batch is alive"
     arena.free([number])
-    assert arena.draft().slot.number != number
+    assert arena.allocator().slot.number != number
     del batch
-    assert draft.close()
-    drafts = [arena.draft() for _ in range(2)]
-    assert number in {draft.slot.number for draft in drafts}
+    assert allocator.close()
+    allocators = [arena.allocator() for _ in range(2)]
+    assert number in {allocator.slot.number for allocator in allocators}
 
 
-def test_a_draft_never_makes_the_arena_grow_beyond_its_limit():
+def test_an_allocator_never_makes_the_arena_exceed_its_limit():
     writer = ArenaWriter(MIB)
     writer.write(torch.zeros(MIB // 8))  # half of it, and the trainer holds it
-    assert writer.draft() is None
+    assert writer.allocator() is None
     with pytest.raises(ArenaFullError):
         writer.write(torch.zeros(MIB // 4))
 
 
-def test_other_threads_make_their_tensors_elsewhere(arena):
-    draft, made = arena.draft(), []
-    with MakingIn(draft):
+def test_other_threads_allocate_elsewhere(arena):
+    allocator, made = arena.allocator(), []
+    with MakingIn(allocator):
         thread = threading.Thread(target=lambda: made.append(empty((4096,), torch.uint8)))
         thread.start()
         thread.join()
     assert made
-    assert draft.end == 0
+    assert allocator.end == 0
 
 
 class Keeping:
@@ -115,7 +115,7 @@ class Keeping:
         batch = collate(images(samples[0]["number"] % 7))
         for one, copy in self.kept[-3:]:
             if not torch.equal(one, copy):
-                raise ValueError("a batch was changed by somebody else")
+                raise ValueError("a batch was changed")
             one += 1
             copy += 1
         self.kept.append((batch["image"], batch["image"].clone()))
@@ -143,7 +143,7 @@ class Growing:
         }
 
 
-def test_a_draft_is_not_in_the_way_of_a_batch_that_fits_the_arena():
+def test_an_allocator_leaves_room_for_a_batch_that_fits_the_arena():
     spec = BatchSpec(of=samples(leaf("a", 30)), batch_size=1, collate=Growing())
     loader = worker_loader(spec, workers=1, lanes=1, arena_bytes=8 * MIB)
     with contextlib.closing(loader):
@@ -167,17 +167,17 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize(("every", "fewest", "most"), [(1, 99, 99), (2, 30, 70), (999, 6, 6)])
-def test_drafts_are_seldom_made_for_batches_that_have_no_use_for_them(
+def test_allocators_are_seldom_made_for_batches_that_do_not_use_them(
     monkeypatch, every, fewest, most
 ):
-    count, draft = mmap.mmap(-1, 4096), ArenaWriter.draft  # this memory is the worker's too
+    count, allocator = mmap.mmap(-1, 4096), ArenaWriter.allocator  # this memory is the worker's too
 
     def counted(writer):
-        made = draft(writer)
+        made = allocator(writer)
         count[0] += made is not None
         return made
 
-    monkeypatch.setattr(ArenaWriter, "draft", counted)
+    monkeypatch.setattr(ArenaWriter, "allocator", counted)
     spec = BatchSpec(of=samples(leaf("a", 100)), batch_size=1, collate=Elsewhere(every))
     loader = worker_loader(spec, workers=1, lanes=1, start_method="fork", prefetch=1)
     with contextlib.closing(loader):
@@ -192,47 +192,35 @@ def test_tensors_are_made_on_the_cpu_whatever_the_default_device_is():
         assert collate([{"x": np.ones(5)}] * 2)["x"].sum() == 10
 
 
-def made_in(draft, size=5000):
-    with MakingIn(draft):
+def made_in(allocator, size=5000):
+    with MakingIn(allocator):
         return empty((size,), torch.uint8).fill_(3)
 
 
-def test_texts_are_written_beside_what_was_made_there(arena):
-    draft = arena.draft()
-    batch = {"a": ["x" * 9000, "y"], "made": made_in(draft)}
-    parcel = arena.write(batch, draft)
-    assert parcel.slot == draft.slot
+def test_a_pickle_of_texts_is_written_behind_what_was_allocated(arena):
+    allocator = arena.allocator()
+    batch = {"a": ["x" * 9000, "y"], "made": made_in(allocator)}
+    parcel = arena.write(batch, allocator)
+    assert parcel.slot == allocator.slot
     found = read(arena, parcel)
     assert found["a"] == batch["a"]
     assert torch.equal(found["made"], batch["made"])
 
 
-def test_a_batch_moves_whole_also_if_what_was_made_there_comes_last(arena):
-    draft = arena.draft()
-    batch = {"other": torch.ones(draft.slot.size, dtype=torch.uint8), "made": made_in(draft)}
-    parcel = arena.write(batch, draft)
-    assert parcel.slot != draft.slot
+def test_a_batch_that_outgrows_its_slot_with_its_first_part_is_copied_to_another(arena):
+    allocator = arena.allocator()
+    batch = {
+        "other": torch.ones(allocator.slot.size, dtype=torch.uint8),
+        "made": made_in(allocator),
+    }
+    parcel = arena.write(batch, allocator)
+    assert parcel.slot != allocator.slot
     assert max(end for _, end in parcel.spans) <= parcel.slot.size
     found = read(arena, parcel)
     assert all(torch.equal(found[name], batch[name]) for name in batch)
 
 
-def test_after_a_failed_copy_nobody_else_writes_where_a_batch_was_made(arena, monkeypatch):
-    draft = arena.draft()
-    made = made_in(draft)
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(arena._copier, "copy", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            arena.write({"made": made, "other": torch.zeros(5000)}, draft)
-    assert arena.write({"x": torch.zeros(MIB)}).slot != draft.slot
-    assert bool((made == 3).all())
-
-
-def test_slots_that_are_no_more_are_said_once(arena):
+def test_retired_slots_are_reported_once(arena):
     first = arena.write({"x": torch.zeros(MIB)})
     reader = ArenaReader(arena.fd)
     reader.expect(first)
@@ -243,7 +231,7 @@ def test_slots_that_are_no_more_are_said_once(arena):
     assert set(parcel.retired) == {0, first.slot.number}
     assert torch.equal(
         arena.read(parcel)["x"], larger["x"]
-    )  # it is not sent, so that is said again
+    )  # it was not sent, so they are reported again
     parcel = arena.write(larger)
     assert set(parcel.retired) == {0, first.slot.number}
     reader.expect(parcel)
@@ -251,23 +239,22 @@ def test_slots_that_are_no_more_are_said_once(arena):
     assert arena.write(larger).retired == ()
 
 
-@pytest.mark.parametrize("nested", [{}, {"nested": {}}], ids=["flat", "pickled"])
-def test_a_large_pickle_is_written_beside_what_was_made_there(arena, nested):
-    draft = arena.draft()
-    batch = {"made": made_in(draft), "numbers": list(range(9000)), **nested}
-    parcel = arena.write(batch, draft)
-    assert (parcel.slot, parcel.pickled) == (draft.slot, None)
+def test_a_large_pickle_is_written_behind_what_was_allocated(arena):
+    allocator = arena.allocator()
+    batch = {"made": made_in(allocator), "numbers": list(range(9000))}
+    parcel = arena.write(batch, allocator)
+    assert (parcel.slot, parcel.pickled) == (allocator.slot, None)
     found = read(arena, parcel)
     assert found["numbers"] == batch["numbers"]
     assert torch.equal(found["made"], batch["made"])
 
 
-def test_a_slot_that_is_sent_is_not_free_when_its_draft_is_let_go(arena):
-    draft = arena.draft()
-    batch = {"made": made_in(draft)}
-    sent = arena.write(batch, draft)
+def test_a_sent_slot_is_not_free_when_its_allocator_is_closed(arena):
+    allocator = arena.allocator()
+    batch = {"made": made_in(allocator)}
+    sent = arena.write(batch, allocator)
     found = read(arena, sent)
-    draft.close()
-    del batch, draft
+    allocator.close()
+    del batch, allocator
     assert arena.write({"x": torch.zeros(MIB)}).slot != sent.slot
     assert bool((found["made"] == 3).all())

@@ -1,4 +1,4 @@
-"""Batches of the usual form cross taken apart, and nobody can tell."""
+"""Every batch that pickles arrives in the trainer as it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energy_data.core.memory import MakingIn, empty
 from energy_data.core.sample import SampleSource
-from energy_data.loading.flat import flattened
+from energy_data.loading.transport import codec
 from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
 MIB = 1 << 20
@@ -20,11 +20,25 @@ DTYPES = [torch.uint8, torch.int64, torch.bfloat16, torch.bool, torch.complex64,
 SOURCES = [(SampleSource("/data/a", f"{n}.tar", n),) for n in range(3)]
 
 
+@pytest.fixture(params=["compiled", "python"])
+def way(request, monkeypatch):
+    """With and without the compiled part."""
+    if request.param == "python":
+        monkeypatch.setattr(codec, "TAR", None)
+    elif codec.TAR is None:
+        pytest.skip("installed without a compiler")
+
+
 def crossed(batch):
-    """The batch after its way through an arena, and whether it was taken apart for it."""
+    """The batch after its way through an arena."""
+    return sent(batch)[0]
+
+
+def sent(batch):
+    """The batch after its way through an arena, and the number of buffers beside the pickle."""
     writer = ArenaWriter(16 * MIB)
-    parcel = writer.write(batch)
-    return ArenaReader(writer.fd).read(parcel), parcel.is_flat
+    handle = writer.write(batch)
+    return ArenaReader(writer.fd).read(handle), len(handle.spans) - (handle.pickled is None)
 
 
 def facts(value):
@@ -73,13 +87,13 @@ names = st.sampled_from(["a", "b", "__key__", "__sources__", "__subflavors__", 7
 @given(st.dictionaries(names, fields))
 def test_any_batch_arrives_as_it_was(batch):
     before = facts(batch)
-    arrived, _ = crossed(batch)
+    arrived = crossed(batch)
     assert facts(arrived) == before
     assert facts(batch) == before, "the batch itself is left alone"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_usual_batches_are_taken_apart(dtype):
+def test_tensors_of_every_dtype_arrive_as_the_trainers_own(dtype):
     batch = {
         "image": torch.ones((2, LARGE), dtype=dtype),
         "label": torch.ones((2,), dtype=dtype),
@@ -89,12 +103,11 @@ def test_usual_batches_are_taken_apart(dtype):
         "__sources__": SOURCES,
         "__subflavors__": [{"a": [1]}, {}],
     }
-    arrived, is_flat = crossed(batch)
-    assert is_flat
+    arrived = crossed(batch)
     assert list(arrived) == list(batch)
     for tensor in (arrived["image"], arrived["label"], *arrived["images"], *arrived["labels"]):
         assert bool(tensor.all())
-        tensor.zero_()  # which is allowed, and the trainer's alone
+        tensor.zero_()  # the trainer may
     assert bool(batch["image"].all())
     assert [tensor.shape[0] for tensor in arrived["images"] + arrived["labels"]] == [1, 2, 3] * 2
 
@@ -102,52 +115,108 @@ def test_usual_batches_are_taken_apart(dtype):
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_one_tensor_in_two_fields_stays_one(size):
     tensor = torch.ones(size)
-    arrived, _ = crossed({"a": tensor, "b": tensor})
+    arrived = crossed({"a": tensor, "b": tensor})
     assert arrived["a"] is arrived["b"]
-    arrived, _ = crossed({"a": tensor, "b": [tensor]})
+    arrived = crossed({"a": tensor, "b": [tensor]})
     assert arrived["a"] is arrived["b"][0]
-    arrived, _ = crossed({"a": [tensor, tensor]})
+    arrived = crossed({"a": [tensor, tensor]})
     assert arrived["a"][0] is arrived["a"][1]
     values = [tensor]
-    arrived, _ = crossed({"a": values, "b": values})
+    arrived = crossed({"a": values, "b": values})
     assert arrived["a"] is arrived["b"]
-    arrived, _ = crossed({"a": tensor, "__subflavors__": [{"b": tensor}]})
+    arrived = crossed({"a": tensor, "__subflavors__": [{"b": tensor}]})
     assert arrived["a"] is arrived["__subflavors__"][0]["b"]
 
 
-def test_what_is_not_usual_is_left_to_pickle():
-    kept = torch.ones(LARGE)
-    for value in ([kept, None], {"kept": kept}, (kept,), kept.numpy(), kept.to_sparse(), object):
-        assert flattened({"kept": kept, "value": value}) is None
-    assert flattened([kept]) is None
-    assert flattened({float("nan"): kept}) is None
-    assert flattened({"__subflavors__": [{"a": {"b": [kept]}}]}) is None
-
-
-def test_a_tensor_of_which_only_a_part_is_in_the_draft_is_copied():
+def test_a_view_that_is_not_contiguous_in_its_slot_is_copied():
     writer = ArenaWriter(16 * MIB)
     writer.write({"first": torch.zeros(MIB)})
-    draft = writer.draft()
-    with MakingIn(draft):
+    allocator = writer.allocator()
+    with MakingIn(allocator):
         made = empty((4, LARGE), torch.int64)
     made.copy_(torch.arange(4 * LARGE).reshape(4, LARGE))
     batch = {"made": made, "across": made.T, "first": made[:1], "other": torch.arange(LARGE)}
-    parcel = writer.write(batch, draft)
-    assert parcel.is_flat
-    assert parcel.spans[0] == (0, made.nbytes)
-    assert parcel.spans[2] == (0, made.nbytes // 4)
-    assert min(parcel.spans[1][0], parcel.spans[3][0]) >= made.nbytes
-    assert facts(ArenaReader(writer.fd).read(parcel)) == facts(batch)
+    handle = writer.write(batch, allocator)
+    assert handle.spans[0] == (0, made.nbytes)
+    assert handle.spans[2] == (0, made.nbytes // 4)
+    assert min(handle.spans[1][0], handle.spans[3][0]) >= made.nbytes
+    assert facts(ArenaReader(writer.fd).read(handle)) == facts(batch)
 
 
-@pytest.mark.parametrize("nested", [{}, {"nested": {}}], ids=["flat", "pickled"])
 @pytest.mark.parametrize(("numbers", "in_slot"), [(10, 1), (10_000, 2)], ids=["small", "large"])
-def test_only_what_is_large_is_in_the_slot(nested, numbers, in_slot):
+def test_only_what_is_large_is_in_the_slot(numbers, in_slot):
     writer = ArenaWriter(16 * MIB)
-    batch = {"tensor": torch.arange(LARGE), "numbers": list(range(numbers)), **nested}
-    parcel = writer.write(batch)
-    assert len(parcel.spans) == in_slot
-    assert (parcel.pickled is None) == (in_slot == 2)
-    assert facts(ArenaReader(writer.fd).read(parcel)) == facts(batch)
-    assert facts(writer.read(parcel)) == facts(batch)
-    assert writer.write(batch).slot == parcel.slot
+    batch = {"tensor": torch.arange(LARGE), "numbers": list(range(numbers))}
+    handle = writer.write(batch)
+    assert len(handle.spans) == in_slot
+    assert (handle.pickled is None) == (in_slot == 2)
+    assert facts(ArenaReader(writer.fd).read(handle)) == facts(batch)
+    assert facts(writer.read(handle)) == facts(batch)
+    assert writer.write(batch).slot == handle.slot
+
+
+ONE, TWO = SampleSource("/data/a", "0.tar", 3), SampleSource("/data/b", "1.tar", "key")
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [(ONE,), (TWO,), (ONE,)],
+        [(ONE,)],
+        [(ONE, TWO), (TWO,)],
+        [(), (ONE,)],
+        [],
+        [[ONE]],
+        [None, (ONE,)],
+        [("other",)],
+        ((ONE,),),
+        None,
+    ],
+    ids=repr,
+)
+def test_sources_arrive_as_they_were(sources):
+    batch = {"__sources__": sources, "other": 1}
+    arrived = crossed(batch)
+    assert facts(arrived) == facts(batch)
+    assert batch["__sources__"] is sources, "the batch itself is left alone"
+
+
+@pytest.mark.usefixtures("way")
+def test_many_sources_of_few_shards_take_few_bytes():
+    shards = [f"{n}.tar" for n in range(4)]
+    sources = [(SampleSource("/data/a", shards[n % 4], n),) for n in range(256)]
+    assert len(codec.encode({"__sources__": sources})[0]) < 256 * 8
+
+
+BLOB = b"a" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("values", "beside"),
+    [
+        ([bytes([n]) * 50_000 for n in range(8)], 8),
+        ([BLOB, b"small"], 0),
+        ([BLOB, "text"], 0),
+        ([BLOB, bytearray(50_000)], 0),
+        ([BLOB] * 3, 0),
+        ([b""], 0),
+    ],
+    ids=["all large", "one small", "one text", "a bytearray", "the same thrice", "empty"],
+)
+def test_large_bytes_travel_beside_the_pickle(values, beside):
+    arrived, found = sent({"data": values})
+    assert facts(arrived["data"]) == facts(values)
+    assert found == beside
+
+
+def test_one_object_many_times_stays_one():
+    arrived = crossed({"data": [BLOB] * 3, "more": BLOB})
+    assert len(set(map(id, [*arrived["data"], arrived["more"]]))) == 1
+
+
+def test_small_arrays_and_tensors_need_no_slot():
+    small = [np.arange(100), torch.arange(100), np.arange(10)[::2], np.float32(3)]
+    arrived, found = sent({"small": small})
+    assert facts(arrived) == facts({"small": small})
+    assert found == 0
