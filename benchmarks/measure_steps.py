@@ -16,10 +16,12 @@ from torch import distributed
 
 from energy_data import Dataset, DocsPerStep, Loader, Sample, WorkerConfig, get_loader
 from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
+from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.testing import NumberSource
 
 WARM_UP = 64
@@ -35,9 +37,9 @@ def loader_of(way: str, dataset: Dataset) -> Loader:
     if way == "without":
         return get_loader(dataset)
     if way == "known":
-        spec = evolve(dataset.spec, collate=lambda samples: {"__key__": samples})
-        rules = DocsPerStep(target=256, known=4)
-        return get_loader(evolve(dataset, spec=spec), docs_per_step=rules)
+        of = EncodeSpec(of=dataset.spec.of)
+        spec = evolve(dataset.spec, of=of, collate=DefaultTaskEncoder().collate)
+        return get_loader(evolve(dataset, spec=spec), docs_per_step=DocsPerStep(target=256))
     return get_loader(dataset, docs_per_step=DocsPerStep(target=256, lookahead=int(way)))
 
 

@@ -39,11 +39,11 @@ from energy_data.loading.dataset import Dataset
 from energy_data.loading.exchange import StepsError
 from energy_data.loading.iteration import LoaderIterator
 from energy_data.loading.loader import Loader, merge_states
+from energy_data.loading.steps.counts import Step
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.steps.rules import DocsPerStep
-from energy_data.steps.step import Step
+from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 
 __all__ = [

@@ -34,7 +34,7 @@ from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.read import OnError
 from energy_data.nodes.references import OrderSpec
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.tasks.pipeline import Pipeline
 

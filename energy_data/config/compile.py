@@ -10,9 +10,7 @@ from energy_data.config.compile_staged import staged_order, staged_stream
 from energy_data.config.compile_steps import (
     below_steps,
     counts_steps,
-    note_wrong_steps,
     rules_of,
-    rules_of_stages,
 )
 from energy_data.config.definitions import Definition, Mode
 from energy_data.config.diagnostics import Diagnostics
@@ -31,7 +29,7 @@ from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.schedule import Schedule
-from energy_data.steps.rules import Rules
+from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.pipeline import Pipeline
 
 
@@ -82,21 +80,15 @@ def compile_stream(
     compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite, run=run)
     if compiler.mode == "train" and counts_steps(whole, pipeline):
         compiler.counts_steps = True
-        note_wrong_steps(whole, compiler.faults)
-        compiler.faults.raise_if_any()
     spec = compiler.stream(below_steps(whole), pipeline)
     compiler.faults.raise_if_any()
     assert spec is not None
     return spec
 
 
-def steps_of(metadataset: Metadataset, split: str) -> Rules | None:
-    """Return how a split groups its micro-batches into steps; None: it does not say.
-
-    Either for all of it, or for stages, by their names.
-    """
-    tree = expand(metadataset, split)
-    return rules_of(tree) or rules_of_stages(tree) or None
+def steps_of(metadataset: Metadataset, split: str) -> DocsPerStep | None:
+    """Return how a split groups its micro-batches into steps; None if it does not."""
+    return rules_of(expand(metadataset, split))
 
 
 def _misplaced(compiler: _Compiler, tree: Branch, *_: Pipeline) -> None:

@@ -14,7 +14,6 @@ from energy_data.config.spans import Span
 from energy_data.config.twigs import Branch, Twig
 from energy_data.nodes.fade import Fade
 from energy_data.nodes.references import OrderSpec, follows_run
-from energy_data.steps.rules import DocsPerStep
 from energy_data.tasks.pipeline import Pipeline
 
 
@@ -29,7 +28,6 @@ class Body:
     order: OrderSpec | None  # None: it is a `staged`
     pipeline: Pipeline
     counts_steps: bool = False  # bounds are steps of any size, each counted as one
-    rules: DocsPerStep | None = None  # of its steps
     ends_early: bool = False  # with its data
     mixed: int = 0  # micro-batches at its beginning that have samples of the stage before
     fade: Fade | None = None  # of the stage before, step by step
@@ -39,11 +37,6 @@ class Body:
     def per_step(self) -> int:
         """Micro-batches of all ranks in a step; what a step counts as."""
         return 1 if self.counts_steps else self.pipeline.microbatches_per_step or 1
-
-    @property
-    def step_size(self) -> int | None:
-        """Micro-batches of all ranks in a step, if it is of one size."""
-        return None if self.rules is not None else self.pipeline.microbatches_per_step
 
     @property
     def ramp_batches(self) -> int:

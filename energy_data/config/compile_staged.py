@@ -23,7 +23,6 @@ from energy_data.config.compile_lengths import (
     wrong_ramp,
 )
 from energy_data.config.compile_ramp import fading
-from energy_data.config.compile_steps import below_steps, rules_of
 from energy_data.config.definitions import Definition, Mode
 from energy_data.config.diagnostics import Diagnostics, Place, did_you_mean, listed
 from energy_data.config.kind_staged import Staged, StagedDefinition, StagePart
@@ -135,7 +134,7 @@ def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:
         place, where = definition.places["staged"], f"{where}.staged.at"
         compiler.faults.report(place, where, f"there is no stage {name!r}. {advice}")
         return None
-    return compiler.spec(below_steps(tree.children[definition.names.index(name)]))
+    return compiler.spec(tree.children[definition.names.index(name)])
 
 
 class _Stages:
@@ -227,7 +226,6 @@ class _Stages:
         part = definition.parts[span.child]
         own = part if isinstance(part, StagePart) else None
         pipeline = self.pipeline(definition.staged, own, around.pipeline)
-        rules, child = rules_of(child), below_steps(child)
         inner = isinstance(child.definition, StagedDefinition)
         order = None if inner else self.compiler.spec(child)
         if pipeline is None or (order is None and not inner):
@@ -240,7 +238,6 @@ class _Stages:
             order=order,
             pipeline=pipeline,
             counts_steps=self.compiler.counts_steps,
-            rules=rules,
         )
 
     def pipeline(
@@ -321,7 +318,7 @@ class _Stages:
             self.continued.see(name, body.tree)
         if body.counts_steps:
             check_counted(self.faults, body)
-            pipeline = evolve(pipeline, microbatches_per_step=body.step_size)
+            pipeline = evolve(pipeline, microbatches_per_step=None)
         try:
             whole = pipeline.over(order, first_microbatch=inside.begin)
         except SpecError as error:

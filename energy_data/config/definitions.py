@@ -114,7 +114,6 @@ class Definition:
     apart: ClassVar[bool] = False  # whether each child is drawn from in a time of its own
     renews: ClassVar[bool] = False  # whether its children go on without end wherever it stands
     below_split_only: ClassVar[bool] = False  # whether it stands directly below a split
-    in_stages: ClassVar[bool] = False  # or, nevertheless, as all of a stage
     outermost: ClassVar[bool] = False  # whether nothing of an order tree may stand over it
     older: ClassVar[bool] = False  # whether it is of Energon's older `Metadataset`
     elsewhere: ClassVar[str] = "Name datasets by their `path`."  # what to do if it may not stand

@@ -1,4 +1,4 @@
-"""`docs_per_step`: optimizer steps that hold so many documents, over all ranks."""
+"""`docs_per_step`: optimizer steps that hold a number of documents over all ranks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from attrs import field, fields, frozen
 
 from energy_data.config.definitions import Definition, Group, Node, Part, key
 from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.rules import COUNT, TARGET, one_of
+from energy_data.config.rules import COUNT, POSITIVE, TARGET, one_of
 from energy_data.errors import SpecError
-from energy_data.steps.rules import MEASURES, DocsPerStep, Measure
+from energy_data.order.step_rules import MEASURES, DocsPerStep, Measure
 
 
 @frozen(kw_only=True, eq=False)
 class Steps:
-    """What stands below `docs_per_step`; all but `of` has the names of `DocsPerStep`."""
+    """The keys below `docs_per_step`; all but `of` are those of `DocsPerStep`."""
 
     target: Any = field(
         metadata=key(
             TARGET,
-            "How much a step holds, over all ranks; or how it changes with the step.",
+            "The amount that a step holds over all ranks; or how it changes with the step.",
             "target: [[0, 64], [1000, 256]]",
         )
     )
@@ -30,7 +30,7 @@ class Steps:
         default="documents",
         metadata=key(
             one_of(*MEASURES),
-            "What the target counts. With `microbatches`, of all ranks, a step is of one size.",
+            "What the target counts. With `microbatches`, of all ranks, steps have one size.",
             "count: tokens",
         ),
     )
@@ -42,73 +42,47 @@ class Steps:
             "mode: exact",
         ),
     )
-    multiple: int = field(
-        default=1,
-        metadata=key(
-            COUNT,
-            "The number of micro-batches of a step is rounded up to a multiple of this.",
-            "multiple: 2",
-        ),
-    )
     max_microbatches: int | None = field(
         default=None,
-        metadata=key(COUNT, "A step that would need more is an error.", "max_microbatches: 64"),
-    )
-    max_empty_rounds: int = field(
-        default=16,
-        metadata=key(
-            COUNT,
-            "So many rounds in a row that count nothing are an error.",
-            "max_empty_rounds: 100",
-        ),
+        metadata=key(COUNT, "A step that needs more is an error.", "max_microbatches: 64"),
     )
     lookahead: int = field(
         default=4,
         metadata=key(
             COUNT,
-            "Rounds whose counts go to the other ranks in one message. 1: nothing is drawn ahead.",
+            "Rounds whose counts are exchanged in one message. 1: nothing is drawn ahead.",
             "lookahead: 16",
         ),
     )
-    emit: Literal["microbatch", "step"] = field(
-        default="microbatch",
-        metadata=key(
-            one_of("microbatch", "step"),
-            "What an iteration gives: micro-batches, or lists of them.",
-            "emit: step",
-        ),
-    )
-    last: Literal["drop", "short", "carry"] = field(
+    last: Literal["drop", "short"] = field(
         default="drop",
         metadata=key(
-            one_of("drop", "short", "carry"),
-            "What is left at the end of a pass is left out, a short step, or begins the next pass.",
-            "last: carry",
+            one_of("drop", "short"),
+            "Whether micro-batches left at the end of a pass are dropped, or form a short step.",
+            "last: short",
         ),
     )
     on_rank_end: Literal["stop", "pad"] = field(
         default="stop",
         metadata=key(
             one_of("stop", "pad"),
-            "A pass ends when the first lane has ended, or when all have.",
+            "Whether a pass ends when the first lane ends, or when all lanes have ended.",
             "on_rank_end: pad",
-        ),
-    )
-    at_boundary: Literal["close", "mix"] = field(
-        default="close",
-        metadata=key(
-            one_of("close", "mix"),
-            "A stage that begins inside a step closes it, short; or the step goes on.",
-            "at_boundary: mix",
         ),
     )
     shares: int | None = field(
         default=None,
         metadata=key(
             COUNT,
-            "Of `exact`: parts of a step. Of `at_least`: micro-batches of a round. The ranks must "
-            "divide them. Default: the ranks.",
+            "With `exact`, parts of a step; with `at_least`, micro-batches of a round. The number "
+            "of ranks must divide it. Default: the number of ranks.",
             "shares: 64",
+        ),
+    )
+    timeout_s: float = field(
+        default=600.0,
+        metadata=key(
+            POSITIVE, "Seconds after which a silent rank is reported as missing.", "timeout_s: 60"
         ),
     )
     of: Definition = field(
@@ -116,28 +90,27 @@ class Steps:
     )
 
     def rules(self) -> DocsPerStep:
-        """Return what is said here as the loader takes it. SpecError if it is impossible."""
+        """Return the rules for the loader. SpecError if they are impossible."""
         names = [each.name for each in fields(type(self)) if each.name != "of"]
         return DocsPerStep(**{name: getattr(self, name) for name in names})
 
 
 @frozen(kw_only=True, eq=False)
 class DocsPerStepDefinition(Definition):
-    """Steps; only at the top of a split, or of a stage."""
+    """Optimizer steps; only at the top of a split."""
 
     kind: ClassVar[str] = "docs_per_step"
     below_split_only: ClassVar[bool] = True
-    in_stages: ClassVar[bool] = True
     elsewhere: ClassVar[str] = (
-        "It groups the micro-batches of the run: put it over all of the split, or of a stage."
+        "It groups the micro-batches of the run: put it over all of the split."
     )
     apart: ClassVar[bool] = True  # for those who ask how far the run is: it is known below
 
     docs_per_step: Steps = field(
         metadata=key(
             Group(Steps),
-            "Optimizer steps that hold so many documents, over all ranks; at the top of a split, "
-            "or of a stage.",
+            "Optimizer steps that hold a number of documents over all ranks; at the top of a "
+            "split.",
             "docs_per_step: {target: 256, of: {path: ./coco}}",
         )
     )

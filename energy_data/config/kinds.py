@@ -24,7 +24,7 @@ from energy_data.config.kind_join import JoinDefinition
 from energy_data.config.kind_mix import MixDefinition
 from energy_data.config.kind_path import PathDefinition
 from energy_data.config.kind_repeat import RepeatDefinition
-from energy_data.config.kind_staged import StagedDefinition, StagePart
+from energy_data.config.kind_staged import StagedDefinition
 
 KINDS: Mapping[str, type[Definition]] = {
     definition.kind: definition
@@ -78,7 +78,5 @@ def kinds_of(part: type[Part]) -> Mapping[str, type[Definition]]:
     if part.kinds is not None:
         return {name: KINDS[name] for name in part.kinds}
     return {
-        name: kind
-        for name, kind in KINDS.items()
-        if part is SplitPart or not kind.below_split_only or (kind.in_stages and part is StagePart)
+        name: kind for name, kind in KINDS.items() if part is SplitPart or not kind.below_split_only
     }

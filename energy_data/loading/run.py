@@ -14,7 +14,7 @@ from energy_data.core.profiler import Meter
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.crossed import shared_leaf_ids
-from energy_data.steps.rules import Rules
+from energy_data.order.step_rules import DocsPerStep
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,7 @@ class Run(Generic[T_co]):
     from_start: bool = False  # every iteration begins anew (validation)
     virtual_epoch_length: int = 0  # batches of a rank after which an iteration ends; 0: none
     even_batches: EvenBatches | None = None  # how ranks end a pass after equally many batches
-    # How micro-batches are grouped into steps; by the names of stages, if they count steps.
-    docs_per_step: Rules | None = None
+    docs_per_step: DocsPerStep | None = None  # groups micro-batches into optimizer steps
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
 
     def __attrs_post_init__(self) -> None:

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energy_data.core.node import State
-from energy_data.errors import DataError, SpecError
+from energy_data.errors import SpecError
 from energy_data.loading.exchange import Exchange
 from energy_data.loading.exchange_gloo import GlooExchange
 from energy_data.loading.lanes import Host
 from energy_data.loading.loader import Loader
 from energy_data.loading.run import Run
-from energy_data.loading.step_rounds import NUM_COLUMNS, Drawn, Known, check_known, own
-from energy_data.loading.step_stages import StepStages
-from energy_data.loading.step_state import At, Settled
+from energy_data.loading.step_rounds import NUM_COLUMNS, Drawn, Known, own, summed
+from energy_data.loading.step_stages import StepStages, known, resolved
+from energy_data.loading.step_state import SettledStep, StepPosition
+from energy_data.loading.steps.counts import EMPTY, Counts, counts_of
+from energy_data.loading.steps.planner import OpenStep
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.nodes.run_plan import PlannedStage
 from energy_data.nodes.staged import StagedNode
-from energy_data.steps.counts import EMPTY, Counts, counts_of
-from energy_data.steps.plan import Open
-from energy_data.steps.rules import DocsPerStep, Rules
+from energy_data.order.step_rules import DocsPerStep
 
 
 class Slot(NamedTuple):
@@ -40,29 +40,27 @@ class Buffer:
     """What was drawn and not handed over: the rounds of one step, and rounds after it."""
 
     def __init__(self, step: int, start: int, stage: Any = None) -> None:
-        self.settled: Settled | None = None
+        self.settled: SettledStep | None = None
         self.slots: list[Slot] = []  # of the settled step
         self.pending: list[Drawn] = []  # rounds after it; and what all ranks know of the first ones
         self.known: list[Known] = []
-        self.so_far = Open(step), EMPTY  # the first of them, as the next step
-        self.carried = 0  # the first of them are of an earlier pass
+        self.so_far = OpenStep(step), EMPTY  # the first of them, as the next step
         self.start, self.stage = start, stage  # where to draw on if there are none
 
     def next_base(self, stride: int) -> int:
         """Return the number of the next round's first micro-batch."""
-        pending = self.pending
-        return pending[-1].base + stride if len(pending) > self.carried else self.start
+        return self.pending[-1].base + stride if self.pending else self.start
 
     @property
     def is_over(self) -> bool:
         """Whether this rank has met the end of the pass."""
-        return len(self.pending) > self.carried and self.pending[-1].ended
+        return bool(self.pending) and self.pending[-1].ended
 
     def following(self) -> Buffer:
         """Return the buffer without its settled step."""
         assert self.settled is not None
         after = Buffer(self.settled.plan.step + 1, self.start, self.stage)
-        after.pending, after.known, after.carried = self.pending, self.known, self.carried
+        after.pending, after.known = self.pending, self.known
         return after
 
 
@@ -72,7 +70,7 @@ class RoundLoader(Loader[Any]):
     groups_steps = True
 
     def __init__(
-        self, dataset: Run[Any], rules: Rules, host: Host | None, exchange: Exchange | None
+        self, dataset: Run[Any], rules: DocsPerStep, host: Host | None, exchange: Exchange | None
     ) -> None:
         config = dataset.worker_config
         if dataset.from_start or dataset.even_batches is not None:
@@ -82,9 +80,10 @@ class RoundLoader(Loader[Any]):
                 f"together as `on_rank_end` and `last` say."
             )
         self._ranks = config.world_size
-        self._stages = StepStages.of(dataset, rules)
-        # All messages of a run are of one form.
-        self._rows = max(_lookahead(stage.rules) for stage in self._stages.stages)
+        self.rules = resolved(rules, self._ranks)
+        self._stride = self.rules.round_size(self._ranks)
+        self._lookahead = 1 if rules.mode == "exact" else rules.lookahead
+        self._stages = StepStages.of(dataset.spec)
         self._set_stage(())
         self._exchange = exchange or GlooExchange(config, self.rules.timeout_s)
         super().__init__(dataset, host)
@@ -93,16 +92,13 @@ class RoundLoader(Loader[Any]):
 
     def _begin_run(self) -> None:
         self._set_stage(())
-        self._begin(At())
+        self._begin(StepPosition())
 
     def _set_stage(self, entered: Sequence[int]) -> None:
         """Take the rule of a stage. entered: the first micro-batch of each but the first."""
         self._stage, self._stage_begin = len(entered), entered[-1] if entered else 0
-        stage = self._stages.stages[self._stage]
-        self.rules, self._foreknown = stage.rules, stage.foreknown
-        self._stride = self.rules.round_size(self._ranks)
-        self._lookahead = _lookahead(self.rules)
-        self._is_alone = self._ranks == 1 or self._foreknown is not None
+        self._known_counts = known(self._stages.specs[self._stage], self.rules)
+        self._is_alone = self._ranks == 1 or self._known_counts is not None
 
     def _planned_stage(self, batch: int) -> PlannedStage | None:
         """Return the stage of the micro-batch handed over last; `batch` does not tell it."""
@@ -112,14 +108,14 @@ class RoundLoader(Loader[Any]):
     def _is_over(self) -> bool:
         if self._stages.path is None:
             return super()._is_over
-        return self._stages.number_at(self._at.step) == len(self._stages.stages)
+        return self._stages.number_at(self._at.step) == len(self._stages.specs)
 
     def _enter_stage_if_due(self) -> None:
         """Go on in the stage of the next step. StopIteration, each time, after the last."""
         at, number = self._at, self._stages.number_at(self._at.step)
         if number == self._stage:
             return
-        if number == len(self._stages.stages):
+        if number == len(self._stages.specs):
             raise StopIteration
         first = self._own(at.base)
         places = self._host.states(first)
@@ -144,7 +140,7 @@ class RoundLoader(Loader[Any]):
         (entered,) = {tuple(place[self._stages.path]["entered"]) for place in places.values()}
         return entered
 
-    def _begin(self, at: At, settled: Settled | None = None) -> None:
+    def _begin(self, at: StepPosition, settled: SettledStep | None = None) -> None:
         """Go to a place; nothing is drawn yet."""
         self._at, self._buffer = at, Buffer(at.step, at.base)
         self._buffer.settled = settled
@@ -155,9 +151,8 @@ class RoundLoader(Loader[Any]):
     def _begin_exchange(self) -> None:
         """Begin to tell the other ranks of rounds, from the next one that is drawn."""
         rules, at = self.rules, self._at
-        said = [rules.fixed, rules.target, rules.multiple, rules.lookahead, rules.last]
-        said += [rules.on_rank_end, rules.at_boundary, at.step, at.docs_seen]
-        self._digest = zlib.crc32(repr(said).encode())
+        shared = [rules.fixed, rules.target, rules.lookahead, rules.last, rules.on_rank_end]
+        self._digest = zlib.crc32(repr([*shared, at.step, at.docs_seen]).encode())
         self._blank: Any = None  # an empty micro-batch
         self._on_its_way = False
         self._cramped: int | None = None  # slots in use when a batch drawn ahead found no room
@@ -205,8 +200,7 @@ class RoundLoader(Loader[Any]):
             stage=stage,
             new_stage=stage != before and before is not None,
         )
-        if self._foreknown is not None:
-            self._check_foreknown(numbers, drawn)
+        assert self._known_counts is None or not drawn.ended, "an endless stream has ended"
         return drawn
 
     def _has_ended(self, numbers: Sequence[int], *, is_empty: bool) -> bool:
@@ -291,7 +285,7 @@ class RoundLoader(Loader[Any]):
         rounds = buffer.pending[begin : begin + self._lookahead]
         if self._is_alone or self._on_its_way or len(rounds) < self._lookahead:
             return False
-        rows = np.zeros((self._rows, NUM_COLUMNS), np.int64)
+        rows = np.zeros((self._lookahead, NUM_COLUMNS), np.int64)
         rows[: len(rounds)] = [drawn.row() for drawn in rounds]
         self._exchange.send(rows, place=rounds[0].base, digest=self._digest)
         self._on_its_way = True
@@ -299,54 +293,17 @@ class RoundLoader(Loader[Any]):
 
     def _say_failed(self, error: Exception) -> None:
         if not self._is_alone:
-            rows = np.zeros((self._rows, NUM_COLUMNS), np.int64)
+            rows = np.zeros((self._lookahead, NUM_COLUMNS), np.int64)
             problem = f"{type(error).__name__}: {error}"
             self._exchange.send(rows, place=0, digest=self._digest, problem=problem)
 
     def _known_alone(self, drawn: Drawn) -> Known:
-        """Return what is known of a round without asking anyone."""
-        if self._foreknown is None:
+        """Return what all ranks know of a round, without an exchange."""
+        if self._known_counts is None:
             return Known.of([drawn.row()], self.rules)
-        total, most, items, ended = EMPTY, 0, 0, 0
-        for rank in range(self._ranks):
-            numbers = range(drawn.base + rank, drawn.base + self._stride, self._ranks)
-            told = [
-                self._foreknown(number - self._stage_begin)
-                for number in numbers
-                if not self._is_beyond(number)
-            ]
-            for _, counts in told:
-                total = total.plus(counts)
-            most = max(most, sum(count for count, _ in told))
-            items += bool(told)
-            ended += not told or (self.rules.on_rank_end == "stop" and len(told) < len(numbers))
-        known = Known.of_all(total, items, ended, most, self.rules, self._ranks)
-        return known._replace(round=known.round._replace(new_stage=drawn.new_stage))
-
-    def _is_beyond(self, number: int) -> bool:
-        """Return whether a micro-batch is after the end of the pass, as all ranks know it."""
-        total = self.dataset.num_batches(self._place.epoch, self._num_lanes)
-        return total is not None and number >= total
-
-    def _check_foreknown(self, numbers: Sequence[int], drawn: Drawn) -> None:
-        """Raise DataError if the round is not what all ranks take it for."""
-        assert self._foreknown is not None
-        if self.rules.mode == "exact":
-            return  # by its making
-        if drawn.ended and any(map(self._is_beyond, numbers)):
-            return
-        if drawn.ended:
-            raise DataError(
-                f"docs_per_step: the stream ended at micro-batch {numbers[0]}, and ranks do not "
-                f"tell each other, for `known` says what is in each. Leave out `known` for a "
-                f"stream whose end is not known."
-            )
-        found: list[Counts | None] = [*drawn.counts, *[None] * len(numbers)]
-        for number, counts in zip(numbers, found, strict=False):
-            if not self._is_beyond(number):
-                check_known(number, counts, self._foreknown(number - self._stage_begin)[1])
-
-
-def _lookahead(rules: DocsPerStep) -> int:
-    """Return how many rounds are told of in one message."""
-    return 1 if rules.mode == "exact" else rules.lookahead
+        first = drawn.base - self._stage_begin
+        parts = [self._known_counts(first + n) for n in range(self._stride)]
+        most = max(sum(count for count, _ in parts[r :: self._ranks]) for r in range(self._ranks))
+        total = summed([counts for _, counts in parts])
+        found = Known.of_all(total, self._ranks, 0, most, self.rules, self._ranks)
+        return found._replace(round=found.round._replace(new_stage=drawn.new_stage))

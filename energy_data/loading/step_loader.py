@@ -23,11 +23,10 @@ from energy_data.loading.lanes import Host, Nodes
 from energy_data.loading.run import Run
 from energy_data.loading.step_draw import Buffer, RoundLoader, Slot
 from energy_data.loading.step_rounds import blank
-from energy_data.loading.step_state import At, Settled, StepState
-from energy_data.steps.counts import Counts
-from energy_data.steps.plan import Planned, advance
-from energy_data.steps.rules import Rules
-from energy_data.steps.step import Step
+from energy_data.loading.step_state import SettledStep, StepPosition, StepState
+from energy_data.loading.steps.counts import Counts, Step
+from energy_data.loading.steps.planner import StepPlan, add_round
+from energy_data.order.step_rules import DocsPerStep
 
 
 class StepLoader(RoundLoader):
@@ -40,7 +39,7 @@ class StepLoader(RoundLoader):
     def __init__(
         self,
         dataset: Run[Any],
-        rules: Rules,
+        rules: DocsPerStep,
         host: Host | None = None,
         exchange: Exchange | None = None,
     ) -> None:
@@ -48,7 +47,7 @@ class StepLoader(RoundLoader):
         super().__init__(dataset, rules, host, exchange)
 
     def next_batch(self) -> Any:
-        """Return the next micro-batch, or with `emit="step"` all of the next step, in a list.
+        """Return the next micro-batch.
 
         StopIteration at the end of a pass, once; with `virtual_epoch_length`, after the step that
         reaches it. StepsError if the ranks can no longer agree.
@@ -65,11 +64,7 @@ class StepLoader(RoundLoader):
         elif not buffer.slots:
             self._draw_again()
         self._draw_ahead()
-        if self.rules.emit == "microbatch":
-            return self._hand_over()
-        assert self._buffer.settled is not None
-        left = self._buffer.settled.plan.microbatches - self._at.index
-        return [self._hand_over() for _ in range(left)]
+        return self._hand_over()
 
     @property
     def last_batch(self) -> int | None:
@@ -91,8 +86,8 @@ class StepLoader(RoundLoader):
             clock=at.base,
             hosted=(config.rank, config.world_size),
             start=self._start,
-            places=self._host.states(first) if at.places is None else at.places,
-            step=at.to_dict(settled, self._stages.at(at.step).rules, self._ranks),
+            places=self._host.states(first),
+            step=at.to_dict(settled, self.rules, self._ranks),
             gone=self._gone,
         ).to_dict()
 
@@ -134,20 +129,15 @@ class StepLoader(RoundLoader):
         self._buffer = buffer.following()
         return batch
 
-    def _after(self, at: At, plan: Planned, total: Counts) -> At:
+    def _after(self, at: StepPosition, plan: StepPlan, total: Counts) -> StepPosition:
         """Return the place after a step."""
-        rounds, base, begun = plan.rounds, at.base, at.begun
-        given = at.given + plan.microbatches
-        if at.passes:
-            rounds, base, begun = rounds - at.passes[-1], 0, 0
-            given = rounds * self._stride // self._ranks
-        return At(
-            epoch=at.epoch + len(at.passes),
-            begun=begun,
-            base=base + rounds * self._stride,
+        return StepPosition(
+            epoch=at.epoch,
+            begun=at.begun,
+            base=at.base + plan.rounds * self._stride,
             step=at.step + 1,
             docs_seen=at.docs_seen + total.documents,
-            given=given,
+            given=at.given + plan.microbatches,
         )
 
     def _end_epoch_if_due(self) -> None:
@@ -164,7 +154,7 @@ class StepLoader(RoundLoader):
             if filled.rounds == len(buffer.known):
                 self._learn()
             known = buffer.known[filled.rounds]
-            after, outcome = advance(filled, known.round, self.rules, self._ranks)
+            after, outcome = add_round(filled, known.round, self.rules, self._ranks)
             if outcome == "end" and not (filled.microbatches and self.rules.last == "short"):
                 self._end_pass()
                 self._tell_end()
@@ -175,9 +165,9 @@ class StepLoader(RoundLoader):
             if outcome == "full":
                 break
             buffer.so_far = filled, counts  # not of a full step: an interrupt now would add to it
-        self._buffer = self._holding(Settled(Planned.of(filled, self.rules), counts))
+        self._buffer = self._holding(SettledStep(StepPlan.of(filled, self.rules), counts))
 
-    def _holding(self, settled: Settled) -> Buffer:
+    def _holding(self, settled: SettledStep) -> Buffer:
         """Return the buffer with its first rounds as a step."""
         buffer, rounds = self._buffer, settled.plan.rounds
         after = Buffer(settled.plan.step, buffer.next_base(self._stride), buffer.stage)
@@ -205,7 +195,7 @@ class StepLoader(RoundLoader):
             like = [slot.batch for slot in buffer.slots if slot.batch is not None]
             like += [batch for drawn in buffer.pending for batch in drawn.batches]
             if not like:
-                run = self._stages.stages[self._stage].run
+                run = evolve(self.dataset, spec=self._stages.specs[self._stage])
                 first = stand_in(run, 0, self._num_lanes)
                 like = list(first) if self.rules.mode == "exact" else [first]
             if not like:
@@ -213,45 +203,20 @@ class StepLoader(RoundLoader):
                     "docs_per_step: an empty micro-batch is needed, and there is none to make it "
                     "like. Use fewer ranks, or a larger target."
                 )
-            self._blank = blank(like[0], self.rules.empty)
+            self._blank = blank(like[0])
         return with_values(self._blank, lambda value: value)
 
     # ---- the ends of passes
 
     def _end_pass(self) -> None:
         """Begin the next pass, on all ranks. StopIteration if there is none."""
-        at, filled = self._at, self._buffer.so_far[0]
         if self._is_over:
             raise StopIteration
-        if self.rules.last != "carry" or not filled.microbatches:
-            after = At(epoch=at.epoch + 1, step=at.step, docs_seen=at.docs_seen)
-            self._begin_pass(after, 0, is_news=True)
-            return
-        is_news = len(at.passes) >= at.told
-        kept = self._carrying(filled.rounds)
-        self._begin_pass(
-            evolve(kept, told=max(at.told, len(kept.passes))), filled.rounds, is_news=is_news
-        )
-
-    def _carrying(self, kept: int) -> At:
-        """Return the place, with so many rounds of this pass in the next."""
         at = self._at
-        places = self._host.states(self._own(at.base)) if at.places is None else at.places
-        passes = at.passes if kept in at.passes else (*at.passes, kept)
-        return evolve(at, passes=passes, places=places)
-
-    def _begin_pass(self, at: At, kept: int, *, is_news: bool = False) -> None:
-        """Go on in the next pass, with so many rounds of this one, at a place in its steps.
-
-        is_news: whether the trainer is to be told.
-        """
-        before, after = self._buffer, Buffer(at.step, 0)
-        if kept:
-            after.pending, after.known = before.pending[:kept], before.known[:kept]
-            after.so_far, after.settled, after.carried = before.so_far, before.settled, kept
+        after = StepPosition(epoch=at.epoch + 1, step=at.step, docs_seen=at.docs_seen)
 
         def begin() -> None:
-            self._at, self._buffer, self._untold = at, after, is_news
+            self._at, self._buffer, self._untold = after, Buffer(at.step, 0), True
             self._host.keep(0)
             self._begin_exchange()
 
@@ -263,9 +228,7 @@ class StepLoader(RoundLoader):
         """Draw the rounds of a step that was saved when it had begun; asks nobody."""
         settled = self._buffer.settled
         assert settled is not None
-        while (count := len(self._buffer.pending)) < settled.plan.rounds:
-            if count in self._at.passes and self._buffer.carried != count:
-                self._begin_pass(self._carrying(count), count)
+        while len(self._buffer.pending) < settled.plan.rounds:
             self._draw()
             if self._buffer.is_over:
                 raise DataError(
@@ -276,10 +239,7 @@ class StepLoader(RoundLoader):
         self._buffer = self._holding(settled)
 
     def _wrong_step(self, said: dict[str, Any]) -> str | None:
-        place = StepState.of(said)
-        part = self._stages.at(place.step)
-        begins = part.first == place.step > 0 and not place.index  # whatever was before
-        return None if begins else place.unfit(part.rules, self._ranks)
+        return StepState.of(said).unfit(self.rules, self._ranks)
 
     def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
         said = None if saved.step is None else StepState.of(saved.step)
@@ -305,25 +265,15 @@ class StepLoader(RoundLoader):
 
         return begin
 
-    def _place_of(self, saved: RunState) -> tuple[At, Settled | None]:
+    def _place_of(self, saved: RunState) -> tuple[StepPosition, SettledStep | None]:
         """Return where in the steps a saved place is, and what its step is, if that is known."""
         if saved.step is None:
             given = (saved.clock - saved.begun) // self._ranks
-            return At(epoch=saved.epoch, begun=saved.begun, base=saved.clock, given=given), None
+            return StepPosition(
+                epoch=saved.epoch, begun=saved.begun, base=saved.clock, given=given
+            ), None
         said = StepState.of(saved.step)
-        given_by_all = said.base - saved.begun if said.given is None else said.given * said.ranks
-        at = At(
-            epoch=saved.epoch,
-            begun=saved.begun,
-            base=said.base,
-            step=said.step,
-            index=said.index,
-            docs_seen=said.docs_seen,
-            passes=said.passes,
-            told=said.told,
-            given=given_by_all // self._ranks,
-        )
-        return at, said.settled
+        return said.position(saved.epoch, saved.begun, self._ranks), said.settled
 
 
 def _with_step(batch: Any, step: Step) -> Any:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from energy_data.errors import DataError
 from energy_data.loading.epoch_end import emptied, with_values
 from energy_data.loading.exchange import Rows
-from energy_data.steps.counts import BESIDE, EMPTY, FIELD, Counts
-from energy_data.steps.plan import Round
-from energy_data.steps.rules import DocsPerStep
+from energy_data.loading.steps.counts import COUNT_FIELDS, EMPTY, FIELD, Counts
+from energy_data.loading.steps.planner import Round
+from energy_data.order.step_rules import DocsPerStep
 
 NUM_COLUMNS = 12  # items, ended, new stage, micro-batches; five counts; three of them unknown
 
@@ -93,10 +92,10 @@ def own(batch: Any) -> Any:
     return with_values(batch, copied, into_lists=True)
 
 
-def blank(batch: Any, empty: Callable[[Any], Any] | None) -> Any:
+def blank(batch: Any) -> Any:
     """Return an empty micro-batch like this one; it holds none of its memory."""
-    made = own((empty or emptied)(batch))
-    names = [name for name in (FIELD, *BESIDE.values()) if _has(made, name)]
+    made = own(emptied(batch))
+    names = [name for name in (FIELD, *COUNT_FIELDS.values()) if _has(made, name)]
     if not isinstance(made, Mapping) and names:
         made = copy.copy(made)  # it may be the batch itself
     for name in names:
@@ -109,14 +108,3 @@ def blank(batch: Any, empty: Callable[[Any], Any] | None) -> Any:
 
 def _has(batch: Any, name: str) -> bool:
     return name in batch if isinstance(batch, Mapping) else hasattr(batch, name)
-
-
-def check_known(number: int, found: Counts | None, said: Counts) -> None:
-    """Raise DataError if a micro-batch is not what was known of it beforehand."""
-    for name, real, known in zip(Counts._fields, found or EMPTY, said, strict=True):
-        if known is not None and real != known:
-            what = "it was left out" if found is None else f"it holds {real}"
-            raise DataError(
-                f"docs_per_step: micro-batch {number} should hold {known} {name}, as `known` says, "
-                f"but {what}. The other ranks count on it: correct `known`, or leave it out."
-            )

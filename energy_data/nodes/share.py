@@ -18,14 +18,14 @@ from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import Call
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.order.quotas import quota
+from energy_data.order.step_rules import share_size
 
 MAX_EMPTY_DRAWS = 10_000  # in a row: blocks without a sample, or batches left out
 
 
 @frozen(kw_only=True)
 class ShareSpec(Spec):
-    """Give `quota` documents at a time, as a tuple of batches of `batch_size` and a shorter one.
+    """Give the documents of a share at a time: batches of `batch_size` and a shorter one.
 
     Over batches by group, `collate` is theirs, and None here: the last group of a share is cut
     where the share is full, what is over waits; or a share is so many whole groups.
@@ -109,7 +109,7 @@ class ShareNode(Node[Any, ShareCursor]):
         items = []
         for _ in range(count):
             number = self.cursor.given * self.lanes + self.first
-            items.append(self._share(quota(number, self.spec.target, self.spec.shares)))
+            items.append(self._share(share_size(number, self.spec.target, self.spec.shares)))
             self.cursor.given += 1
         return items
 

@@ -6,15 +6,18 @@ import threading
 from collections import deque
 from itertools import islice
 
+from attrs import evolve
 from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.exchange import Exchange, Message, StepsError, answer
-from energy_data.loading.step_known import in_shares
 from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.step_stages import for_steps
 from energy_data.nodes.batch import BatchSpec
-from energy_data.steps.rules import DocsPerStep
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.order.step_rules import DocsPerStep
+from energy_data.tasks.encoder import DefaultTaskEncoder
 
 WAIT_S = 20
 
@@ -87,6 +90,12 @@ def stream(collate=varying, batch_size=3, size=1000) -> BatchSpec:
 STREAM = stream()
 
 
+def known_stream(batch_size=3, size=1000) -> BatchSpec:
+    """A stream whose batches are full, and made by no user code: all ranks know what is in them."""
+    spec = stream(numbered, batch_size, size)
+    return evolve(spec, of=EncodeSpec(of=spec.of), collate=DefaultTaskEncoder().collate)
+
+
 def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[StepLoader]:
     """The loaders of some ranks; `rules` are of the steps, `facts` of the dataset."""
     hub = hub or Hub(ranks)
@@ -95,9 +104,7 @@ def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
         dataset = Dataset(spec=spec, worker_config=config, **(facts or {}))
-        if rule.mode == "exact":
-            dataset = in_shares(dataset, rule)
-        loaders.append(StepLoader(dataset, rule, exchange=HubExchange(hub, rank)))
+        loaders.append(StepLoader(for_steps(dataset, rule), rule, exchange=HubExchange(hub, rank)))
     return loaders
 
 

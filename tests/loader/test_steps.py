@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from energy_data.steps.counts import counts_of
-from energy_data.steps.rules import DocsPerStep
+from energy_data.loading.steps.counts import counts_of
+from energy_data.order.step_rules import DocsPerStep
 from loader.runs import loaders_of, run
-from loader.steps import STREAM, Hub, numbered, ranks_of, stream, take_steps
-
-THREE = {"documents": 3, "samples": 3}
+from loader.steps import STREAM, Hub, known_stream, numbered, ranks_of, stream, take_steps
 
 
-def naive(spec, ranks, target, steps, multiple=1):
+def naive(spec, ranks, target, steps):
     """The original's loop over the micro-batches of the run: rounds until the target is reached."""
     batches = run(loaders_of(spec, 1, lanes=12), rounds=600)
     found, g = [], 0
     rule = DocsPerStep(target=1)
     while len(found) < steps:
         rounds, total = [], 0
-        while total < target or len(rounds) % multiple:
+        while total < target:
             a_round = [batches[number] for number in range(g, g + ranks)]
             total += sum(counts_of(batch, rule).documents for batch in a_round)
             rounds.append([tuple(batch["__key__"]) for batch in a_round])
@@ -30,10 +28,9 @@ def naive(spec, ranks, target, steps, multiple=1):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("lookahead", [1, 2, 7])
-@pytest.mark.parametrize("multiple", [1, 2])
-def test_steps_are_those_of_the_naive_loop_for_every_lookahead(ranks, lookahead, multiple):
-    expected = naive(STREAM, ranks, 20, 6, multiple)
-    loaders = ranks_of(STREAM, ranks, target=20, lookahead=lookahead, multiple=multiple)
+def test_steps_are_those_of_the_naive_loop_for_every_lookahead(ranks, lookahead):
+    expected = naive(STREAM, ranks, 20, 6)
+    loaders = ranks_of(STREAM, ranks, target=20, lookahead=lookahead)
     for rank, steps in enumerate(take_steps(loaders, 6)):
         for (total, rounds), given in zip(expected, steps, strict=True):
             assert [keys for keys, _ in given] == [a_round[rank] for a_round in rounds]
@@ -66,17 +63,7 @@ def test_every_micro_batch_says_where_in_the_step_it_is_and_what_the_step_holds(
 
 
 def test_counts_that_are_known_beforehand_need_no_message_and_give_the_same_steps():
-    spec = stream(numbered)
-    hubs = Hub(3), Hub(3), Hub(3)
-    asked = take_steps(ranks_of(spec, 3, hub=hubs[0], target=20), 4)
-    known = take_steps(ranks_of(spec, 3, hub=hubs[1], target=20, known=THREE), 4)
-    planned = take_steps(ranks_of(spec, 3, hub=hubs[2], target=20, known=lambda g: THREE), 4)
-    assert asked == known == planned
-    assert [len(hub.tables) > 0 for hub in hubs] == [True, False, False]
-
-
-def test_a_plan_of_all_counts_gives_the_steps_that_asking_gives():
-    batches = run(loaders_of(STREAM, 1, lanes=12), rounds=400)
-    counts = {g: {**batch["__docs__"], "samples": 3} for g, batch in batches.items()}
-    asked = take_steps(ranks_of(STREAM, 4, target=30), 8)
-    assert take_steps(ranks_of(STREAM, 4, target=30, known=counts.__getitem__), 8) == asked
+    hubs = Hub(3), Hub(3)
+    asked = take_steps(ranks_of(stream(numbered), 3, hub=hubs[0], target=20), 4)
+    assert take_steps(ranks_of(known_stream(), 3, hub=hubs[1], target=20), 4) == asked
+    assert [len(hub.tables) > 0 for hub in hubs] == [True, False]

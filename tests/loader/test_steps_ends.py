@@ -17,7 +17,7 @@ from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from loader.runs import in_order, loader_of
-from loader.steps import STREAM, Hub, numbered, ranks_of, stream, take, together
+from loader.steps import STREAM, numbered, ranks_of, stream, take, together
 
 
 def one_pass(size, batch_size=2, collate=numbered):
@@ -80,12 +80,11 @@ def test_a_pass_ends_on_all_ranks_together(lookahead, on_rank_end, last, micro_b
         assert sum(step.is_short for _, step in given[0]) == short
 
 
-@pytest.mark.parametrize("known", [None, {"documents": 2, "samples": 2}])
 @pytest.mark.parametrize(("on_rank_end", "rounds"), [("stop", 2), ("pad", 3)])
 def test_rounds_of_shares_are_the_same_on_any_number_of_ranks_to_the_end_of_a_pass(
-    on_rank_end, rounds, known
+    on_rank_end, rounds
 ):
-    rules = {"target": 8, "shares": 4, "last": "short", "on_rank_end": on_rank_end, "known": known}
+    rules = {"target": 8, "shares": 4, "last": "short", "on_rank_end": on_rank_end}
     for ranks in (1, 2, 4):
         loaders = ranks_of(one_pass(22), ranks, **rules)
         for _ in range(2):  # the second pass as the first
@@ -96,22 +95,9 @@ def test_rounds_of_shares_are_the_same_on_any_number_of_ranks_to_the_end_of_a_pa
             assert set(steps[0]) == ({8} if on_rank_end == "stop" else {8, 6})
 
 
-def test_what_is_left_of_a_pass_may_begin_the_next():
-    carried = ranks_of(one_pass(20), 2, target=16, last="carry")
-    plain = ranks_of(one_pass(20), 2, target=4, last="drop")
-    expected = joined([take(plain), take(plain), take(plain)])  # five rounds each
-    given = [take(carried), take(carried), take(carried)]
-    assert [len(one[0]) for one in given] == [4, 4, 4]  # of 5, 1 + 3 of 5, 2 + 2 of 5 rounds
-    whole = joined(given)
-    assert [[keys for keys, _ in mine] for mine in whole] == [
-        [keys for keys, _ in mine][:12] for mine in expected
-    ]
-    assert [step.step for _, step in whole[0]] == [0] * 4 + [1] * 4 + [2] * 4
-
-
 @pytest.mark.parametrize("target", [16, 50])
 def test_saved_anywhere_around_the_end_of_a_pass_it_goes_on_identically(target):
-    spec, rules = one_pass(20), {"target": target, "last": "carry"}
+    spec, rules = one_pass(20), {"target": target, "last": "short"}
 
     def walk(loaders, count):
         """Micro-batches of both ranks in one list, None where a pass ends."""
@@ -188,11 +174,6 @@ def test_a_stage_that_begins_inside_a_step_closes_it_short():
     for _, step in given:
         lengths[step.step] = step.num_microbatches, step.is_short
     assert list(lengths.values())[:3] == [(4, False), (2, True), (4, False)]
-
-
-def test_a_stage_may_begin_inside_a_step_where_asked():
-    given = take(ranks_of(staged(numbered), 2, target=21, at_boundary="mix"), 20)[0]
-    assert {(step.num_microbatches, step.is_short) for _, step in given} == {(4, False)}
 
 
 @pytest.mark.parametrize("last", ["drop", "short"])
@@ -276,23 +257,6 @@ def test_nothing_at_all_is_an_error():
         take(ranks_of(stream(nothing), 2), 1)
 
 
-def test_wrong_words_about_what_is_known_are_an_error():
-    with pytest.raises(DataError, match="micro-batch 0 should hold 4 documents"):
-        take(ranks_of(stream(numbered), 1, known=4), 1)
-    spec = BatchSpec(of=one_pass(8).of, batch_size=2, collate=numbered)
-    with pytest.raises(DataError, match="the stream ended at micro-batch"):
-        take(ranks_of(spec, 1, known=2), 30)
-
-
-def test_a_known_end_is_met_by_all_ranks_without_a_word():
-    rules = {"target": 8, "last": "short"}
-    asked = take(ranks_of(one_pass(18), 2, **rules))
-    hub = Hub(2)
-    known = {"documents": 2, "samples": 2}
-    assert take(ranks_of(one_pass(18), 2, hub=hub, known=known, **rules)) == asked
-    assert hub.tables == []
-
-
 def test_empty_micro_batches_have_the_form_of_full_ones():
     def tensors(batch):
         numbers = torch.tensor([[sample["number"]] * 3 for sample in batch])
@@ -303,23 +267,6 @@ def test_empty_micro_batches_have_the_form_of_full_ones():
     empty = [batch for batch in batches if batch["__step__"].is_empty]
     assert [(batch["x"].shape, batch["__key__"]) for batch in empty] == [((0, 3), [])]
     assert empty[0]["__docs__"] == 0
-
-
-def test_empty_micro_batches_may_be_made_by_the_user():
-    def padding(batch):
-        return {"__key__": ["padding"]}
-
-    rules = {"target": 8, "on_rank_end": "pad", "last": "short", "empty": padding}
-    (_, given) = take(ranks_of(one_pass(18), 2, **rules))
-    assert [keys for keys, step in given if step.is_empty] == [("padding",)]
-
-
-def test_whole_steps_may_be_asked_for():
-    one, other = (ranks_of(STREAM, 2, emit=emit) for emit in ("step", "microbatch"))
-    steps = together(one, lambda loader: list(islice(loader, 4)))[0]
-    flat = [batch["__step__"] for step in steps for batch in step]
-    assert flat == [step for _, step in take(other, len(flat))[0]]
-    assert [len(step) for step in steps] == [step[0]["__step__"].num_microbatches for step in steps]
 
 
 @pytest.mark.parametrize("facts", [{"from_start": True}, {"even_batches": "pad"}])

@@ -52,7 +52,7 @@ def test_a_step_may_hold_so_many_groups_and_all_of_each(ranks):
 def test_groups_need_something_that_groups():
     with pytest.raises(SpecError, match="nothing groups samples here"):
         ranks_of(stream(), mode="exact", count="groups")
-    with pytest.raises(SpecError, match="this tree has a pack that decides by itself"):
+    with pytest.raises(SpecError, match="the pack of this tree closes packs by itself"):
         ranks_of(grouped(packs().of), mode="exact")
 
 

@@ -65,13 +65,6 @@ def test_no_step_is_of_two_stages_and_the_batches_are_those_of_the_ramp(ranks, t
             assert step.is_short == (not enough)
 
 
-def test_a_step_may_be_of_two_stages_where_asked():
-    (given,) = take(ranks_of(fading(), target=60, at_boundary="mix"), END)
-    sizes = [{len(keys) for keys in step} for step in steps_of(given)]
-    assert set(SIZES.values()) in sizes
-    assert not any(step.is_short for _, step in given)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_saved_after_any_micro_batch_of_a_ramp_it_goes_on_identically(ranks):
     expected = take(ranks_of(fading(), ranks, target=17), END // ranks)
@@ -99,14 +92,10 @@ def test_between_the_steps_of_a_ramp_another_number_of_ranks_goes_on():
     assert [keys for keys, _ in rest] == [tuple(batch["__key__"]) for batch in whole[begun:]]
 
 
-@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("collate", [numbered, numbers])
-def test_a_step_is_closed_though_batches_do_not_say_their_stage_or_nobody_looks_at_them(
-    collate, known
-):
-    said = {"known": lambda g: SIZES[maker(g)]} if known else {}
-    count = "documents" if collate is numbered or known else len
-    (loader,) = ranks_of(fading(collate), target=17, count=count, **said)
+def test_a_step_is_closed_though_batches_do_not_say_their_stage(collate):
+    count = "documents" if collate is numbered else len
+    (loader,) = ranks_of(fading(collate), target=17, count=count)
     sizes, steps = [], []
     for batch in loader:
         sizes.append(len(batch["__key__"] if collate is numbered else batch))

@@ -10,8 +10,8 @@ import torch
 from loader.steps import STREAM, ranks_of, stream, take
 from loader.test_steps_ends import one_pass
 from loader.test_steps_gradients import EXACT, documents, gradients
+from loader.test_steps_stages import CUT, RULES, SPEC
 from loader.test_steps_stages import EXACT as STAGES
-from loader.test_steps_stages import MIXED, RULES, SPEC
 from loader.test_steps_stages import ranks_of as staged_ranks
 
 RANK = """
@@ -24,17 +24,16 @@ from energy_data.loading.dataset import Dataset
 from energy_data.loading.exchange import StepsError
 from energy_data.loading.exchange_gloo import GlooExchange, _Wires
 from energy_data.loading.step_loader import StepLoader
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep
 from contextlib import nullcontext
 import numpy as np
 import torch
 from attrs import evolve
 from torch.nn.parallel import DistributedDataParallel
-from energy_data.loading.step_known import in_shares
 from loader.steps import STREAM, plain, stream, varying
 from loader.test_steps_gradients import EXACT, documents, tiny_model
 from loader.test_steps_ends import one_pass
-from loader.test_steps_stages import EXACT as STAGES, MIXED, RULES, SPEC
+from loader.test_steps_stages import EXACT as STAGES, CUT, RULES, SPEC
 from energy_data.loading.step_stages import for_steps
 
 def failing(batch):
@@ -71,7 +70,7 @@ def steps():
 def trained():
     model = DistributedDataParallel(tiny_model())
     loader = StepLoader(
-        in_shares(Dataset(spec=stream(documents), worker_config=config), DocsPerStep(**EXACT)),
+        for_steps(Dataset(spec=stream(documents), worker_config=config), DocsPerStep(**EXACT)),
         DocsPerStep(**EXACT),
     )
     found = []
@@ -93,7 +92,7 @@ def in_more_groups():
 
 def in_stages():
     found = []
-    for spec, rules in ((MIXED, STAGES), (SPEC, RULES)):
+    for spec, rules in ((CUT, STAGES), (SPEC, RULES)):
         loader = StepLoader(for_steps(Dataset(spec=spec, worker_config=config), rules), rules)
         given = plain(islice(loader, 7))
         state = loader.state_dict()
@@ -247,7 +246,7 @@ def test_real_ranks_give_the_same_steps_the_same_ends_and_the_same_gradients(fou
 
 def test_real_ranks_switch_stages_at_the_same_step(found_by):
     found = found_by(2, "stages")
-    for number, (spec, rules) in enumerate([(MIXED, STAGES), (SPEC, RULES)]):
+    for number, (spec, rules) in enumerate([(CUT, STAGES), (SPEC, RULES)]):
         expected = listed(take(staged_ranks(spec, rules, 2), 37))
         assert [mine[number] for mine in found] == expected
 

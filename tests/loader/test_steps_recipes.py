@@ -28,6 +28,13 @@ def recipe(name):
     return compile(text, name, "exec")
 
 
+def steps_of():
+    """The function of the page that collects the micro-batches of a step."""
+    names = {}
+    exec(recipe("Whole steps"), names)
+    return names["steps_of"]
+
+
 def labelled(batch):
     """Documents of tokens, of which each is a label."""
     made = documents(batch)
@@ -134,14 +141,10 @@ def halves(batch):
     return [Input(part) for part in batch["tokens"].tensor_split(2)]
 
 
-def averaged(work, **facts):
-    """What `work` finds, averaged over two ranks. It gets batches, or lists, of whole steps."""
-    rules = {"mode": "exact", "target": 22, "shares": 4, **facts}
-    count = STEPS if "emit" in facts else None
+def averaged(work):
+    """What `work` finds, averaged over two ranks. It gets the batches of whole steps."""
 
     def on_rank(loader):
-        if count is not None:
-            return torch.stack(work(list(islice(loader, count))))
         batches = []
         for batch in loader:
             batches.append(batch)
@@ -149,7 +152,7 @@ def averaged(work, **facts):
                 return torch.stack(work(batches))
         raise AssertionError("the stream ended")
 
-    found = torch.stack(together(ranks_of(stream(labelled), 2, **rules), on_rank))
+    found = torch.stack(together(ranks_of(stream(labelled), 2, **EXPECTED), on_rank))
     return found.mean(dim=0)
 
 
@@ -176,10 +179,11 @@ def test_deepspeed(expected):
 
 
 def test_megatron(expected):
-    def work(steps):
+    def work(batches):
         schedule = Megatron()
         names = {
-            "loader": steps,
+            "loader": batches,
+            "steps_of": steps_of(),
             "forward_backward_func": schedule,
             "model": lambda batch: losses_of(schedule.model, batch),
             "optimizer": schedule,
@@ -189,21 +193,23 @@ def test_megatron(expected):
         exec(recipe("Megatron"), names)
         return schedule.found
 
-    close(averaged(work, emit="step", multiple=2), expected)
+    close(averaged(work), expected)
 
 
 @pytest.mark.parametrize("by", ["labels", "documents"])
 def test_fast_llm(expected, by):
-    def work(steps):
+    def work(batches):
         runner = FastLLM(by)
-        names = {"loader": steps, "runner": runner, "preprocess": halves, "schedule_for": int}
+        names = {"loader": batches, "runner": runner, "preprocess": halves, "schedule_for": int}
+        names["steps_of"] = steps_of()
         exec(recipe("Fast-LLM"), names)
         assert runner.iterations == [1, 2, 3, 4]
         return runner.found
 
-    found = averaged(work, emit="step")
+    found = averaged(work)
     if by == "documents":
-        (loader,) = ranks_of(stream(labelled), 1, emit="step", **EXPECTED)
-        tokens = [batches[0]["__step__"].step_tokens for batches in islice(loader, STEPS)]
-        expected = expected * torch.tensor(tokens)[:, None] / 22
+        (loader,) = ranks_of(stream(labelled), 1, **EXPECTED)
+        steps = [batch["__step__"] for batch in islice(loader, 40)]
+        tokens = {step.step: step.step_tokens for step in steps}
+        expected = expected * torch.tensor([tokens[n] for n in range(STEPS)])[:, None] / 22
     close(found, expected)

@@ -1,4 +1,4 @@
-"""Stages that count steps of any size: each stage has its own rule for what a step is."""
+"""Stages that count steps of any size."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
 from energy_data.loading.step_loader import StepLoader
 from energy_data.loading.step_stages import for_steps
+from energy_data.loading.steps.counts import counts_of
 from energy_data.loading.transport.device import OnDevice
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.steps.counts import counts_of
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep
 from loader.runs import loader_of
 from loader.steps import WAIT_S, Hub, HubExchange, numbered, plain, stream, take
 from loader.test_device import DEVICE, FakeCuda
@@ -35,11 +35,8 @@ SMALL, LARGE = stream(batch_size=2), stream()
 
 
 def staged(*parts, **facts):
-    """Stages by name, first step, end, tree and micro-batches of a step."""
-    stages = (
-        Stage(name=n, begin=b, end=e, of=of, microbatches_per_step=m, counts="steps")
-        for n, b, e, of, m in parts
-    )
+    """Stages by name, first step, end and tree."""
+    stages = (Stage(name=n, begin=b, end=e, of=of, counts="steps") for n, b, e, of in parts)
     return StagedSpec(stages=tuple(stages), **facts)
 
 
@@ -47,9 +44,9 @@ def rule(target, **facts):
     return DocsPerStep(target=target, timeout_s=WAIT_S, **facts)
 
 
-# Steps of 20 documents, of 12 micro-batches, and of 7, then 30 documents; all of one leaf.
-SPEC = staged(("a", 0, 3, LARGE, None), ("b", 3, 5, SMALL, 12), ("c", 5, None, LARGE, None))
-RULES = {"a": rule(20), "c": rule([[0, 7], [2, 30]])}
+# Steps of 20, then 24, then 7, then 30 documents; all of one leaf.
+SPEC = staged(("a", 0, 3, LARGE), ("b", 3, 5, SMALL), ("c", 5, None, LARGE))
+RULES = rule([[0, 20], [3, 24], [5, 7], [7, 30]])
 
 
 def ranks_of(spec, rules, ranks=1, *, lanes=12, hub=None):
@@ -84,7 +81,7 @@ def in_microbatches(spec, entered):
 def test_stages_switch_between_steps_and_their_batches_are_those_of_bounds_in_microbatches(
     ranks, lookahead
 ):
-    rules = {name: evolve(each, lookahead=lookahead) for name, each in RULES.items()}
+    rules = evolve(RULES, lookahead=lookahead)
     loaders = ranks_of(SPEC, rules, ranks)
     given = take(loaders, 66)
     entered = bounds(loaders)
@@ -100,23 +97,19 @@ def test_stages_switch_between_steps_and_their_batches_are_those_of_bounds_in_mi
 
 
 def check_rounds(in_order, batches, ranks):
-    """Each step ends with the round that reaches its target, or has its number of micro-batches."""
+    """Each step ends with the round that reaches its target."""
     steps: dict = {}
     for (_, step), batch in zip(in_order, batches, strict=True):
         steps.setdefault(step.step, []).append(counts_of(batch, rule(1)).documents)
     for number, docs in list(steps.items())[:-1]:
-        if 3 <= number < 5:
-            assert len(docs) == 12
-        else:
-            target = 20 if number < 3 else 7 if number < 7 else 30
-            assert sum(docs) >= target > sum(docs[:-ranks])
+        target = RULES.target_of(number)
+        assert sum(docs) >= target > sum(docs[:-ranks])
 
 
 def test_a_leaf_goes_on_from_stage_to_stage_and_back():
     other = evolve(LARGE, of=samples(leaf("y", 900)))
-    spec = staged(("a", 0, 3, LARGE, None), ("b", 3, 5, other, None), ("a2", 5, 9, LARGE, None))
-    rules = {"a": rule(20), "b": rule(15), "a2": rule(20)}
-    (given,) = take(ranks_of(spec, rules), 200)
+    spec = staged(("a", 0, 3, LARGE), ("b", 3, 5, other), ("a2", 5, 9, LARGE))
+    (given,) = take(ranks_of(spec, rule(20)), 200)
     assert {step.step for _, step in given} == set(range(9))
     keys = [key for batch, _ in given for key in batch]
     assert len(set(keys)) == len(keys)
@@ -128,12 +121,12 @@ def states(loaders):
     return json.loads(json.dumps([loader.state_dict() for loader in loaders]))
 
 
-EXACT = {"a": rule(13, mode="exact"), "b": rule(20), "c": rule([[0, 9], [2, 17]], mode="exact")}
-PLAIN = stream(numbered)
-MIXED = staged(("a", 0, 3, PLAIN, None), ("b", 3, 5, LARGE, None), ("c", 5, None, PLAIN, None))
+EXACT = rule([[0, 13], [3, 20], [5, 9], [7, 17]], mode="exact")
+PLAIN, PAIRS = stream(numbered), stream(numbered, 2)
+CUT = staged(("a", 0, 3, PLAIN), ("b", 3, 5, PAIRS), ("c", 5, None, PLAIN))
 
 
-@pytest.mark.parametrize(("spec", "rules"), [(SPEC, RULES), (MIXED, EXACT)])
+@pytest.mark.parametrize(("spec", "rules"), [(SPEC, RULES), (CUT, EXACT)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_saved_after_any_micro_batch_stages_go_on_identically(spec, rules, ranks):
     expected = take(ranks_of(spec, rules, ranks), 50)
@@ -151,34 +144,32 @@ def test_saved_after_any_micro_batch_stages_go_on_identically(spec, rules, ranks
 
 
 def test_restoring_inside_a_step_of_a_later_stage_asks_nobody():
-    rules = {name: evolve(each, lookahead=1) for name, each in RULES.items()}
+    rules = evolve(RULES, lookahead=1)
     loaders = ranks_of(SPEC, rules, 2)
     while (step := take(loaders, 1)[0][0][1]).step < 3:
         pass
     hub = Hub(2)
     (again, _) = ranks_of(SPEC, rules, 2, hub=hub)
     again.load_state_dict(loaders[0].state_dict())
-    assert (step.index, step.num_microbatches) == (0, 6)
-    assert [step.index for _, step in take([again], 5)[0]] == [1, 2, 3, 4, 5]
+    assert step.index == 0 < step.num_microbatches - 2
+    left = range(1, step.num_microbatches)
+    assert [step.index for _, step in take([again], len(left))[0]] == list(left)
     assert hub.tables == []
 
 
 @st.composite
 def runs(draw):
-    """Some stages and their rules."""
-    parts, rules, begin = [], {}, 0
+    """Some stages and a rule."""
+    parts, target, begin = [], [], 0
+    mode = draw(st.sampled_from(["at_least", "exact"]))
+    trees = [PLAIN, PAIRS] if mode == "exact" else [LARGE, SMALL]
     lengths = draw(st.lists(st.integers(1, 3), max_size=3))
     for number, length in enumerate([*lengths, None]):
-        name, kind = f"s{number}", draw(st.sampled_from(["at_least", "exact", "plain"]))
-        of = draw(
-            st.sampled_from([PLAIN, stream(numbered, 2)] if kind == "exact" else [LARGE, SMALL])
-        )
         end = None if length is None else begin + length
-        parts.append((name, begin, end, of, 6 if kind == "plain" else None))
-        if kind != "plain":
-            rules[name] = rule(draw(st.integers(1, 25)), mode=kind)
+        parts.append((f"s{number}", begin, end, draw(st.sampled_from(trees))))
+        target.append([begin, draw(st.integers(1, 25))])
         begin = end
-    return staged(*parts), rules
+    return staged(*parts), rule(target, mode=mode)
 
 
 @settings(max_examples=12, deadline=None)
@@ -213,13 +204,9 @@ def keys_of(given):
     return [sorted(found[step]) for step in sorted(found)]
 
 
-def shared(rules, shares):
-    return {name: evolve(each, shares=shares) for name, each in rules.items()}
-
-
 @pytest.mark.parametrize("rules", [RULES, EXACT])
 def test_with_the_same_shares_stages_hold_the_same_samples_on_any_number_of_ranks(rules):
-    spec, rules = (SPEC if rules is RULES else MIXED), shared(rules, 4)
+    spec, rules = (SPEC if rules is RULES else CUT), evolve(rules, shares=4)
     expected = keys_of(take(ranks_of(spec, rules, 1), 150))[:9]
     for ranks in (2, 4):
         assert keys_of(take(ranks_of(spec, rules, ranks), 150 // ranks + 4))[:9] == expected
@@ -227,13 +214,13 @@ def test_with_the_same_shares_stages_hold_the_same_samples_on_any_number_of_rank
 
 @pytest.mark.parametrize("step", range(8))
 def test_between_steps_another_number_of_ranks_goes_on_also_at_a_boundary(step):
-    rules = shared(EXACT, 4)
-    expected = keys_of(take(ranks_of(MIXED, rules, 1), 150))
-    loaders = ranks_of(MIXED, rules, 4)
+    rules = evolve(EXACT, shares=4)
+    expected = keys_of(take(ranks_of(CUT, rules, 1), 150))
+    loaders = ranks_of(CUT, rules, 4)
     before: list = []
     while not before or before[-1][0][1].step < step or not before[-1][0][1].is_last:
         before.append([mine[0] for mine in take(loaders, 1)])
-    others = ranks_of(MIXED, rules, 2)
+    others = ranks_of(CUT, rules, 2)
     for loader in others:
         loader.restore_state_global(states(loaders))
     given = [*before, *zip(*take(others, 30), strict=True)]
@@ -241,24 +228,17 @@ def test_between_steps_another_number_of_ranks_goes_on_also_at_a_boundary(step):
 
 
 def test_exact_stages_hold_exactly_their_targets():
-    given = take(ranks_of(MIXED, EXACT, 3), 60)
+    given = take(ranks_of(CUT, EXACT, 3), 60)
     docs = {step.step: step.step_docs for mine in given for _, step in mine}
-    assert [docs[step] for step in range(9)][:3] == [13] * 3
-    assert [docs[step] for step in range(5, 9)] == [9, 9, 17, 17]
-    lengths = [len(keys) for keys in keys_of(given)]
-    assert [lengths[step] for step in (0, 1, 2, 5, 6, 7)] == [13, 13, 13, 9, 9, 17]
-
-
-def test_one_exact_rule_for_all_stages_counts_its_target_from_the_beginning_of_the_run():
-    spec = staged(("a", 0, 3, PLAIN, None), ("b", 3, None, PLAIN, None))
-    given = take(ranks_of(spec, rule([[0, 8], [4, 12]], mode="exact"), 2), 30)
-    assert [len(keys) for keys in keys_of(given)][:6] == [8, 8, 8, 8, 12, 12]
+    expected = [13, 13, 13, 20, 20, 9, 9, 17, 17]
+    assert [docs[step] for step in range(9)] == expected
+    assert [len(keys) for keys in keys_of(given)][:8] == expected[:8]
 
 
 @pytest.mark.parametrize("buffers", ["handoff", "drop"])
 def test_what_waited_to_be_packed_goes_back_at_the_boundary_or_is_lost(buffers):
-    spec = staged(("a", 0, 3, packs(), None), ("b", 3, None, PLAIN, None), buffers=buffers)
-    loaders = ranks_of(spec, {"a": rule(50), "b": rule(40)}, lanes=4)
+    spec = staged(("a", 0, 3, packs()), ("b", 3, None, PLAIN), buffers=buffers)
+    loaders = ranks_of(spec, rule([[0, 50], [3, 40]]), lanes=4)
     (given,) = take(loaders, 330)
     keys = [key for batch, _ in given for key in batch]
     assert len(keys) > 1000
@@ -269,13 +249,12 @@ def test_what_waited_to_be_packed_goes_back_at_the_boundary_or_is_lost(buffers):
 
 
 def test_after_the_last_stage_the_run_is_over_and_stays_so_until_it_is_longer():
-    spec = staged(("a", 0, 2, LARGE, None), ("b", 2, 4, LARGE, None))
-    rules = {"a": rule(20), "b": rule(15)}
+    spec, rules = staged(("a", 0, 2, LARGE), ("b", 2, 4, LARGE)), rule([[0, 20], [2, 15]])
     loaders = ranks_of(spec, rules, 2)
     given = take(loaders)
     assert [mine[-1][1].step for mine in given] == [3, 3]
     assert take(loaders) == [[], []]
-    longer = staged(("a", 0, 2, LARGE, None), ("b", 2, 6, LARGE, None))
+    longer = staged(("a", 0, 2, LARGE), ("b", 2, 6, LARGE))
     others = ranks_of(longer, rules, 2)
     for loader in others:
         loader.restore_state_global(states(loaders))
@@ -288,14 +267,14 @@ def test_what_lies_ahead_may_be_edited_between_steps_and_what_was_played_may_not
     while not (step := take(loaders, 1)[0][0][1]).is_last or step.step < 3:
         pass
     saved = states(loaders)
-    ahead = staged(("a", 0, 3, LARGE, None), ("b", 3, 6, SMALL, 12), ("d", 6, None, LARGE, None))
-    (other,) = ranks_of(ahead, {"a": rule(20), "d": rule(9)})
+    ahead = staged(("a", 0, 3, LARGE), ("b", 3, 6, SMALL), ("d", 6, None, LARGE))
+    (other,) = ranks_of(ahead, evolve(RULES, target=[[0, 20], [3, 24], [6, 9]]))
     other.restore_state_global(saved)
     ((first, *_),) = take([other], 1)
     assert first == take(loaders, 1)[0][0]
     with pytest.raises(StateMismatchError, match="was saved inside step 4"):
         ranks_of(SPEC, RULES)[0].restore_state_global(states([other]))
-    past = staged(("a", 0, 2, LARGE, None), ("b", 2, 5, SMALL, 12), ("c", 5, None, LARGE, None))
+    past = staged(("a", 0, 2, LARGE), ("b", 2, 5, SMALL), ("c", 5, None, LARGE))
     with pytest.raises(
         StateMismatchError, match=r"at step 4 of the run(.|\n)*'a' is over; it ended"
     ):
@@ -304,14 +283,13 @@ def test_what_lies_ahead_may_be_edited_between_steps_and_what_was_played_may_not
 
 def test_a_run_of_steps_goes_on_as_the_stage_default():
     plain_run = ranks_of(LARGE, rule(20))
-    spec = staged(("default", 0, 3, LARGE, None), ("b", 3, None, SMALL, 12), resume="ablation")
-    rules = {"default": rule(20)}
+    spec = staged(("default", 0, 3, LARGE), ("b", 3, None, SMALL), resume="ablation")
     while not (step := take(plain_run, 1)[0][0][1]).is_last or step.step < 2:
         pass
-    others = ranks_of(spec, rules)
+    others = ranks_of(spec, rule(20))
     others[0].restore_state_global(states(plain_run))
     (given,) = take(others, 12)
-    whole = take(ranks_of(spec, rules), 60)[0]
+    whole = take(ranks_of(spec, rule(20)), 60)[0]
     assert given == [each for each in whole if each[1].step >= 3][:12]
     without = loader_of(LARGE, lanes=12).state_dict()
     with pytest.raises(StateMismatchError, match="it was saved without docs_per_step"):
@@ -320,7 +298,7 @@ def test_a_run_of_steps_goes_on_as_the_stage_default():
 
 def pooled(workers=2, method="fork", prefetch=2, cuda=None):
     config = WorkerConfig(num_workers=workers, lanes=8)
-    dataset = for_steps(Dataset(spec=MIXED, worker_config=config), EXACT)
+    dataset = for_steps(Dataset(spec=CUT, worker_config=config), EXACT)
     options = PoolOptions(start_method=method, prefetch=prefetch)
     host = host_of(dataset, options, pin_memory=False)
     return StepLoader(dataset, EXACT, OnDevice(host, DEVICE, 1, cuda) if cuda else host)
@@ -354,7 +332,7 @@ def test_however_workers_start_stages_are_the_same(method):
     loader.close()
 
 
-@pytest.mark.parametrize(("spec", "rules"), [(SPEC, RULES), (MIXED, EXACT)])
+@pytest.mark.parametrize(("spec", "rules"), [(SPEC, RULES), (CUT, EXACT)])
 def test_the_loader_says_the_stage_of_what_it_handed_over(spec, rules):
     (loader,) = ranks_of(spec, rules)
     assert loader.stage is None

@@ -13,29 +13,14 @@ from energy_data.loading.loader import Loader
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.stage import DataEnd
 from energy_data.nodes.staged import StagedSpec
-from loader.test_steps_stages import LARGE, MIXED, RULES, SPEC, ranks_of, rule, staged
-
-
-@pytest.mark.parametrize(
-    ("spec", "rules", "message"),
-    [
-        (SPEC, {**RULES, "x": rule(1)}, "there is no stage 'x', there are a, b, c"),
-        (MIXED, {"a": rule(5), "c": rule(5)}, "stage 'b' has no docs_per_step and no microb"),
-        (SPEC, {**RULES, "a": rule(1, emit="step")}, "emit is 'microbatch' in stage 'c', and"),
-        (SPEC, {**RULES, "a": rule(1, known=3)}, "stage 'a' has `known`, but with which"),
-        (LARGE, RULES, "rules by the names of stages .a, c. are for stages that count steps"),
-    ],
-)
-def test_rules_that_do_not_fit_the_stages_are_refused(spec, rules, message):
-    with pytest.raises(SpecError, match=message):
-        ranks_of(spec, rules)
+from loader.test_steps_stages import LARGE, SPEC, ranks_of, rule, staged
 
 
 def test_ranks_that_cannot_share_steps_of_one_size_are_refused():
     with pytest.raises(
         SpecError, match=r"\[12\] micro-batches of all ranks are not whole rounds of 8"
     ):
-        ranks_of(SPEC, RULES, 8, lanes=16)
+        ranks_of(SPEC, rule(12, count="microbatches"), 8, lanes=16)
 
 
 def test_without_a_rule_stages_that_count_steps_are_refused():
@@ -52,7 +37,7 @@ def test_some_stages_in_steps_and_some_in_micro_batches_are_refused():
 def test_what_follows_micro_batches_of_the_run_is_refused_in_stages_that_count_steps():
     of = evolve(LARGE, of=samples(BlendSpec((Part(leaf("x"), UP), Part(leaf("y"), 1)))))
     with pytest.raises(SpecError, match="stage 'a' counts steps and has weights that change"):
-        staged(("a", 0, None, of, None))
+        staged(("a", 0, None, of))
     ended = evolve(SPEC.stages[2], data_end=DataEnd(asked=None, unread=None))
     with pytest.raises(SpecError, match="stage 'c' counts steps and ends with its data"):
         StagedSpec(stages=(*SPEC.stages[:2], ended))

@@ -15,11 +15,12 @@ from energy_data.loading.dataset import Dataset
 from energy_data.loading.exchange import StepsError
 from energy_data.loading.hosts import host_of
 from energy_data.loading.step_loader import StepLoader
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep
 from loader.runs import loader_of
 from loader.steps import (
     STREAM,
     Hub,
+    known_stream,
     numbered,
     plain,
     ranks_of,
@@ -120,7 +121,7 @@ def test_another_mode_or_count_is_refused():
     take([loader], 1)
     for facts in ({"count": "samples"}, {"count": "tokens"}):
         (other,) = ranks_of(STREAM, **facts)
-        with pytest.raises(StateMismatchError, match="Only the target may change inside a run"):
+        with pytest.raises(StateMismatchError, match="Only the target may change during a run"):
             other.load_state_dict(loader.state_dict())
 
 
@@ -130,7 +131,7 @@ def test_exact_steps_and_others_are_not_exchanged_on_the_way():
         loaders = ranks_of(stream(numbered), 2, **before)
         take_steps(loaders, 1)
         for loader in ranks_of(stream(numbered), 2, **after):
-            with pytest.raises(StateMismatchError, match="Only the target may change inside a run"):
+            with pytest.raises(StateMismatchError, match="Only the target may change during a run"):
                 loader.restore_state_global(states(loaders))
 
 
@@ -146,17 +147,14 @@ def test_a_changed_target_of_exact_steps_counts_from_the_next_step_on():
     assert [docs[step] for step in (1, 2, 3)] == [14, 9, 9]
 
 
-KNOWN = {"documents": 3, "samples": 3}
-
-
 def pooled(ranks, workers, method="fork"):
     """Loaders that need not tell each other, so they run one after another."""
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, num_workers=workers, lanes=8)
-        dataset = Dataset(spec=stream(numbered), worker_config=config)
+        dataset = Dataset(spec=known_stream(), worker_config=config)
         host = host_of(dataset, PoolOptions(start_method=method), pin_memory=False)
-        loaders.append(StepLoader(dataset, DocsPerStep(target=9, known=KNOWN), host))
+        loaders.append(StepLoader(dataset, DocsPerStep(target=9), host))
     return loaders
 
 
@@ -260,7 +258,7 @@ def test_one_rank_that_goes_back_alone_is_an_error_on_all():
         {"index": 1, "settled": None},
         {"step": "x"},
         {"settled": [1, 2]},
-        {"passes": None},
+        {"given": None},
         {"base": None},
     ],
 )

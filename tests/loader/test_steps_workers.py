@@ -19,7 +19,7 @@ from energy_data.loading.pool import Pool
 from energy_data.loading.step_loader import StepLoader
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.transport.device import OnDevice
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep
 from loader.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying
 from loader.test_device import DEVICE, FakeCuda
 from loader.workers import processes

@@ -8,7 +8,7 @@ from energy_data.config.compile import compile_split, compile_stream, steps_of
 from energy_data.config.load import load, parse_metadataset
 from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.pipeline import Pipeline
 
@@ -18,8 +18,8 @@ def parsed(node):
 
 
 def test_it_says_the_same_as_in_python():
-    said = "{target: [[0, 64], [9, 256]], mode: exact, shares: 4, lookahead: 2, of: {path: x}}"
-    rules = DocsPerStep(target=[[0, 64], [9, 256]], mode="exact", shares=4, lookahead=2)
+    said = "{target: [[0, 64], [9, 256]], mode: exact, shares: 4, timeout_s: 2, of: {path: x}}"
+    rules = DocsPerStep(target=[[0, 64], [9, 256]], mode="exact", shares=4, timeout_s=2)
     assert steps_of(parsed(f"{{docs_per_step: {said}}}"), "train") == rules
     assert steps_of(parsed("{path: x}"), "train") is None
 
@@ -49,8 +49,8 @@ def test_written_out_it_stands_alone():
         ),
         (
             "{docs_per_step: {target: 5, mode: exact, count: tokens, of: {path: x}}}",
-            "m.yaml:2:26: splits.train.docs_per_step: mode 'exact' counts documents, or "
-            "groups, by itself: leave out known and any other count.",
+            "m.yaml:2:26: splits.train.docs_per_step: mode 'exact' counts 'documents' or 'groups', "
+            "got count 'tokens'. Use mode 'at_least'.",
         ),
         (
             "{docs_per_step: {target: 0, of: {path: x}}}",
@@ -96,44 +96,11 @@ def test_a_file_with_steps_may_be_the_whole_of_a_split_but_no_part_of_it(tmp_pat
         compile_split(load(tmp_path / "part.yaml"), "train", open_source=datasets)
 
 
-STAGES = """
-splits:
-  train:
-    staged:
-      unit: steps
-      stages:
-        - {name: a, end: 3, docs_per_step: {target: 20, of: {path: x}}}
-        - {name: b, for: 2, path: y, params: {microbatches_per_step: 8}}
-        - {name: c, docs_per_step: {target: 9, mode: exact, of: {blend: [{path: x}, {path: y}]}}}
-"""
-
-
 def stages(text, datasets, **facts):
     pipeline = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder(), **facts)
     metadataset = parse_metadataset(text, name="m.yaml")
     spec = compile_stream(metadataset, "train", open_source=datasets, pipeline=pipeline)
-    return [
-        (one.name, one.begin, one.end, one.counts, one.microbatches_per_step) for one in spec.stages
-    ]
-
-
-def test_stages_with_steps_of_their_own_count_steps(datasets):
-    expected = [
-        ("a", 0, 3, "steps", None),
-        ("b", 3, 5, "steps", 8),
-        ("c", 5, None, "steps", None),
-    ]
-    assert stages(STAGES, datasets) == stages(STAGES, datasets, microbatches_per_step=6) == expected
-    assert steps_of(parse_metadataset(STAGES, name="m.yaml"), "train") == {
-        "a": DocsPerStep(target=20),
-        "c": DocsPerStep(target=9, mode="exact"),
-    }
-
-
-def test_stages_with_steps_written_out_stand_alone(datasets):
-    metadataset = parse_metadataset(STAGES, name="m.yaml")
-    again = load(resolve(metadataset, "train"))
-    assert steps_of(again, "train") == steps_of(metadataset, "train")
+    return spec.stages
 
 
 OVER = """
@@ -162,44 +129,33 @@ def test_below_one_rule_stages_count_its_steps_where_nothing_else_is_a_step(
 ):
     text = OVER.replace("MODE", mode).replace("UNIT", unit)
     first = stages(text, datasets, microbatches_per_step=per_step)[0]
-    assert (first[3], first[2]) == expected
+    assert (first.counts, first.end) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("stage", "message"),
     [
         (
-            STAGES.replace("unit: steps", "unit: samples"),
-            "staged.unit: stages with `docs_per_step` are counted in steps, found 'samples'",
+            "blend: [{path: x, weight: {linear: {0: 1, 9: 5}}}, {path: y}]",
+            "stage 'b': weights that change follow the micro-batches of the run, and",
         ),
         (
-            STAGES.replace("{path: x}}}", "{staged: {stages: [{name: d, path: x}]}}}}", 1),
-            "holds stages. Write it into each of them",
-        ),
-        (
-            STAGES.replace(
-                "{blend: [{path: x}", "{blend: [{path: x, weight: {linear: {0: 1, 9: 5}}}"
-            ),
-            "stage 'c': weights that change follow the micro-batches of the run, and",
-        ),
-        (
-            STAGES.replace("path: y, params", "path: y, ramp: {over: 1}, params"),
+            "path: y, ramp: {over: 1}",
             "stage 'b': a ramp follows the micro-batches of the run, and with which",
         ),
         (
-            STAGES.replace("path: y, params", "path: y, on_exhausted: advance, params"),
+            "path: y, for: 1, on_exhausted: advance",
             "how much a stage of steps of any size takes is not known beforehand",
         ),
         (
-            OVER.replace("MODE", "exact")
-            .replace("UNIT", "steps")
-            .replace("end: 4, path: x", "end: 4, docs_per_step: {target: 3, of: {path: x}}"),
-            "a `docs_per_step` stands over the stages already. Keep one of them",
+            "docs_per_step: {target: 3, of: {path: y}}",
+            "must have `path`, ",
         ),
     ],
 )
-def test_what_cannot_be_of_stages_that_count_steps_is_said_with_its_place(datasets, text, message):
+def test_what_cannot_be_of_stages_that_count_steps_is_said_with_its_place(datasets, stage, message):
+    text = OVER.replace("MODE", "at_least").replace("UNIT", "steps")
     with pytest.raises(SpecError) as caught:
-        stages(text, datasets)
+        stages(text.replace("{name: b, path: y}", f"{{name: b, {stage}}}"), datasets)
     assert message in str(caught.value)
     assert "m.yaml:" in str(caught.value)

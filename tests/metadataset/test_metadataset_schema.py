@@ -30,7 +30,7 @@ GOOD = [
     "{repeat: {times: 3, of: {blend: [{path: x, weight: 3}]}}}",
     "{docs_per_step: {target: 256, of: {path: x}}}",
     "{docs_per_step: {target: [[0, 64], [9, 256]], mode: exact, shares: 4, of: {path: x}}}",
-    "{docs_per_step: {target: 5, last: carry, lookahead: 1, of: {blend: [{path: x}]}}}",
+    "{docs_per_step: {target: 5, last: short, lookahead: 1, of: {blend: [{path: x}]}}}",
     "{staged: {stages: [{name: a, path: x}]}}",
     "{staged: {unit: tokens, stages: [{name: a, for: 1.5B, path: x}, {name: b, path: x}]}}",
     "{staged: {default: {path: y}, stages: [{name: a b, start: 5, seed: 3, path: x}]}}",

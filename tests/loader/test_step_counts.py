@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from energy_data.errors import DataError
-from energy_data.steps.counts import Counts, counts_of
-from energy_data.steps.rules import DocsPerStep
+from energy_data.loading.steps.counts import Counts, counts_of
+from energy_data.order.step_rules import DocsPerStep
 
 RULES = DocsPerStep(target=1)
 
@@ -106,11 +106,15 @@ def test_a_function_says_it():
 @pytest.mark.parametrize(
     ("batch", "facts", "message"),
     [
-        ({"x": torch.tensor(1)}, {}, "nobody says how many samples"),
-        ({"tokens": torch.ones(30), "ends": [12, 30]}, {}, "nobody says how many samples"),
-        ((torch.ones(3), torch.ones(7)), {}, "nobody says how many samples .* function as `count`"),
-        ([torch.ones(3), torch.ones(3)], {}, "nobody says how many samples .* function as `count`"),
-        ({"x": [1]}, {"count": "tokens"}, "does not say how many tokens it holds"),
+        ({"x": torch.tensor(1)}, {}, "number of samples in a micro"),
+        (
+            {"tokens": torch.ones(30), "ends": [12, 30]},
+            {},
+            "number of samples in a micro",
+        ),
+        ((torch.ones(3), torch.ones(7)), {}, "number of samples .* function as `count`"),
+        ([torch.ones(3), torch.ones(3)], {}, "number of samples .* function as `count`"),
+        ({"x": [1]}, {"count": "tokens"}, "does not report its tokens"),
         ({"x": [1], "__docs__": {"words": 4}}, {}, "unknown count 'words', known are documents"),
         ({"x": [1], "__docs__": -1}, {}, "must be a whole number >= 0, got -1"),
         ({"x": [1], "__docs__": 1.5}, {}, "must be a whole number >= 0, got 1.5"),

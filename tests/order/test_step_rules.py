@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energy_data.errors import SpecError
-from energy_data.steps.rules import DocsPerStep
+from energy_data.order.step_rules import DocsPerStep, share_size
 
 
 @pytest.mark.parametrize(
@@ -22,11 +24,8 @@ def test_an_impossible_target_is_refused(target):
     ("facts", "message"),
     [
         ({"mode": "quota"}, "mode must be 'at_least' or 'exact', got 'quota'"),
-        ({"last": "keep"}, "last must be 'drop' or 'short' or 'carry'"),
+        ({"last": "keep"}, "last must be 'drop' or 'short', got 'keep'"),
         ({"on_rank_end": "x"}, "on_rank_end must be"),
-        ({"emit": "all"}, "emit must be"),
-        ({"at_boundary": "cut"}, "at_boundary must be"),
-        ({"multiple": 0}, "multiple must be a number >= 1, got 0"),
         ({"lookahead": 1.5}, "lookahead must be a number >= 1, got 1.5"),
         ({"max_microbatches": 0}, "max_microbatches must be"),
         ({"count": "words"}, "count must be a function or one of"),
@@ -34,7 +33,7 @@ def test_an_impossible_target_is_refused(target):
         ({"shares": 0}, "shares must be a number >= 1, got 0"),
         (
             {"mode": "exact", "count": "tokens"},
-            "mode 'exact' counts documents, or groups, by itself",
+            "mode 'exact' counts 'documents' or 'groups', got count 'tokens'",
         ),
     ],
 )
@@ -45,7 +44,7 @@ def test_what_else_is_impossible_is_refused(facts, message):
 
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(SpecError) as caught:
-        DocsPerStep(target=4, mode="x", multiple=0)
+        DocsPerStep(target=4, mode="x", lookahead=0)
     assert len(caught.value.faults) == 2
 
 
@@ -58,3 +57,20 @@ def test_a_target_holds_from_its_step_on():
     rules = DocsPerStep(target=[[0, 64], [1000, 256]])
     assert [rules.target_of(step) for step in (0, 999, 1000, 10**12)] == [64, 64, 256, 256]
     assert pickle.loads(pickle.dumps(rules)) == rules
+
+
+@given(target=st.integers(1, 10**6), shares=st.integers(1, 64), step=st.integers(0, 10**9))
+def test_the_shares_of_a_step_hold_its_target_and_differ_by_one(target, shares, step):
+    parts = [share_size(step * shares + n, ((0, target),), shares) for n in range(shares)]
+    assert sum(parts) == target
+    assert parts == sorted(parts, reverse=True)
+    assert max(parts) - min(parts) <= 1
+
+
+def test_what_is_left_over_goes_to_the_first_shares():
+    assert [share_size(n, ((0, 10),), 4) for n in range(4)] == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0, 2), (7, 2), (8, 5), (11, 5)])
+def test_another_target_holds_from_its_step_on(share, expected):
+    assert share_size(share, ((0, 8), (2, 20)), 4) == expected

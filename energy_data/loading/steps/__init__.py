@@ -1,0 +1,1 @@
+"""Optimizer steps that hold a number of documents, over all ranks."""
