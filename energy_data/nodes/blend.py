@@ -18,8 +18,6 @@ from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.many import Draw, Drawn, MultiChildNode
 from energy_data.nodes.references import LeafTable, OrderSpec
-from energy_data.order.choice import WeightedChoice, integer_weights
-from energy_data.order.exhausting import ExhaustingChoice
 from energy_data.order.schedule import (
     Clock,
     Schedule,
@@ -29,8 +27,9 @@ from energy_data.order.schedule import (
     stretches,
     weight_of,
 )
-from energy_data.order.scheduled import Place, ScheduledChoice
+from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
+from energy_data.order.weighted import ExhaustingChoice, Place, ScheduledChoice, WeightedChoice
 
 T = TypeVar("T")
 
@@ -258,7 +257,7 @@ def _below(
     """Return which draw of a child a place of the run is."""
     if place is None:
         return None
-    return lambda samples: int(choice.before(place(samples))[child])
+    return lambda samples: int(choice.counts_before(place(samples))[child])
 
 
 def _plain(weight: Weight | Schedule) -> Any:

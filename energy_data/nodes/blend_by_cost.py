@@ -16,7 +16,8 @@ from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor
 from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.many import Draw, Drawn, MultiChildNode
-from energy_data.order.choice import WeightedChoice, integer_weights
+from energy_data.order.splits import integer_weights
+from energy_data.order.weighted import WeightedChoice
 
 T = TypeVar("T")
 

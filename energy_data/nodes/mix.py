@@ -17,11 +17,11 @@ from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.many import Draw, Drawn, MultiChildNode
 from energy_data.nodes.references import LeafTable, OrderSpec
-from energy_data.order.choice import WeightedChoice, integer_weights
 from energy_data.order.quota import QuotaChoice, WholeBatches
 from energy_data.order.schedule import Clock
-from energy_data.order.scheduled import Place
+from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, Order
+from energy_data.order.weighted import Place, WeightedChoice
 
 T = TypeVar("T")
 
@@ -191,7 +191,7 @@ class MixNode(MultiChildNode[MixCursor]):
 
 def _below(choice: QuotaChoice | WholeBatches, child: int, place: Place) -> Place:
     """Return which draw of a child a place of the run is."""
-    return lambda samples: int(choice.before(place(samples))[child])
+    return lambda samples: int(choice.counts_before(place(samples))[child])
 
 
 def _next(child: int, draw: Draw) -> Drawn:

@@ -9,7 +9,7 @@ from energy_data.core.node import ItemRef
 from energy_data.core.packing import Packing
 from energy_data.core.sample import describe_source
 from energy_data.errors import DataError
-from energy_data.order.fitting import BestFit, FirstFit, Fitting, Sizes
+from energy_data.order.bin_packing import BestFit, FirstFit, Fitting, Sizes
 
 
 class Document(NamedTuple):

@@ -30,9 +30,9 @@ from energy_data.nodes.before import NOTHING_BEFORE, Before
 from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
 from energy_data.nodes.plan_cache import LanePlan, PlanBatcher
 from energy_data.order.schedule import Clock
-from energy_data.order.scheduled import Place
-from energy_data.order.several_epochs import shares_of
+from energy_data.order.shares import shares_of
 from energy_data.order.tree import Order
+from energy_data.order.weighted import Place
 
 
 class OrderSpec(Spec):

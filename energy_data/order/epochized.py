@@ -9,8 +9,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from energy_data.order.choice import LARGEST_TOTAL, check_draw, integer_weights
-from energy_data.order.splits import Numbers, Splits, exact_quotient
+from energy_data.order.splits import (
+    LARGEST_TOTAL,
+    Numbers,
+    Splits,
+    check_draw,
+    exact_quotient,
+    integer_weights,
+)
 
 # Weights that are computed at once: passes times children.
 _CELLS = 1 << 18
@@ -94,7 +100,7 @@ class EpochizedChoice:
             done += len(part)
         return children
 
-    def before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> NDArray[np.int64]:
         """How many of this lane's first `start` draws each child has had; int64 [children].
 
         Raises:

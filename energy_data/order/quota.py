@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from energy_data.core.keys import key as keyed
 from energy_data.core.keys import mix
-from energy_data.order.choice import WeightedChoice, check_draw, positive
 from energy_data.order.permutation import permute
-from energy_data.order.splits import Numbers
+from energy_data.order.splits import Numbers, check_draw, positive
+from energy_data.order.weighted import WeightedChoice
 
 _GOLDEN = 0.6180339887498949
 _TRIED = 100
@@ -80,7 +80,7 @@ class QuotaChoice:
         children: NDArray[np.int32] = self._living[found]
         return children
 
-    def before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> NDArray[np.int64]:
         """How many of this lane's first `start` draws each child has had; int64 [children].
 
         20 us per child.
@@ -125,10 +125,10 @@ class WholeBatches:
         children = np.repeat(self.choice.choose(first, batches), self.size)
         return children[start - first * self.size :][:count]
 
-    def before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> NDArray[np.int64]:
         """How many of this lane's first `start` draws each child has had; int64 [children]."""
         batches, rest = divmod(start, self.size)
-        counts = self.choice.before(batches) * self.size
+        counts = self.choice.counts_before(batches) * self.size
         return counts + np.bincount(self.choose(start - rest, rest), minlength=self.num_children)
 
 

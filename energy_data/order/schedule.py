@@ -25,7 +25,8 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from energy_data.order.choice import integer_weights
+from energy_data.order.splits import integer_weights
+from energy_data.order.weighted import Stretch
 
 Doubles = NDArray[np.float64]
 
@@ -161,21 +162,6 @@ class Clock:
         lane = (lane - self.first_microbatch) % lanes
         whole = -((lane - batch) // lanes) * size
         return whole + (-int(-(samples % size) // 1) if batch % lanes == lane else 0)
-
-
-@frozen(eq=False)
-class Stretch:
-    """A part of the axis, cut into pieces of constant weights."""
-
-    start: Fraction  # in samples of the run
-    end: Fraction | None  # None: it is the last
-    weights: NDArray[np.int64]  # of each child in each piece, [pieces, children]
-
-    def begin(self, piece: int) -> Fraction:
-        """Where a piece begins."""
-        if self.end is None:
-            return self.start
-        return self.start + (self.end - self.start) * piece / len(self.weights)
 
 
 def check_weights(weights: Sequence[Weight | Schedule]) -> None:

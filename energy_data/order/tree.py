@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.order.choice import WeightedChoice
 from energy_data.order.epochized import EpochizedChoice
-from energy_data.order.exhausting import ExhaustingChoice
 from energy_data.order.quota import QuotaChoice, WholeBatches
-from energy_data.order.scheduled import ScheduledChoice
 from energy_data.order.shares import Shares
+from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
 
 Entries = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -114,7 +112,7 @@ class ChoiceOrder(Order):
         """Return the entries of draws from `start` on that go to these children."""
         entries: Entries = self.entries[children]
         if self.inner:
-            before = self.choice.before(start)
+            before = self.choice.counts_before(start)
             for number in self.inner:
                 mine = np.flatnonzero(children == number)
                 if len(mine):
@@ -123,7 +121,7 @@ class ChoiceOrder(Order):
         return entries
 
     def counts(self, start: int) -> Counts:
-        before = self.choice.before(start)
+        before = self.choice.counts_before(start)
         leaves = self.entries >= 0
         counts = np.zeros(self.num_entries, np.int64)
         counts[self.entries[leaves]] = before[leaves]

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from energy_data.order.choice import WeightedChoice, integer_weights
-from energy_data.order.splits import Splits
+from energy_data.order.splits import Splits, integer_weights
+from energy_data.order.weighted import WeightedChoice
 
 GOLDEN = {
     ("5:2:1", 0, 0): [1, 0, 0, 2, 0, 1, 0, 0, 1, 0, 0, 2, 0, 1, 0, 0],
@@ -83,9 +83,9 @@ def check_blocks(weights, lane, lanes, cuts):
     choice, fresh = make(weights, lane, lanes), make(weights, lane, lanes)
     for begin, end in pairwise(cuts):
         children = choice.choose(begin, end - begin)
-        grown = fresh.before(end) - fresh.before(begin)
+        grown = fresh.counts_before(end) - fresh.counts_before(begin)
         assert np.array_equal(np.bincount(children, minlength=len(weights)), grown)
-        assert fresh.before(end).sum() == end
+        assert fresh.counts_before(end).sum() == end
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -110,7 +110,10 @@ def test_late_draws_are_as_exact_as_early_ones(name, start):
     weights = NAMED[name]
     check_blocks(weights, 1, 3, [start, start + 1, start + 4099, start + 20_000])
     shares = np.array([Fraction(weight, sum(weights)) for weight in weights])
-    assert np.abs((make(weights, 1, 3).before(start) - shares * start).astype(float)).max() < 2.5
+    assert (
+        np.abs((make(weights, 1, 3).counts_before(start) - shares * start).astype(float)).max()
+        < 2.5
+    )
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -215,7 +218,7 @@ def test_the_order_of_the_children_does_not_matter():
 def test_children_of_weight_zero_are_never_drawn():
     choice = make([0, 1, 0, 3])
     assert set(choice.choose(0, 1000).tolist()) == {1, 3}
-    assert choice.before(1000).tolist() == [0, 250, 0, 750]
+    assert choice.counts_before(1000).tolist() == [0, 250, 0, 750]
 
 
 @pytest.mark.parametrize("weights", [[], [0], [0, 0]])

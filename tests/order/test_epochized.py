@@ -76,7 +76,7 @@ def test_every_lane_has_its_exact_counts_before_every_pass(name, lanes):
             assert begin == sum(counts)
             if begin <= 5000:
                 assert np.bincount(children[:begin], minlength=len(sizes)).tolist() == counts
-                assert choice.before(begin).tolist() == counts
+                assert choice.counts_before(begin).tolist() == counts
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -87,7 +87,9 @@ def test_all_lanes_together_draw_each_child_by_its_size(name, lanes):
         drawn = np.zeros(len(sizes), np.int64)
         for lane in range(lanes):
             choice = make(sizes, lane, lanes)
-            drawn += choice.before(choice.begin(epoch + 1)) - choice.before(choice.begin(epoch))
+            drawn += choice.counts_before(choice.begin(epoch + 1)) - choice.counts_before(
+                choice.begin(epoch)
+            )
         assert drawn.tolist() == [floor((epoch + 1) * n) - floor(epoch * n) for n in sizes]
 
 
@@ -100,9 +102,9 @@ def test_blocks_and_counts_agree_at_any_place(name, start):
     for begin, end in ((0, 1), (1, 300), (300, 301), (301, 2900), (2900, 3000)):
         children = choice.choose(start + begin, end - begin)
         assert np.array_equal(children, whole[begin:end])
-        grown = fresh.before(start + end) - fresh.before(start + begin)
+        grown = fresh.counts_before(start + end) - fresh.counts_before(start + begin)
         assert np.array_equal(np.bincount(children, minlength=len(sizes)), grown)
-    assert fresh.before(start).sum() == start
+    assert fresh.counts_before(start).sum() == start
 
 
 @settings(max_examples=50)
@@ -118,9 +120,9 @@ def test_any_sizes_give_every_pass_its_counts(sizes, lanes, start, data):
     lane = data.draw(st.integers(0, lanes - 1))
     choice = make(sizes, lane, lanes)
     children = choice.choose(start, 200)
-    grown = choice.before(start + 200) - choice.before(start)
+    grown = choice.counts_before(start + 200) - choice.counts_before(start)
     assert np.array_equal(np.bincount(children, minlength=len(sizes)), grown)
-    assert choice.before(start).sum() == start
+    assert choice.counts_before(start).sum() == start
 
 
 def test_counts_agree_with_the_shares_of_the_children():
@@ -136,7 +138,7 @@ def test_counts_agree_with_the_shares_of_the_children():
             lane_positions=[shares.position(i) for i in range(3)],
         )
         for epoch in (0, 1, 5, 1000):
-            counts = choice.before(choice.begin(epoch)).tolist()
+            counts = choice.counts_before(choice.begin(epoch)).tolist()
             assert counts == [shares.begin(leaf, epoch) for leaf in range(3)]
 
 
@@ -169,7 +171,7 @@ def test_a_draw_beyond_2_to_the_50_is_refused():
     with pytest.raises(OverflowError, match="out of reach"):
         make([5]).choose(2**50, 1)
     with pytest.raises(OverflowError, match="one of 65536 lanes"):
-        make([5], 0, 2**16).before(2**46)
+        make([5], 0, 2**16).counts_before(2**46)
 
 
 def test_the_order_is_the_same_for_ever():

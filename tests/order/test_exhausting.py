@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.order.choice import WeightedChoice, integer_weights
-from energy_data.order.exhausting import ExhaustingChoice
+from energy_data.order.splits import integer_weights
+from energy_data.order.weighted import ExhaustingChoice, WeightedChoice
 
 GOLDEN = [0, 0, 2, 0, 1, 0, 0, 1, 0, 2, 1, 1, 2, 1, 1, 2, 1, 1]
 
@@ -34,7 +34,9 @@ def test_every_child_has_exactly_its_count(children, lane, cut):
     cut = min(cut, choice.total)
     fresh = make(weights, counts, lane, 4)
     assert np.array_equal(fresh.choose(cut, choice.total - cut), drawn[cut:])
-    assert np.array_equal(fresh.before(cut), np.bincount(drawn[:cut], minlength=len(weights)))
+    assert np.array_equal(
+        fresh.counts_before(cut), np.bincount(drawn[:cut], minlength=len(weights))
+    )
 
 
 def test_until_a_child_ends_it_is_the_weighted_choice():
@@ -63,7 +65,9 @@ def test_blocks_in_any_order_agree():
     for start in rng.integers(0, len(whole), 40).tolist():
         block = choice.choose(start, min(500, len(whole) - start))
         assert np.array_equal(block, whole[start : start + 500])
-        assert np.array_equal(choice.before(start), np.bincount(whole[:start], minlength=100))
+        assert np.array_equal(
+            choice.counts_before(start), np.bincount(whole[:start], minlength=100)
+        )
 
 
 @pytest.mark.parametrize("counts", ["equal", "two groups", "random"])
@@ -83,10 +87,10 @@ def test_a_thousand_children_end_one_by_one(counts):
 def test_counts_of_billions_are_exact():
     counts = [10**12, 3 * 10**9, 17, 5 * 10**11]
     choice = make([2**32, 1, 1, 2**31], counts, 3, 8)
-    assert choice.before(choice.total).tolist() == counts
+    assert choice.counts_before(choice.total).tolist() == counts
     for start in (10**9, 10**12, choice.total - 5000):
         drawn = choice.choose(start, 5000)
-        grown = choice.before(start + 5000) - choice.before(start)
+        grown = choice.counts_before(start + 5000) - choice.counts_before(start)
         assert np.array_equal(np.bincount(drawn, minlength=4), grown)
 
 
@@ -94,7 +98,7 @@ def test_a_lane_without_draws_is_empty():
     choice = make([1, 2], [0, 0])
     assert choice.total == 0
     assert choice.choose(0, 0).shape == (0,)
-    assert choice.before(0).tolist() == [0, 0]
+    assert choice.counts_before(0).tolist() == [0, 0]
 
 
 def test_draws_after_the_end_are_refused():
@@ -103,7 +107,7 @@ def test_draws_after_the_end_are_refused():
     with pytest.raises(ValueError, match="3 draws in all, draw 4"):
         choice.choose(2, 2)
     with pytest.raises(ValueError, match="3 draws in all, draw 5"):
-        choice.before(5)
+        choice.counts_before(5)
 
 
 def test_impossible_weights_and_counts_are_refused():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.order.fitting import BestFit, FirstFit
+from energy_data.order.bin_packing import BestFit, FirstFit
 
 
 def best(waiting, room, after):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.order.choice import WeightedChoice
 from energy_data.order.quota import QuotaChoice, WholeBatches, floor_sum
+from energy_data.order.weighted import WeightedChoice
 
 GOLDEN = {
     ((3, 1), 8, 0): [0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 1],
@@ -101,15 +101,15 @@ def test_draws_are_the_same_from_any_place_on(weights, size, cuts, by):
     for start, end in pairwise([0, *cuts, 900]):
         assert np.array_equal(fresh().choose(start, end - start), whole[start:end])
         assert np.array_equal(
-            fresh().before(start), np.bincount(whole[:start], minlength=len(weights))
+            fresh().counts_before(start), np.bincount(whole[:start], minlength=len(weights))
         )
 
 
 def test_late_batches_are_as_exact_as_early_ones():
     weights, size, start = [5, 2, 1, 13], 10, 10**12
-    off = make(weights, size).before(start) - quotas(weights, size) * (start / size)
+    off = make(weights, size).counts_before(start) - quotas(weights, size) * (start / size)
     assert np.abs(off).max() < 5
-    grown = make(weights, size).before(start + 7) - make(weights, size).before(start)
+    grown = make(weights, size).counts_before(start + 7) - make(weights, size).counts_before(start)
     assert np.array_equal(grown, np.bincount(make(weights, size).choose(start, 7), minlength=4))
 
 

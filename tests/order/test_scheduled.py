@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.order.choice import WeightedChoice
 from energy_data.order.schedule import Clock, Schedule, check_weights, stretches
-from energy_data.order.scheduled import ScheduledChoice
+from energy_data.order.weighted import ScheduledChoice, WeightedChoice
 
 LANES = 8
 CLOCK = Clock(samples_per_microbatch=4, microbatches_per_step=2)  # a step is one draw per lane
@@ -117,8 +116,8 @@ def test_draws_are_the_same_from_any_place_on(name, lane):
         again = make(NAMED[name], lane)
         assert np.array_equal(again.choose(start, 900), whole[start : start + 900])
         counts = np.bincount(whole[:start], minlength=len(NAMED[name]))
-        assert np.array_equal(make(NAMED[name], lane).before(start), counts)
-        assert np.array_equal(again.before(start), counts)
+        assert np.array_equal(make(NAMED[name], lane).counts_before(start), counts)
+        assert np.array_equal(again.counts_before(start), counts)
 
 
 @pytest.mark.parametrize("weight", [3, 0.7])
@@ -151,7 +150,7 @@ def test_a_child_is_absent_exactly_while_its_weight_is_zero(lane):
 def test_without_end_the_last_weights_are_exact():
     weights = [Schedule("linear", ((0, 1), (1000, 5))), 2, 1]
     for start in (10**9, 10**12, 10**15):
-        counts = make(weights, 2).before(start) - make(weights, 2).before(2000)
+        counts = make(weights, 2).counts_before(start) - make(weights, 2).counts_before(2000)
         shares = [Fraction(n, 8) * (start - 2000) for n in (5, 2, 1)]
         assert all(
             abs(count - share) < 2.5 for count, share in zip(counts.tolist(), shares, strict=True)

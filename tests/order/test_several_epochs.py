@@ -9,8 +9,7 @@ from trees import MIXING, references
 
 from energy_data.core.keys import key
 from energy_data.errors import SpecError
-from energy_data.order.several_epochs import SeveralEpochs, epochs_mixed, shares_of
-from energy_data.order.shares import Shares
+from energy_data.order.shares import SeveralEpochs, Shares, epochs_mixed, shares_of
 
 LANES = 3
 
