@@ -1,4 +1,4 @@
-"""Which sample comes when: pure, vectorised functions of (seed, place); no function here keeps a position.
+"""Which sample comes when: pure, vectorised functions of (seed, place), without a position.
 
 - `permutation`: a keyed permutation of [0, n), invertible, any n to 2**62
 - `weighted`, `quota`, `epochized`: which child a lane draws next, and how often each was drawn
