@@ -7,9 +7,9 @@ from typing import Any
 
 from attrs import evolve
 
-from energy_data.core.failures import OnFailure
 from energy_data.core.rng import sample_rng
 from energy_data.core.sample import SampleSource
+from energy_data.core.user_call import ErrorPolicy
 from energy_data.data.files.stores import FileStore
 from energy_data.energon import TaskEncoder
 from energy_data.energon.cooking import Cooking, Recipe
@@ -66,5 +66,5 @@ RECIPES = {"a": NEEDY, "d": NEEDY, "e": Recipe(Cooker(with_dice), {})}
 def cooked(read: ReadSpec) -> EncodeSpec:
     """A tree whose samples are cooked as each leaf needs; those of other leaves pass."""
     cooking = Cooking(TaskEncoder().cook_crude_sample, RECIPES)
-    policy = OnFailure(handler=ignored, tolerance=0)
+    policy = ErrorPolicy(handler=ignored, tolerance=0)
     return EncodeSpec(of=evolve(read, keys=True), encode=cooking, on_failure=policy)

@@ -1,4 +1,4 @@
-"""Nothing that changes is kept in a module, but what is listed here with the reason it is safe.
+"""Module-level state that changes is listed here, each with the reason why it is safe.
 
 Worker threads share all modules with the trainer and with each other; so do forked processes.
 """
@@ -21,21 +21,19 @@ import energy_data
 ROOT = Path(energy_data.__file__).parent
 
 ALLOWED = {
-    "storage.files:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
-    "sources.tar_index:_SHARDS": "open shards, changed under a lock; what it gives never is",
-    "sources.decode:_known_npy": "a cache; one step of the interpreter each to look up and to add",
-    "sources.tar_headers:_plain_check": "lru_cache, which has a lock, of a pure function",
-    "sources.tar_headers:_plain_size": "as above",
-    "damage:kinds_of": "lru_cache of a pure function",
-    "loader.draft:_bytes_kind": "lru_cache of a pure function; ctypes keeps the same kinds",
-    "sources.typed:DEFAULT_DECODER": "says how to decode: nothing of it changes",
-    "cli.main:main": "click's; where it runs no loader has threads",
-    "loader.process:_OPEN": "one step of the interpreter each to add and to take out",
-    "loader.start:_START_LOCK": "a lock",
-    "running:RUNNING": "of each thread its own",
+    "local:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
+    "index:_SHARDS": "open shards, changed under a lock; what it gives never is",
+    "parts:_known_npy": "a cache; one step of the interpreter each to look up and to add",
+    "header:_plain_check": "lru_cache, which has a lock, of a pure function",
+    "header:_plain_size": "as above",
+    "cursor_check:kinds_of": "lru_cache of a pure function",
+    "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
+    "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
+    "main:main": "click's; where it runs no loader has threads",
+    "process:_OPEN": "one step of the interpreter each to add and to take out",
+    "start:_START_LOCK": "a lock",
+    "user_call:CALL": "of each thread its own",
     "memory:_HERE": "of each thread its own",
-    "turns:_HERE": "of each thread its own",
-    "turns:_TURN": "it is what keeps threads apart, under a lock",
 }
 
 CHANGING = (MutableMapping, MutableSequence, MutableSet, np.ndarray, threading.local)
@@ -51,7 +49,7 @@ def modules() -> Iterator[tuple[str, object, ast.Module]]:
         if info.name.endswith(("__main__", "._tar", "._copy")):  # `_tar` keeps interned names
             continue
         module = importlib.import_module(info.name)
-        yield info.name.removeprefix("energy_data."), module, ast.parse(source_of(module))
+        yield info.name.rpartition(".")[2], module, ast.parse(source_of(module))
 
 
 def source_of(module: object) -> str:

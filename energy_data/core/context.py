@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from attrs import evolve, field, frozen
 from torch import distributed
 
-from energy_data.core.failures import ErrorHandler, log_exception, reraise_exception
-from energy_data.core.profiler import Meter
+from energy_data.core.profiler import Profiler
+from energy_data.core.user_call import ErrorHandler, log_exception, reraise_exception
 from energy_data.errors import SpecError
 
 LANES_PER_RANK = 16
@@ -30,7 +30,7 @@ class Context:
     path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
     trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # see `Host`
     shared_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees at a time
-    meter: Meter = field(factory=Meter, eq=False, repr=False)  # of the process
+    profiler: Profiler = field(factory=Profiler, eq=False, repr=False)  # of the process
     own_leaf_seed: int | None = None  # of the orders of leaves, if it is not `seed`
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""Whether the values of a saved cursor can be of the fields that they are said to be of."""
+"""Checks of saved cursors: every value must have the type of its field."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, TypeGuard
 
 from energy_data.errors import StateError
 
-# What any node counts in a lane is less: 300 million million. Orders are exact up to there, and
-# no damaged number makes a loop endless.
+# No node counts this far in a lane. Orders are exact up to here, and a damaged number cannot make a
+# loop endless.
 MAX_COUNT = 1 << 48
 
 Signed = int
-"""In the annotation of a field: a number that may be below 0. Others count, from 0."""
+"""Annotates a field whose number may be negative. Other numbers are counts."""
 
-Fault = tuple[str, str]
-"""A field of a cursor, and in words what is wrong with its value."""
+Problem = tuple[str, str]
+"""A field of a cursor, and what is wrong with its value."""
 
 _SHOWN = 60  # characters of a wrong value
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Return whether a value is a number that something may have counted up to."""
+    """Return whether a value can be a count."""
     return type(value) is int and 0 <= value < MAX_COUNT
 
 
@@ -43,7 +43,7 @@ def _is_mark(value: Any) -> bool:
     return isinstance(value, tuple) and all(map(is_count, value))
 
 
-_Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it, and its name
+_Kind = tuple[Callable[[Any], bool], str]  # the test of a value, and the name of the kind
 
 _SINGLE: dict[str, _Kind] = {
     "int": (is_count, "a number from 0 to 2**48"),
@@ -56,7 +56,7 @@ _ITEMS: dict[str, _Kind] = {
     "tuple[ItemRef, ...]": (_is_mark, "lists of numbers from 0 to 2**48"),
 }
 ANNOTATIONS = frozenset({*_SINGLE, *_ITEMS})
-"""What fields of cursors may be annotated with."""
+"""The annotations that fields of cursors may have."""
 
 
 @cache
@@ -65,37 +65,37 @@ def kinds_of(cursor: type) -> Mapping[str, str]:
     return {field.name: str(field.type) for field in fields(cursor)}
 
 
-def wrong_kinds(cursor: type, found: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the fields of a cursor whose saved values are not of their kind."""
+def wrong_kinds(cursor: type, found: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the fields of a cursor whose saved values have the wrong type."""
     for name, value in found.items():
         annotation = kinds_of(cursor)[name]
         if annotation in _SINGLE:
-            fits, said = _SINGLE[annotation]
+            fits, kind = _SINGLE[annotation]
             if not fits(value):
-                yield name, f"must be {said}, got {shown(value)}"
+                yield name, f"must be {kind}, got {shorten(value)}"
             continue
-        fits, said = _ITEMS[annotation]
+        fits, kind = _ITEMS[annotation]
         if not isinstance(value, tuple):
-            yield name, f"must be a list of {said}, got {shown(value)}"
+            yield name, f"must be a list of {kind}, got {shorten(value)}"
         elif not all(map(fits, value)):
-            place, item = next((at, item) for at, item in enumerate(value) if not fits(item))
-            yield name, f"must be a list of {said}, got {shown(item)} as number {place}"
+            index, item = next((at, item) for at, item in enumerate(value) if not fits(item))
+            yield name, f"must be a list of {kind}, got {shorten(item)} at index {index}"
 
 
-def refuse(path: str, faults: Callable[[], Iterable[Fault]]) -> None:
-    """Raise StateError if there are faults in the saved cursor of the node at `path`.
+def raise_if(path: str, problems: Callable[[], Iterable[Problem]]) -> None:
+    """Raise StateError if the saved cursor of the node at `path` has problems.
 
-    So does a fault that shows in the looking: what is damaged may have any form.
+    Also if a check itself fails, since a damaged value may have any form.
     """
     try:
-        found = [f"{name!r} of {path} {wrong}" for name, wrong in faults()]
+        found = [f"{name!r} of {path} {wrong}" for name, wrong in problems()]
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
         found = [f"values of {path} do not fit ({type(error).__name__}: {error})"]
     if found:
         raise StateError(f"state: it is damaged: {'; '.join(found)}. Use another checkpoint.")
 
 
-def shown(value: Any) -> str:
-    """Return a value as a message says it."""
+def shorten(value: Any) -> str:
+    """Return the repr of a value, shortened for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from energy_data.core.cursor_check import Fault, refuse, wrong_kinds
+from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
 from energy_data.errors import DataError, StateMismatchError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -194,12 +194,12 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         StateError if they are damaged, with what is wrong. Reads no data, changes nothing.
         """
         values = {name: as_tuples(value) for name, value in found.items()}
-        refuse(path, lambda: wrong_kinds(type(self._start), values))
+        raise_if(path, lambda: wrong_kinds(type(self._start), values))
         cursor = replace(self._start, **values)
-        refuse(path, lambda: self.faults(cursor))
+        raise_if(path, lambda: self.faults(cursor))
         return cursor
 
-    def faults(self, at: C) -> Iterable[Fault]:
+    def faults(self, at: C) -> Iterable[Problem]:
         """Return what in a saved cursor, of the right kinds, cannot be of this node."""
         return ()
 

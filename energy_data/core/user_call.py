@@ -1,55 +1,160 @@
-"""Calls of users' functions: what they may ask for, and what follows when they fail."""
+"""Calls of user functions: what a function can ask about its item, and what happens if it fails.
+
+A function that fails has its item skipped. The number of consecutive failures in a lane is part of
+the lane's state, so a restored run gives up at the same failure as an uninterrupted one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from inspect import signature
 from itertools import repeat
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from energy_data.core.context import Context
-from energy_data.core.failures import OnFailure, describe
-from energy_data.core.node import Cursor, ItemRef
-from energy_data.core.running import RUNNING, Role
-from energy_data.errors import SkipSample, add_note
+from attrs import field, frozen
+
+from energy_data.core.sample import describe_source, get_source_info
+from energy_data.errors import (
+    EnergyDataError,
+    FatalSampleError,
+    SampleError,
+    SkipSample,
+    SpecError,
+    add_note,
+)
+
+if TYPE_CHECKING:  # `context` imports the handlers
+    from energy_data.core.context import Context
+    from energy_data.core.node import Cursor, ItemRef
+
+log = logging.getLogger(__name__)
+
+RESTORE_KEY = "__restore_key__"
+"""The field of a sample that holds its identity: (leaf id, epoch, index in the leaf)."""
+
+ErrorHandler = Callable[[Exception, Any, Sequence[Any] | None], None]
+"""Called with the error, its item (a sample, a list of samples, or the known fields of a sample
+that could not be read) and the item's sources. An error that it raises ends the iteration."""
+
+SYSTEM_ERRORS = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+)
+"""Errors that are never caused by a sample."""
 
 
-class LeftOut:
-    """In the place of what a function would have made of an item, had it not raised SkipSample."""
+class Skipped:
+    """Replaces the result of a function that raised SkipSample."""
 
     def __bool__(self) -> bool:
         return False
 
 
-LEFT_OUT: Final = LeftOut()
+SKIPPED: Final = Skipped()
 
 
-class Call:
-    """One function of the user, in one lane.
+def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
+    """Log an error with its traceback and the source of its sample; the sample is skipped."""
+    log.error("skipped: %s", describe(sample), exc_info=e)
 
-    It is called with one item: a sample, or the list of what is packed or batched; and with the
-    cursor that counts its failures, or a copy that counts for nothing. While it runs
-    `sample_rng()` and the task encoder's `current_batch_index` and `cache` know the item. If it
-    raises, and there is an OnFailure that puts up with it, SkipSample is raised in its place.
+
+def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None = None) -> None:
+    """Raise the error, which ends the iteration."""
+    raise e
+
+
+@frozen
+class ErrorPolicy:
+    """What happens when a user function raises."""
+
+    handler: ErrorHandler = log_exception
+    tolerance: int = 100  # consecutive failures before the run fails; 0: no limit
+    _num_arguments: int = field(init=False, eq=False, repr=False)  # of the handler
+
+    @_num_arguments.default
+    def _count(self) -> int:
+        return len(signature(self.handler).parameters)
+
+    def handle(self, name: str, error: Exception, item: Any, failures: int) -> None:
+        """Pass a failure of the function `name` to the handler; `failures` are consecutive.
+
+        Raises FatalSampleError after `tolerance` failures, and for errors of the system.
+        """
+        what = f"{describe(item)}: {type(error).__name__}: {error}"
+        ours = isinstance(error, EnergyDataError) and not isinstance(error, SampleError)
+        if ours or isinstance(error, SYSTEM_ERRORS):
+            raise FatalSampleError(f"{name}: it cannot go on: {what}") from error
+        if self._num_arguments == 2:  # the signature of handlers in older versions of Energon
+            self.handler(error, _key(item))  # type: ignore[call-arg, misc]  # see above
+        else:
+            self.handler(error, item, get_source_info(item))
+        if 0 < self.tolerance <= failures:
+            raise FatalSampleError(
+                f"{name}: it failed {failures} times in a row, the last time with "
+                f"{what}. Look at the function and the dataset, or raise its failure_tolerance."
+            ) from error
+
+
+@frozen
+class FunctionInfo:
+    """The facts that all calls of one function in one lane share."""
+
+    seed: int  # of the run
+    name: str  # of the function; not its path in the tree, so that wrappers change no numbers
+    cache: Any = field(default=None, eq=False, repr=False)  # the cache pool of the run
+    requires_identity: bool = False  # items without an identity would all get the same numbers
+
+
+class CallContext(threading.local):
+    """The call of a user function that runs in this thread."""
+
+    function: FunctionInfo | None = None
+    item: Any = None  # a sample, or the list of samples that are packed or batched
+    reference: tuple[int, ...] = ()  # of an item without identity, as states contain it
+    mark: tuple[int, ...] = ()  # of an item that has neither
+    batch: int = 0  # number in the run of the micro-batch being made
+    in_worker_thread: bool = False  # which shares the global generators with the trainer
+
+
+CALL = CallContext()
+
+
+class UserCall:
+    """One user function in one lane.
+
+    It is called with an item (a sample, or a list of samples that are packed or batched) and the
+    cursor that counts its failures. During the call, `sample_rng()` and the task encoder's
+    `current_batch_index` and `cache` know the item. If the function raises and there is an
+    ErrorPolicy that tolerates it, SkipSample is raised instead.
     """
 
     def __init__(
         self,
         function: Callable[[Any], Any],
         context: Context,
-        on_failure: OnFailure | None,
-        doing: str,  # "encoding": what a note on an error says
-        counter: str = "failures",  # the field of the cursor that counts failures in a row
+        on_failure: ErrorPolicy | None,
+        doing: str,  # "encoding": for the note on an error
+        counter: str = "failures",  # the field of the cursor that counts consecutive failures
         *,
-        must_know: bool = False,  # see `Role`
+        requires_identity: bool = False,  # see `FunctionInfo`
     ) -> None:
         self.function, self.on_failure, self.doing = function, on_failure, doing
         self.name, self.counter = name_of(function), counter
-        self.role = Role(context.seed, self.name, context.cache, must_know)
+        self.info = FunctionInfo(context.seed, self.name, context.cache, requires_identity)
 
     def __call__(self, item: Any, cursor: Cursor, reference: ItemRef = ()) -> Any:
-        """Return what the function makes of an item; `reference` is that of one that is marked."""
-        RUNNING.role, RUNNING.item, RUNNING.reference = self.role, item, reference
+        """Return the function's result for an item; `reference` belongs to an item with marks."""
+        CALL.function, CALL.item, CALL.reference = self.info, item, reference
         try:
             made = self.function(item)
         except SkipSample:
@@ -58,7 +163,7 @@ class Call:
             self._failed(error, item, cursor)
             raise SkipSample from error
         finally:
-            RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
+            CALL.function, CALL.item, CALL.reference = None, None, ()
         if self.on_failure is not None:
             setattr(cursor, self.counter, 0)
         return made
@@ -66,85 +171,109 @@ class Call:
     def each(
         self, items: Iterable[Any], cursor: Cursor, references: Iterable[ItemRef] = repeat(())
     ) -> list[Any]:
-        """Return what the function makes of each item, LEFT_OUT where it raises SkipSample.
+        """Return the function's result for each item, SKIPPED where it raised SkipSample.
 
-        As one call after another, in two thirds of the time.
+        Equal to one call per item, in two thirds of the time.
         """
-        function, role, tolerant = self.function, self.role, self.on_failure is not None
+        function, info, tolerant = self.function, self.info, self.on_failure is not None
         made: list[Any] = []
         try:
-            for item, reference in zip(items, references):  # noqa: B905 - without end, if repeated
-                RUNNING.role, RUNNING.item, RUNNING.reference = role, item, reference
+            for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
+                CALL.function, CALL.item, CALL.reference = info, item, reference
                 try:
                     made.append(function(item))
                 except SkipSample:
-                    made.append(LEFT_OUT)
-                except Exception as error:  # noqa: BLE001 - `_failed` raises what is not put up with
+                    made.append(SKIPPED)
+                except Exception as error:  # noqa: BLE001 - `_failed` raises what is not tolerated
                     self._failed(error, item, cursor)
-                    made.append(LEFT_OUT)
+                    made.append(SKIPPED)
                 else:
                     if tolerant:
                         setattr(cursor, self.counter, 0)
         finally:
-            RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
+            CALL.function, CALL.item, CALL.reference = None, None, ()
         return made
 
     def parts(
         self, item: Any, cursor: Callable[[], Cursor], reference: ItemRef = ()
     ) -> Iterator[Any]:
-        """Yield what a generator function makes of an item, part by part.
+        """Yield the items that a generator function makes of one item.
 
-        It ends where the function raises what is put up with: what it gave before stays given.
-        cursor: returns the cursor that counts, which may be another one from part to part.
+        Ends where the function raises a tolerated error; earlier parts stay valid.
+        cursor: returns the cursor that counts failures; it may change between two parts.
         """
         made: Iterator[Any] | None = None
         while True:
-            RUNNING.role, RUNNING.item, RUNNING.reference = self.role, item, reference
+            CALL.function, CALL.item, CALL.reference = self.info, item, reference
             try:
                 made = self.function(item) if made is None else made
                 part = next(made)
             except (StopIteration, SkipSample):
                 return
-            except Exception as error:  # noqa: BLE001 - `_failed` raises what is not put up with
+            except Exception as error:  # noqa: BLE001 - `_failed` raises what is not tolerated
                 self._failed(error, item, cursor())
                 return
             finally:
-                RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
+                CALL.function, CALL.item, CALL.reference = None, None, ()
             if self.on_failure is not None:
                 setattr(cursor(), self.counter, 0)
             yield part
 
     def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:
         add_note(error, f"while {self.doing} {describe(item)}")
-        if self.on_failure is None:
+        if self.on_failure is None or isinstance(error, SpecError):
             raise error
         failures = getattr(cursor, self.counter) + 1
         setattr(cursor, self.counter, failures)
-        self.on_failure.failed(self.name, error, item, failures)
+        self.on_failure.handle(self.name, error, item, failures)
 
 
 class Measure:
-    """A function of the user that says something about a document, or makes a part of it.
+    """A user function that measures a document or cuts a part of it.
 
-    While it runs `sample_rng()` knows the document, its first argument. Errors are its caller's.
+    During the call, `sample_rng()` knows the document, the first argument. Errors are not handled.
     """
 
     def __init__(self, function: Callable[..., Any], context: Context) -> None:
         self.function = function
-        self.reference: ItemRef = ()
-        self.role = Role(context.seed, name_of(function), context.cache)
+        self.reference: ItemRef = ()  # of the sample of the document
+        self.info = FunctionInfo(context.seed, name_of(function), context.cache)
 
     def __call__(self, document: Any, *others: Any) -> Any:
-        """Return what the function says. `reference` is that of the sample of the document."""
-        RUNNING.role, RUNNING.item, RUNNING.reference = self.role, document, self.reference
+        """Return the function's result."""
+        CALL.function, CALL.item, CALL.reference = self.info, document, self.reference
         try:
             return self.function(document, *others)
         finally:
-            RUNNING.role, RUNNING.item, RUNNING.reference = None, None, ()
+            CALL.function, CALL.item, CALL.reference = None, None, ()
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, of a method, or of the class of what is called like one."""
+    """Return the name of a function or method, or of the class of another callable."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
+
+
+def restore_key(item: Any) -> tuple[Any, ...] | None:
+    """Return the identity of a sample, or of the first sample of a list; None if it has none.
+
+    Reading sets it to (leaf id, epoch, index in the leaf). A sample made of several samples has
+    their identities, nested.
+    """
+    found = _first_field(item, RESTORE_KEY)
+    return found if isinstance(found, tuple) and found else None
+
+
+def describe(item: Any) -> str:
+    """Return a description of a sample, or of the first sample of a list."""
+    return describe_source(item[0] if isinstance(item, list) and item else item)
+
+
+def _key(item: Any) -> Any:
+    return _first_field(item, "__key__")
+
+
+def _first_field(item: Any, name: str) -> Any:
+    first = item[0] if isinstance(item, list) and item else item
+    return first.get(name) if isinstance(first, dict) else getattr(first, name, None)

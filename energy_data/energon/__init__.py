@@ -12,7 +12,7 @@ encoders stay as they are. What is different, and why, is in docs/migrating-from
 from importlib.metadata import version
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.failures import log_exception, reraise_exception
+from energy_data.core.user_call import log_exception, reraise_exception
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.cache import (
     CachePool,

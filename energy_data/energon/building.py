@@ -11,7 +11,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.failures import OnFailure
+from energy_data.core.user_call import ErrorPolicy
 from energy_data.data.files.stores import FileStore
 from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.energon.cooking import cooked, cooked_alike, cooked_by_leaf, recipe_of
@@ -251,7 +251,7 @@ class Building:
             return dataset
         return MapDataset(dataset, function, failure_tolerance=self._tolerance(function))
 
-    def _policy(self, dataset: SavableDataset[Any]) -> OnFailure:
+    def _policy(self, dataset: SavableDataset[Any]) -> ErrorPolicy:
         return on_failure(dataset.worker_config, self.__default_failure_tolerance__ or 0)
 
     def _tolerance(self, function: Callable[..., Any]) -> int:

@@ -7,9 +7,8 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from energy_data.core.failures import OnFailure
-from energy_data.core.running import restore_key
 from energy_data.core.spec import Spec
+from energy_data.core.user_call import ErrorPolicy, restore_key
 from energy_data.data.files.stores import DecodeFileStore, FileStore
 from energy_data.data.registry import open_store
 from energy_data.energon.trees import references_of
@@ -64,13 +63,13 @@ def recipe_of(
     return Recipe(cooker, stores)
 
 
-def cooked(spec: Spec, encoder: Any, recipe: Recipe, policy: OnFailure) -> Spec:
+def cooked(spec: Spec, encoder: Any, recipe: Recipe, policy: ErrorPolicy) -> Spec:
     """Return a tree whose samples are all cooked by one recipe."""
     recipes = dict.fromkeys((leaf.id for leaf in _leaves(spec)), recipe)
     return _cooked(spec, encoder, recipes, policy)
 
 
-def cooked_by_leaf(spec: Spec, encoder: Any, policy: OnFailure) -> Spec:
+def cooked_by_leaf(spec: Spec, encoder: Any, policy: ErrorPolicy) -> Spec:
     """Return a tree whose samples are cooked as each leaf needs."""
     recipes = {}
     for leaf in _leaves(spec):
@@ -111,7 +110,7 @@ def is_crude(leaf: Leaf) -> bool:
     return typing is not None and typing.sample_type is None
 
 
-def _cooked(spec: Spec, encoder: Any, recipes: Mapping[str, Recipe], policy: OnFailure) -> Spec:
+def _cooked(spec: Spec, encoder: Any, recipes: Mapping[str, Recipe], policy: ErrorPolicy) -> Spec:
     if not recipes:
         return spec
     cooking = Cooking(encoder.cook_crude_sample, recipes)

@@ -7,7 +7,7 @@ from types import MethodType
 from typing import Any, Generic, TypeVar
 
 from energy_data.core.rng import sample_seed
-from energy_data.core.running import RUNNING
+from energy_data.core.user_call import CALL
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import FileStore, PrimaryFileStore
@@ -122,7 +122,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
     @property
     def current_batch_index(self) -> int:
         """The number in the run of the micro-batch that is being made; see `Loader.last_batch`."""
-        return RUNNING.batch
+        return CALL.batch
 
     @property
     def current_sample_index(self) -> int:
@@ -135,7 +135,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
     @property
     def cache(self) -> CachePool:
         """The cache pool of the loader; without one, a pool that reads when asked."""
-        pool: CachePool | None = RUNNING.role.cache if RUNNING.role else None
+        pool: CachePool | None = CALL.function.cache if CALL.function else None
         return pool or NoCachePool()
 
 

@@ -18,7 +18,7 @@ from energy_data.config.opening import Options
 from energy_data.config.resolve import expand
 from energy_data.config.twigs import DatasetPart, twigs
 from energy_data.core.context import WorkerConfig
-from energy_data.core.failures import reraise_exception
+from energy_data.core.user_call import reraise_exception
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
 from energy_data.energon.dataset import SavableDataset

@@ -10,8 +10,8 @@ from typing import Any
 from attrs import evolve
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.failures import OnFailure
 from energy_data.core.spec import Spec
+from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
@@ -89,7 +89,7 @@ def batched(
     spec: Spec,
     batch_size: int,
     batcher: Callable[[list[Any]], Any],
-    policy: OnFailure,
+    policy: ErrorPolicy,
     *,
     drop_last: bool = False,
 ) -> Spec:
@@ -114,12 +114,12 @@ def batched(
     )
 
 
-def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) -> OnFailure:
+def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) -> ErrorPolicy:
     """Return what follows in a run when a function raises."""
-    return OnFailure(handler=worker_config.global_error_handler, tolerance=tolerance)
+    return ErrorPolicy(handler=worker_config.global_error_handler, tolerance=tolerance)
 
 
-def mapped(spec: Spec, function: Callable[[Any], Any], policy: OnFailure) -> Spec:
+def mapped(spec: Spec, function: Callable[[Any], Any], policy: ErrorPolicy) -> Spec:
     """Return a tree whose items are mapped by a function of the user, to one or to several."""
     if gives_parts(function) and spec.replay_blocker():
         return FlatMapSpec(of=spec, function=function, on_failure=policy)

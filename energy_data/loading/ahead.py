@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
-from energy_data.core.profiler import Meter, Spent
+from energy_data.core.profiler import Profiler, Usage
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.wire import Go
 
@@ -23,7 +23,7 @@ class Said(Protocol):
         """What came of it; "batch" of a good one."""
         ...
 
-    def _replace(self, *, spent: Spent | None) -> Self: ...
+    def _replace(self, *, spent: Usage | None) -> Self: ...
 
 
 M = TypeVar("M", bound=Said)
@@ -36,7 +36,7 @@ class Ahead(ABC, Generic[M]):
         self.go = Go(0, 1, 0, {}, traced=False)
         self.nodes: Nodes = {}
         self.living: set[int] = set()
-        self.meter, self._reported = Meter(), 0.0
+        self.profiler, self._reported = Profiler(), 0.0
         self.batch = 0
         self.ahead = 0  # messages that the trainer has not taken
         self.waiting = True  # for an order, having nothing to do without one
@@ -64,22 +64,22 @@ class Ahead(ABC, Generic[M]):
         while lane not in self.living:
             self.batch += self.go.stride
             lane = self.batch % self.go.num_lanes
-        began, charged_s = time.perf_counter(), self.meter.charged_s
+        began, total_s = time.perf_counter(), self.profiler.total_s
         message = self.made(lane)
-        self.meter.charge_rest(began, charged_s)
+        self.profiler.add_rest(began, total_s)
         self.waiting = not self.living or message.kind in _IDLE
         self.ahead += 1
         self.batch += self.go.stride
         spent = self._spent(message.kind)
         self.hand_over(message if spent is None else message._replace(spent=spent))
 
-    def _spent(self, kind: str) -> Spent | None:
+    def _spent(self, kind: str) -> Usage | None:
         """Return what was spent, from time to time."""
         now = time.perf_counter()
         if kind == "batch" and now < self._reported + _REPORT_S:
             return None
         self._reported = now
-        return self.meter.taken()
+        return self.profiler.flush()
 
 
 def _lanes(go: Go) -> tuple[set[int], int, bool]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from attrs import field, frozen
 
 from energy_data.core.node import State
-from energy_data.core.profiler import Meter, Spent
+from energy_data.core.profiler import Profiler, Usage
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loading.lanes import Host, Nodes, Step, Steps
 from energy_data.loading.run import Run
@@ -74,7 +74,7 @@ class Message(Protocol):
         """The place of the lane after it."""
 
     @property
-    def spent(self) -> Spent | None:
+    def spent(self) -> Usage | None:
         """On what time was spent since the last message that says so."""
 
 
@@ -104,7 +104,7 @@ class Crew(Host, Generic[W, M]):
         self._stale: set[int] = set()  # workers that must be told where to begin
         self._process = os.getpid()
         self._closings = 0  # times it was closed
-        self._meter = Meter()
+        self._profiler = Profiler()
 
     @abstractmethod
     def _start(self, number: int) -> W:
@@ -127,8 +127,8 @@ class Crew(Host, Generic[W, M]):
         """End some workers, all at once."""
 
     @property
-    def meter(self) -> Meter:  # noqa: D102
-        return self._meter
+    def profiler(self) -> Profiler:  # noqa: D102
+        return self._profiler
 
     @property
     def slots_in_use(self) -> int:  # noqa: D102
@@ -179,7 +179,7 @@ class Crew(Host, Generic[W, M]):
             if message is None:
                 continue
             if message.spent is not None:
-                self._meter.add(message.spent)
+                self._profiler.merge(message.spent)
             if message.kind != "end" or message.batch == batch:
                 return self._handed_over(number, lane, batch, message)
             self._stale.discard(number)  # a lane that had ended before it began says so again

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from energy_data.core.node import Node, State, places
-from energy_data.core.profiler import Meter
-from energy_data.core.running import RUNNING
+from energy_data.core.profiler import Profiler
+from energy_data.core.user_call import CALL
 
 Nodes = Mapping[int, Node[Any, Any]]
 """Lane -> the root of its tree."""
@@ -21,7 +21,7 @@ class Host(ABC):
 
     @property
     @abstractmethod
-    def meter(self) -> Meter:
+    def profiler(self) -> Profiler:
         """What time was spent on, and how much was read."""
 
     @property
@@ -109,11 +109,11 @@ class InProcess(Host):
     def __init__(self) -> None:
         self._nodes: Nodes = {}
         self._steps = Steps()
-        self._meter = Meter()
+        self._profiler = Profiler()
 
     @property
-    def meter(self) -> Meter:  # noqa: D102
-        return self._meter
+    def profiler(self) -> Profiler:  # noqa: D102
+        return self._profiler
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
         self._steps.clear()
@@ -125,15 +125,15 @@ class InProcess(Host):
         root = self._nodes[lane]
         before = root.snapshot()
         self._steps.add(Step(batch, lane, before))
-        began, charged_s = time.perf_counter(), self._meter.charged_s
+        began, total_s = time.perf_counter(), self._profiler.total_s
         try:
-            RUNNING.batch = batch
+            CALL.batch = batch
             return root.draw(1)
         except BaseException:
             root.rollback(before)
             raise
         finally:
-            self._meter.charge_rest(began, charged_s)
+            self._profiler.add_rest(began, total_s)
 
     def keep(self, batch: int) -> None:  # noqa: D102
         self._steps.keep(batch)

@@ -55,7 +55,7 @@ class Loader(Placed[T_batch]):
                 "docs_per_step: the stages of this run count steps of any size, and nothing says "
                 "what a step is. Pass docs_per_step, by the names of stages."
             )
-        self._recent = Recent(self._host.meter)
+        self._recent = Recent(self._host.profiler)
         self._build(self._num_lanes)
 
     def __iter__(self) -> LoaderIterator[T_batch]:
@@ -141,10 +141,10 @@ class Loader(Placed[T_batch]):
             wait_s=self._wait_s,
             starvation=self.starvation(),
             slots_in_use=self._host.slots_in_use,
-            seconds=by_activity(self._host.meter.seconds),
+            seconds=by_activity(self._host.profiler.seconds),
             left_out=left_out(places),
             skipped=self._counting.skipped(places, self._num_lanes),
-            leaves=self._counting.leaves(places, self._num_lanes, self._host.meter.read),
+            leaves=self._counting.leaves(places, self._num_lanes, self._host.profiler.read),
         )
 
     def starvation(self) -> str:
@@ -319,7 +319,7 @@ class Loader(Placed[T_batch]):
         """Go to a place of this run; nothing moves if it does not fit."""
         config = self.dataset.worker_config
         hosted = range(config.rank, saved.lanes, config.world_size)
-        nodes = self.dataset.build(hosted, saved.lanes, meter=self._host.meter)
+        nodes = self.dataset.build(hosted, saved.lanes, profiler=self._host.profiler)
         if not changed:
             for lane, node in nodes.items():
                 node.load_state_dict(saved.places[lane])

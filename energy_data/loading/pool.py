@@ -86,7 +86,7 @@ class Pool(Crew[WorkerProcess, Message]):
             self._drop(number)
             raise
         if worker.starting_s:
-            self._meter.charge(STARTING, worker.starting_s)
+            self._profiler.add(STARTING, worker.starting_s)
             worker.starting_s = 0.0
         if message is None:
             self._report_silence(number, batch)

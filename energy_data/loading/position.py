@@ -54,7 +54,7 @@ class Placed(Generic[T_batch]):
         """Begin at the beginning, with so many lanes in the run."""
         config = self.dataset.worker_config
         hosted = range(config.rank, num_lanes, config.world_size)
-        nodes = self.dataset.build(hosted, num_lanes, meter=self._host.meter)
+        nodes = self.dataset.build(hosted, num_lanes, profiler=self._host.profiler)
         start = self.dataset.start(num_lanes)
 
         def begin() -> None:
@@ -107,7 +107,7 @@ class Placed(Generic[T_batch]):
     def _begin_epoch(self, then: Callable[[], None]) -> None:
         """Go on in the next pass, from where the lanes are in this one."""
         places = self._host.states()
-        nodes = self.dataset.build(places, self._num_lanes, meter=self._host.meter)
+        nodes = self.dataset.build(places, self._num_lanes, profiler=self._host.profiler)
         for lane, node in nodes.items():
             node.load_state_dict(places[lane])
             node.rewind()

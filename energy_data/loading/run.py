@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.node import Node, State
-from energy_data.core.profiler import Meter
+from energy_data.core.profiler import Profiler
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.crossed import shared_leaf_ids
@@ -71,12 +71,12 @@ class Run(Generic[T_co]):
         num_lanes: int,
         *,
         trace: Callable[[Any], None] | None = None,
-        meter: Meter | None = None,
+        profiler: Profiler | None = None,
     ) -> dict[int, Node[T_co, Any]]:
         """Return the root nodes of some lanes, for one process. Opens nothing.
 
         trace: called with each sample before it is encoded; costs some time per sample.
-        meter: told what time is spent on.
+        profiler: told what time is spent on.
         """
         lanes = tuple(lanes)
         root = Context(
@@ -85,7 +85,7 @@ class Run(Generic[T_co]):
             hosted=lanes,
             trace=trace,
             shared_leaves=shared_leaf_ids(self.spec),
-            meter=meter or Meter(),
+            profiler=profiler or Profiler(),
             cache=self.cache,
         )
         return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}

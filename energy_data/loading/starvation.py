@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from energy_data.core.profiler import HELD, READING, STARTING, Activity, Meter
+from energy_data.core.profiler import HELD, READING, STARTING, Activity, Profiler
 
 _WINDOW_S = 5.0  # the words are about the last 5 to 10 seconds of the run
 _MOST = 2 / 3  # of the time of reading; then it is that leaf
@@ -21,16 +21,16 @@ class _Mark(NamedTuple):
 class Recent:
     """What was spent lately."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
+    def __init__(self, profiler: Profiler) -> None:
+        self._profiler = profiler
         self._marks: tuple[_Mark, _Mark] | None = None
 
     def asked(self, now: float, wait_s: float) -> None:
         """Say that the trainer asks for a batch, having waited `wait_s` in all."""
         if self._marks is None:
-            self._marks = (mark := _Mark(now, wait_s, dict(self._meter.seconds))), mark
+            self._marks = (mark := _Mark(now, wait_s, dict(self._profiler.seconds))), mark
         elif now > self._marks[1].at + _WINDOW_S:
-            self._marks = self._marks[1], _Mark(now, wait_s, dict(self._meter.seconds))
+            self._marks = self._marks[1], _Mark(now, wait_s, dict(self._profiler.seconds))
 
     def in_words(self, now: float, wait_s: float) -> str:
         """Return what has held up the trainer lately. Changes nothing."""
@@ -39,7 +39,7 @@ class Recent:
         mark = self._marks[0]
         spent = {
             what: seconds - mark.seconds.get(what, 0.0)
-            for what, seconds in self._meter.seconds.items()
+            for what, seconds in self._profiler.seconds.items()
         }
         return in_words(wait_s - mark.wait_s, now - mark.at, spent)
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.node import State
-from energy_data.core.profiler import Activity, Amount
+from energy_data.core.profiler import Activity, ReadAmount
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.run import Run
 from energy_data.nodes.references import ReferencesNode
@@ -60,7 +60,7 @@ class Counting:
         self._nodes: Nodes = {}
 
     def leaves(
-        self, places: Mapping[int, State], num_lanes: int, read: Mapping[str, Amount]
+        self, places: Mapping[int, State], num_lanes: int, read: Mapping[str, ReadAmount]
     ) -> dict[str, LeafStats]:
         """Return how much was drawn of each leaf. Reads no data.
 

@@ -10,12 +10,12 @@ import signal
 from types import FrameType
 from typing import Any, NamedTuple
 
-from energy_data.core.failures import describe
 from energy_data.core.sample import describe_source
-from energy_data.core.user_call import Call, Measure
+from energy_data.core.user_call import Measure, UserCall, describe
 
 _CALLS = frozenset(
-    function.__code__ for function in (Call.__call__, Call.each, Call.parts, Measure.__call__)
+    function.__code__
+    for function in (UserCall.__call__, UserCall.each, UserCall.parts, Measure.__call__)
 )
 _SAID, _ANSWERED, _END = 8, 1536, 3072  # bytes of the page; both in words, ended by a zero
 

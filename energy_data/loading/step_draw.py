@@ -119,7 +119,7 @@ class RoundLoader(Loader[Any]):
             raise StopIteration
         first = self._own(at.base)
         places = self._host.states(first)
-        nodes = self.dataset.build(places, self._num_lanes, meter=self._host.meter)
+        nodes = self.dataset.build(places, self._num_lanes, profiler=self._host.profiler)
         entered = (*self._entered(places), at.base)
         for lane, node in nodes.items():
             node.load_state_dict(places[lane])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from energy_data.core.cursor_check import is_count, shown
+from energy_data.core.cursor_check import is_count, shorten
 from energy_data.errors import StateError
 from energy_data.loading.steps.counts import EMPTY, Counts
 from energy_data.loading.steps.planner import StepPlan
@@ -44,7 +44,7 @@ class SettledStep(NamedTuple):
         known = [each for each in counts[1:] if each is not None]  # documents are never None
         numbers = (*plan[:4], *plan.blank, *counts[:1], *known)
         if not all(map(is_count, numbers)) or not isinstance(short, bool) or len(counts) != 5:
-            raise ValueError(f"a step of {shown(saved)}")
+            raise ValueError(f"a step of {shorten(saved)}")
         given = rounds - len(blank)
         if not sorted(set(blank)) == blank[:rounds] or not given <= microbatches <= MOST:
             raise ValueError(f"a step of {rounds} rounds and {microbatches} micro-batches")
@@ -95,7 +95,7 @@ class StepState:
             numbers = {name: saved[name] for name in (*NUMBERS, "ranks")}
             settled = saved["settled"] and SettledStep.from_list(saved["settled"])
             if wrong := [each for each in numbers.values() if not is_count(each)]:
-                raise ValueError(f"a number from 0 to 2**48 is expected, got {shown(wrong[0])}")
+                raise ValueError(f"a number from 0 to 2**48 is expected, got {shorten(wrong[0])}")
             step, index = numbers["step"], numbers["index"]
             if index and not settled:
                 raise ValueError(f"micro-batch {index} of a step that is not known")

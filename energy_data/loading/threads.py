@@ -17,14 +17,13 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from energy_data.core.profiler import SENDING, STARTING, Spent
-from energy_data.core.running import RUNNING
-from energy_data.core.turns import Borrower, Lender, LostTurnError, keeps, lend_to, look_again
+from energy_data.core.profiler import SENDING, STARTING, Usage
+from energy_data.core.user_call import CALL
 from energy_data.errors import SpecError, add_note
 from energy_data.loading.ahead import Ahead
 from energy_data.loading.crew import Crew, PoolOptions, WorkerError
@@ -48,7 +47,7 @@ class Made(NamedTuple):
     items: list[Any]
     state: Any = None  # of the lane, after this batch
     error: BaseException | None = None
-    spent: Spent | None = None  # on what, since the last message that says so
+    spent: Usage | None = None  # on what, since the last message that says so
 
 
 class _Begin(NamedTuple):
@@ -71,7 +70,6 @@ class Threads(Crew["WorkerThread", Made]):
 
     def __init__(self, run: Run[Any], options: PoolOptions) -> None:
         super().__init__(run, options)
-        self._lender = Lender()
         # Whoever forgets us closes us. This may happen in any thread, so nobody is waited for.
         weakref.finalize(self, _dismiss, self._workers).atexit = False
 
@@ -80,7 +78,7 @@ class Threads(Crew["WorkerThread", Made]):
             self._portable = portable_run(self.run, "spawn")
         assert isinstance(self._portable, bytes)
         pin = self.options.pin and self.options.pin()
-        return WorkerThread(self._portable, number, self.options.prefetch, self._lender, pin)
+        return WorkerThread(self._portable, number, self.options.prefetch, pin)
 
     def _begin(self, number: int, go: Go) -> bool:
         self._workers[number].begin(go)
@@ -105,11 +103,6 @@ class Threads(Crew["WorkerThread", Made]):
 
     def _report_silence(self, number: int, batch: int) -> None:
         what = f"gave nothing for {self.options.timeout_s:g} s at micro-batch {batch}"
-        for other, worker in self._workers.items():
-            if other != number and keeps(worker.ident):
-                what = f"kept the global generators, which worker {number} waits for: that {what}"
-                number = other
-                break
         worker = self._workers.pop(number)
         self._stale.add(number)
         sample, stack = worker.ask()
@@ -126,14 +119,11 @@ class WorkerThread:
 
     slots_in_use = 0
 
-    def __init__(
-        self, run: bytes, number: int, prefetch: int, lender: Lender, pin: Pin | None
-    ) -> None:
+    def __init__(self, run: bytes, number: int, prefetch: int, pin: Pin | None) -> None:
         """Make a worker; its thread starts with the first order."""
-        self._lender = lender
         self._orders: SimpleQueue[_Order] = SimpleQueue()
         self._made: SimpleQueue[Made] = SimpleQueue()
-        self._work = _Work(run, self._orders, prefetch, lender, pin)
+        self._work = _Work(run, self._orders, prefetch, pin)
         self._name = f"energy_data worker {number}"
         self._started = False
 
@@ -148,9 +138,11 @@ class WorkerThread:
 
     def receive(self, timeout_s: float | None) -> Made | None:
         """Return what it made next; None if there is nothing in time."""
-        made = self._lender.wait(self._made, timeout_s)
-        if made is not None:
-            self._orders.put(_Taken())
+        try:
+            made = self._made.get(timeout=timeout_s)
+        except Empty:
+            return None
+        self._orders.put(_Taken())
         return made
 
     @property
@@ -171,7 +163,6 @@ class WorkerThread:
 
         Takes no lock.
         """
-        self._work.borrower.is_stopped = True
         self._orders.put(None)
         self._made.put(Made("again", -1, []))
         return self._work.thread
@@ -196,19 +187,17 @@ class _Work(Ahead[Made]):
         run: bytes,
         orders: SimpleQueue[_Order],
         prefetch: int,
-        lender: Lender,
         pin: Pin | None,
     ) -> None:
         super().__init__()
         self.packed, self.orders, self.prefetch, self.pin = run, orders, prefetch, pin
-        self.borrower = Borrower(lender)
         self.claim = threading.Lock()
         self.thread: _Thread | None = None
         self.facts: Run[Any] | None = None
 
     def run(self) -> None:
         """Make batches until told to end."""
-        lend_to(self.borrower)
+        CALL.in_worker_thread = True
         while True:
             while self.waiting or self.ahead >= self.prefetch or not self.orders.empty():
                 order = self.orders.get()
@@ -236,16 +225,15 @@ class _Work(Ahead[Made]):
         batch = go.batch
         while batch % go.num_lanes not in lanes:
             batch += go.stride
-        kind = "again" if isinstance(error, LostTurnError) else "error"
-        self.given.put(Made(kind, batch, [], error=error))
+        self.given.put(Made("error", batch, [], error=error))
         self.waiting = True
 
     def built(self, go: Go) -> Nodes:
         began = time.perf_counter()
         if self.facts is None:
             self.facts = _unpacked(self.packed)
-        nodes = self.facts.build(go.places, go.num_lanes, meter=self.meter)
-        self.meter.charge(STARTING, time.perf_counter() - began)
+        nodes = self.facts.build(go.places, go.num_lanes, profiler=self.profiler)
+        self.profiler.add(STARTING, time.perf_counter() - began)
         return nodes
 
     def hand_over(self, message: Made) -> None:
@@ -253,18 +241,16 @@ class _Work(Ahead[Made]):
 
     def made(self, lane: int) -> Made:
         node = self.nodes[lane]
-        RUNNING.batch = self.batch
+        CALL.batch = self.batch
         try:
             items = list(node.take(1))
             if items and self.pin is not None:
                 began = time.perf_counter()
                 items[0] = with_tensors(items[0], self.pin)
-                self.meter.charge(SENDING, time.perf_counter() - began)
+                self.profiler.add(SENDING, time.perf_counter() - began)
         except StopIteration:
             self.living.discard(lane)
             return Made("end", self.batch, [], node.state_dict())
-        except LostTurnError:
-            return Made("again", self.batch, [])
         except BaseException as error:  # noqa: BLE001 - as above; what would end us, too
             return Made("error", self.batch, [], error=error)
         return Made("batch" if items else "left out", self.batch, items, node.state_dict())
@@ -296,7 +282,6 @@ def _dismiss(workers: dict[int, WorkerThread]) -> None:
 
 def _end(threads: Iterable[_Thread | None]) -> None:
     """Wait for threads to end that were told to. One that hangs is left to itself, and named."""
-    look_again()
     deadline = time.monotonic() + _STOP_S
     for thread in threads:
         if thread is None or thread is threading.current_thread():
@@ -310,7 +295,6 @@ def _end_all() -> None:
     """End what is left at the exit of the interpreter, which would cut threads off anywhere."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     for thread in threads:
-        thread.work.borrower.is_stopped = True
         thread.work.orders.put(None)
     _end(threads)
 

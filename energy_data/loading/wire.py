@@ -12,7 +12,7 @@ from io import FileIO
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from energy_data.core.profiler import Spent
+from energy_data.core.profiler import Usage
 from energy_data.errors import EnergyDataError
 from energy_data.loading.transport.arena import BatchHandle, Slot
 
@@ -58,7 +58,7 @@ class Message(NamedTuple):
     parcel: BatchHandle | None = None
     state: Any = None  # of the lane, after this batch
     error: tuple[bytes | None, str] | None = None  # pickled exception, traceback
-    spent: Spent | None = None  # on what, since the last message that says so
+    spent: Usage | None = None  # on what, since the last message that says so
 
     @classmethod
     def of(cls, plain: tuple[Any, ...]) -> Message:

@@ -25,7 +25,7 @@ import torch
 
 from energy_data.core.memory import MakingIn
 from energy_data.core.profiler import HELD, SENDING
-from energy_data.core.running import RUNNING
+from energy_data.core.user_call import CALL
 from energy_data.errors import add_note
 from energy_data.loading.ahead import Ahead
 from energy_data.loading.run import Run
@@ -132,7 +132,7 @@ class _Worker(Ahead[Message]):
         trace = self.status.say if go.traced else None
         self.set_out(
             go,
-            lambda: self.facts.build(go.places, go.num_lanes, trace=trace, meter=self.meter),
+            lambda: self.facts.build(go.places, go.num_lanes, trace=trace, profiler=self.profiler),
         )
 
     def hand_over(self, message: Message) -> None:
@@ -142,7 +142,7 @@ class _Worker(Ahead[Message]):
         message = Message(self.go.generation, "batch", self.batch)
         node = self.nodes[lane]
         draft = self.draft()
-        RUNNING.batch = self.batch
+        CALL.batch = self.batch
         try:
             with MakingIn(draft):
                 items = list(node.take(1))
@@ -221,11 +221,11 @@ class _Worker(Ahead[Message]):
                 if not self.ahead:
                     raise
             else:
-                self.meter.charge(SENDING, time.perf_counter() - began)
+                self.profiler.add(SENDING, time.perf_counter() - began)
                 return parcel
             generation = self.go.generation
             self.obey(receive(self.line, Taken))
-            self.meter.charge(HELD, time.perf_counter() - began)
+            self.profiler.add(HELD, time.perf_counter() - began)
             if self.go.generation != generation:
                 raise _AbandonedError
 

@@ -10,12 +10,11 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.failures import OnFailure
 from energy_data.core.node import Cursor, Node
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import Call
+from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import DataError, SkipSample, SpecError
 
 MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
@@ -38,7 +37,7 @@ class BatchSpec(Spec):
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
     aligned: bool = False
-    on_failure: OnFailure | None = None  # None: errors are raised
+    on_failure: ErrorPolicy | None = None  # None: errors are raised
     shows_none: bool = False  # `collate` shows no sample to code of the user's
 
     def __attrs_post_init__(self) -> None:
@@ -88,8 +87,8 @@ class BatchNode(Node[Any, BatchCursor]):
         start = BatchCursor() if spec.on_failure is None else FailingBatchCursor()
         super().__init__(start, {"of": spec.of.build(context.under("of"))})
         doing = "making the batch that begins with"
-        self.collate = Call(spec.collate, context, spec.on_failure, doing)
-        self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        self.collate = UserCall(spec.collate, context, spec.on_failure, doing)
+        self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
         if spec.shows_none and spec.on_failure is None:  # who hears of failures would see them
             self.children["of"].allow_batch_views()
 
@@ -119,7 +118,7 @@ class BatchNode(Node[Any, BatchCursor]):
                     f"no batch came through in {left_out} in a row: making batches raises "
                     f"SkipSample for all of them. Look at what it does."
                 )
-            self.meter.charge(COLLATING, time.perf_counter() - began)
+            self.profiler.add(COLLATING, time.perf_counter() - began)
             if not samples and self.spec.aligned:
                 return batches  # a batch left out keeps its place: the caller counts micro-batches
         return batches

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.keys import key
 from energy_data.core.node import Cursor, Node
 from energy_data.core.spec import ItemKind, Spec, order_children
@@ -201,9 +201,9 @@ class BlendNode(MultiChildNode[BlendCursor]):
         self.context = context
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 
-    def faults(self, at: BlendCursor) -> Iterator[Fault]:
+    def faults(self, at: BlendCursor) -> Iterator[Problem]:
         if set(at.ended) - self.children.keys() or len(set(at.ended)) < len(at.ended):
-            yield "ended", f"must be some of {', '.join(self.children)}, got {shown(at.ended)}"
+            yield "ended", f"must be some of {', '.join(self.children)}, got {shorten(at.ended)}"
 
     def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         at, items, empty = self.cursor, list[Drawn](), 0

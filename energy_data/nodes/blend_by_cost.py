@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.keys import key
 from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor
 from energy_data.core.spec import ItemKind, Spec, order_children
@@ -92,12 +92,12 @@ class BlendByCostNode(MultiChildNode[BlendByCostCursor]):
         super().__init__(BlendByCostCursor(cost=(0,) * len(children)), children)
         self.spec, self.context = spec, context
 
-    def faults(self, at: BlendByCostCursor) -> Iterator[Fault]:
+    def faults(self, at: BlendByCostCursor) -> Iterator[Problem]:
         count = len(self.children)
         if len(at.cost) != count:
-            yield "cost", f"must be of {count} children, got {shown(at.cost)}"
+            yield "cost", f"must be of {count} children, got {shorten(at.cost)}"
         if set(at.ended) - set(range(count)) or len(set(at.ended)) < len(at.ended):
-            yield "ended", f"must be some of 0 to {count - 1}, got {shown(at.ended)}"
+            yield "ended", f"must be some of 0 to {count - 1}, got {shorten(at.ended)}"
 
     def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
         at, items = self.cursor, list[Drawn]()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from energy_data.core.cursor_check import Fault
+from energy_data.core.cursor_check import Problem
 from energy_data.core.node import Change, Cursor, Held, ItemRef, Node
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
@@ -67,13 +67,13 @@ class BufferedNode(Node[Any, P]):
         super().__init__(start, {"of": child})
         self.child = child
 
-    def faults(self, at: P) -> Iterable[Fault]:
+    def faults(self, at: P) -> Iterable[Problem]:
         """Yield what is wrong of itself, and `pending` if it has samples that are not there."""
         yield from self.own_faults(at)
         if list(self.remap_pending(at.pending, _known)) != list(at.pending):
             yield "pending", "has references to what is not there"
 
-    def own_faults(self, at: P) -> Iterable[Fault]:
+    def own_faults(self, at: P) -> Iterable[Problem]:
         """Return what in a saved cursor cannot be, whatever samples there are."""
         return ()
 

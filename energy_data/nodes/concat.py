@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault
+from energy_data.core.cursor_check import Problem
 from energy_data.core.node import Cursor, Node
 from energy_data.core.spec import ItemKind, Spec, order_children
 from energy_data.errors import SpecError
@@ -88,7 +88,7 @@ class ConcatNode(MultiChildNode[ConcatCursor]):
         children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
         super().__init__(ConcatCursor(), children)
 
-    def faults(self, at: ConcatCursor) -> Iterator[Fault]:
+    def faults(self, at: ConcatCursor) -> Iterator[Problem]:
         if at.child > len(self.children):
             yield "child", f"must be one of {len(self.children)}, got {at.child}"
 

@@ -13,13 +13,12 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault
-from energy_data.core.failures import OnFailure
+from energy_data.core.cursor_check import Problem
 from energy_data.core.node import Change, Cursor, Held, ItemRef, Node
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import LEFT_OUT, Call, LeftOut
+from energy_data.core.user_call import SKIPPED, ErrorPolicy, Skipped, UserCall
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
@@ -44,7 +43,7 @@ class EncodeSpec(Spec):
     kind = "encode"
     of: Spec
     encode: Callable[[Any], Any] | None = None
-    on_failure: OnFailure | None = None  # None: errors are raised
+    on_failure: ErrorPolicy | None = None  # None: errors are raised
     yields: Literal["one", "several"] = field()
 
     @yields.default
@@ -105,8 +104,8 @@ class EncodeNode(Node[Any, EncodeCursor]):
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         start = EncodeCursor() if spec.on_failure is None else FailingEncodeCursor()
         super().__init__(start, {"of": spec.of.build(context.under("of"))})
-        self.trace, self.meter = context.trace, context.meter
-        self.encode = spec.encode and Call(spec.encode, context, spec.on_failure, "encoding")
+        self.trace, self.profiler = context.trace, context.profiler
+        self.encode = spec.encode and UserCall(spec.encode, context, spec.on_failure, "encoding")
 
     def allow_batch_views(self) -> None:
         if self.encode is None:
@@ -132,7 +131,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
             return list(samples)
         encoded = self._encoded(samples, copy(self.cursor), marks)
         for sample, one in zip(samples, encoded, strict=True):
-            if one is LEFT_OUT:
+            if one is SKIPPED:
                 raise _not_reproducible(sample)
         return encoded
 
@@ -146,7 +145,7 @@ class EncodeNode(Node[Any, EncodeCursor]):
         began = time.perf_counter()
         said = samples if self.trace is None else map(self._say, samples)
         encoded = self.encode.each(said, cursor, marks)
-        self.meter.charge(ENCODING, time.perf_counter() - began)
+        self.profiler.add(ENCODING, time.perf_counter() - began)
         if GeneratorType in set(map(type, encoded)):
             raise SpecError(
                 "encode: it gave a generator, so it gives several samples for one, which cannot be "
@@ -163,9 +162,9 @@ class EncodeNode(Node[Any, EncodeCursor]):
     def _kept(self, items: list[Any], encoded: list[Any] | None = None) -> list[Any]:
         """Return the items of which something came, and count the others."""
         encoded = items if encoded is None else encoded
-        if LeftOut not in set(map(type, encoded)):
+        if Skipped not in set(map(type, encoded)):
             return items
-        kept = [item for item, one in zip(items, encoded, strict=True) if one is not LEFT_OUT]
+        kept = [item for item, one in zip(items, encoded, strict=True) if one is not SKIPPED]
         self.cursor.skipped += len(items) - len(kept)
         return kept
 
@@ -185,13 +184,13 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         assert spec.encode is not None
         super().__init__(PartsCursor(), spec.of.build(context.under("of")))
-        self.trace, self.meter = context.trace, context.meter
-        self.encode = Call(spec.encode, context, spec.on_failure, "encoding")
+        self.trace, self.profiler = context.trace, context.profiler
+        self.encode = UserCall(spec.encode, context, spec.on_failure, "encoding")
         self.stock: ReplayCache[Any] = ReplayCache(self.child.replay)
         # The parts of one sample, under way: a cache that is good at one place only.
         self._under_way: tuple[ItemRef, int, Iterator[Any]] | None = None
 
-    def own_faults(self, at: PartsCursor) -> Iterator[Fault]:
+    def own_faults(self, at: PartsCursor) -> Iterator[Problem]:
         if at.part and not at.pending:
             yield "part", f"must be of a sample that waits, there is none, got {at.part}"
 
@@ -256,7 +255,7 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
             iterator = under_way[2]
         began = time.perf_counter()
         given = list(islice(iterator, count))
-        self.meter.charge(ENCODING, time.perf_counter() - began)
+        self.profiler.add(ENCODING, time.perf_counter() - began)
         parts += [((at.part + n, *mark), part) for n, part in enumerate(given)]
         at.part += len(given)
         if len(given) == count:

@@ -13,7 +13,7 @@ from energy_data.core.context import Context
 from energy_data.core.node import Change, Cursor, ItemRef, Node
 from energy_data.core.profiler import FILTERING
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import Call
+from energy_data.core.user_call import UserCall
 
 
 @frozen(kw_only=True)
@@ -56,15 +56,15 @@ class FilterNode(Node[Any, FilterCursor]):
 
     def __init__(self, spec: FilterSpec, context: Context) -> None:
         super().__init__(FilterCursor(), {"of": spec.of.build(context.under("of"))})
-        self.test = Call(spec.predicate, context, None, "testing", must_know=True)
-        self.meter = context.meter
+        self.test = UserCall(spec.predicate, context, None, "testing", requires_identity=True)
+        self.profiler = context.profiler
 
     def draw(self, count: int) -> list[Any]:
         drawn = self.children["of"].draw(count)
         began = time.perf_counter()
         passed = self.test.each(drawn, self.cursor)
         items = [item for item, good in zip(drawn, passed, strict=True) if good]
-        self.meter.charge(FILTERING, time.perf_counter() - began)
+        self.profiler.add(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(items)
         return items
 
@@ -74,7 +74,7 @@ class FilterNode(Node[Any, FilterCursor]):
         items, marks = [item for _, item in drawn], [mark for mark, _ in drawn]
         passed = self.test.each(items, self.cursor, marks)
         kept = [pair for pair, good in zip(drawn, passed, strict=True) if good]
-        self.meter.charge(FILTERING, time.perf_counter() - began)
+        self.profiler.add(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(drawn) - len(kept)
         return kept
 

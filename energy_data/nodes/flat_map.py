@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.failures import OnFailure
 from energy_data.core.node import Cursor, Node
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import Call
+from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import DataError
 
 
@@ -29,7 +28,7 @@ class FlatMapSpec(Spec):
     kind = "flat_map"
     of: Spec
     function: Callable[[Any], Iterator[Any]]
-    on_failure: OnFailure | None = None  # None: errors are raised
+    on_failure: ErrorPolicy | None = None  # None: errors are raised
 
     @property
     def children(self) -> Mapping[str, Spec]:
@@ -67,7 +66,7 @@ class FlatMapNode(Node[Any, FlatMapCursor]):
     def __init__(self, spec: FlatMapSpec, context: Context) -> None:
         self.child = spec.of.build(context.under("of"))
         super().__init__(FlatMapCursor(), {"of": self.child})
-        self.call = Call(spec.function, context, spec.on_failure, "taking apart")
+        self.call = UserCall(spec.function, context, spec.on_failure, "taking apart")
         self._under_way: UnderWay | None = None
 
     def draw(self, count: int) -> list[Any]:

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault
-from energy_data.core.failures import OnFailure
+from energy_data.core.cursor_check import Problem
 from energy_data.core.node import ItemRef
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import Call
+from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
@@ -48,7 +47,7 @@ class GroupSpec(Spec):
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
     max_pending: int = 10_000
-    on_failure: OnFailure | None = None  # None: errors are raised
+    on_failure: ErrorPolicy | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -126,14 +125,14 @@ class GroupNode(BufferedNode[GroupCursor]):
 
     def __init__(self, spec: GroupSpec, context: Context) -> None:
         super().__init__(GroupCursor(), spec.of.build(context.under("of")))
-        self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
         policy, batch = spec.on_failure, "making the batch that begins with"
-        self.criterion = Call(spec.criterion, context, policy, "grouping", "key_failures")
-        self.collate = Call(spec.collate, context, policy, batch)
+        self.criterion = UserCall(spec.criterion, context, policy, "grouping", "key_failures")
+        self.collate = UserCall(spec.collate, context, policy, batch)
         self.groups: Groups | None = Groups()
         self.grouped: tuple[ItemRef, ...] = ()
 
-    def own_faults(self, at: GroupCursor) -> Iterator[Fault]:
+    def own_faults(self, at: GroupCursor) -> Iterator[Problem]:
         if at.unseen > len(at.pending):
             yield "unseen", f"must be of the {len(at.pending)} that wait, got {at.unseen}"
 
@@ -246,4 +245,4 @@ class GroupNode(BufferedNode[GroupCursor]):
             self.cursor.skipped_batches += 1
             return []
         finally:
-            self.meter.charge(COLLATING, time.perf_counter() - began)
+            self.profiler.add(COLLATING, time.perf_counter() - began)

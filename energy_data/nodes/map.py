@@ -14,7 +14,7 @@ from energy_data.core.context import Context
 from energy_data.core.node import Change, Cursor, ItemRef, Node
 from energy_data.core.profiler import MAPPING
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import LEFT_OUT, Call
+from energy_data.core.user_call import SKIPPED, UserCall
 from energy_data.errors import DataError
 
 
@@ -61,11 +61,12 @@ class MapNode(Node[Any, MapCursor]):
 
     def __init__(self, spec: MapSpec, context: Context) -> None:
         super().__init__(MapCursor(), {"of": spec.of.build(context.under("of"))})
-        self.function, self.meter = Call(spec.function, context, None, "mapping"), context.meter
+        self.function = UserCall(spec.function, context, None, "mapping")
+        self.profiler = context.profiler
 
     def draw(self, count: int) -> list[Any]:
         made = self._mapped(self.children["of"].draw(count))
-        items = [item for item in made if item is not LEFT_OUT]
+        items = [item for item in made if item is not SKIPPED]
         self.cursor.skipped += len(made) - len(items)
         return items
 
@@ -73,13 +74,13 @@ class MapNode(Node[Any, MapCursor]):
         drawn = self.children["of"].draw_marked(count)
         marks = [mark for mark, _ in drawn]
         made = self._mapped([item for _, item in drawn], marks)
-        items = [pair for pair in zip(marks, made, strict=True) if pair[1] is not LEFT_OUT]
+        items = [pair for pair in zip(marks, made, strict=True) if pair[1] is not SKIPPED]
         self.cursor.skipped += len(made) - len(items)
         return items
 
     def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
         made = self._mapped(self.children["of"].replay(marks), marks)
-        if any([item is LEFT_OUT for item in made]):  # noqa: C419 - a generator takes twice the time
+        if any([item is SKIPPED for item in made]):  # noqa: C419 - a generator takes twice the time
             raise DataError(
                 "map: an item that was given before is now left out. The function must depend on "
                 "the item alone: no global random numbers, no counters."
@@ -92,5 +93,5 @@ class MapNode(Node[Any, MapCursor]):
     def _mapped(self, items: Sequence[Any], marks: Iterable[ItemRef] = repeat(())) -> list[Any]:
         began = time.perf_counter()
         made = self.function.each(items, self.cursor, marks)
-        self.meter.charge(MAPPING, time.perf_counter() - began)
+        self.profiler.add(MAPPING, time.perf_counter() - began)
         return made

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.node import Change, Held, ItemRef
 from energy_data.core.packing import Packing
 from energy_data.core.profiler import PACKING
@@ -94,17 +94,17 @@ class PackNode(BufferedNode[PackCursor]):
         self.measures += [lengths] if lengths else []
         self.packing = evolve(spec.packing, lengths=lengths, cut=cut)
         self.lane, self.lanes = context.lane, context.lanes
-        self.trace, self.meter = context.trace, context.meter
+        self.trace, self.profiler = context.trace, context.profiler
         # Start, stop and length of a part stand before the mark of its sample.
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
         # A cache: the buffer, and the marks it has. With other marks it is made anew.
         self.buffer = Buffer(spec.packing)
         self.buffered: tuple[ItemRef, ...] | None = ()
 
-    def own_faults(self, at: PackCursor) -> Iterator[Fault]:
+    def own_faults(self, at: PackCursor) -> Iterator[Problem]:
         parts = at.pending if self.num_prefixed else ()
         if wrong := [mark[:3] for mark in parts if not mark[0] < mark[1] <= mark[2]]:
-            yield "pending", f"has a part of a document that is none, {shown(wrong[0])}"
+            yield "pending", f"has a part of a document that is none, {shorten(wrong[0])}"
 
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]
@@ -266,7 +266,7 @@ class PackNode(BufferedNode[PackCursor]):
             add_note(error, f"while making the pack that begins with {first}")
             raise
         finally:
-            self.meter.charge(PACKING, time.perf_counter() - began)
+            self.profiler.add(PACKING, time.perf_counter() - began)
         if isinstance(pack, dict):
             pack["__docs__"] = sum(document.docs for document in documents)
             for at, name in enumerate(self.packing.limits):

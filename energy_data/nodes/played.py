@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from energy_data.core.cursor_check import Fault
+from energy_data.core.cursor_check import Problem
 from energy_data.core.node import Cursor, ItemRef, Node
 from energy_data.nodes.past import Past, are_references, held, nodes_of, order_trees
 from energy_data.nodes.references import ReferencesNode
@@ -40,7 +40,7 @@ def carried_by(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Past:
     return Past(drawn, ((leaf_ids[place], epoch, number) for place, epoch, number in marks))
 
 
-def wrong_carried(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Iterator[Fault]:
+def wrong_carried(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Iterator[Problem]:
     """Yield what cannot be of what a cursor says was done to so many leaves."""
     if cursor.carried and len(cursor.carried) != len(leaf_ids):
         yield (

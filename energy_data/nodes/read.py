@@ -13,12 +13,11 @@ from attrs import frozen
 
 from energy_data.core.block import Integers, References
 from energy_data.core.context import Context
-from energy_data.core.failures import ErrorHandler
 from energy_data.core.node import Change, Cursor, ItemRef, Node
 from energy_data.core.profiler import READING
-from energy_data.core.running import RESTORE_KEY
 from energy_data.core.sample import Sample
 from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.user_call import RESTORE_KEY, ErrorHandler
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.nodes.leaves import Leaf, leaf_entries
@@ -94,8 +93,8 @@ class ReadNode(Node[Sample, ReadCursor]):
         kinds = {type(source) for source in self.sources}
         self.kind: type[Source] = kinds.pop() if len(kinds) == 1 else Source
         self.rows_join = False
-        self.trace, self.meter = context.trace, context.meter
-        self.meter.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
+        self.trace, self.profiler = context.trace, context.profiler
+        self.profiler.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
     def allow_batch_views(self) -> None:
         self.rows_join = all(source.can_read_rows for source in self.sources)
@@ -162,12 +161,12 @@ class ReadNode(Node[Sample, ReadCursor]):
         first = int(entry[0])
         if len(self.sources) == 1 or (entry == first).all():
             return self._read_leaf(first, block.indices, rows=rows)
-        if self.meter.is_probe():
+        if self.profiler.is_probe():
             return self._read_leaf_by_leaf(block)
         began = time.perf_counter()
         read = self.kind.read_rows_together if rows else self.kind.read_together
         samples = read(self.sources, entry, block.indices)
-        self.meter.charge(READING, time.perf_counter() - began)
+        self.profiler.add(READING, time.perf_counter() - began)
         return samples
 
     def _read_leaf(
@@ -175,7 +174,7 @@ class ReadNode(Node[Sample, ReadCursor]):
     ) -> list[Sample | SampleError]:
         began, source = time.perf_counter(), self.sources[number]
         samples = source.read_rows(indices) if rows else source.read(indices)
-        self.meter.charge((READING, self.leaves[number].id), time.perf_counter() - began)
+        self.profiler.add((READING, self.leaves[number].id), time.perf_counter() - began)
         return samples
 
     def _read_leaf_by_leaf(self, block: References) -> list[Sample | SampleError]:

@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.core.block import Integers, Reference, References, rank_within
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, Signed
+from energy_data.core.cursor_check import Problem, Signed
 from energy_data.core.keys import key
 from energy_data.core.node import Cursor, ItemRef, Node
 from energy_data.core.spec import ItemKind, Spec
@@ -255,7 +255,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
     def leaves(self) -> list[Leaf]:
         return self.plan.table.leaves
 
-    def faults(self, at: DrawsCursor) -> Iterator[Fault]:
+    def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         if at.offsets and len(at.offsets) != (count := len(self._ids)):
             yield "offsets", f"must have a number for each of {count} leaves, has {len(at.offsets)}"
         elif min(at.offsets, default=0) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
@@ -306,7 +306,7 @@ class DealtReferences(ReferencesNode):
             self._plan = LaneOrders.of(self.spec, alone, endless=False).in_lane(0)
         return self._plan
 
-    def faults(self, at: DrawsCursor) -> Iterator[Fault]:
+    def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         yield from super().faults(at)
         first, end = (self.plan.order.begin(epoch) for epoch in (at.epoch, at.epoch + 1))
         if at.draws > end - first:

@@ -12,14 +12,12 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, shown
-from energy_data.core.failures import OnFailure
+from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.node import Change, Cursor, ItemRef
 from energy_data.core.profiler import PACKING
-from energy_data.core.running import RESTORE_KEY, restore_key
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import Call
+from energy_data.core.user_call import RESTORE_KEY, ErrorPolicy, UserCall, restore_key
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
@@ -39,9 +37,9 @@ from energy_data.nodes.buffered import (
 class PackFailures:
     """What follows when one of the functions raises; None: its errors are raised."""
 
-    select: OnFailure | None = None
-    encode: OnFailure | None = None
-    pack: OnFailure | None = None
+    select: ErrorPolicy | None = None
+    encode: ErrorPolicy | None = None
+    pack: ErrorPolicy | None = None
 
 
 @frozen(kw_only=True)
@@ -109,20 +107,20 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
 
     def __init__(self, spec: SelectPackSpec, context: Context) -> None:
         super().__init__(SelectPackCursor(), spec.of.build(context.under("of")))
-        self.spec, self.trace, self.meter = spec, context.trace, context.meter
+        self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
         self.stock: ReplayCache[Any] = ReplayCache(self.child.replay)
         policy = spec.on_failure
         select, pack = "selecting from samples that begin with", "making the pack that begins with"
-        self.select = Call(spec.select, context, policy.select, select, "select_failures")
-        self.pack = Call(spec.pack, context, policy.pack, pack, "pack_failures")
-        self.encode = spec.encode and Call(
+        self.select = UserCall(spec.select, context, policy.select, select, "select_failures")
+        self.pack = UserCall(spec.pack, context, policy.pack, pack, "pack_failures")
+        self.encode = spec.encode and UserCall(
             spec.encode, context, policy.encode, "encoding", "encode_failures"
         )
 
-    def own_faults(self, at: SelectPackCursor) -> Iterator[Fault]:
+    def own_faults(self, at: SelectPackCursor) -> Iterator[Problem]:
         waiting = len(at.pending)
         if sum(at.groups) != waiting or 0 in at.groups:
-            yield "groups", f"must share out the {waiting} that wait, got {shown(at.groups)}"
+            yield "groups", f"must share out the {waiting} that wait, got {shorten(at.groups)}"
 
     def draw(self, count: int) -> list[Any]:
         return [pack for _, pack in self.draw_marked(count)]
@@ -221,7 +219,7 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
             selected = self.select([sample for _, sample in buffer], self.cursor)
         except SkipSample:
             selected = []
-        self.meter.charge(PACKING, time.perf_counter() - began)
+        self.profiler.add(PACKING, time.perf_counter() - began)
         groups = [group for group in map(list, selected) if group]
         samples = list(chain.from_iterable(groups))
         foreign = [sample for sample in samples if id(sample) not in place]
@@ -245,7 +243,7 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         try:
             made = self.pack(samples, cursor, joined(marks))
         finally:
-            self.meter.charge(PACKING, time.perf_counter() - began)
+            self.profiler.add(PACKING, time.perf_counter() - began)
         if getattr(made, RESTORE_KEY, None) == ():  # as task encoders for Energon leave it to us
             setattr(made, RESTORE_KEY, tuple(restore_key(sample) for sample in samples))
         return made

@@ -10,13 +10,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.failures import OnFailure
 from energy_data.core.node import Cursor, Node
 from energy_data.core.profiler import COLLATING
-from energy_data.core.running import RUNNING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import Call
+from energy_data.core.user_call import CALL, ErrorPolicy, UserCall
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.order.step_rules import share_size
 
@@ -43,7 +41,7 @@ class ShareSpec(Spec):
     target: tuple[tuple[int, int], ...]  # samples in a step: (step, how many from then on)
     shares: int
     count: Literal["documents", "groups"] = "documents"
-    on_failure: OnFailure | None = None  # None: errors are raised
+    on_failure: ErrorPolicy | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
@@ -94,9 +92,9 @@ class ShareNode(Node[Any, ShareCursor]):
         start = ShareCursor() if spec.on_failure is None else FailingShareCursor()
         super().__init__(start, {"of": spec.of.build(context.under("of"))})
         doing = "making the batch that begins with"
-        self.collate = spec.collate and Call(spec.collate, context, spec.on_failure, doing)
+        self.collate = spec.collate and UserCall(spec.collate, context, spec.on_failure, doing)
         self.spec, self.first, self.lanes = spec, context.lane, context.lanes
-        self.trace, self.meter = context.trace, context.meter
+        self.trace, self.profiler = context.trace, context.profiler
 
     def begin_at(self, first: int) -> None:
         """Take the first share of this lane for number `first` of all lanes; else it is its own.
@@ -117,12 +115,12 @@ class ShareNode(Node[Any, ShareCursor]):
         batches: list[Any] = []
         tried = skipped = 0  # in all, and in a row
         while left:
-            RUNNING.mark = (tried,)  # batches of a share have one number in the run
+            CALL.mark = (tried,)  # batches of a share have one number in the run
             tried += 1
             try:
                 made, amount = self._batch(left)
             finally:
-                RUNNING.mark = ()
+                CALL.mark = ()
             batches += made
             left, skipped = left - amount, 0 if made else skipped + 1
             if skipped > MAX_EMPTY_DRAWS:
@@ -146,7 +144,7 @@ class ShareNode(Node[Any, ShareCursor]):
             self.cursor.skipped += 1
             return [], 0
         finally:
-            self.meter.charge(COLLATING, time.perf_counter() - began)
+            self.profiler.add(COLLATING, time.perf_counter() - began)
 
     def _grouped(self, left: int) -> tuple[list[Any], int]:
         child = self.children["of"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from attrs import evolve, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, shown
+from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.node import Cursor, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
@@ -199,7 +199,7 @@ class StagedNode(Node[Any, StagedCursor]):
     def _built(self, stage: Stage) -> Node[Any, Any]:
         return stage.of.build(context_of(stage, self.context))
 
-    def faults(self, at: StagedCursor) -> Iterator[Fault]:
+    def faults(self, at: StagedCursor) -> Iterator[Problem]:
         if at.carried or at.returned:
             yield from self._wrong_carried(at)
         if isinstance(at, FadingCursor) and len(at.faded) > (count := self._played.num_faded):
@@ -208,17 +208,17 @@ class StagedNode(Node[Any, StagedCursor]):
             beyond = at.taken * self.context.lanes + self.context.lane
             begins = (0, *at.entered)
             if len(begins) > len(self.spec.stages) or list(begins) != sorted(begins):
-                yield "entered", f"must be the beginnings of stages, got {shown(at.entered)}"
+                yield "entered", f"must be the beginnings of stages, got {shorten(at.entered)}"
             elif begins[-1] > beyond:
-                yield "entered", f"must be up to micro-batch {beyond}, got {shown(at.entered)}"
+                yield "entered", f"must be up to micro-batch {beyond}, got {shorten(at.entered)}"
 
-    def _wrong_carried(self, at: StagedCursor) -> Iterator[Fault]:
+    def _wrong_carried(self, at: StagedCursor) -> Iterator[Problem]:
         ids = leaf_ids(self.spec)
         yield from (wrong := list(wrong_carried(at, ids)))
         if at.returned and not wrong:
             sizes = leaf_sizes(self.spec)
             if away := [mark for mark in at.returned if mark[2] >= sizes[ids[mark[0]]]]:
-                yield "returned", f"has references to what is not there, {shown(away[0])}"
+                yield "returned", f"has references to what is not there, {shorten(away[0])}"
 
     @property
     def batch(self) -> int:

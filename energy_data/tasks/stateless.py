@@ -32,10 +32,11 @@ def stateless(
 
     Args:
         fn: The function, or method, where the decorator is used without parentheses.
-        restore_seeds: It draws from the global generators of `random`, numpy or torch. They are
-            seeded for each call from the seed of the run and the sample at hand, and set back
-            afterwards; so the sample has the same augmentation wherever and whenever it is made.
-            `energy_data.sample_rng()` does without global state, and costs less.
+        restore_seeds: The function draws from the global generators of `random`, numpy or torch.
+            They are seeded for each call from the seed of the run and the current sample, and set
+            back afterwards, so a sample has the same augmentation wherever and whenever it is made.
+            Not possible in worker threads (SpecError), which share these generators with the
+            trainer. `energy_data.sample_rng()` needs no global state, and costs less.
         failure_tolerance: After so many failures in a row in one lane the run stops with
             FatalSampleError; 0: never. None: as the task encoder says, 100 if it says nothing.
     """
@@ -70,12 +71,17 @@ def _seeding(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return GlobalSeeds(sample_seed()).run(function, *args, **kwargs)
+        with GlobalSeeds(sample_seed()):
+            return function(*args, **kwargs)
 
     @wraps(function)
     def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
         seeds, items = GlobalSeeds(sample_seed()), function(*args, **kwargs)
-        while (item := seeds.run(next, items, _END)) is not _END:
+        while True:
+            with seeds:
+                item = next(items, _END)
+            if item is _END:
+                return
             yield item
 
     return generate if inspect.isgeneratorfunction(function) else call  # type: ignore[return-value]  # called as `function` is

@@ -43,9 +43,9 @@ def mixture(tmp_path_factory):
                 joiner: {__module__: megatron.energon, __class__: TextSample}
         """
     )
-    logging.getLogger("energy_data.core.failures").setLevel(logging.CRITICAL)
+    logging.getLogger("energy_data.failures").setLevel(logging.CRITICAL)
     yield folder / "meta.yaml"
-    logging.getLogger("energy_data.core.failures").setLevel(logging.NOTSET)
+    logging.getLogger("energy_data.failures").setLevel(logging.NOTSET)
 
 
 def loader_of(mixture, rank=0, ranks=1, num_workers=0, **options):

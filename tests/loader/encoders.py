@@ -199,8 +199,9 @@ class DyingSource(NumberSource):
         return super()._sample(index)
 
 
-def encoding(encode, num_samples: int = 40, batch_size: int = 2):
-    return batches(EncodeSpec(of=samples(leaf("x", num_samples)), encode=encode), batch_size)
+def encoding(encode, num_samples: int = 40, batch_size: int = 2, **options):
+    read = samples(leaf("x", num_samples))
+    return batches(EncodeSpec(of=read, encode=encode, **options), batch_size)
 
 
 def collating(collate, batch_size: int = 2):

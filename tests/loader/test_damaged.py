@@ -93,7 +93,7 @@ def of_steps(name, count):
 @pytest.mark.parametrize(
     ("faded", "must"),
     [
-        (["a"], "be a list of numbers from 0 to 2**48, got 'a' as number 0"),
+        (["a"], "be a list of numbers from 0 to 2**48, got 'a' at index 0"),
         ([10**30], "be a list of numbers"),
         ([-1], "be a list of numbers"),
         ([1, 2, 3], "be of 2 order trees at most, has 3"),

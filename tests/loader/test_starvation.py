@@ -15,7 +15,16 @@ import torch
 from rich.console import Console
 from trees import A, B, finite, leaf, numbers, samples
 
-from energy_data.core.profiler import ENCODING, HELD, OTHER, READING, STARTING, Amount, Meter, Spent
+from energy_data.core.profiler import (
+    ENCODING,
+    HELD,
+    OTHER,
+    READING,
+    STARTING,
+    Profiler,
+    ReadAmount,
+    Usage,
+)
 from energy_data.loading import progress
 from energy_data.loading.starvation import in_words
 from energy_data.nodes.batch import BatchSpec
@@ -174,19 +183,19 @@ def test_bytes_and_tokens_are_counted_where_the_source_counts_them(workers):
 
 
 def test_amounts_that_are_not_counted_are_none_and_others_add_up():
-    meter = Meter()
-    for amount in (Amount(None, None), Amount(3, None), Amount(4, 1)):
-        meter.add(Spent({}, {"x": amount}))
-    assert meter.read == {"x": Amount(7, 1)}
+    profiler = Profiler()
+    for amount in (ReadAmount(None, None), ReadAmount(3, None), ReadAmount(4, 1)):
+        profiler.merge(Usage({}, {"x": amount}))
+    assert profiler.read == {"x": ReadAmount(7, 1)}
 
 
 def test_what_was_read_before_is_not_counted():
-    source, meter = SlowSource(9, "x", frozenset()), Meter()
+    source, profiler = SlowSource(9, "x", frozenset()), Profiler()
     source.bytes_read = 100
-    meter.watch("here", [("x", source)])
+    profiler.watch("here", [("x", source)])
     source.bytes_read = 104
-    assert meter.taken().read["x"].bytes == 4
-    assert meter.taken().read == {}
+    assert profiler.flush().read["x"].bytes == 4
+    assert profiler.flush().read == {}
 
 
 def test_several_sources_are_read_together_as_one_by_one():

@@ -9,9 +9,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from energy_data.core.failures import OnFailure
 from energy_data.core.packing import Packing, Quota
 from energy_data.core.rng import sample_rng
+from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import (
     DataError,
     FatalSampleError,
@@ -134,7 +134,7 @@ def failing(batch):
 @pytest.mark.parametrize("count", [0, 1, 5, 8])
 def test_batches_that_fail_are_reported_and_replaced_also_after_a_restart(count):
     heard = []
-    on_failure = OnFailure(handler=lambda error, *_: heard.append(str(error)))
+    on_failure = ErrorPolicy(handler=lambda error, *_: heard.append(str(error)))
     spec = evolve(stream(failing), on_failure=on_failure)
     expected = take(ranks_of(spec, 2, mode="exact", target=13), 16)
     assert set(heard) == {"a bad batch"}
@@ -159,7 +159,7 @@ def test_batches_that_fail_too_often_end_the_run():
     def bad(batch):
         raise ValueError("a bad batch")
 
-    on_failure = OnFailure(handler=lambda *_: None, tolerance=4)
+    on_failure = ErrorPolicy(handler=lambda *_: None, tolerance=4)
     (loader,) = ranks_of(evolve(stream(bad), on_failure=on_failure), mode="exact")
     with pytest.raises(FatalSampleError, match="bad: it failed 4 times in a row"):
         next(iter(loader))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from energy_data.core.rng import GlobalSeeds, sample_rng, sample_seed
-from energy_data.core.running import RUNNING, Role
+from energy_data.core.user_call import CALL, FunctionInfo
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.tasks.stateless import get_failure_tolerance, get_stateless, stateless
 
@@ -17,11 +17,11 @@ from energy_data.tasks.stateless import get_failure_tolerance, get_stateless, st
 @pytest.fixture(autouse=True)
 def nothing_at_hand():
     yield
-    RUNNING.role, RUNNING.item = None, None
+    CALL.function, CALL.item = None, None
 
 
 def take_in_hand(item, seed=0, function="encode_sample"):
-    RUNNING.role, RUNNING.item = Role(seed, function), item
+    CALL.function, CALL.item = FunctionInfo(seed, function), item
 
 
 def sample(leaf="a", epoch=0, index=3):

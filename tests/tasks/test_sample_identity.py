@@ -75,9 +75,9 @@ def anonymous(item):
     return {name: item[name] for name in ("__key__", "number")}
 
 
-def test_a_filter_of_what_does_not_say_which_sample_it_is_gets_no_numbers():
+def test_a_filter_of_items_without_identity_gets_no_numbers():
     spec = FilterSpec(of=ReadSpec(of=references(A)), predicate=is_lucky)
-    with pytest.raises(EnergyDataError, match="is_lucky asks for the numbers of a dict that does"):
+    with pytest.raises(EnergyDataError, match="is_lucky asks for the numbers of a dict without"):
         in_order(loaders_of(batches(spec), 1, 4), 1)
 
 

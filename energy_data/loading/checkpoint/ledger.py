@@ -15,7 +15,7 @@ from typing import Any
 from attrs import evolve
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, refuse, wrong_kinds
+from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
 from energy_data.core.node import Change, ItemRef, Node, as_tuples
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.history import Gone
@@ -67,7 +67,7 @@ class Ledgers:
         What the stages that restart their leaves have drawn, and hold, does not count.
         """
         told: list[Past] = []
-        refuse(f"lane {lane}", lambda: self._told(lane, told))
+        raise_if(f"lane {lane}", lambda: self._told(lane, told))
         (past,), before = told, self.before_edits(lane)
         return Past({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
 
@@ -75,7 +75,7 @@ class Ledgers:
         """Return how often a lane has drawn each leaf, of which several order trees are one."""
         return self.past(lane).drawn
 
-    def _told(self, lane: int, told: list[Past]) -> Iterator[Fault]:
+    def _told(self, lane: int, told: list[Past]) -> Iterator[Problem]:
         """Add the past of a lane since the last edit to `told`; yield what is damaged."""
         plan = self._plan
         if plan is None:
@@ -221,13 +221,13 @@ class Pending:
             if isinstance(node, BufferedNode) and same_above_order(
                 self.saved.record, self.ours, path
             ):
-                refuse(path, partial(self._moved, node, cursor, change))
+                raise_if(path, partial(self._moved, node, cursor, change))
             else:
-                refuse(path, partial(self._left_behind, cursor))
+                raise_if(path, partial(self._left_behind, cursor))
 
     def _moved(
         self, node: BufferedNode[Any], cursor: Mapping[str, Any], change: Change
-    ) -> Iterator[Fault]:
+    ) -> Iterator[Problem]:
         """Let a node go on with what was pending of leaves that are kept; yield what is damaged."""
         values = {name: as_tuples(value) for name, value in cursor.items()}
         wrong = list(wrong_kinds(type(node.cursor), values))
@@ -239,7 +239,7 @@ class Pending:
             self.lost += node.cursor.lost - values["lost"]
             yield from node.faults(node.cursor)
 
-    def _left_behind(self, cursor: Mapping[str, Any]) -> Iterator[Fault]:
+    def _left_behind(self, cursor: Mapping[str, Any]) -> Iterator[Problem]:
         """Count what was pending where our tree has no such node; yield what is damaged."""
         pending = as_tuples(cursor["pending"])
         yield from wrong_kinds(BufferedCursor, {"pending": pending})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from energy_data.core.cursor_check import refuse, wrong_kinds
+from energy_data.core.cursor_check import raise_if, wrong_kinds
 from energy_data.core.node import Change, Cursor, Held, ItemRef, Node, State, as_tuples
 from energy_data.errors import StateMismatchError
 from energy_data.loading.checkpoint.tree import built_children
@@ -63,12 +63,12 @@ class RememberedNode(Node[Any, Cursor]):
         if "pending" not in self.saved:
             return ()
         pending: Sequence[ItemRef] = as_tuples(self.saved["pending"])
-        refuse(self.path, lambda: wrong_kinds(BufferedCursor, {"pending": pending}))
+        raise_if(self.path, lambda: wrong_kinds(BufferedCursor, {"pending": pending}))
         if self._prefixed == 3:
             pending = of_whole(pending)
         elif "several" in self.said:
             part = self.saved["part"]
-            refuse(self.path, lambda: wrong_kinds(PartsCursor, {"part": part}))
+            raise_if(self.path, lambda: wrong_kinds(PartsCursor, {"part": part}))
             pending = pending[part > 0 :]  # the first was given in part
         return references_in(pending, self._remap_pending)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from energy_data.core.cursor_check import is_count, refuse, shown, wrong_kinds
+from energy_data.core.cursor_check import is_count, raise_if, shorten, wrong_kinds
 from energy_data.core.node import State
 from energy_data.core.spec import Spec
 from energy_data.errors import StateError, StateMismatchError
@@ -60,7 +60,7 @@ def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:
     plan, step = Plan.of(TreeRecord.unpack(saved.tree)), (saved.step or {}).get("step")
     if plan is None or not is_count(step):
         raise StateError(
-            f"state: it is damaged: its stages count steps, and it is at step {shown(step)}. Use "
+            f"state: it is damaged: its stages count steps, and it is at step {shorten(step)}. Use "
             f"another checkpoint."
         )
     begun = sum(row.begin <= step for row in plan.rows) - 1
@@ -70,14 +70,14 @@ def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:
     if len(set(map(repr, entered.values()))) > 1 or counts - fitting:
         lane, wrong = max(entered.items(), key=repr)
         raise StateError(
-            f"state: it is damaged: lane {lane} has entered stages at {shown(wrong)}, and step "
+            f"state: it is damaged: lane {lane} has entered stages at {shorten(wrong)}, and step "
             f"{step} is of stage {begun}. Use another checkpoint."
         )
 
 
 def _at(saved: RunState, lane: int, path: str, cursor: Mapping[str, Any]) -> int:
     """Return the micro-batch at which the stages of a lane are. StateError if it is damaged."""
-    refuse(path, lambda: wrong_kinds(StagedCursor, {"taken": cursor["taken"]}))
+    raise_if(path, lambda: wrong_kinds(StagedCursor, {"taken": cursor["taken"]}))
     return int(cursor["taken"]) * saved.lanes + lane
 
 
@@ -234,7 +234,7 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
         gone = saved.gone.past_of(lane, now.leaves)
         gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
         staged.carry(Past({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting())))
-        refuse(now.path, partial(staged.faults, staged.cursor))
+        raise_if(now.path, partial(staged.faults, staged.cursor))
 
 
 def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _carry(
         staged.cursor.taken = saved.places[lane][before.path]["taken"]
         past = ledgers.past(lane)
         staged.carry(past.of_leaves(kept))
-        refuse(now.path, partial(staged.faults, staged.cursor))
+        raise_if(now.path, partial(staged.faults, staged.cursor))
         pending.lost += len(list(past.of_leaves(others).waiting()))
         own = {} if restarting is None else ledgers.of_lane(lane)
         for path, inner in node.walk():

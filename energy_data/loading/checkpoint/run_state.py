@@ -26,7 +26,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from energy_data.core.cursor_check import is_count, shown
+from energy_data.core.cursor_check import is_count, shorten
 from energy_data.core.node import State
 from energy_data.errors import (
     StateError,
@@ -169,19 +169,19 @@ def _clock(run: Mapping[str, Any], batch: int, ranks: int, lanes: int) -> int:
 
 def _count(value: Any) -> int:
     if not is_count(value):
-        raise ValueError(f"a number from 0 to 2**48 is expected, got {shown(value)}")
+        raise ValueError(f"a number from 0 to 2**48 is expected, got {shorten(value)}")
     return int(value)
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError(f"a whole number is expected, got {shown(value)}")
+        raise ValueError(f"a whole number is expected, got {shorten(value)}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is expected, got {shown(value)}")
+        raise TypeError(f"text is expected, got {shorten(value)}")
     return value
 
 

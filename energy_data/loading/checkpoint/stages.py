@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Fault, refuse, wrong_kinds
+from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
 from energy_data.core.node import as_tuples
 from energy_data.loading.checkpoint.tree import TreeRecord
 from energy_data.nodes.past import Past
@@ -110,12 +110,12 @@ class Plan:
         fields = {name: as_tuples(cursor.get(name, ())) for name in ("carried", "returned")}
         ids = self.leaf_ids
 
-        def faults() -> Iterator[Fault]:
+        def faults() -> Iterator[Problem]:
             yield from (wrong := list(wrong_kinds(StagedCursor, fields)))
             if not wrong:
                 yield from wrong_carried(StagedCursor(**fields), ids)
 
-        refuse(self.path, faults)
+        raise_if(self.path, faults)
         return carried_by(StagedCursor(**fields), ids)
 
     def row_of(self, path: str) -> Row | None:

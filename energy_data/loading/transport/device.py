@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.core.node import State
-from energy_data.core.profiler import Meter
+from energy_data.core.profiler import Profiler
 from energy_data.loading.epoch_end import with_values
 from energy_data.loading.lanes import Host, Nodes
 from energy_data.loading.transport.cuda import Cuda
@@ -42,8 +42,8 @@ class OnDevice(Host):
         self._copying: deque[tuple[Any, Any]] = deque()  # event, host batch kept until then
 
     @property
-    def meter(self) -> Meter:  # noqa: D102
-        return self._host.meter
+    def profiler(self) -> Profiler:  # noqa: D102
+        return self._host.profiler
 
     @property
     def slots_in_use(self) -> int:  # noqa: D102
