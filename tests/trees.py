@@ -17,7 +17,6 @@ from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.fade import Fade
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.group import GroupSpec
@@ -171,13 +170,6 @@ def staged(*bodies: Spec, steps: Sequence[int] = (), every: int = 1, **facts) ->
     return StagedSpec(stages=tuple(stages), **facts)
 
 
-def faded(of: StagedSpec, steps: int) -> StagedSpec:
-    """Stages of which each fades into the next over so many steps of one micro-batch."""
-    fade = Fade(kind="linear", steps=steps, before=1, now=1)
-    stages = (of.stages[0], *(evolve(stage, fade=fade) for stage in of.stages[1:]))
-    return evolve(of, stages=stages)
-
-
 A, B, C = leaf("a", 10), leaf("b", 4), leaf("c", 1)
 STREAM_A, STREAM_B = samples(A, 2), samples(B, 2)
 BAD = leaf("bad", 9, frozenset({0, 4}))
@@ -274,9 +266,7 @@ KINDS: dict[str, list[Spec]] = {
     ],
     "staged": [
         staged(batches(samples(A)), batches(samples(B), 2), batches(samples(A), 4)),
-        faded(
-            staged(batches(packs(samples(A))), batches(samples(BlendSpec((Part(A), Part(B)))))), 4
-        ),
+        staged(batches(packs(samples(A))), batches(samples(BlendSpec((Part(A), Part(B)))))),
         LimitSpec(
             of=staged(
                 batches(samples(BlendSpec((Part(A), Part(B))))),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-from attrs import asdict
 from rich.console import Console
 from rich.table import Table
 
@@ -38,8 +37,6 @@ def _rows(one: PlannedStage) -> Iterator[list[str]]:
     steps = "?" if one.first_step is None else _range(one.first_step, one.steps)
     amounts = [short(amount) if amount else "" for amount in (one.samples, one.tokens)]
     said = [f"{stage.asked}"] if stage.asked else []
-    if stage.fade is not None:
-        said.append(f"{stage.fade.kind} ramp over {stage.fade.steps:,} steps")
     said += [said_of_data(stage)] if stage.data_end else []
     said += ["restart"] if stage.on_enter == "restart" else []
     said += [f"{name}={value}" for name, value in stage.params.items() if value is not None]
@@ -70,7 +67,6 @@ def plain_plan(plan: Plan) -> list[dict[str, Any]]:
             "asked": one.stage.asked,
             "asked_end": one.stage.end if one.stage.data_end is None else one.stage.data_end.asked,
             "unread": None if one.stage.data_end is None else one.stage.data_end.unread,
-            "fade": None if one.stage.fade is None else asdict(one.stage.fade),
             "on_enter": one.stage.on_enter,
             "seed": one.stage.seed,
             "params": dict(one.params),

@@ -16,12 +16,13 @@ from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.ledger import Ledgers
-from energy_data.loading.checkpoint.restore import Rule, clock_of, misfits
+from energy_data.loading.checkpoint.restore import clock_of, misfits
 from energy_data.loading.checkpoint.run_state import RunState, merge
 from energy_data.loading.checkpoint.stages import Plan as Remembered
 from energy_data.loading.checkpoint.stages import edits
 from energy_data.loading.checkpoint.tree import TreeRecord, differences
 from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.stage import Resume
 from energy_data.nodes.staged import StagedSpec
 
 
@@ -91,7 +92,7 @@ class _Edit:
         return [TreeRecord.unpack(TreeRecord.of(spec).pack()) for spec in (self.old, self.new)]
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> Resume:
         found = [inner.resume for _, inner in self.new.walk() if isinstance(inner, StagedSpec)]
         return found[0] if found else "strict"
 

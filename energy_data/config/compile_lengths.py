@@ -12,7 +12,6 @@ from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.kind_staged import Staged, StagePart
 from energy_data.config.spans import Span
 from energy_data.config.twigs import Branch, Twig
-from energy_data.nodes.fade import Fade
 from energy_data.nodes.references import OrderSpec, follows_run
 from energy_data.tasks.pipeline import Pipeline
 
@@ -25,23 +24,16 @@ class Body:
     definition: Definition  # as written where the stage is
     part: StagePart | None  # None: what fills the gap at the front
     tree: Branch | Twig
-    order: OrderSpec | None  # None: it is a `staged`
+    order: OrderSpec
     pipeline: Pipeline
     counts_steps: bool = False  # bounds are steps of any size, each counted as one
     ends_early: bool = False  # with its data
-    mixed: int = 0  # micro-batches at its beginning that have samples of the stage before
-    fade: Fade | None = None  # of the stage before, step by step
-    fade_each: Fraction = Fraction(0)  # how much of `unit` a micro-batch of that stage is here
+    ramp_batches: int = 0  # micro-batches at its beginning that the ramp takes
 
     @property
     def per_step(self) -> int:
         """Micro-batches of all ranks in a step; what a step counts as."""
         return 1 if self.counts_steps else self.pipeline.microbatches_per_step or 1
-
-    @property
-    def ramp_batches(self) -> int:
-        """Micro-batches at its beginning in which the stage before fades out."""
-        return self.mixed if self.fade is None else self.fade.batches
 
     @property
     def lasts(self) -> bool:
@@ -83,7 +75,7 @@ def length_of(faults: Diagnostics, body: Body, staged: Staged, counted: Counted)
     each = worth(body, staged)
     end = span.end + (counted.moved if body.lasts else 0)
     begin = span.start + counted.moved if unit in ("steps", "epochs") else counted.amount
-    length = _length(body, staged, (end - begin) / each)
+    length = max(ceil((end - begin) / each / body.per_step) * body.per_step, 0)
     if 0 < length < body.ramp_batches:
         most = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {length}"
         wrong_ramp(faults, body, f"{most}. Shorten it")
@@ -91,24 +83,8 @@ def length_of(faults: Diagnostics, body: Body, staged: Staged, counted: Counted)
     return length
 
 
-def _length(body: Body, staged: Staged, asked: Fraction) -> int:
-    """Return the micro-batches of a stage that is as long as `asked` of its own."""
-    begun = 0
-    if body.fade is not None:
-        begun = body.fade.batches
-        asked -= amount_of(body, staged, begun) / worth(body, staged)
-    return max(begun + ceil(asked / body.per_step) * body.per_step, 0)
-
-
-def amount_of(body: Body, staged: Staged, batches: int) -> Fraction:
-    """Return how much of `unit` so many micro-batches are, from the beginning of a stage."""
-    before = 0 if body.fade is None else body.fade.batches_before
-    return (batches - before) * worth(body, staged) + before * body.fade_each
-
-
 def check_counted(faults: Diagnostics, body: Body) -> None:
     """Note what a stage cannot have that is counted in steps of any size."""
-    assert body.order is not None
     follows = "and with which micro-batch of the run a stage begins is not known beforehand"
     if follows_run(body.order):
         problem = f"weights that change follow the micro-batches of the run, {follows}."
@@ -118,12 +94,9 @@ def check_counted(faults: Diagnostics, body: Body) -> None:
         note(faults, body, problem, "ramp")
 
 
-def worth(body: Body, staged: Staged, pipeline: Pipeline | None = None) -> Fraction:
-    """Return how much of `unit` a micro-batch of a stage is; 0: not known.
-
-    pipeline: which makes it, if it is not that of the stage.
-    """
-    unit, pipeline = staged.unit, pipeline or body.pipeline
+def worth(body: Body, staged: Staged) -> Fraction:
+    """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
+    unit, pipeline = staged.unit, body.pipeline
     if unit == "microbatches":
         return Fraction(1)
     if unit == "steps":
@@ -136,7 +109,7 @@ def worth(body: Body, staged: Staged, pipeline: Pipeline | None = None) -> Fract
     if unit == "tokens":
         tokens = pipeline.params.get("seq_len")
         return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
-    return samples / body.order.size if body.order is not None else Fraction(0)
+    return samples / body.order.size
 
 
 def is_known(faults: Diagnostics, body: Body, staged: Staged) -> bool:

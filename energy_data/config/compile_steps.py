@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from energy_data.config.kind_docs_per_step import DocsPerStepDefinition
-from energy_data.config.kind_staged import StagedDefinition
+from energy_data.config.kind_staged import Staged, StagedDefinition
 from energy_data.config.step_size import FOR_STEPS
 from energy_data.config.twigs import Branch, Twig
 from energy_data.order.step_rules import DocsPerStep
@@ -38,25 +36,11 @@ def counts_steps(tree: Branch | Twig, pipeline: Pipeline) -> bool:
     if below.definition.staged.unit != "steps":
         return False
     return rules.mode == "exact" or (
-        pipeline.microbatches_per_step is None and not _has_step_size(below)
+        pipeline.microbatches_per_step is None and not _has_step_size(below.definition.staged)
     )
 
 
-def _staged(tree: Branch | Twig) -> Iterator[Branch]:
-    """Yield the nodes of a tree that have stages, parents first."""
-    if isinstance(tree, Branch) and isinstance(tree.definition, StagedDefinition):
-        yield tree
-        for child in tree.children:
-            yield from _staged(child)
-
-
-def _has_step_size(tree: Branch | Twig) -> bool:
-    for each in _staged(tree):
-        definition = each.definition
-        assert isinstance(definition, StagedDefinition)
-        staged = definition.staged
-        sizes = [staged.microbatches_per_step, staged.global_batch_size]
-        params = [name for part in staged.stages for name in part.params]
-        if any(value is not None for value in sizes) or set(params) & set(FOR_STEPS):
-            return True
-    return False
+def _has_step_size(staged: Staged) -> bool:
+    sizes = [staged.microbatches_per_step, staged.global_batch_size]
+    params = {name for part in staged.stages for name in part.params}
+    return any(value is not None for value in sizes) or bool(params & set(FOR_STEPS))

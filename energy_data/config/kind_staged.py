@@ -21,17 +21,15 @@ UNITS = ("steps", "microbatches", "samples", "tokens", "epochs")
 class Ramp:
     """What stands below `ramp`."""
 
-    kind: Literal["linear", "cosine", "step"] = field(
+    kind: Literal["linear", "cosine"] = field(
         default="linear",
         metadata=key(
-            one_of("linear", "cosine", "step"),
-            "How: in a straight line, half a cosine wave, or at once when it ends.",
+            one_of("linear", "cosine"),
+            "Shape of the ramp: a straight line, or half a cosine wave.",
             "kind: cosine",
         ),
     )
-    over: Fraction = field(
-        metadata=key(AMOUNT, "How long the mixture before fades out, in `unit`.", "over: 2K")
-    )
+    over: Fraction = field(metadata=key(AMOUNT, "Length of the ramp, in `unit`.", "over: 2K"))
 
     def plain(self) -> dict[str, Any]:
         """Return the keys as they are written in YAML."""
@@ -89,8 +87,8 @@ class StagePart(Part):
         default=None,
         metadata=key(
             Group(Ramp),
-            "The mixture of the stage before fades into this one, sample by sample; step by "
-            "step, if `params` differ.",
+            "Blend from the mixture of the stage before into this one, sample by sample. Both "
+            "stages need the same `params`.",
             "ramp: {kind: linear, over: 2000}",
         ),
     )
@@ -154,8 +152,7 @@ class Staged:
         default=None,
         metadata=key(
             one_of("continue", "restart"),
-            "What the leaves of a stage do that earlier stages had, if the stage does not say. "
-            "Default: that of the stage around; without one, continue.",
+            "`on_enter` of stages that do not set it. Default: continue.",
             "on_enter: restart",
         ),
     )
@@ -163,36 +160,18 @@ class Staged:
         default=None,
         metadata=key(
             one_of("repeat", "advance", "error"),
-            "After one pass over its data, a stage goes on with the next pass, ends (in whole "
-            "steps), or was wrong to last so long. Default: that of the stage around; without "
-            "one, repeat.",
+            "After one pass over its data, a stage starts the next pass, ends (in whole steps), "
+            "or is an error. Default: repeat.",
             "on_exhausted: advance",
         ),
     )
-    buffers: Literal["handoff", "drop"] | None = field(
-        default=None,
+    resume: Literal["strict", "ablation"] = field(
+        default="strict",
         metadata=key(
-            one_of("handoff", "drop"),
-            "What was drawn and not given when a stage ends comes first when its leaf is drawn "
-            "from again, or is lost. Default: handoff.",
-            "buffers: drop",
-        ),
-    )
-    resume: Literal["strict", "ablation", "ignore"] | None = field(
-        default=None,
-        metadata=key(
-            one_of("strict", "ablation", "ignore"),
-            "Which changes since a state was saved are taken: of what lies ahead; also a new stage "
-            "exactly there; any that does not lead backward. Default: strict.",
+            one_of("strict", "ablation"),
+            "Which edits a saved state accepts: of later stages only, or also a new stage that "
+            "begins exactly where the state was saved.",
             "resume: ablation",
-        ),
-    )
-    clock_origin: Literal["relative", "absolute"] = field(
-        default="relative",
-        metadata=key(
-            one_of("relative", "absolute"),
-            "Where a `staged` inside a stage counts from: that stage's beginning, or the run's.",
-            "clock_origin: absolute",
         ),
     )
     at: str | None = field(
@@ -308,9 +287,7 @@ class StagedDefinition(Definition):
             "global_batch_size": staged.global_batch_size,
             "on_enter": staged.on_enter,
             "on_exhausted": staged.on_exhausted,
-            "buffers": staged.buffers,
             "resume": staged.resume,
-            "clock_origin": staged.clock_origin,
             "at": staged.at,
             "total": amount(staged.total),
             "default": first[0] if first else None,

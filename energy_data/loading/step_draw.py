@@ -88,7 +88,7 @@ class RoundLoader(Loader[Any]):
         self._exchange = exchange or GlooExchange(config, self.rules.timeout_s)
         super().__init__(dataset, host)
         if self._stages.path is not None:
-            self._transitions.stage_of = self._transitions.at = self._planned_stage
+            self._transitions.stage_of = self._planned_stage
 
     def _begin_run(self) -> None:
         self._set_stage(())

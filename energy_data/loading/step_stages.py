@@ -61,14 +61,9 @@ class StepStages:
     def maker_of(self, batch: int) -> int | None:
         """Return the stage that makes a micro-batch of the run, if stages count micro-batches.
 
-        In a ramp from one pipeline to another it is either of two. After the end it is one more
-        than the last.
+        After the end it is one more than the last.
         """
-        if self.counted is None:
-            return None
-        number = self.counted.stage_of(batch)
-        ended = number == len(self.counted.stages)
-        return number if ended else self.counted.maker_of(number, batch)
+        return None if self.counted is None else self.counted.stage_of(batch)
 
 
 def resolved(rules: DocsPerStep, ranks: int) -> DocsPerStep:

@@ -22,9 +22,8 @@ class Transitions:
 
     def __init__(self, run: Run[object], counting: Counting) -> None:
         self.plan = Plan(run.spec)
-        # Others where stages count steps.
+        # Replaced where stages count steps.
         self.stage_of: Callable[[int], PlannedStage | None] = self.plan.stage_of
-        self.at: Callable[[int], PlannedStage | None] = self.plan.at
         self.tells = self.plan.is_staged and run.worker_config.rank == 0
         self._counting = counting
         self._told: int | None = None  # number of a stage
@@ -40,7 +39,7 @@ class Transitions:
         """
         if not self.tells or not log.isEnabledFor(logging.INFO):
             return
-        now = self.at(batch)
+        now = self.stage_of(batch)
         if now is None or now.number == self._told:
             return
         if self._told is None:
@@ -71,19 +70,15 @@ class Transitions:
                     f"  leaf {leaf_id} goes on after {stats.drawn:,} samples of this rank "
                     f"({stats.epochs:.3g} of an epoch)"
                 )
-        fades = now.stage.fade is not None  # then it is still read from
-        if not fades and (back := self._held(left.name, places, num_lanes)):
-            drops = self._drops(places, num_lanes) or left.stage.on_enter == "restart"
-            what = "are lost" if drops else "go back to their leaves"
-            yield f"  {back:,} samples of this rank were drawn and not given: they {what}"
+        if held_back := self._held(left.name, places, num_lanes):
+            restarted = left.stage.on_enter == "restart"
+            what = "are lost" if restarted else "go back to their leaves"
+            yield f"  {held_back:,} samples of this rank were drawn and not returned: they {what}"
         yield RULE
 
     def _held(self, name: str, places: Mapping[int, State], num_lanes: int) -> int:
-        """Return how many samples a stage has drawn and not given."""
+        """Return how many samples a stage has drawn and not returned."""
         return sum(1 for node in self._stages(places, num_lanes) for _ in held(node.children[name]))
-
-    def _drops(self, places: Mapping[int, State], num_lanes: int) -> bool:
-        return any(node.spec.buffers == "drop" for node in self._stages(places, num_lanes))
 
     def _stages(self, places: Mapping[int, State], num_lanes: int) -> Iterator[StagedNode]:
         for root in self._counting.at(places, num_lanes).values():

@@ -46,13 +46,11 @@ class Past:
             for leaf, count in zip(tree.leaves, tree.cursor.offsets, strict=True):
                 self.drawn[leaf.id] = self.drawn.get(leaf.id, 0) + count
 
-    def play(self, tree: ReferencesNode, first: int, end: int) -> None:
-        """Count the draws first .. end of an order tree."""
-        if first == end:
+    def play(self, tree: ReferencesNode) -> None:
+        """Count the draws of an order tree."""
+        if not tree.cursor.draws:
             return
-        counts = tree.plan.ledger(end, ())
-        if first:
-            counts = counts - tree.plan.ledger(first, ())
+        counts = tree.plan.ledger(tree.cursor.draws, ())
         for leaf, count in zip(tree.leaves, counts.tolist(), strict=True):
             waiting = self.returned.get(leaf.id, [])
             again = min(count, len(waiting))
@@ -68,9 +66,8 @@ class Past:
         """Return what comes back, all of leaves that have a number: it, epoch, sample number."""
         return tuple((number[leaf_id], *sample) for leaf_id, *sample in self.waiting())
 
-    def before(self, tree: ReferencesNode, draws: int) -> Before:
-        """Return from where the leaves of a tree go on, which has made so many draws itself."""
-        own = tree.plan.ledger(draws, tree.cursor.offsets).tolist()
+    def before(self, tree: ReferencesNode) -> Before:
+        """Return from where the leaves of a tree go on."""
         return Before(
             drawn=tuple(self.drawn.get(leaf.id, 0) for leaf in tree.leaves),
             returned={
@@ -78,7 +75,7 @@ class Past:
                 for place, leaf in enumerate(tree.leaves)
                 if self.returned.get(leaf.id)
             },
-            own=tuple(own),
+            own=tree.cursor.offsets,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,6 @@ class PlannedStage:
     number: int
     stage: Stage
     first_step: int | None  # None: how many micro-batches a step has is not known
-    before: PlannedStage | None = field(default=None, repr=False)  # if that fades into it
 
     @property
     def name(self) -> str:
@@ -50,60 +49,29 @@ class PlannedStage:
         """The number of optimizer steps."""
         if self.stage.counts == "steps":
             return None if self.stage.end is None else self.stage.end - self.stage.begin
-        per_step, fade = self.stage.microbatches_per_step, self.stage.fade
-        if self.microbatches is None or not per_step:
-            return None
-        if fade is None:
-            return self.microbatches // per_step
-        return fade.steps + (self.microbatches - fade.batches) // per_step
-
-    @property
-    def batches_before(self) -> int:
-        """Micro-batches that the stage before makes, while it fades into this one."""
-        return 0 if self.stage.fade is None else self.stage.fade.batches_before
+        per_step = self.stage.microbatches_per_step
+        return self.microbatches // per_step if self.microbatches is not None and per_step else None
 
     @property
     def samples(self) -> int | None:
         """The number of samples (packs, where it packs)."""
-        return self._sum(_samples_of_batch)
+        size = self.params.get("batch_size")
+        return None if size is None or self.microbatches is None else self.microbatches * int(size)
 
     @property
     def tokens(self) -> int | None:
         """The number of tokens, `seq_len` for each sample."""
-        return self._sum(_tokens_of_batch)
-
-    def _sum(self, of_batch: Callable[[PlannedStage], int | None]) -> int | None:
-        """Return an amount over all its micro-batches, from that of one."""
-        own, before = of_batch(self), self.batches_before
-        if self.microbatches is None or own is None:
-            return None
-        theirs = of_batch(self.before) if self.before is not None else 0
-        if before and theirs is None:
-            return None
-        return (self.microbatches - before) * own + before * (theirs or 0)
-
-    def maker(self, batch: int) -> PlannedStage:
-        """Return the stage whose pipeline makes one of its micro-batches, counted from 0."""
-        fade = self.stage.fade
-        return self if self.before is None or fade is None or fade.is_own(batch) else self.before
+        length = self.params.get("seq_len")
+        return None if length is None or self.samples is None else self.samples * int(length)
 
     @cached_property
     def leaves(self) -> list[PlannedLeaf]:
         """What is drawn of each leaf, by id. Counted from the order; reads no data."""
-        if self.before is None:
-            return self.own_leaves
-        return _faded(self.own_leaves, self.before, self.batches_before, self.samples)
-
-    @cached_property
-    def own_leaves(self) -> list[PlannedLeaf]:
-        """What its own pipeline draws of each leaf, by id."""
         trees = list(self.stage.order_trees)
         if len(trees) != 1:  # how often each is drawn from is decided above reading
             found = {leaf.id: leaf for tree in trees for leaf in _leaves(tree)}
             return [PlannedLeaf(leaf, None, None) for _, leaf in sorted(found.items())]
-        each, batches = _samples_of_batch(self), self.microbatches
-        known = each is not None and batches is not None
-        samples = (batches - self.batches_before) * each if known else None  # type: ignore[operator]
+        samples = self.samples
         shares = _shares(trees[0], samples)
         one_each = not any(inner.kind in ("pack", "select_pack") for inner in _above(self))
         return [
@@ -126,35 +94,6 @@ class PlannedLeaf:
         return None if self.drawn is None else self.drawn / self.leaf.num_samples
 
 
-def _samples_of_batch(one: PlannedStage) -> int | None:
-    size = one.params.get("batch_size")
-    return None if size is None else int(size)
-
-
-def _tokens_of_batch(one: PlannedStage) -> int | None:
-    samples, length = _samples_of_batch(one), one.params.get("seq_len")
-    return None if samples is None or length is None else samples * int(length)
-
-
-def _faded(
-    own: Sequence[PlannedLeaf], before: PlannedStage, batches: int, samples: int | None
-) -> list[PlannedLeaf]:
-    """Return what a stage draws of each leaf with what the one before does as it fades."""
-    drawn: dict[str, PlannedLeaf] = {one.leaf.id: one for one in own}
-    size = _samples_of_batch(before)
-    for one in before.own_leaves:
-        mine = drawn.get(one.leaf.id, PlannedLeaf(one.leaf, None, 0.0))
-        known = one.share is not None and size is not None and mine.drawn is not None
-        count = mine.drawn + batches * size * one.share if known else None  # type: ignore[operator]
-        drawn[one.leaf.id] = PlannedLeaf(one.leaf, None, count)
-    whole = samples and all(one.drawn is not None for one in drawn.values())
-    return [
-        PlannedLeaf(one.leaf, one.drawn / samples if whole and one.drawn is not None and samples
-                    else one.share, one.drawn)
-        for _, one in sorted(drawn.items())
-    ]  # fmt: skip
-
-
 @frozen
 class Plan:
     """The stages of a run; a run without stages is one stage named `default`."""
@@ -169,8 +108,7 @@ class Plan:
         for number, stage in enumerate(_stages(self.spec)):
             first = steps if stage.microbatches_per_step else None
             first = stage.begin if stage.counts == "steps" else first
-            before = planned[-1] if stage.fade is not None else None
-            one = PlannedStage(number=number, stage=stage, first_step=first, before=before)
+            one = PlannedStage(number=number, stage=stage, first_step=first)
             steps = None if first is None or one.steps is None else first + one.steps
             planned.append(one)
         return planned
@@ -185,23 +123,14 @@ class Plan:
         """Whether stages begin and end at steps of any number of micro-batches."""
         return self.stages[0].stage.counts == "steps"
 
-    def at(self, microbatch: int) -> PlannedStage | None:
-        """Return the stage in whose bounds a micro-batch of the run lies; None after the end.
+    def stage_of(self, microbatch: int) -> PlannedStage | None:
+        """Return the stage of a micro-batch of the run; None after the end.
 
-        Where stages count steps (`Stage.counts`), it is not known, and the number is of a step.
+        Where stages count steps (`Stage.counts`), `microbatch` is the number of a step.
         """
         begins = [one.stage.begin for one in self.stages]
         one = self.stages[bisect_right(begins, microbatch) - 1]
         return None if one.stage.end is not None and microbatch >= one.stage.end else one
-
-    def stage_of(self, microbatch: int) -> PlannedStage | None:
-        """Return the stage that makes a micro-batch of the run; None after the end.
-
-        While one stage fades into the next step by step, it is either of the two. Where stages
-        count steps, as `at`.
-        """
-        one = self.at(microbatch)
-        return None if one is None else one.maker(microbatch - one.stage.begin)
 
     def stage_at(self, step: int) -> PlannedStage | None:
         """Return the stage that makes an optimizer step, counted from 0; None after the end.
@@ -215,13 +144,9 @@ class Plan:
             raise ValueError("the size of a step is not known: give microbatches_per_step.")
         at = known[bisect_right([one.first_step or 0 for one in known], step) - 1]
         if at.stage.counts == "steps":
-            return self.at(step)
-        into, fade = step - (at.first_step or 0), at.stage.fade
-        if fade is not None and into < fade.steps:
-            return at.maker(int(fade.begins[into]))
-        rest = into if fade is None else into - fade.steps
-        batches = rest * (at.stage.microbatches_per_step or 1)
-        return self.stage_of(at.stage.begin + batches + (0 if fade is None else fade.batches))
+            return self.stage_of(step)
+        batches = (step - (at.first_step or 0)) * (at.stage.microbatches_per_step or 1)
+        return self.stage_of(at.stage.begin + batches)
 
     def max_param(self, name: str) -> Any:
         """Return the largest value of a parameter over the stages: to size buffers and caches by.
@@ -248,17 +173,12 @@ class Plan:
         for name in dict.fromkeys([*theirs, *ours]):
             if theirs.get(name) != ours.get(name):
                 yield f"{name}: {_text(theirs.get(name))} -> {_text(ours.get(name))}"
-        was = {one.leaf.id: one for one in before.own_leaves}
-        is_ = {one.leaf.id: one for one in now.own_leaves}
+        was = {one.leaf.id: one for one in before.leaves}
+        is_ = {one.leaf.id: one for one in now.leaves}
         for leaf_id in sorted(was.keys() | is_.keys()):
             pair = [_percent(found.get(leaf_id)) for found in (was, is_)]
             if pair[0] != pair[1]:
                 yield f"leaf {leaf_id}: {pair[0]} -> {pair[1]} of the samples"
-        if (fade := now.stage.fade) is not None:
-            yield (
-                f"the stage before fades out step by step ({fade.kind}): it makes "
-                f"{int((~fade.own).sum()):,} of the next {fade.steps:,} steps"
-            )
         if now.stage.on_enter == "restart":
             yield "its leaves begin anew, in an order of its own"
 
@@ -298,7 +218,6 @@ def _described(one: PlannedStage) -> Iterator[str]:
     for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
         if amount is not None:
             yield f"  {name}: {short(amount)}"
-    yield from _ramp(one)
     if told := said_of_data(stage):
         yield f"  {told[0].upper()}{told[1:]}"
     yield f"  On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
@@ -311,14 +230,6 @@ def _described(one: PlannedStage) -> Iterator[str]:
         yield f"    - {planned.leaf.id}: {_percent(planned)} of the samples{epochs}"
     if len(one.leaves) > SHOWN_LEAVES:
         yield f"    ... and {len(one.leaves) - SHOWN_LEAVES} more"
-
-
-def _ramp(one: PlannedStage) -> Iterator[str]:
-    if (fade := one.stage.fade) is not None:
-        yield (
-            f"  Ramp: {fade.kind} over {fade.steps:,} steps, {one.batches_before:,} of "
-            f"{fade.batches:,} micro-batches are of the stage before"
-        )
 
 
 def said_of_data(stage: Stage) -> str:

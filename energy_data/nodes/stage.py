@@ -14,13 +14,11 @@ from attrs import evolve, field, frozen
 from energy_data.core.context import Context
 from energy_data.core.keys import key
 from energy_data.core.spec import Spec
-from energy_data.nodes.fade import Fade
 from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
 from energy_data.nodes.references import ReferencesSpec, follows_run
 
 OnEnter = Literal["continue", "restart"]
-Buffers = Literal["handoff", "drop"]
-Resume = Literal["strict", "ablation", "ignore"]
+Resume = Literal["strict", "ablation"]
 OnExhausted = Literal["repeat", "advance", "error"]
 Counts = Literal["microbatches", "steps"]
 
@@ -56,7 +54,6 @@ class Stage:
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
     microbatches_per_step: int | None = None  # of all ranks; None: not said
     asked: str = ""  # how its end was written, for people
-    fade: Fade | None = None  # its first steps, some of which the stage before makes
     data_end: DataEnd | None = None  # None: it ends where it was asked to
 
     @property
@@ -102,7 +99,6 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
             "staged: some stages count micro-batches, some steps. Count steps in all of them, or "
             "in none."
         )
-    yield from _wrong_fades(stages)
     yield from _wrong_in_steps(stages)
     begin: int | None = 0
     for stage in stages:
@@ -120,7 +116,6 @@ def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
         if stage.counts == "microbatches":
             continue
         for what, has in (
-            ("fades in", stage.fade is not None),
             ("ends with its data", stage.data_end is not None),
             ("has weights that change", any(follows_run(tree.of) for tree in stage.order_trees)),
         ):
@@ -130,25 +125,6 @@ def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
                     f"micro-batches of the run, and with which of them it begins is not known "
                     f"beforehand. Leave that out, or count micro-batches."
                 )
-
-
-def _wrong_fades(stages: Sequence[Stage]) -> Iterator[str]:
-    for number, stage in enumerate(stages):
-        fade, most = stage.fade, stage.num_batches
-        if fade is None:
-            continue
-        if not number:
-            yield f"staged: stage {stage.name!r} is the first, nothing fades into it."
-        elif stage.counts == "steps":
-            yield (
-                f"staged: the stage before fades into stage {stage.name!r} step by step, and steps "
-                f"are of any number of micro-batches. Take the ramp out."
-            )
-        elif most is not None and fade.batches > most:
-            yield (
-                f"staged: the stage before fades into stage {stage.name!r} over {fade.batches} "
-                f"micro-batches, and that has {most}. Make the ramp shorter."
-            )
 
 
 class WrongBody(NamedTuple):

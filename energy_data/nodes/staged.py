@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from attrs import evolve, frozen
 
@@ -18,60 +18,43 @@ from energy_data.errors import DataError, SpecError
 from energy_data.nodes.crossed import shared_leaf_ids
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.past import Past, nodes_of, order_trees
-from energy_data.nodes.played import FadingCursor, Played, StagedCursor, carried_by, wrong_carried
+from energy_data.nodes.played import Played, StagedCursor, carried_by, wrong_carried
 from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.stage import (
-    Buffers,
-    Resume,
-    Stage,
-    marked,
-    stage_context,
-    wrong_bodies,
-    wrong_bounds,
-)
+from energy_data.nodes.stage import Resume, Stage, marked, stage_context, wrong_bodies, wrong_bounds
 
 
 @frozen(kw_only=True)
 class StagedSpec(Spec):
-    """Give the batches of one stage after the other; no batch, and no step, is of two stages.
+    """Return the batches of one stage after another. No batch and no step mixes two stages.
 
-    Micro-batch g of the run is of the stage with `begin <= g < end`. A lane knows g of its next
-    batch from the number it has given, so all ranks switch at the same one, without a word.
+    Micro-batch g of the run belongs to the stage with `begin <= g < end`. A lane computes g from
+    the number of batches it has returned, so all ranks switch at the same g without communication.
 
-    A leaf in several stages goes on where it was (`on_enter="continue"`), whatever stood between.
-    What a stage had drawn and not yet given, as packing does, goes back to its leaves, which give
-    it first when they are drawn from again (`buffers="handoff"`), or is lost (`"drop"`).
-    `"restart"`: the leaves of the stage begin anew, in an order of the stage's own.
+    With `on_enter="continue"`, a leaf that several stages use continues where it was. Samples that
+    a stage has drawn but not returned, for example while packing, go back to their leaves, which
+    return them first when they are drawn from again. With `on_enter="restart"`, the leaves of the
+    stage start again, in an order of the stage's own.
 
-    Seeds come from the names of stages, so a stage that is added or taken out changes no other;
-    the stage named `default` draws as a run without stages does.
+    Seeds come from the names of the stages, so adding or removing a stage changes no other stage.
+    The stage named `default` draws as a run without stages does. A stage whose pipeline ends plays
+    it again.
 
-    Stages that count steps (`Stage.counts`) begin where `StagedNode.enter` says: the number of
-    micro-batches in a step is found out by all ranks together.
+    Stages that count steps (`Stage.counts`) begin where `StagedNode.enter` is called, because the
+    number of micro-batches in such a step is known only during the run.
 
-    `resume`: which changes of the stages a saved state bears; see docs/stages.md.
+    `resume`: which changes to the stages a saved state accepts; see docs/stages.md.
     """
 
     kind = "staged"
     children_are_sequential: ClassVar[bool] = True
 
     stages: tuple[Stage, ...]
-    buffers: Buffers = "handoff"
     resume: Resume = "strict"
-    on_exhausted: Literal["repeat", "error"] = "repeat"  # of a stage whose pipeline ends
 
     def __attrs_post_init__(self) -> None:
         faults = [*wrong_bounds(self.stages), *(one.problem for one in wrong_bodies(self.stages))]
-        for name, known in (
-            ("buffers", ("handoff", "drop")),
-            ("resume", ("strict", "ablation", "ignore")),
-            ("on_exhausted", ("repeat", "error")),
-        ):
-            if (found := getattr(self, name)) not in known:
-                advice = "; it takes stages of `ended_with_data`" if found == "advance" else ""
-                faults.append(
-                    f"staged: {name} must be one of {', '.join(known)}, got {found!r}{advice}."
-                )
+        if self.resume not in ("strict", "ablation"):
+            faults.append(f"staged: resume must be 'strict' or 'ablation', got {self.resume!r}.")
         if faults:
             raise SpecError(faults)
 
@@ -100,18 +83,6 @@ class StagedSpec(Spec):
             return len(self.stages)
         return bisect_right(self.stages, batch, key=lambda stage: stage.begin) - 1
 
-    def is_fading(self, number: int, batch: int) -> bool:
-        """Return whether the stage before still fades into a stage at one of its micro-batches."""
-        stage = self.stages[number]
-        return stage.fade is not None and batch - stage.begin < stage.fade.batches
-
-    def maker_of(self, number: int, batch: int) -> int:
-        """Return the number of the stage whose pipeline makes a micro-batch of a stage."""
-        stage = self.stages[number]
-        return (
-            number if stage.fade is None or stage.fade.is_own(batch - stage.begin) else number - 1
-        )
-
     def describe(self) -> list[Any]:
         stages = [
             [
@@ -122,7 +93,6 @@ class StagedSpec(Spec):
                 stage.seed,
                 stage.microbatches_per_step,
                 dict(sorted(stage.params.items())),
-                *([] if stage.fade is None else [stage.fade.describe()]),
             ]
             for stage in self.stages
         ]
@@ -132,7 +102,7 @@ class StagedSpec(Spec):
             for stage in sorted(self.stages, key=lambda stage: stage.name)
         }
         steps = ["steps"] if self.counts_steps else []
-        return ["staged", stages, self.buffers, self.on_exhausted, *steps, bodies]
+        return ["staged", stages, *steps, bodies]
 
     def check_ranks(self, world_size: int) -> None:
         for stage in () if self.counts_steps else self.stages:
@@ -167,8 +137,7 @@ class _Shares(Protocol):
 class _Entered:
     """The pipeline a lane draws from, and all that the places of its leaves follow from."""
 
-    # Its stage, whose pipeline it is, whether the one before fades; what was carried; its begin.
-    at: tuple[Any, ...]
+    at: tuple[Any, ...]  # number of its stage, what was carried, its first micro-batch
     stopped: list[tuple[Node[Any, Any], Cursor]]  # nodes of others, where they are
 
     def holds(self, at: tuple[Any, ...]) -> bool:
@@ -189,12 +158,10 @@ class StagedNode(Node[Any, StagedCursor]):
 
     def __init__(self, spec: StagedSpec, context: Context) -> None:
         self.spec, self.context = spec, context
-        fades = any(stage.fade for stage in spec.stages)
-        start = FadingCursor() if fades else StagedCursor()
-        start = SteppedCursor() if spec.counts_steps else start
+        start = SteppedCursor() if spec.counts_steps else StagedCursor()
         super().__init__(start, {stage.name: self._built(stage) for stage in spec.stages})
         self._entered: _Entered | None = None
-        self._played = Played(self, spec.stages, self.carried, handoff=spec.buffers == "handoff")
+        self._played = Played(self, spec.stages, self.carried)
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
         return stage.of.build(context_of(stage, self.context))
@@ -202,8 +169,6 @@ class StagedNode(Node[Any, StagedCursor]):
     def faults(self, at: StagedCursor) -> Iterator[Problem]:
         if at.carried or at.returned:
             yield from self._wrong_carried(at)
-        if isinstance(at, FadingCursor) and len(at.faded) > (count := self._played.num_faded):
-            yield "faded", f"must be of {count} order trees at most, has {len(at.faded)}"
         if isinstance(at, SteppedCursor):
             beyond = at.taken * self.context.lanes + self.context.lane
             begins = (0, *at.entered)
@@ -244,43 +209,39 @@ class StagedNode(Node[Any, StagedCursor]):
         number = self.number
         if number == len(self.spec.stages):
             raise StopIteration
-        fading = self.spec.is_fading(number, self.batch)
-        maker = self.spec.maker_of(number, self.batch)
-        stage = self.spec.stages[maker]
-        self._enter(number, maker, fading=fading)
+        stage = self.spec.stages[number]
+        self._enter(number)
         child = self.children[stage.name]
         items = self._drawn(stage, child)
         self.cursor.taken += 1
         if isinstance(child, _Shares):
-            return [tuple(marked(each, maker, stage.name) for each in item) for item in items]
-        return [marked(item, maker, stage.name) for item in items]
+            return [tuple(marked(each, number, stage.name) for each in item) for item in items]
+        return [marked(item, number, stage.name) for item in items]
 
     def _drawn(self, stage: Stage, child: Node[Any, Any]) -> Sequence[Any]:
         try:
             return child.draw(1)
         except StopIteration:
-            if self.spec.on_exhausted == "error":
-                raise _ended(stage, self.batch) from None
-        child.rewind()
+            child.rewind()
         try:
             return child.draw(1)
         except StopIteration:
             raise _ended(stage, self.batch) from None
 
-    def _enter(self, number: int, maker: int, *, fading: bool) -> None:
-        """Let the leaves of a pipeline go on where this lane has left them."""
-        begin = self._begin_of(number)
-        at = number, maker, fading, (self.cursor.carried, self.cursor.returned), begin
+    def _enter(self, number: int) -> None:
+        """Let the leaves of a stage continue where this lane has left them."""
+        begin, child = self._begin_of(number), self._child(number)
+        at = number, self.cursor.carried, self.cursor.returned, begin
         if self._entered is not None and self._entered.holds(at):
             return
-        self._played.note_faded(number, fading=fading)
-        if self.spec.stages[maker].on_enter == "continue":
-            self._go_on(number, maker, fading=fading)
-        if isinstance(child := self._child(maker), _Shares):
+        if self.spec.stages[number].on_enter == "continue":
+            past = self._played.before(number)
+            for tree in order_trees(child):
+                tree.goes_on(past.before(tree))
+        if isinstance(child, _Shares):
             child.begin_at((self.context.lane - begin) % self.context.lanes)
-        self._forget({number, number - 1} if fading else {number})
-        others = [n for n in range(number + 1 if fading else number) if n != maker]
-        nodes = [node for n in others for node in nodes_of(self._child(n))]
+        self._forget(number)
+        nodes = [node for n in range(number) for node in nodes_of(self._child(n))]
         self._entered = _Entered(at, [(node, node.cursor) for node in nodes])
 
     def _begin_of(self, number: int) -> int:
@@ -289,25 +250,19 @@ class StagedNode(Node[Any, StagedCursor]):
             return self.cursor.entered[number - 1] if number else 0
         return self.spec.stages[number].begin
 
-    def _go_on(self, number: int, maker: int, *, fading: bool) -> None:
-        trees = order_trees(self._child(maker))
-        past, draws = self._played.before(number, maker, fading=fading)
-        for tree, end in zip(trees, draws, strict=True):
-            tree.goes_on(past.before(tree, end))
-
     def _child(self, number: int) -> Node[Any, Any]:
         return self.children[self.spec.stages[number].name]
 
-    def _forget(self, kept: set[int]) -> None:
-        """Let go of what other stages have computed or opened; their cursors stay."""
-        for at in self._played.used - kept:
+    def _forget(self, number: int) -> None:
+        """Drop what stages other than `number` have computed or opened; their cursors stay."""
+        for at in self._played.used - {number}:
             stage = self.spec.stages[at]
             fresh = self._built(stage)
             pairs = zip(nodes_of(fresh), nodes_of(self.children[stage.name]), strict=True)
             for new, old in pairs:
                 new.cursor = old.cursor
             self.replace_child(stage.name, fresh)
-        self._played.used = kept
+        self._played.used = {number}
 
     def history(self, number: int) -> Past:
         """Return what the stages before `number` have done to the leaves of the run."""
@@ -355,6 +310,6 @@ def leaf_sizes(spec: StagedSpec) -> dict[str, int]:
 
 def _ended(stage: Stage, batch: int) -> DataError:
     return DataError(
-        f"staged: stage {stage.name!r} has no more batches at micro-batch {batch} of the run, it "
-        f"should last until {stage.end}. Let its pipeline go on, or end the stage there."
+        f"staged: stage {stage.name!r} has no batch at micro-batch {batch} of the run, not even "
+        f"when its pipeline starts again. Give it more data, or end the stage there."
     )

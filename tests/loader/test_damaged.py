@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import pytest
 from attrs import evolve
 from damaging import as_saved, check, damaged, sampled
-from trees import KINDS, A, B, batches, faded, leaf, packs, samples, staged
+from trees import KINDS, A, B, batches, leaf, packs, samples, staged
 
-from energy_data.errors import StateError
 from energy_data.nodes.blend import BlendSpec, Part
 from loader import test_steps_stages
 from loader.runs import in_order, loader_of
@@ -26,15 +24,12 @@ TREES = {
 BLEND = BlendSpec((Part(A, 5), Part(B, 2)))
 OTHER = BlendSpec((Part(leaf("d", 8), 2), Part(A, 5)))
 TWO = staged(batches(packs(samples(BLEND))), batches(samples(A)))
-FADING = faded(staged(batches(packs(samples(A))), batches(samples(BLEND)), batches(samples(B))), 4)
-LAST = evolve(FADING.stages[2], of=batches(samples(BLEND)))
 # What saved, and what restores it after an edit.
 EDITS = {
     "leaves": (batches(packs(samples(BLEND))), batches(packs(samples(OTHER)))),
     "stage ahead": (TWO, evolve(TWO, stages=(TWO.stages[0], evolve(TWO.stages[1], name="new")))),
-    "stage ignored": (TWO, staged(batches(samples(OTHER)), batches(samples(B)), resume="ignore")),
-    "fade ahead": (FADING, evolve(FADING, stages=(*FADING.stages[:2], LAST))),
-    "stages": (batches(samples(BLEND)), staged(batches(samples(OTHER)), resume="ignore")),
+    "stage behind": (TWO, staged(batches(samples(OTHER)), batches(samples(B)))),
+    "stages": (batches(samples(BLEND)), staged(batches(samples(OTHER)))),
 }
 STEPS = {
     "at least": lambda: ranks_of(STREAM, target=10)[0],
@@ -62,14 +57,14 @@ def of_tree(spec, rounds=9):
 
 def of_edit(name):
     before, after = EDITS[name]
-    keep = name in ("leaves", "stages")
-    return of_tree(before)[0], of_tree(after)[1], restored_after_an_edit if keep else restored
+    keep = restored if name == "stage ahead" else restored_after_an_edit
+    return of_tree(before)[0], of_tree(after)[1], keep
 
 
 def of_what_came_back():
     """A state with references to what stages held, of a leaf that is there and of one gone."""
-    loader = loader_of(staged(batches(samples(A)), resume="ignore"), lanes=2)
-    loader.load_state_dict(of_tree(TWO, 4)[0])
+    loader = loader_of(staged(batches(samples(A))), lanes=2)
+    loader.load_state_dict(of_tree(TWO, 4)[0], on_mismatch="keep_matching")
     state = as_saved(loader)
     names = [name for _, name, _ in state["start"]]
     for name in ("returned", "back"):
@@ -78,8 +73,8 @@ def of_what_came_back():
 
 
 CAME_BACK = {
-    "as it is": staged(batches(samples(A)), resume="ignore"),
-    "edited": staged(batches(samples(BLEND)), batches(samples(B)), resume="ignore"),
+    "as it is": staged(batches(samples(A))),
+    "edited": staged(batches(samples(BLEND)), batches(samples(B))),
 }
 
 
@@ -87,25 +82,6 @@ def of_steps(name, count):
     loader = STEPS[name]()
     take([loader], count)
     return as_saved(loader), STEPS[name]
-
-
-@pytest.mark.parametrize("spec", EDITS["fade ahead"])
-@pytest.mark.parametrize(
-    ("faded", "must"),
-    [
-        (["a"], "be a list of numbers from 0 to 2**48, got 'a' at index 0"),
-        ([10**30], "be a list of numbers"),
-        ([-1], "be a list of numbers"),
-        ([1, 2, 3], "be of 2 order trees at most, has 3"),
-        (None, "be a list of numbers"),
-    ],
-)
-def test_damage_to_how_far_stages_had_faded_is_told(spec, faded, must):
-    state, _ = of_tree(FADING)
-    (entry,) = (entry for entry in state["start"] if entry[:2] == ["root", "faded"])
-    entry[2] = faded
-    with pytest.raises(StateError, match=re.escape(f"damaged: 'faded' of root must {must}")):
-        loader_of(spec, lanes=2).load_state_dict(state)
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from attrs import evolve
-from loader.runs import in_order, loader_of
-from trees import batches, faded, leaf, packs, samples, staged
+from trees import batches, leaf, packs, samples, staged
 
 from energy_data.core.context import Context
-from energy_data.nodes import plan_cache as planned_draws
 from energy_data.nodes import references
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.fade import Fade
-from energy_data.nodes.staged import StagedSpec
 
 MIXED = BlendSpec(tuple(Part(leaf(f"l{n}", 50), n + 1) for n in range(5)))
-LANES = 4
 MANY = staged(*(batches(packs(samples(MIXED))) for _ in range(20)), steps=[3] * 20)
 
 
@@ -35,16 +29,15 @@ def plans(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(("spec", "most"), [(MANY, 1), (faded(MANY, 1), 1)])
-def test_entering_a_stage_looks_at_the_one_before_and_at_no_others(plans, spec, most):
-    node = spec.build(Context())
+def test_entering_a_stage_looks_at_the_one_before_and_at_no_others(plans):
+    node = MANY.build(Context())
     per_stage = []
     for _ in range(20):
         before = len(plans)
         for _ in range(3):
             next(node)
         per_stage.append(len(plans) - before)
-    assert per_stage == [most] * 20
+    assert per_stage == [1] * 20
 
 
 def test_restored_it_looks_at_all_stages_before_once(plans):
@@ -68,22 +61,3 @@ def test_a_lane_that_went_back_does_not_go_on_from_what_it_knew():
     for at in (29, 7, 16, 3, 28, 0):
         node.rollback(states[at])
         assert [next(node) for _ in range(30 - at)] == given[at:]
-
-
-def test_what_stages_that_take_turns_plan_is_drawn_soon_by_all_lanes(monkeypatch):
-    planned = []
-    whole = planned_draws.PlanBatcher.plan
-
-    def counted(together, asking, *args, **facts):
-        whole(together, asking, *args, **facts)
-        blocks = [plan._next for plan in together.plans]
-        planned.append(sum(len(block.references) for block in blocks))
-
-    fade = Fade(kind="linear", steps=400, before=LANES, now=LANES)
-    first, second = staged(*[batches(samples(MIXED), 8)] * 2, steps=(4,), every=LANES).stages
-    ramp = StagedSpec(stages=(first, evolve(second, fade=fade)))
-    loader = loader_of(ramp, lanes=LANES)
-    in_order([loader], LANES * 150)
-    monkeypatch.setattr(planned_draws.PlanBatcher, "plan", counted)
-    in_order([loader], LANES * 100)  # where mostly each step is made by the other stage
-    assert sum(planned) <= 3 * 8 * LANES * 100

@@ -143,13 +143,6 @@ def test_all_that_is_played_in_passes_may_end():
         assert 0 <= stage.data_end.unread < 4 * LANES + 16
 
 
-def test_stages_inside_a_stage_have_its_rule_and_may_end_it():
-    inner = "staged: {stages: [{name: c, end: 50, path: x}, {name: d, path: y}]}"
-    spec = compiled(f"{{name: a, end: 90, on_exhausted: advance, {inner}}}", THEN)
-    ends = [(stage.name, stage.begin, stage.end) for stage in spec.stages]
-    assert ends == [("a.c", 0, 24), ("a.d", 24, 36), ("b", 36, None)]
-
-
 def test_a_run_whose_last_stage_ends_with_its_data_ends_there():
     spec = compiled(FIRST)
     loaders = loaders_of(spec, 2, lanes=LANES)
@@ -247,7 +240,7 @@ def test_a_start_that_would_not_hold_is_refused():
     told = faults(
         "{name: a, end: 9, on_exhausted: advance, path: x}", "{name: b, start: 9, path: z}"
     )
-    assert "stage 'b': it cannot begin where its `start` says" in told
+    assert "stage 'b': it cannot begin at its `start`" in told
 
 
 def test_the_plan_and_the_log_say_what_was_asked_and_what_is_left(caplog):

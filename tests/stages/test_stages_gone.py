@@ -14,6 +14,7 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 
+KEEPING = {"on_mismatch": "keep_matching"}
 X, Y, Z = leaf("x", 100), leaf("y", 60), leaf("z", 80)
 
 
@@ -21,10 +22,9 @@ def blend(*leaves):
     return batches(samples(BlendSpec(tuple(map(Part, leaves)))))
 
 
-def plan(*stages, resume="ignore"):
+def plan(*stages):
     begins = [0, *(end for _, end, _ in stages)]
     return StagedSpec(
-        resume=resume,
         stages=tuple(
             Stage(name=name, of=of, begin=begin, end=end)
             for (name, end, of), begin in zip(stages, begins, strict=False)
@@ -91,9 +91,9 @@ def test_strict_carries_a_leaf_of_a_stage_ahead_that_is_put_back():
     first = plan(("a", None, blend(X, Y)))
     (loader,) = loaders_of(first, 1, lanes=4)
     before = of_x(in_order([loader], 8))
-    (loader,) = restored(plan(("b", None, blend(Y))), saved([loader]), 1)
+    (loader,) = restored(plan(("b", None, blend(Y))), saved([loader]), 1, **KEEPING)
     in_order([loader], 4)
-    ahead = plan(("b", 16, blend(Y)), ("c", None, blend(X)), resume="strict")
+    ahead = plan(("b", 16, blend(Y)), ("c", None, blend(X)))
     (loader,) = restored(ahead, saved([loader]), 1)
     assert not set(before) & set(of_x(in_order([loader], 16)))
 
@@ -102,12 +102,12 @@ def test_a_stage_that_restarts_a_leaf_does_not_lose_how_far_it_was_in_others():
     (loader,) = loaders_of(plan(("a", 8, blend(X)), ("b", None, blend(Y))), 1, lanes=4)
     before = of_x(in_order([loader], 12))
     restarting = Stage(name="c", of=blend(X), begin=16, on_enter="restart")
-    only_there = StagedSpec(
-        resume="ignore", stages=(Stage(name="b", of=blend(Y), begin=0, end=16), restarting)
-    )
-    (loader,) = restored(only_there, saved([loader]), 1)
+    only_there = StagedSpec(stages=(Stage(name="b", of=blend(Y), begin=0, end=16), restarting))
+    (loader,) = restored(only_there, saved([loader]), 1, **KEEPING)
     in_order([loader], 2)
-    (loader,) = restored(plan(("b", 16, blend(Y)), ("d", None, blend(X))), saved([loader]), 1)
+    (loader,) = restored(
+        plan(("b", 16, blend(Y)), ("d", None, blend(X))), saved([loader]), 1, **KEEPING
+    )
     after = of_x(in_order([loader], 10))
     assert after
     assert not set(before) & set(after)

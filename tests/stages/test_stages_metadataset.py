@@ -219,73 +219,14 @@ def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
 
 def test_stages_stand_above_all_that_mixes_and_are_for_streams_without_end():
     inner = "blend:\n  - staged:\n      stages: [{name: a, path: x}]"
-    assert "m.yaml:4:9: splits.train.blend[0]: stages are whole pipelines" in faults(inner)
+    assert "m.yaml:4:9: splits.train.blend[0]: `staged` must be the outermost" in faults(inner)
+    nested = "staged:\n  stages:\n    - name: a\n      staged: {stages: [{name: b, path: x}]}"
+    told = faults(nested)
+    assert "m.yaml:5:11: splits.train.staged.stages[0]: `staged` must be the outermost node" in told
     finite = Pipeline(batch_size=4, task_encoder=Cut(), finite=True)
-    assert "stages need a stream without end. Leave `repeat=False` out." in faults(
+    assert "stages need an endless stream. Remove `repeat=False`." in faults(
         stages("name: a"), pipeline=finite
     )
-
-
-NESTED = """
-staged:
-  stages:
-    - {{name: a, end: 10, path: x}}
-    - name: b
-      end: 30
-      params: {{batch_size: 2}}
-      staged:
-        clock_origin: {origin}
-        stages:
-          - {{name: c, end: {end}, path: y, params: {{seq_len: 4}}}}
-          - {{name: d, {last}path: z}}
-    - {{name: e, path: x}}
-"""
-
-
-def test_stages_inside_a_stage_count_from_its_beginning_or_from_that_of_the_run():
-    relative = NESTED.format(origin="relative", end=5, last="")
-    absolute = NESTED.format(origin="absolute", end=15, last="")
-    expected = [("a", 0, 20), ("b.c", 20, 30), ("b.d", 30, 60), ("e", 60, None)]
-    assert bounds(relative) == bounds(absolute) == expected
-    inner = compiled(relative).stages[1]
-    assert (inner.params["batch_size"], inner.params["seq_len"]) == (2, 4)
-
-
-INNER = """
-staged:
-  on_enter: restart
-  stages:
-    - {{name: a, end: 10, path: x}}
-    - name: b
-      seed: {seed}
-      staged:
-        {more}
-        stages:
-          - {{name: c, end: 5, path: x}}
-          - {{name: d, end: 9, path: x, seed: 3}}
-          - {{name: e, path: x, on_enter: continue}}
-"""
-
-
-def test_stages_inside_a_stage_have_its_seed_and_the_nearest_on_enter():
-    given = compiled(INNER.format(seed=7, more="")).stages
-    assert [stage.on_enter for stage in given] == [*["restart"] * 3, "continue"]
-    said = compiled(INNER.format(seed=7, more="on_enter: continue")).stages
-    assert [stage.on_enter for stage in said] == ["restart", *["continue"] * 3]
-    other = compiled(INNER.format(seed=8, more="")).stages
-    assert given[0].seed is None
-    assert given[2].seed == other[2].seed == 3
-    assert len({stage.seed for stage in (given[1], given[3], other[1], other[3])}) == 4
-    assert given == compiled(INNER.format(seed=7, more="")).stages
-
-
-@pytest.mark.parametrize("name", ["buffers: drop", "resume: strict"])
-def test_what_is_of_the_run_as_a_whole_is_refused_inside_a_stage(name):
-    told = faults(INNER.format(seed=7, more=name))
-    key = name.split(":")[0]
-    where = f"splits.train.staged.stages[1].staged.{key}: `{key}` is of the run as a whole."
-    assert where in told
-    assert told.startswith("m.yaml:10:13: ")
 
 
 @pytest.mark.parametrize("value", ["abc", "[1, 2]", "1.5", "true"])
@@ -300,17 +241,10 @@ def test_tokens_of_a_sample_are_a_whole_number(value):
     assert f"{place}must be a whole number >= 1 to count tokens, got " in told
 
 
-def test_stages_inside_a_stage_must_fill_it():
-    short = faults(NESTED.format(origin="relative", end=5, last="end: 12, "))
-    assert "stage 'd': it ends at micro-batch 44 of the run, but the stage around, 'b'," in short
-    long = NESTED.format(origin="relative", end=25, last="")
-    assert "it would never run within stage 'b'" in faults(long)
-
-
 def test_validation_reads_one_stage_by_name():
     text = "{stages: [{name: a, end: 5, path: x}, {name: b, path: y}]}"
     meta = parse_metadataset(f"splits: {{val: {{staged: {text}}}}}", name="m.yaml")
-    with pytest.raises(SpecError, match="validation has no stages, found a or b"):
+    with pytest.raises(SpecError, match="validation reads one stage, found a or b"):
         compile_split(meta, "val", open_source=open_source)
     for at, said in (("b", None), ("c", "there is no stage 'c'"), ("aa", "Did you mean 'a'")):
         whole = text.replace("{stages", f"{{at: {at}, stages")
@@ -321,7 +255,7 @@ def test_validation_reads_one_stage_by_name():
         else:
             with pytest.raises(SpecError, match=said):
                 compile_split(meta, "val", open_source=open_source)
-    assert "`at` picks a stage for validation" in faults(stages("name: a", more="at: a"))
+    assert "`at` selects a stage for validation" in faults(stages("name: a", more="at: a"))
 
 
 def test_one_id_is_one_dataset_over_all_stages():
@@ -361,7 +295,8 @@ def test_it_may_where_that_is_said(second):
 
 
 def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
-    text = NESTED.format(origin="absolute", end=15, last="")
+    lines = "name: a, end: 10", "name: b, for: 5, params: {seq_len: 4}", "name: c, seed: 3"
+    text = stages(*lines, more="on_enter: restart\n  resume: ablation")
     whole = "splits:\n  train:\n" + "".join(f"    {line}\n" for line in text.splitlines())
     meta = parse_metadataset(whole, base_dir="/data")
     again = parse_metadataset(str(resolve(meta, "train")))

@@ -32,6 +32,7 @@ def plan(*stages, resume="strict"):
 
 
 BEFORE = plan(("x", 10), ("y", 20), ("z", None))
+KEEPING = {"on_mismatch": "keep_matching"}
 
 
 def state_at(batch, spec=BEFORE):
@@ -74,7 +75,7 @@ def test_a_stage_ahead_is_free_although_its_name_begins_with_that_of_one_played(
 def test_what_a_stage_with_a_slash_in_its_name_has_drawn_is_counted_once():
     drawn = plan(("x", 8), ("x/2", None))
     expected = in_order([loader_of(BODY["x"], lanes=4)], 24)
-    given = goes_on(state_at(16, drawn), plan(("x3", None), resume="ignore"), 8)
+    given = goes_on(state_at(16, drawn), plan(("x3", None)), 8, **KEEPING)
     assert given == expected[16:]
 
 
@@ -84,8 +85,10 @@ EDITS_BEHIND = {
     "stage 'x' is over; it ended at 10, and now at 12": plan(("x", 12), ("y", 20), ("z", None)),
     "stage 'x' is over; leaf 'z' is new": plan(("x", 10, MIXED), ("y", 20), ("z", None)),
     "stage 'y' is being played; leaf 'y' is gone": plan(("x", 10), ("y", 20, MIXED), ("z", None)),
-    "stage 'y' would have ended at 12, which is past": plan(("x", 10), ("y", 12), ("z", None)),
-    "stage 'y' is being played and ends here now": plan(("x", 10), ("y", 15), ("z", None)),
+    "stage 'y' would have ended at 12, which the run has passed": plan(
+        ("x", 10), ("y", 12), ("z", None)
+    ),
+    "stage 'y' is being played and now ends here": plan(("x", 10), ("y", 15), ("z", None)),
     "stage 'y' is being played as number 1, and it is gone": plan(
         ("x", 10), ("y1", 20), ("z", None)
     ),
@@ -127,7 +130,7 @@ def test_an_ablation_that_begins_at_the_saved_state_equals_the_continuous_run():
     assert goes_on(state, evolve(continuous, resume="ablation"), 20) == expected[5:]
 
 
-@pytest.mark.parametrize(("at", "said"), [(4, "is past"), (6, None)])
+@pytest.mark.parametrize(("at", "said"), [(4, "has passed"), (6, None)])
 def test_an_ablation_begins_neither_before_the_saved_state_nor_must_it_at_once(at, said):
     spec = plan(("x", at), ("z", None), resume="ablation")
     state = state_at(5, plan(("x", None)))
@@ -150,10 +153,10 @@ def test_a_state_from_before_the_first_batch_bears_any_plan():
     assert goes_on(state_at(0), spec) == in_order([loader_of(spec, lanes=4)], 15)
 
 
-def test_ignore_lets_leaves_go_on_by_their_ids_and_says_so(caplog):
-    spec = plan(("x", 10, MIXED), ("q", None, MIXED), resume="ignore")
+def test_keep_matching_lets_leaves_go_on_by_their_ids_and_says_so(caplog):
+    spec = plan(("x", 10, MIXED), ("q", None, MIXED))
     with caplog.at_level(logging.INFO):
-        given = goes_on(state_at(15), spec, 20)
+        given = goes_on(state_at(15), spec, 20, **KEEPING)
     of_x = [key for batch in given for key in batch if key.startswith("x")]
     before = [key for batch in in_order([loader_of(BEFORE, lanes=4)], 10) for key in batch]
     assert not set(of_x) & set(before)
@@ -161,18 +164,12 @@ def test_ignore_lets_leaves_go_on_by_their_ids_and_says_so(caplog):
     assert "leaf 'y' is gone" in caplog.text
 
 
-@pytest.mark.parametrize("rule", ["strict", "ablation", "ignore"])
-def test_no_rule_lets_a_run_go_back_to_a_stage_that_is_over(rule):
+@pytest.mark.parametrize("facts", [{}, KEEPING])
+@pytest.mark.parametrize("rule", ["strict", "ablation"])
+def test_no_rule_lets_a_run_go_back_to_a_stage_that_is_over(rule, facts):
     spec = plan(("x", 20), ("y", None), resume=rule)
     with pytest.raises(StateMismatchError, match="stage 'x' is over"):
-        goes_on(state_at(15), spec)
-
-
-def test_keep_matching_goes_on_whatever_the_rule_of_the_stages():
-    spec = plan(("x", 10, MIXED), ("q", None, MIXED))
-    assert goes_on(state_at(15), evolve(spec, resume="ignore")) == goes_on(
-        state_at(15), spec, on_mismatch="keep_matching"
-    )
+        goes_on(state_at(15), spec, **facts)
 
 
 def test_a_leaf_dropped_from_the_stages_goes_on_from_there_in_a_plain_tree():
@@ -182,9 +179,9 @@ def test_a_leaf_dropped_from_the_stages_goes_on_from_there_in_a_plain_tree():
 
 
 def test_carried_counts_survive_the_next_save_and_the_next_edit():
-    edited = plan(("x", 10, MIXED), ("q", None, MIXED), resume="ignore")
+    edited = plan(("x", 10, MIXED), ("q", None, MIXED))
     first = loader_of(edited, lanes=4)
-    first.load_state_dict(state_at(15))
+    first.load_state_dict(state_at(15), **KEEPING)
     seen = [key for batch in in_order([first], 8) for key in batch]
     state = json.loads(json.dumps(first.state_dict()))
     assert goes_on(state, edited, 9) == in_order([first], 9)
@@ -205,22 +202,22 @@ def test_a_run_without_stages_goes_on_as_the_stage_default():
     assert goes_on(state, later) == in_order([loader_of(later, lanes=4)], 22)[7:]
 
 
-def test_ignore_takes_a_state_without_stages_too():
+def test_keep_matching_takes_a_state_without_stages_too():
     state = state_at(9, MIXED)
     before = {key for batch in in_order([loader_of(MIXED, lanes=4)], 9) for key in batch}
-    spec = plan(("z", 12), ("x", None), resume="ignore")
-    given = goes_on(state, spec, 12)
+    spec = plan(("z", 12), ("x", None))
+    given = goes_on(state, spec, 12, **KEEPING)
     assert not before & {key for batch in given for key in batch}
 
 
-def test_a_stage_that_restarts_goes_on_in_its_own_order_when_another_is_ignored():
+def test_a_stage_that_restarts_goes_on_in_its_own_order_when_another_is_edited():
     def restarting(of_x):
-        spec = plan(("x", 10, of_x), ("y", None), resume="ignore")
+        spec = plan(("x", 10, of_x), ("y", None))
         return evolve(spec, stages=(spec.stages[0], evolve(spec.stages[1], on_enter="restart")))
 
     whole = in_order([loader_of(restarting(BODY["x"]), lanes=4)], 40)
     state = state_at(16, restarting(BODY["x"]))
-    given = goes_on(state, restarting(MIXED), 24)
+    given = goes_on(state, restarting(MIXED), 24, **KEEPING)
     assert sorted(sum(given, ())) == sorted(sum(whole[16:], ()))
 
 
@@ -302,7 +299,7 @@ ON_TWO_AND_FOUR = [
     (
         plan(("x", 8, PACKED), ("y", None)),
         8,
-        plan(("x", 8, PACKED), ("w", None, MIXED), resume="ignore"),
+        plan(("x", 8, PACKED), ("w", None, MIXED)),
     ),
 ]
 
@@ -359,7 +356,7 @@ UNEVEN = plan(("x", 12), ("y", None))
         (1, plan(("x", 12), ("y", 20), ("z", None)), None),
         (0, plan(("x", 12), ("z", None)), "stage 'y' is being played as number 1, and it is gone"),
         (1, plan(("x", 12), ("z", None)), "stage 'y' is being played as number 1, and it is gone"),
-        (1, plan(("x", 12), ("y", 14), ("z", None)), "is past: the run is beyond"),
+        (1, plan(("x", 12), ("y", 14), ("z", None)), "which the run has passed"),
         (1, plan(("x", 12), ("y", 16), ("z", None), resume="ablation"), None),
     ],
 )

@@ -185,11 +185,12 @@ def test_a_pipeline_that_ends_is_played_again_or_is_an_error():
     stages = (Stage(name="a", of=once, begin=0, end=6), Stage(name="b", of=once, begin=6))
     again = StagedSpec(stages=stages).build(Context())
     assert len([next(again) for _ in range(12)]) == 12
-    strict = StagedSpec(stages=stages, on_exhausted="error").build(Context())
-    with pytest.raises(SpecError, match="on_exhausted must be one of repeat, error, got 'advance'"):
-        StagedSpec(stages=stages, on_exhausted="advance")  # it must be known beforehand: see below
-    with pytest.raises(DataError, match="stage 'a' has no more batches at micro-batch 2"):
-        [next(strict) for _ in range(12)]
+    empty = BatchSpec(
+        of=LimitSpec(of=samples(A), length=1), batch_size=2, collate=tuple, drop_last=True
+    )
+    node = StagedSpec(stages=(evolve(stages[0], of=empty), stages[1])).build(Context())
+    with pytest.raises(DataError, match="stage 'a' has no batch at micro-batch 0 of the run"):
+        next(node)
 
 
 def test_ranks_that_could_not_switch_together_are_refused():
@@ -214,7 +215,7 @@ def test_stages_that_do_not_fit_together_are_refused_all_at_once():
             Stage(name="a", of=body, begin=5, end=5),
             Stage(name="b", of=body, begin=7, end=9),
             Stage(name=" ", of=samples(A), begin=8),
-            buffers="keep",
+            resume="ignore",
         )
     faults = str(caught.value)
     for problem in (
@@ -224,7 +225,7 @@ def test_stages_that_do_not_fit_together_are_refused_all_at_once():
         "' ' begins at micro-batch 8, where the one before ends at 9",
         "a stage has no name",
         "gives samples, not batches",
-        "buffers must be one of handoff, drop, got 'keep'",
+        "resume must be 'strict' or 'ablation', got 'ignore'",
     ):
         assert problem in faults
 

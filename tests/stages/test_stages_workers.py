@@ -13,7 +13,6 @@ from loader.workers import QUICK, worker_loader
 from trees import batches, groups, leaf, number_cost, packs, samples, staged
 
 from energy_data.core.context import Context
-from energy_data.loading.stats import Counting
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
 from energy_data.nodes.mix import Mixed, MixSpec
@@ -124,24 +123,6 @@ def test_every_sample_of_the_first_epoch_comes_once_over_both_visits():
     assert len(seen) == 100
 
 
-def test_buffers_may_be_dropped_and_their_number_is_told(caplog):
-    loader = loader_of(evolve(PACKED, buffers="drop"), lanes=4)
-    with caplog.at_level("INFO", "energy_data.loading.transitions"):
-        in_order([loader], 13)
-    states = {lane: node.state_dict() for lane, node in loader._host._nodes.items()}
-    nodes = Counting(loader.dataset).at(states, 4).values()
-    lost = [f"x/{n}" for node in nodes for _, _, n in held(node.children["s0"])]
-    assert f"{len(lost)} samples of this rank were drawn and not given: they are lost" in (
-        caplog.text
-    )
-    rest = [key for batch in in_order([loader], 10) for key in flat(batch)]
-    assert not set(rest) & set(lost)
-    kept = loader_of(PACKED, lanes=4)
-    with caplog.at_level("INFO", "energy_data.loading.transitions"):
-        in_order([kept], 13)
-    assert f"{len(lost)} samples of this rank were drawn and not given: they go back" in caplog.text
-
-
 def test_a_stage_that_restarts_gets_nothing_back():
     stages = (*PACKED.stages[:2], evolve(PACKED.stages[2], on_enter="restart"), PACKED.stages[3])
     node = evolve(PACKED, stages=stages).build(Context())
@@ -156,7 +137,6 @@ def test_a_stage_that_restarts_gets_nothing_back():
 
 def test_stages_that_hold_samples_back_resume_at_every_step():
     assert_resumes_exactly(PACKED, lane=1, lanes=2, steps=16)
-    assert_resumes_exactly(evolve(PACKED, buffers="drop"), steps=24)
 
 
 MIXED = {
@@ -173,7 +153,7 @@ def test_what_is_held_of_several_order_trees_goes_back_to_the_leaf_of_each(mixed
     spec = staged(both, batches(samples(X), 1), batches(samples(Y), 1), steps=(6, 30))
     with caplog.at_level("INFO", "energy_data.loading.transitions"):
         given = [key for batch in in_order([loader_of(spec, lanes=1)], 66) for key in flat(batch)]
-    assert "were drawn and not given: they go back to their leaves" in caplog.text
+    assert "were drawn and not returned: they go back to their leaves" in caplog.text
     for name, one in (("x", X), ("y", Y)):
         of_leaf = [key for key in given if key.startswith(name)]
         drawn = in_order([loader_of(batches(samples(one), 1), lanes=1)], len(of_leaf))

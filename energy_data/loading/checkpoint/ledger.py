@@ -26,7 +26,7 @@ from energy_data.loading.checkpoint.tree import TreeRecord, built_order_trees, s
 from energy_data.nodes.buffered import BufferedCursor, BufferedNode
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.past import Past, held
-from energy_data.nodes.played import FadingCursor, Played
+from energy_data.nodes.played import Played, StagedCursor
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec, follows_run
 
 log = logging.getLogger(__name__)
@@ -66,33 +66,23 @@ class Ledgers:
 
         What the stages that restart their leaves have drawn, and hold, does not count.
         """
-        told: list[Past] = []
-        raise_if(f"lane {lane}", lambda: self._told(lane, told))
-        (past,), before = told, self.before_edits(lane)
+        past, before = self._since_edit(lane), self.before_edits(lane)
         return Past({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
 
     def of_run(self, lane: int) -> Ledger:
         """Return how often a lane has drawn each leaf, of which several order trees are one."""
         return self.past(lane).drawn
 
-    def _told(self, lane: int, told: list[Past]) -> Iterator[Problem]:
-        """Add the past of a lane since the last edit to `told`; yield what is damaged."""
+    def _since_edit(self, lane: int) -> Past:
+        """Return what a lane has done to its leaves since the last edit."""
         plan = self._plan
         if plan is None:
-            told.append(self._of_tree(lane))
-            return
-        cursor = self.state.places[lane][plan.path]
-        faded, carried = as_tuples(cursor.get("faded", ())), plan.carried(cursor)
-        yield from (wrong := list(wrong_kinds(FadingCursor, {"faded": faded})))
-        if wrong:
-            return
+            return self._of_tree(lane)
+        carried = plan.carried(self.state.places[lane][plan.path])
         nodes = self.remembered(lane).walk()
         staged = next(node for path, node in nodes if path == plan.path)
-        staged.cursor = FadingCursor(faded=faded)
-        played = Played(staged, plan.rows, lambda: carried, handoff=plan.hands_off)
-        if len(faded) > played.num_faded:
-            yield "faded", f"must be of {played.num_faded} order trees at most, has {len(faded)}"
-        told.append(played.until_end(len(plan.rows) - 1))
+        staged.cursor = StagedCursor()
+        return Played(staged, plan.rows, lambda: carried).until_end(len(plan.rows) - 1)
 
     def _of_tree(self, lane: int) -> Past:
         ledgers = self.of_lane(lane)

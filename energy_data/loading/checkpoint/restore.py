@@ -1,9 +1,11 @@
 """Going on after the stages of a run were edited: what may change, and where each lane is then.
 
-`strict`    what was played, and the stage that is played, are as they were; what lies ahead is
-            free, and a run that has ended may go on with its last stage
-`ablation`  as strict, and a stage may begin exactly where the state was saved
-`ignore`    any change that does not lead back to a stage that is over; leaves go on by their ids
+`strict`    finished stages and the current stage must be unchanged; later stages may change, and a
+            run that has ended may continue if its last stage is made longer
+`ablation`  as strict, and a new stage may begin exactly where the state was saved
+
+`on_mismatch="keep_matching"` accepts any other change that does not return to a finished stage:
+leaves continue by their ids.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve
 
@@ -27,12 +29,10 @@ from energy_data.loading.lanes import Nodes
 from energy_data.nodes.past import Past
 from energy_data.nodes.played import StagedCursor
 from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.stage import DEFAULT
+from energy_data.nodes.stage import DEFAULT, Resume
 from energy_data.nodes.staged import StagedNode, StagedSpec
 
 log = logging.getLogger(__name__)
-
-Rule = Literal["strict", "ablation", "ignore"]
 
 
 def check_stages(saved: RunState) -> None:
@@ -82,10 +82,10 @@ def _at(saved: RunState, lane: int, path: str, cursor: Mapping[str, Any]) -> int
 
 
 def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:
-    """Go on with a tree whose stages were edited; nothing moves if that cannot be.
+    """Continue with a tree whose stages were edited, or raise and move nothing.
 
-    keep: any rule but that of the stages is off. Returns False if our tree has no stages. Raises
-    StateMismatchError with everything that does not fit.
+    keep: whether leaves continue by their ids where `resume` does not accept the edit. Returns
+    False if our tree has no stages. Raises StateMismatchError that lists every problem.
     """
     ours = TreeRecord.unpack(ours.pack())  # as a state has it
     now = Plan.of(ours)
@@ -97,21 +97,16 @@ def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep:
         saved = _staged(saved, now)
         before = Plan.plain(record, now)
     (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
-    rule: Rule = "ignore" if keep else staged.resume
     clock = clock_of(saved, now)
-    if wrong := misfits(before, now, clock, rule):
-        raise StateMismatchError(_told(wrong, clock, rule, now))
-    if not misfits(before, now, clock, "ablation"):
+    wrong = misfits(before, now, clock, "ablation" if keep else staged.resume)
+    if not wrong:
         _continue(saved, before, now, nodes, clock)
-    elif now.counts_steps:
-        raise StateMismatchError(
-            "state: stages that count steps were edited in a way that only `resume: ignore` takes, "
-            "and they cannot: where each of them began is not known beforehand. Undo these changes."
-        )
-    else:
+    elif keep and not (wrong := _never_kept(before, now, clock)):
         _carry(saved, ledgers, (before, now), ours, nodes)
+    else:
+        raise StateMismatchError(_refused(wrong, clock, now, None if keep else staged.resume))
     for difference in (*edits(before, now), *differences(record, ours)):
-        log.info("restored after an edit that lies ahead, or is ignored: %s", difference)
+        log.info("restored after an edit: %s", difference)
     return True
 
 
@@ -135,31 +130,36 @@ def clock_of(saved: RunState, now: Plan) -> int:
     return int(saved.step["step"])
 
 
-def misfits(before: Plan, now: Plan, clock: int, rule: Rule) -> list[str]:
-    """Return in sentences what keeps a state at `clock` (micro-batch, or step) from going on."""
-    wrong = []
-    if before.around != now.around:
-        wrong.append("something else than the stages was edited: what stands over them, `buffers`")
-    if rule == "ignore":
-        current, over = now.at(clock), {row.name for row in before.rows if row.is_over(clock)}
-        if before.at(clock) is None and before.rows[-1].end == clock:
-            over.discard(before.rows[-1].name)  # the run has ended, and goes on
-        if current is not None and current.name in over:
-            unit = "step" if now.counts_steps else "micro-batch"
-            wrong.append(
-                f"stage {current.name!r} is over, and would be played at {unit} {clock} again"
-            )
-        return wrong
+def misfits(before: Plan, now: Plan, clock: int, rule: Resume) -> list[str]:
+    """Return in sentences why a state at `clock` (micro-batch or step) cannot continue."""
+    wrong = _around(before, now)
     for number, row in enumerate(before.rows):
         if row.begin < clock:
             wrong += _of_stage(number, row, before, now, clock, rule)
     return wrong
 
 
+def _around(before: Plan, now: Plan) -> list[str]:
+    return ["the nodes above the stages were edited"] if before.around != now.around else []
+
+
+def _never_kept(before: Plan, now: Plan, clock: int) -> list[str]:
+    """Return in sentences why leaves cannot continue by their ids either."""
+    wrong = _around(before, now)
+    if now.counts_steps:
+        wrong.append("stages that count steps cannot be edited so: where each began is not known")
+    current, over = now.at(clock), {row.name for row in before.rows if row.is_over(clock)}
+    if before.at(clock) is None and before.rows[-1].end == clock:
+        over.discard(before.rows[-1].name)  # the run has ended, and continues
+    if current is not None and current.name in over:
+        wrong.append(f"stage {current.name!r} is over, and would play again")
+    return wrong
+
+
 def _of_stage(
-    number: int, row: Row, before: Plan, now: Plan, clock: int, rule: Rule
+    number: int, row: Row, before: Plan, now: Plan, clock: int, rule: Resume
 ) -> Iterator[str]:
-    """Yield what is wrong with a stage that was played, or is."""
+    """Yield what is wrong with a finished stage, or the current one."""
     name, kind = row.name, "over" if row.is_over(clock) else "being played"
     ours = now.rows[number] if number < len(now.rows) else None
     if ours is None or ours.name != name:
@@ -171,7 +171,7 @@ def _of_stage(
         yield f"stage {name!r} is {kind}; it began at {row.begin}, and now at {ours.begin}"
     if not (row is before.rows[-1] and row.end == clock and _is_longer(ours, clock)):
         yield from _of_end(row, ours, clock, rule)
-    for key in ("on_enter", "seed", "fade", "microbatches_per_step"):
+    for key in ("on_enter", "seed", "microbatches_per_step"):
         was, is_ = getattr(row, key), getattr(ours, key)
         if was != is_ and not (key == "microbatches_per_step" and was is None):
             yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
@@ -184,37 +184,36 @@ def _of_stage(
 
 
 def _is_longer(ours: Row, clock: int) -> bool:
-    """Return whether a run that ended at `clock` goes on with its last stage."""
+    """Return whether a run that ended at `clock` continues with its last stage."""
     return ours.end is None or ours.end > clock
 
 
-def _of_end(row: Row, ours: Row, clock: int, rule: Rule) -> Iterator[str]:
+def _of_end(row: Row, ours: Row, clock: int, rule: Resume) -> Iterator[str]:
     if row.end == ours.end:
         return
     if row.is_over(clock):
         yield f"stage {row.name!r} is over; it ended at {row.end}, and now at {ours.end}"
     elif ours.end is not None and ours.end < clock:
-        yield f"stage {row.name!r} would have ended at {ours.end}, which is past: the run is beyond"
+        yield f"stage {row.name!r} would have ended at {ours.end}, which the run has passed"
     elif ours.end == clock and rule == "strict":
         yield (
-            f"stage {row.name!r} is being played and ends here now. If another stage shall begin "
-            f"from this state, write `resume: ablation`"
+            f"stage {row.name!r} is being played and now ends here. To begin another stage at "
+            f"this state, write `resume: ablation`"
         )
 
 
-def _told(wrong: list[str], clock: int, rule: Rule, now: Plan) -> str:
-    advice = {
-        "strict": "Undo these changes. `resume: ablation` lets a new stage begin at a saved state, "
-        "`resume: ignore` goes on with the leaves that are known.",
-        "ablation": "Undo these changes, or write `resume: ignore` to go on with the leaves that "
-        "are known.",
-        "ignore": "A run never goes back: let what is played go on, or start anew.",
-    }
+def _refused(wrong: list[str], clock: int, now: Plan, rule: Resume | None) -> str:
+    advice = (
+        "Undo these changes, or restore with on_mismatch='keep_matching' to continue with the "
+        "leaves that are known."
+    )
+    if rule is None:
+        advice = "Undo these changes, or restore with on_mismatch='restart'."
     lines = "\n".join(f"  - {problem}" for problem in wrong)
     unit = "step" if now.counts_steps else "micro-batch"
     return (
-        f"state: the stages were edited since it was saved, at {unit} {clock} of the run "
-        f"(resume: {rule}):\n{lines}\n{advice[rule]}"
+        f"state: the stages were edited since it was saved, at {unit} {clock} of the run"
+        f"{f' (resume: {rule})' if rule else ''}:\n{lines}\n{advice}"
     )
 
 
@@ -225,7 +224,7 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
         for path, cursor in saved.places[lane].items():
             row = before.row_of(path)
             if path in state and (row is None or row.begin < clock):
-                state[path] = _also_fading(dict(cursor), state[path])
+                state[path] = dict(cursor)
         known = before.carried(saved.places[lane].get(before.path, {}))
         # It is of the leaves before.
         state[before.path] = {**state[before.path], "carried": (), "returned": ()}
@@ -235,16 +234,6 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
         gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
         staged.carry(Past({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting())))
         raise_if(now.path, partial(staged.faults, staged.cursor))
-
-
-def _also_fading(saved: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved cursor with `faded` if ours has it: only where one stage fades into another.
-
-    What was played stays as it was, so where only one of them has it, nothing has faded yet.
-    """
-    if "faded" in ours:
-        return {"faded": (), **saved}
-    return {name: value for name, value in saved.items() if name != "faded" or value}
 
 
 def _carry(

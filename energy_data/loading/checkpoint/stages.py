@@ -28,7 +28,6 @@ class Row:
     microbatches_per_step: int | None
     params: Mapping[str, Any]
     body: list[Any]  # its description
-    fade: list[Any] | None = None  # how the stage before fades into it, step by step
 
     def context(self, around: Context) -> Context:
         """Return the context that the stage was built in."""
@@ -59,7 +58,6 @@ class Plan:
                     Row(
                         **dict(zip(fields, stage, strict=False)),
                         params=stage[6],
-                        fade=stage[7] if len(stage) > 7 else None,
                         body=bodies[stage[0]],
                     )
                     for stage in stages
@@ -90,11 +88,6 @@ class Plan:
     def counts_steps(self) -> bool:
         """Whether stages begin and end at steps of the run, not at micro-batches."""
         return "steps" in self.around[1:]
-
-    @property
-    def hands_off(self) -> bool:
-        """Whether what a stage has drawn and not given goes back to its leaves."""
-        return "handoff" in self.around[1:]
 
     @property
     def leaf_ids(self) -> list[str]:
@@ -184,7 +177,7 @@ def edits(before: Plan, now: Plan) -> Iterator[str]:
         old, new = before.rows[was.index(name)], now.rows[number]
         if was.index(name) != number:
             yield f"stage {name!r} was number {was.index(name)}, is number {number}"
-        for key in ("begin", "end", "on_enter", "seed", "fade", "microbatches_per_step"):
+        for key in ("begin", "end", "on_enter", "seed", "microbatches_per_step"):
             if getattr(old, key) != getattr(new, key):
                 yield f"stage {name!r}: its {key} was {getattr(old, key)}, is {getattr(new, key)}"
         for key in sorted(old.params.keys() | new.params.keys()):
