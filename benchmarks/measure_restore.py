@@ -21,9 +21,9 @@ from benchmarks.measure import cpu_seconds, leave
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.core.block import Integers
 from energy_data.core.sample import Sample
-from energy_data.data import registry as opening
+from energy_data.data import registry
 from energy_data.data.source import Source
-from energy_data.data.tar.source import WebdatasetSource, open_dataset
+from energy_data.data.tar.source import WebdatasetSource
 from energy_data.errors import SampleError
 from energy_data.loading.checkpoint.run_state import RunState
 
@@ -108,8 +108,10 @@ def main() -> None:
 def dataset_of(asked: argparse.Namespace, num_workers: int, log: str | None = None) -> Any:
     """Return the training stream of a case; with `log`, of sources that count."""
     if log:
-        counted: Any = lambda *given, **named: Counted(open_dataset(*given, **named), log)  # noqa: E731
-        opening.open_dataset = counted
+        tars = registry.FORMATS[-1]
+        registry.FORMATS[-1] = tars._replace(
+            open=lambda path, options: Counted(WebdatasetSource(path, options), log)
+        )
     case = find_case(asked.case)
     return get_train_dataset(
         case.metadataset(asked.folder / case.name),

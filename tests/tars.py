@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import WebdatasetSource, open_dataset
+from energy_data.data.tar.source import WebdatasetSource
 
 Files = list[tuple[str, bytes]]
 
@@ -71,7 +72,7 @@ def dataset(folder: Path, *, shards: int = 3, samples: int = 20, size: int = 40)
 def one_shard(folder: Path, files: Files, **options: Any) -> WebdatasetSource:
     write_tar(folder / "a.tar", files)
     prepare(folder, force=True, workers=1)
-    return open_dataset(folder, **options)
+    return open_source(folder, **options)
 
 
 def read_all(source: WebdatasetSource) -> list[Any]:

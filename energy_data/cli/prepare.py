@@ -17,8 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from energy_data.cli.ask import TYPES, ask_again, ask_definition, ask_ratio, show_samples
 from energy_data.cli.prepare_metadataset import prepare_metadataset
 from energy_data.data.decode.media import MediaFilter, collect_media
-from energy_data.data.jsonl.index import SUFFIX, write_jsonl_index
-from energy_data.data.jsonl.source import is_jsonl
+from energy_data.data.registry import format_of
 from energy_data.data.tar.index import find_tars
 from energy_data.data.tar.nv_meta import DATASET, is_prepared
 from energy_data.data.tar.prepare import Summary, parse_patterns, prepare, reindex
@@ -108,9 +107,9 @@ def command(path: Path, **given: Any) -> None:
     asking = sys.stdin.isatty() if interactive is None else interactive
     if given["media"] and not path.is_dir():
         raise click.UsageError("--media-metadata-by-...: it is for folders of tars.")
-    if is_jsonl(path):
-        count = write_jsonl_index(str(path), f"{path}{SUFFIX}")
-        click.echo(f"{path}: {count:,} samples")
+    index_file = format_of(path).index_file
+    if index_file is not None:
+        click.echo(f"{path}: {index_file(str(path)):,} samples")
     elif path.suffix in (".yaml", ".yml"):
         for line in prepare_metadataset(path):
             click.echo(line)

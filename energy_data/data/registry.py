@@ -1,19 +1,42 @@
-"""Datasets of any kind, by their path."""
+"""The formats of datasets: one line per format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from energy_data.data.decode.parts import Overrides
+from energy_data.data.decode.parts import Decoding, Overrides
 from energy_data.data.files.stores import FileStore
 from energy_data.data.jsonl.file_store import JsonlFileStore
-from energy_data.data.jsonl.source import is_jsonl, open_jsonl
-from energy_data.data.source import Source
+from energy_data.data.jsonl.index import prepare_jsonl
+from energy_data.data.jsonl.source import JsonlSource
+from energy_data.data.source import OpenOptions, Source
 from energy_data.data.tar.file_store import WebdatasetFileStore
-from energy_data.data.tar.source import open_dataset
+from energy_data.data.tar.source import WebdatasetSource
 from energy_data.data.typed.dataset_yaml import check_dataset_config
+
+
+class SourceFormat(NamedTuple):
+    """One format: how to recognise a dataset by its path, and how to open it."""
+
+    suffix: str  # of the path
+    open: Callable[[str, OpenOptions], Source]
+    open_store: Callable[[str], FileStore[bytes]]  # the parts of all samples by key
+    index_file: Callable[[str], int] | None  # prepares a dataset of one file; returns its samples
+    decodes_parts: bool  # whether its samples have parts that decoders apply to
+
+
+FORMATS = [
+    SourceFormat(".jsonl", JsonlSource, JsonlFileStore, prepare_jsonl, decodes_parts=False),
+    SourceFormat("", WebdatasetSource, WebdatasetFileStore, None, decodes_parts=True),
+]
+"""All formats; the first one that fits a path is used."""
+
+
+def format_of(path: str | Path) -> SourceFormat:
+    """Return the format of a dataset by its path."""
+    return next(one for one in FORMATS if str(path).endswith(one.suffix))
 
 
 def open_source(
@@ -24,39 +47,38 @@ def open_source(
     subflavors: Mapping[str, Any] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    decode: Literal["auto", "bytes"] = "auto",
     decoders: Overrides | None = None,
 ) -> Source:
     """Return the samples of one part of a dataset, as dicts of parts by extension.
 
     Args:
-        path: What `open_dataset` takes, or a JSONL file, which is whole in every part.
-        split_part: The part to read.
+        path: The dataset: a folder of tars, a tar, a pattern of tars, or a JSONL file.
+        split_part: The part to read. Unprepared tars have one part, "train"; a JSONL file is used
+            as a whole for every part.
         subset: Samples [start, end) of the part; end None means to its end.
-        subflavors: The `__subflavors__` of every sample.
-        dataset_config: Name of the file in `.nv-meta` that gives samples a type. It must be there,
-            and dicts have none: it is for `energy_data.data.typed.wrap.open_typed`.
-        split_config: Name of the file in `.nv-meta` that says what parts there are.
-        decoders: For tars, as for `open_dataset`.
+        subflavors: The `__subflavors__` of every sample; one dict that all of them share.
+        dataset_config: Name of the file in `.nv-meta` that declares the sample type. It must exist,
+            but dicts have no type: `energy_data.data.typed.wrap.open_typed` uses it.
+        split_config: Name of the file in `.nv-meta` that defines the parts; None: split.yaml.
+        decode: "auto" decodes parts by extension; "bytes" decodes nothing.
+        decoders: Extension (`png`, or more specific `seg.png`) -> function of the part's bytes, or
+            "bytes"; takes precedence over `decode`.
 
-    Raises SpecError for what does not exist, StructureError for damaged files.
+    Raises SpecError if the dataset or part does not exist, StructureError for damaged files.
     """
     if dataset_config is not None:
         check_dataset_config(Path(path), dataset_config)
-    if is_jsonl(path):
-        return open_jsonl(path, subset=subset, subflavors=subflavors)
-    return open_dataset(
-        path,
+    options = OpenOptions(
         split_part=split_part,
         subset=subset,
-        subflavors=subflavors,
+        subflavors=dict(subflavors or {}),
+        decoding=Decoding(decode, dict(decoders or {})),
         split_config=split_config,
-        decoders=decoders,
     )
+    return format_of(path).open(str(path), options)
 
 
 def open_store(path: str | Path) -> FileStore[bytes]:
-    """Return the parts of all samples of a dataset, by key. SpecError if it cannot be.
-
-    path: a prepared folder of tars, or a JSONL file.
-    """
-    return JsonlFileStore(path) if is_jsonl(path) else WebdatasetFileStore(path)
+    """Return the parts of all samples of a dataset, by key. SpecError if it has no index."""
+    return format_of(path).open_store(str(path))

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from attrs import field, frozen
 
 from energy_data.core.sample import Sample
-from energy_data.errors import SampleError, SpecError
+from energy_data.data.decode.parts import Decoding
+from energy_data.errors import SampleError, SpecError, StructureError
+
+T_source = TypeVar("T_source", bound="Source")
+
+
+@frozen(kw_only=True)
+class OpenOptions:
+    """How to open a dataset. A format ignores the options that do not apply to it."""
+
+    split_part: str = "train"
+    subset: tuple[int, int | None] | None = None  # samples [start, end); end None: to the end
+    subflavors: dict[str, Any] = field(factory=dict)  # `__subflavors__` of every sample
+    decoding: Decoding = field(factory=Decoding)
+    split_config: str | None = None  # name of the file in `.nv-meta` that is used as split.yaml
+
+    def range_of(self, total: int, path: str) -> tuple[int, int]:
+        """Return the first sample of the subset, and the number of its samples.
+
+        total: samples of the part. SpecError if the subset is empty or out of range.
+        """
+        start, end = self.subset or (0, None)
+        end = total if end is None else end
+        if not 0 <= start < end <= total:
+            raise SpecError(
+                f"{path}: subset [{start}, {end}) is empty or out of range of its {total} samples. "
+                f"Give 0 <= start < end <= {total}."
+            )
+        return start, end - start
 
 
 class Source(ABC):
@@ -90,16 +119,13 @@ class Source(ABC):
         """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""
 
 
-def subset_range(subset: tuple[int, int | None] | None, total: int, path: str) -> tuple[int, int]:
-    """Return the first sample of a subset [start, end) of `total` samples, and how many it has.
-
-    end None means to the end. SpecError if it is empty or reaches beyond.
-    """
-    start, end = subset or (0, None)
-    end = total if end is None else end
-    if not 0 <= start < end <= total:
-        raise SpecError(
-            f"{path}: subset [{start}, {end}) is empty or reaches beyond its {total} samples. "
-            f"Give 0 <= start < end <= {total}."
+def reopen(
+    kind: Callable[[str, OpenOptions], T_source], path: str, options: OpenOptions, fingerprint: str
+) -> T_source:
+    """Return a pickled source again. StructureError if its dataset has changed."""
+    source = kind(path, options)
+    if source.fingerprint != fingerprint:
+        raise StructureError(
+            "it was changed while it was in use. Start the run again.", dataset=path
         )
-    return start, end - start
+    return source

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from energy_data.core.context import WorkerConfig
 from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.source import OpenOptions
 from energy_data.data.typed.samples import (
     CaptioningSample,
     ImageClassificationSample,
@@ -86,11 +87,13 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
             field_map=field_map,
             sample_loader=sample_loader,
             part_filter=part_filter,
-            split_part=split_part,
-            subset=subset,
-            subflavors=subflavors,
-            split_config=split_config,
             decoder=decoder,
+            options=OpenOptions(
+                split_part=split_part,
+                subset=subset,
+                subflavors=dict(subflavors or {}),
+                split_config=split_config,
+            ),
         )
         shuffle = Shuffle(
             sequence_length=max_samples_per_sequence or 0,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tars import bare, dataset, expected, one_shard, read_all, sample_files
 
-from energy_data.data.tar.source import open_dataset
+from energy_data.data.registry import open_source
 from energy_data.errors import SampleError, StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")
@@ -24,7 +24,7 @@ def harmed(tmp_path, files, harm, row=7, size=40):
     earlier = tar.stat().st_mtime_ns
     tar.write_bytes(data)
     os.utime(tar, ns=(earlier, earlier))
-    return read_all(open_dataset(source.path)), offsets
+    return read_all(open_source(source.path)), offsets
 
 
 def seal(data, at):
@@ -112,7 +112,7 @@ def test_damage_in_the_headers_of_large_samples(tmp_path):
 
 
 def test_a_tar_that_is_cut_while_it_is_read(tmp_path):
-    source = open_dataset(dataset(tmp_path, size=40_000))
+    source = open_source(dataset(tmp_path, size=40_000))
     source.read(np.arange(60))
     os.truncate(tmp_path / "shard-000.tar", 100_000)
     for numbers in (np.arange(5), np.arange(60)):

@@ -17,10 +17,10 @@ from tars import one_shard, sample_files, write_tar
 
 from energy_data import RawTensor, SampleError, StructureError
 from energy_data.core.rows import Row
+from energy_data.data.registry import open_source
 from energy_data.data.tar import native, reader
 from energy_data.data.tar.header import are_idle
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import open_dataset
 
 pytestmark = pytest.mark.skipif(native.TAR is None, reason="installed without a compiler")
 
@@ -65,7 +65,7 @@ def plain(value):
 def read(folder, numbers, decoders, *, rows):
     """Return what is read, or what is raised instead."""
     try:
-        source = open_dataset(folder, decoders=decoders)
+        source = open_source(folder, decoders=decoders)
         found = source.read_rows(numbers) if rows else source.read(numbers)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must be the same
         return f"{type(error).__name__}: {error}"
@@ -103,7 +103,7 @@ def write(folder, made, kind):
                 member.size, member.mtime = len(data), number + 0.5
                 tar.addfile(member, io.BytesIO(data))
     prepare(folder, workers=1, force=True)
-    return len(open_dataset(folder))
+    return len(open_source(folder))
 
 
 @settings(max_examples=200, deadline=None)
@@ -129,7 +129,7 @@ def test_plain_samples_are_left_to_nobody_else(tmp_path, monkeypatch, kind):
     write_tar(tmp_path / "a.tar", [part for n in range(50) for part in sample_files(n)], kind)
     prepare(tmp_path, workers=1)
     monkeypatch.setattr(reader, "read_strictly", None)
-    assert len(open_dataset(tmp_path).read(np.arange(50))) == 50
+    assert len(open_source(tmp_path).read(np.arange(50))) == 50
 
 
 def test_tensors_are_left_to_nobody_else(tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_many_scattered_samples_of_several_shards_are_the_same(tmp_path_factory,
         files = [(f"{n:03d}.bin", bytes([n]) * size) for n, size in some]
         write_tar(folder / f"{shard}.tar", files)
     prepare(folder, workers=1)
-    source = open_dataset(folder)
+    source = open_source(folder)
     numbers = np.array(random.choices(range(len(sizes)), k=2 * len(sizes)))
     by_key = {sample["__key__"]: sample["bin"] for sample in source.read(np.arange(len(sizes)))}
     assert by_key == {f"{n:03d}": bytes([n]) * size for n, size in enumerate(sizes)}
@@ -200,7 +200,7 @@ def test_what_a_decoder_raises_is_a_bad_sample_only_if_it_is_an_error(tmp_path):
 def test_a_decoder_may_read_the_dataset_itself(tmp_path):
     files = [part for n in range(4) for part in sample_files(n)]
     plain_source = one_shard(tmp_path, files)
-    inner = open_dataset(
+    inner = open_source(
         tmp_path, decoders={"bin": lambda _: plain_source.read(np.arange(4))[3]["__key__"]}
     )
     assert [sample["bin"] for sample in inner.read(np.arange(4))] == ["d/00003"] * 4
@@ -239,7 +239,8 @@ def test_nothing_is_kept(tmp_path):
 
     def alive():
         gc.collect()
-        counted = source.subflavors, source.layout.origin, source.shards[0], RAW, decoders["bin"]
+        own = source.options.subflavors, source.layout.origin, source.part.shards[0]
+        counted = (*own, RAW, decoders["bin"])
         return [*map(sys.getrefcount, (*counted, source.path, Row, bytes))], len(gc.get_objects())
 
     for read in (source.read, source.read_rows):
@@ -314,7 +315,7 @@ def test_pax_records_with_no_file_behind_them_are_told_by_all(tmp_path):
 
 
 def test_offsets_at_the_end_of_all_numbers_are_nowhere(tmp_path):
-    found, origin = [], open_dataset(one_shard(tmp_path, sample_files(0)).path).layout.origin
+    found, origin = [], open_source(one_shard(tmp_path, sample_files(0)).path).layout.origin
     with (tmp_path / "a.tar").open("rb") as file:
         begins, ends = [2**63 - 1024, 2**63 - 1024], [2**63 - 512, 2**63 - 512]
         args = [file.fileno()], [0], begins, ends, [None] * 2, [origin] * 2
@@ -341,7 +342,7 @@ def test_what_a_name_means_does_not_depend_on_what_was_read_before(tmp_path, mon
     facts = (tmp_path / "a.tar").stat()
     (tmp_path / "a.tar").write_bytes(tar)
     os.utime(tmp_path / "a.tar", ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    source = open_dataset(tmp_path)
+    source = open_source(tmp_path)
     before, _, after = [source.read(np.array([number]))[0] for number in (1, 0, 1)]
     assert isinstance(before, SampleError)
     assert plain(after) == plain(before)

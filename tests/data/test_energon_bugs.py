@@ -12,9 +12,9 @@ import yaml
 from tars import dataset, sample_files, write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data.registry import open_source
 from energy_data.data.tar.file_store import WebdatasetFileStore
 from energy_data.data.tar.prepare import prepare, reindex
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import SampleError, StructureError
 
 
@@ -50,7 +50,7 @@ def test_173_index_and_data_in_a_read_only_folder_are_read(tmp_path):
         path.chmod(0o555)
     try:
         assert WebdatasetFileStore(folder)["d/00001.json"][0] == b'{"number": 1}'
-        assert len(open_dataset(folder).read(np.arange(3))) == 3
+        assert len(open_source(folder).read(np.arange(3))) == 3
     finally:
         for path in (folder, folder / ".nv-meta"):
             path.chmod(0o755)
@@ -96,9 +96,9 @@ def test_107_every_slice_of_uneven_shards_is_in_range(tmp_path):
     for shard, count in enumerate((1, 7, 2, 13)):
         write_tar(tmp_path / f"{shard}.tar", files(*range(shard * 100, shard * 100 + count)))
     prepare(tmp_path, workers=1)
-    source = open_dataset(tmp_path)
+    source = open_source(tmp_path)
     for start in range(23):
-        part = open_dataset(tmp_path, subset=(start, None))
+        part = open_source(tmp_path, subset=(start, None))
         both = source.read(np.arange(start, 23)), part.read(np.arange(23 - start))
         assert [one["__key__"] for one in both[0]] == [one["__key__"] for one in both[1]]
     with pytest.raises(IndexError):
@@ -109,7 +109,7 @@ def test_181_a_bad_sample_is_one_sample_and_says_which(tmp_path):
     parts = [("a.json", b"{}"), ("b.json", b"{"), ("c.json", b"{}")]
     write_tar(tmp_path / "a.tar", parts)
     prepare(tmp_path, workers=1)
-    one, bad, other = open_dataset(tmp_path).read(np.arange(3))
+    one, bad, other = open_source(tmp_path).read(np.arange(3))
     assert (one["__key__"], other["__key__"]) == ("a", "c")
     assert isinstance(bad, SampleError)
     assert (bad.key, bad.shard) == ("b", "a.tar")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tars import sample_files, write_tar
 
 from energy_data.data.files.local import File
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.tar.scan import scan
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import DataError, SampleError, SpecError
 
 pytestmark = pytest.mark.usefixtures("reading")
@@ -59,7 +59,7 @@ def restore(folder, files, **changed):
 def check(folder):
     begin = time.monotonic()
     try:
-        source = open_dataset(folder)
+        source = open_source(folder)
         for numbers in (np.arange(COUNT), np.arange(5), np.tile(np.arange(COUNT), 2)):
             source.hint(numbers)
             for number, sample in zip(numbers.tolist(), source.read(numbers), strict=True):

@@ -15,8 +15,8 @@ from tars import write_tar
 
 from energy_data.data.join import table as join_table
 from energy_data.data.join.source import JoinMember, open_join
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
 
 
@@ -48,7 +48,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def whole(path, **options):
-    return JoinMember(open_dataset(path, decode="bytes"), **options)
+    return JoinMember(open_source(path, decode="bytes"), **options)
 
 
 def join(*members, **options):
@@ -62,7 +62,7 @@ def rows(source):
 def test_rows_are_those_of_the_first_with_the_parts_of_all(images, texts):
     source = join(whole(images), whole(texts, nonmatch="skip"))
     samples = rows(source)
-    in_order = [sample["__key__"] for sample in rows(open_dataset(images))]
+    in_order = [sample["__key__"] for sample in rows(open_source(images))]
     assert [sample["__key__"] for sample in samples] == [key for key in in_order if key >= "k05"]
     for sample in samples:
         key = sample["__key__"]
@@ -152,7 +152,7 @@ def test_excluded_samples_match_nothing(texts, images):
 
 def test_a_bad_sample_of_any_member_is_an_error_in_its_place(tmp_path, images):
     write_tar(tmp_path / "o" / "a.tar", [("k03.json", b"{}"), ("k04.json", b"{")])
-    source = join(whole(images), JoinMember(open_dataset(tmp_path / "o"), nonmatch="skip"))
+    source = join(whole(images), JoinMember(open_source(tmp_path / "o"), nonmatch="skip"))
     found = {
         sample["__key__"] if isinstance(sample, dict) else sample.key for sample in rows(source)
     }
@@ -280,7 +280,7 @@ def test_a_join_pickles_small_and_reads_the_same_elsewhere(tmp_path, images, tex
 
 def test_what_cannot_be_joined_is_told(images, texts):
     with pytest.raises(SpecError, match="whole parts of datasets of tars"):
-        join(whole(images), JoinMember(open_dataset(texts, subset=(0, 3))))
+        join(whole(images), JoinMember(open_source(texts, subset=(0, 3))))
     with pytest.raises(SpecError, match="two datasets or more"):
         join(whole(images))
     with pytest.raises(SpecError, match="put another first"):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data.files.local import open_anew
 from energy_data.data.jsonl import index as jsonl_index
-from energy_data.data.jsonl.source import open_jsonl
 from energy_data.data.registry import open_source, open_store
 from energy_data.errors import DataError, SampleError, SpecError, StructureError
 
@@ -31,7 +30,7 @@ def numbers(path, count, **fields):
 
 def test_samples_are_lines_and_their_keys_their_numbers(tmp_path):
     path = numbers(tmp_path / "x.jsonl", 10)
-    source = open_jsonl(path, subflavors={"a": 1})
+    source = open_source(path, subflavors={"a": 1})
     sample = source.read(np.array([7]))[0]
     assert sample == {
         "__key__": "7",
@@ -48,7 +47,7 @@ def test_samples_are_lines_and_their_keys_their_numbers(tmp_path):
 @settings(max_examples=30, deadline=None)
 def test_any_order_and_repeats_give_what_the_lines_hold(tmp_path_factory, indices, gap):
     path = tmp_path_factory.mktemp("j") / "x.jsonl"
-    source = open_jsonl(numbers(path, 100, pad="x" * gap))
+    source = open_source(numbers(path, 100, pad="x" * gap))
     source.hint(np.array(indices, np.int64))
     found = source.read(np.array(indices, np.int64))
     assert [sample["json"]["n"] for sample in found] == indices
@@ -85,7 +84,7 @@ def test_the_index_holds_the_places_that_energon_gives(tmp_path_factory, lines, 
             return
         found = jsonl_index.scan_lines(open_anew(str(path)))
     assert found.tolist() == [*offsets, len(text)]
-    samples = open_jsonl(path).read(np.arange(len(offsets)))
+    samples = open_source(path).read(np.arange(len(offsets)))
     assert [one["json"] for one in samples] == [json.loads(line) for line in lines if line.strip()]
 
 
@@ -95,7 +94,7 @@ def test_the_index_holds_the_places_that_energon_gives(tmp_path_factory, lines, 
 def test_a_line_that_is_no_object_is_named(tmp_path, line):
     path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b"\n", line, b"\n"])
     with pytest.raises(StructureError) as caught:
-        open_jsonl(path)
+        open_source(path)
     assert "line 3 is no JSON object" in str(caught.value)
     assert caught.value.offset == 10
     assert not (tmp_path / "x.jsonl.idx").exists()
@@ -103,49 +102,49 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line):
 
 def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path):
     path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"a" 1}\n', b'{"a": 2}\n'])
-    one, bad, other = open_jsonl(path).read(np.arange(3))
+    one, bad, other = open_source(path).read(np.arange(3))
     assert (one["json"], other["json"]) == ({"a": 1}, {"a": 2})
     assert isinstance(bad, SampleError)
     assert (bad.key, bad.offset, bad.dataset) == ("1", 9, str(path))
 
 
 def test_a_subset_counts_in_the_file(tmp_path):
-    source = open_jsonl(numbers(tmp_path / "x.jsonl", 10), subset=(3, 6))
+    source = open_source(numbers(tmp_path / "x.jsonl", 10), subset=(3, 6))
     assert len(source) == 3
     assert [one["__key__"] for one in source.read(np.arange(3))] == ["3", "4", "5"]
     with pytest.raises(IndexError):
         source.read(np.array([3]))
     with pytest.raises(SpecError, match="subset"):
-        open_jsonl(tmp_path / "x.jsonl", subset=(3, 11))
+        open_source(tmp_path / "x.jsonl", subset=(3, 11))
 
 
 def test_a_file_that_grew_is_indexed_anew(tmp_path):
     path = numbers(tmp_path / "x.jsonl", 3)
-    assert len(open_jsonl(path)) == 3
+    assert len(open_source(path)) == 3
     numbers(path, 5)
-    assert len(open_jsonl(path)) == 5
+    assert len(open_source(path)) == 5
 
 
 def test_an_index_of_the_same_size_but_an_older_file_is_made_anew(tmp_path):
     path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"a": 11}\n'])
-    open_jsonl(path)
+    open_source(path)
     write(path, [b'{"a": 11}\n', b'{"a": 1}\n'])
     later = time.time() + 10
     os.utime(path, (later, later))
-    assert [one["json"]["a"] for one in open_jsonl(path).read(np.arange(2))] == [11, 1]
+    assert [one["json"]["a"] for one in open_source(path).read(np.arange(2))] == [11, 1]
 
 
 def test_in_a_read_only_folder_the_index_is_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = numbers(tmp_path / "x.jsonl", 3)
     (tmp_path / "x.jsonl.idx").mkdir()  # nothing can be written there, by root either
-    assert len(open_jsonl(path)) == 3
+    assert len(open_source(path)) == 3
     assert len(list((tmp_path / "cache").rglob("*.idx"))) == 1
 
 
 def test_a_pickled_source_reads_on_and_notices_a_changed_file(tmp_path):
     path = numbers(tmp_path / "x.jsonl", 10)
-    data = pickle.dumps(open_jsonl(path, subset=(2, 5)))
+    data = pickle.dumps(open_source(path, subset=(2, 5)))
     assert pickle.loads(data).read(np.array([0]))[0]["__key__"] == "2"
     assert len(data) < 1000
     numbers(path, 11)
@@ -154,10 +153,10 @@ def test_a_pickled_source_reads_on_and_notices_a_changed_file(tmp_path):
 
 
 def test_the_fingerprint_is_of_what_the_numbers_mean(tmp_path):
-    one = open_jsonl(numbers(tmp_path / "x.jsonl", 10))
-    same = open_jsonl(numbers(tmp_path / "y.jsonl", 10))
-    other = open_jsonl(numbers(tmp_path / "z.jsonl", 10, more=1))
-    part = open_jsonl(tmp_path / "x.jsonl", subset=(0, 9))
+    one = open_source(numbers(tmp_path / "x.jsonl", 10))
+    same = open_source(numbers(tmp_path / "y.jsonl", 10))
+    other = open_source(numbers(tmp_path / "z.jsonl", 10, more=1))
+    part = open_source(tmp_path / "x.jsonl", subset=(0, 9))
     assert one.fingerprint == same.fingerprint
     assert len({one.fingerprint, other.fingerprint, part.fingerprint}) == 3
 
@@ -171,7 +170,7 @@ def test_a_jsonl_file_is_whole_in_every_part(tmp_path):
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_index_is_an_error_and_never_a_crash(tmp_path_factory, data):
     path = numbers(tmp_path_factory.mktemp("j") / "x.jsonl", 20)
-    source = open_jsonl(path)
+    source = open_source(path)
     index = path.with_suffix(".jsonl.idx")
     good = index.read_bytes()
     rows = np.frombuffer(good, "<u8").copy()
@@ -181,7 +180,7 @@ def test_a_damaged_index_is_an_error_and_never_a_crash(tmp_path_factory, data):
     index.write_bytes(rows.tobytes()[: data.draw(st.sampled_from([len(good), 161, 80, 8, 0]))])
     try:
         source.read(np.arange(20))
-        found = open_jsonl(path).read(np.arange(20))
+        found = open_source(path).read(np.arange(20))
     except (DataError, IndexError, SpecError):
         return
     assert len(found) == 20

@@ -10,9 +10,9 @@ import pytest
 from interrupting import interrupted
 from tars import dataset
 
+from energy_data.data.registry import open_source
 from energy_data.data.tar import index as tar_index
 from energy_data.data.tar.index import known_shard
-from energy_data.data.tar.source import open_dataset
 
 MOST, SHARDS, SAMPLES = 4, 12, 5
 
@@ -22,11 +22,11 @@ def source(tmp_path, monkeypatch):
     """A dataset of more shards than may be open; nothing else is open."""
     monkeypatch.setattr(tar_index, "_MOST_OPEN", MOST)
     tar_index._SHARDS.after_fork()
-    return open_dataset(dataset(tmp_path, shards=SHARDS, samples=SAMPLES))
+    return open_source(dataset(tmp_path, shards=SHARDS, samples=SAMPLES))
 
 
 def shard(source, number):
-    tar = f"{source.part.root}/{source.shards[number]}"
+    tar = f"{source.part.root}/{source.part.shards[number]}"
     return known_shard(tar, tar + ".idx", SAMPLES)
 
 
@@ -58,7 +58,7 @@ def test_what_is_used_again_and_again_stays_open(source):
 def test_two_sources_of_one_dataset_open_a_shard_once(source):
     read(source, 3)
     kept = shard(source, 3).shard
-    read(open_dataset(source.path), 3)
+    read(open_source(source.path), 3)
     assert shard(source, 3).shard is kept
 
 
@@ -66,7 +66,7 @@ def test_a_dataset_that_is_gone_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(tar_index, "_MOST_OPEN", MOST)
     known = tar_index._SHARDS.known
     before = len(known)
-    source = open_dataset(dataset(tmp_path, shards=SHARDS, samples=SAMPLES))
+    source = open_source(dataset(tmp_path, shards=SHARDS, samples=SAMPLES))
     read(source, *range(SHARDS))
     assert len(known) >= before + MOST
     del source
@@ -116,7 +116,7 @@ def test_an_interrupt_anywhere_leaves_no_shard_that_cannot_be_read(source):
         assert opened <= {n for n in range(SHARDS) if shard(source, n) in tar_index._SHARDS._open}
         for n in range(SHARDS):  # another source looks at all whether they were written anew
             os.utime(f"{shard(source, n).tar}.idx")
-        read(open_dataset(source.path), *range(SHARDS))
+        read(open_source(source.path), *range(SHARDS))
         assert len(open_now(source)) <= MOST
         assert len(tar_index._SHARDS._open) == MOST
     assert number > 20

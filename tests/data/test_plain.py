@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 from tars import bare, expected, read_all, sample_files, write_tar
 
+from energy_data.data.registry import open_source
 from energy_data.data.tar import index as tar_plain
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import SpecError, StructureError
 
 
@@ -36,9 +36,9 @@ def shards(folder, count=3):
 def test_folders_tars_and_patterns(tmp_path, name, numbers):
     shards(tmp_path / "a")
     shards(tmp_path / "b")
-    source = open_dataset(tmp_path / "a" / name)
+    source = open_source(tmp_path / "a" / name)
     assert [bare(one) for one in read_all(source)] == list(map(expected, numbers))
-    assert source.fingerprint == open_dataset(tmp_path / "b" / name).fingerprint
+    assert source.fingerprint == open_source(tmp_path / "b" / name).fingerprint
     assert source.read(np.array([0]))[0]["__sources__"][0].shard.startswith("shard-00")
 
 
@@ -46,22 +46,22 @@ def test_paths_relative_to_where_we_are(tmp_path, monkeypatch):
     shards(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in ("shard-001.tar", "./shard-00{1..1}.tar"):
-        assert bare(open_dataset(name).read(np.array([0]))[0]) == expected(5)
+        assert bare(open_source(name).read(np.array([0]))[0]) == expected(5)
 
 
 def test_indices_are_kept_and_made_anew_when_the_tar_is_newer(tmp_path):
     shards(tmp_path, 1)
-    open_dataset(tmp_path)
+    open_source(tmp_path)
     index = tmp_path / "shard-000.tar.idx"
     before = index.stat()
-    open_dataset(tmp_path)
+    open_source(tmp_path)
     assert index.stat().st_ino == before.st_ino
     write_tar(tmp_path / "shard-000.tar", sample_files(77))
     later = time.time_ns() + 10**9
     os.utime(tmp_path / "shard-000.tar", ns=(later, later))
-    assert [bare(one) for one in read_all(open_dataset(tmp_path))] == [expected(77)]
+    assert [bare(one) for one in read_all(open_source(tmp_path))] == [expected(77)]
     index.write_bytes(b"")
-    assert [bare(one) for one in read_all(open_dataset(tmp_path))] == [expected(77)]
+    assert [bare(one) for one in read_all(open_source(tmp_path))] == [expected(77)]
 
 
 def test_read_only_folders_are_indexed_in_the_cache_of_the_user(tmp_path, monkeypatch):
@@ -75,11 +75,11 @@ def test_read_only_folders_are_indexed_in_the_cache_of_the_user(tmp_path, monkey
         write(index, offsets, mode)
 
     monkeypatch.setattr(tar_plain, "write_index", refuse)
-    assert len(read_all(open_dataset(tmp_path / "data"))) == 15
+    assert len(read_all(open_source(tmp_path / "data"))) == 15
     assert len(list((tmp_path / "cache").rglob("*.idx"))) == 3
     assert not list((tmp_path / "data").glob("*.idx"))
     monkeypatch.setattr(tar_plain, "scan", None)
-    assert len(read_all(open_dataset(tmp_path / "data"))) == 15
+    assert len(read_all(open_source(tmp_path / "data"))) == 15
 
 
 def test_nowhere_to_write_an_index(tmp_path, monkeypatch):
@@ -88,36 +88,36 @@ def test_nowhere_to_write_an_index(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tar_plain, "write_index", refuse)
     with pytest.raises(SpecError, match="XDG_CACHE_HOME"):
-        open_dataset(shards(tmp_path))
+        open_source(shards(tmp_path))
 
 
 def test_what_is_not_there(tmp_path):
     shards(tmp_path)
     with pytest.raises(SpecError, match="2 of its 5 files are missing"):
-        open_dataset(tmp_path / "shard-{000..004}.tar")
+        open_source(tmp_path / "shard-{000..004}.tar")
     with pytest.raises(SpecError, match="1 of its 1 files are missing"):
-        open_dataset(tmp_path / "nowhere.tar")
+        open_source(tmp_path / "nowhere.tar")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match=r"no \.tar files"):
-        open_dataset(tmp_path / "empty")
+        open_source(tmp_path / "empty")
     with pytest.raises(SpecError, match="its one split part is 'train'"):
-        open_dataset(tmp_path, split_part="val")
+        open_source(tmp_path, split_part="val")
     with pytest.raises(StructureError, match="more than"):
-        open_dataset(tmp_path / "{0..99999999999}.tar")
+        open_source(tmp_path / "{0..99999999999}.tar")
     write_tar(tmp_path / "none" / "a.tar", [])
     with pytest.raises(SpecError, match="no samples"):
-        open_dataset(tmp_path / "none")
+        open_source(tmp_path / "none")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "a.tgz").write_bytes(b"")
     with pytest.raises(SpecError, match="compressed"):
-        open_dataset(tmp_path / "packed")
+        open_source(tmp_path / "packed")
 
 
 def test_a_damaged_tar_is_an_error_of_structure(tmp_path):
     shards(tmp_path)
     (tmp_path / "shard-001.tar").write_bytes(b"x" * 5000)
     with pytest.raises(StructureError, match=r"shard-001\.tar, byte 0: no tar header"):
-        open_dataset(tmp_path)
+        open_source(tmp_path)
     assert not (tmp_path / "shard-001.tar.idx").exists()
 
 
@@ -125,15 +125,15 @@ def test_a_bar_is_shown_to_those_who_look_on(tmp_path, monkeypatch):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=80)
     monkeypatch.setattr(tar_plain, "Console", lambda stderr: console)
-    open_dataset(shards(tmp_path))
+    open_source(shards(tmp_path))
     assert "Indexing tars" in shown.getvalue()
 
 
 def test_several_processes_may_index_at_once(tmp_path):
     shards(tmp_path, 20)
     code = (
-        "import sys; from energy_data.data.tar.source import open_dataset\n"
-        "print(len(open_dataset(sys.argv[1])))"
+        "import sys; from energy_data.data.registry import open_source\n"
+        "print(len(open_source(sys.argv[1])))"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

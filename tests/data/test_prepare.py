@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tars import bare, expected, read_all, sample_files, write_tar
 
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import parse_patterns, prepare
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import SpecError, StructureError
 
 
@@ -52,7 +52,7 @@ def test_what_is_written_and_said(tmp_path):
         "__module__": "megatron.energon",
         "__class__": "CrudeWebdataset",
     }
-    sizes = {part: len(open_dataset(tmp_path, split_part=part)) for part in splits(tmp_path)}
+    sizes = {part: len(open_source(tmp_path, split_part=part)) for part in splits(tmp_path)}
     assert sizes == {"train": 24, "val": 3, "test": 3}
 
 
@@ -66,7 +66,7 @@ def test_runs_of_shards_become_braces(tmp_path):
     assert "a-{00..02}.tar" in written
     assert "a-{08..10}.tar" in written
     assert "c{1..2}_of_2.tar" in written
-    assert len(open_dataset(tmp_path)) == 13
+    assert len(open_source(tmp_path)) == 13
 
 
 def test_splits_by_pattern(tmp_path):
@@ -118,7 +118,7 @@ def test_preparing_again_needs_force_and_keeps_what_was_chosen_by_hand(tmp_path)
     prepare(tmp_path, force=True, workers=1)
     assert (meta / "dataset.yaml").read_text() == "a: 1\n"
     assert (meta / "index.uuid").read_text() != before
-    assert len(open_dataset(tmp_path)) == 27
+    assert len(open_source(tmp_path)) == 27
 
 
 def test_a_second_try_goes_on_from_the_indices_of_the_first(tmp_path):
@@ -135,7 +135,7 @@ def test_a_second_try_goes_on_from_the_indices_of_the_first(tmp_path):
     summary = prepare(tmp_path, workers=1)
     assert summary.kept_indices == 9
     assert summary.extensions == ["txt", "json", "bin"]
-    assert len(read_all(open_dataset(tmp_path))) == 30
+    assert len(read_all(open_source(tmp_path))) == 30
 
 
 def test_empty_shards_are_left_out_and_named(tmp_path):
@@ -216,7 +216,7 @@ def test_processes_find_the_same(tmp_path):
 def test_samples_are_read_in_the_order_of_shards(tmp_path):
     prepare(shards(tmp_path), workers=1)
     order = [n for even in (0, 1) for s in range(even, 10, 2) for n in range(s * 3, s * 3 + 3)]
-    assert [bare(one) for one in read_all(open_dataset(tmp_path))] == list(map(expected, order))
+    assert [bare(one) for one in read_all(open_source(tmp_path))] == list(map(expected, order))
     assert np.fromfile(tmp_path / "s0" / "shard_000.tar.idx", "<u8").tolist() == [
         0,
         3072,

@@ -28,9 +28,11 @@ from energy_data import (
 )
 from energy_data.core.rows import make_row, new_rows
 from energy_data.data.decode.parts import Decoding
+from energy_data.data.registry import open_source
+from energy_data.data.source import OpenOptions
 from energy_data.data.tar import source as webdataset
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import WebdatasetSource, open_dataset
+from energy_data.data.tar.source import WebdatasetSource
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
@@ -70,9 +72,8 @@ class Seeing(WebdatasetSource):
 
 
 def test_sources_of_users_see_tensors(tmp_path, stacked):
-    decoding = Decoding(overrides={"bin": RAW})
-    facts = {"split_part": "train", "subset": None, "subflavors": {}, "decoding": decoding}
-    source = Seeing(str(tensors(tmp_path)), **facts)
+    options = OpenOptions(decoding=Decoding(overrides={"bin": RAW}))
+    source = Seeing(str(tensors(tmp_path)), options)
     tree = samples(LeafSpec(Leaf(id="a", source=source)))
     spec = BatchSpec(of=tree, batch_size=4, collate=collate, shows_none=True)
     assert next(iter(loader_of(spec)))["bin"].shape == (4, *SHAPE)
@@ -90,7 +91,7 @@ def test_functions_that_join_samples_see_tensors(tmp_path, monkeypatch, stacked)
 
 
 def test_batches_that_are_made_meanwhile_show_no_rows_to_others(tmp_path):
-    beside = open_dataset(tensors(tmp_path / "beside", range(4)), decoders={"bin": RAW})
+    beside = open_source(tensors(tmp_path / "beside", range(4)), decoders={"bin": RAW})
 
     class LooksBeside(DefaultTaskEncoder):
         def encode_batch(self, batch):

@@ -49,9 +49,9 @@ PROGRAM = """
 import ctypes, resource, sys, threading
 from itertools import repeat
 import numpy as np
-from energy_data.data.tar.source import open_dataset
+from energy_data.data.registry import open_source
 
-source, numbers = open_dataset(sys.argv[1]), np.arange(0, 256, 2)  # with gaps between them
+source, numbers = open_source(sys.argv[1]), np.arange(0, 256, 2)  # with gaps between them
 source.read(numbers)
 counts = [ctypes.c_int.in_dll(ctypes.CDLL(None), name) for name in ("num_reads", "num_locked")]
 done = threading.Event()

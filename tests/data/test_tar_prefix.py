@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tars import read_all, write_tar
 
+from energy_data.data.registry import open_source
 from energy_data.data.tar.patch import prefix_names
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")
@@ -24,7 +24,7 @@ def test_duplicate_keys_are_made_different_and_nothing_else(tmp_path, kind):
     with pytest.raises(StructureError, match="fix-duplicates"):
         prepare(tmp_path, sqlite=True, workers=1)
     prepare(tmp_path, sqlite=True, fix_duplicates=True, workers=1)
-    samples = read_all(open_dataset(tmp_path))
+    samples = read_all(open_source(tmp_path))
     assert [sample["__key__"] for sample in samples] == [
         f"x/s{shard}.tar/{key}" for shard in range(2) for key in ("a", "d/b", LONG)
     ]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from tars import bare, dataset
 
-from energy_data.data.tar.source import WebdatasetSource, open_dataset
+from energy_data.data.registry import open_source
+from energy_data.data.tar.source import WebdatasetSource
 from energy_data.errors import StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("reading")
 
 def sources_of(tmp_path, size):
     folders = [dataset(tmp_path / name, size=size) for name in "abc"]
-    return [open_dataset(folder, subflavors={"n": n}) for n, folder in enumerate(folders)]
+    return [open_source(folder, subflavors={"n": n}) for n, folder in enumerate(folders)]
 
 
 @pytest.mark.parametrize("size", [40, 5_000, 40_000])
@@ -29,7 +30,7 @@ def test_a_block_of_several_datasets_is_as_if_each_was_read_alone(tmp_path, size
 
 
 def test_one_dataset_in_two_entries(tmp_path):
-    source, indices = open_dataset(dataset(tmp_path)), np.arange(60).repeat(2)
+    source, indices = open_source(dataset(tmp_path)), np.arange(60).repeat(2)
     together = WebdatasetSource.read_together([source] * 2, np.arange(120) % 2, indices)
     assert [s["__key__"] for s in together] == [s["__key__"] for s in source.read(indices)]
 
@@ -43,7 +44,7 @@ def test_the_error_names_the_dataset_whose_shard_is_missing(tmp_path):
 
 
 def test_an_index_whose_samples_overlap_is_an_error(tmp_path):
-    source = open_dataset(dataset(tmp_path))
+    source = open_source(dataset(tmp_path))
     index = next(tmp_path.glob("*.idx"))
     offsets = np.fromfile(index, "<u8")
     offsets[2], offsets[3] = offsets[3], offsets[2]

@@ -16,7 +16,6 @@ from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dat
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import open_dataset
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 
@@ -116,7 +115,7 @@ def test_one_decoder_serves_datasets_that_need_different_parts(mixture):
 def test_the_plain_way_calls_nothing_of_the_typed_one(tmp_path):
     write_tar(tmp_path / "a.tar", [(f"{n}.txt", b"x") for n in range(100)])
     prepare(tmp_path, workers=1)
-    source = open_dataset(tmp_path)
+    source = open_source(tmp_path)
     called = set()
     sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_filename))
     try:

@@ -14,8 +14,8 @@ import yaml
 from tars import bare, dataset, expected, one_shard, read_all, sample_files, write_tar
 
 from energy_data.core.sample import SampleSource
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import ExcludedError, SpecError, StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")
@@ -26,7 +26,7 @@ FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_give_the_samples_in_the_order_asked_for(tmp_path, size):
-    source = open_dataset(dataset(tmp_path, size=size))
+    source = open_source(dataset(tmp_path, size=size))
     rng = np.random.default_rng(0)
     assert len(source) == 60
     for count in (0, 1, 5, 31, 32, 33, 60):
@@ -45,7 +45,7 @@ def test_names_of_every_format(tmp_path, kind):
     files = [(f"{name}.{part}", name.encode()) for name in names for part in ("txt", "b.bin")]
     write_tar(tmp_path / "a.tar", files, kind)
     prepare(tmp_path)
-    samples = read_all(open_dataset(tmp_path))
+    samples = read_all(open_source(tmp_path))
     assert [sample["__key__"] for sample in samples] == names
     assert [sample["txt"] for sample in samples] == names
     assert [sample["b.bin"] for sample in samples] == [name.encode() for name in names]
@@ -95,33 +95,33 @@ def test_subflavors_are_given_to_every_sample(tmp_path):
 
 
 def test_subsets_are_ranges_of_samples(tmp_path):
-    source = open_dataset(dataset(tmp_path), subset=(15, 45))
+    source = open_source(dataset(tmp_path), subset=(15, 45))
     keys = [sample["__key__"] for sample in source.read(np.arange(30))]
     assert keys == [f"d/{n:05d}" for n in range(15, 45)]
-    assert len(open_dataset(tmp_path, subset=(15, None))) == 45
+    assert len(open_source(tmp_path, subset=(15, None))) == 45
     with pytest.raises(IndexError):
         source.read(np.array([30]))
     with pytest.raises(IndexError):
         source.read(np.arange(-1, 30))
     for wrong in ((0, 61), (5, 5), (-1, 3)):
         with pytest.raises(SpecError, match="subset"):
-            open_dataset(tmp_path, subset=wrong)
+            open_source(tmp_path, subset=wrong)
 
 
 def test_the_fingerprint_follows_the_data_and_not_the_place(tmp_path):
-    first = open_dataset(dataset(tmp_path / "a"))
+    first = open_source(dataset(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert open_dataset(tmp_path / "b").fingerprint == first.fingerprint
+    assert open_source(tmp_path / "b").fingerprint == first.fingerprint
     assert len(first.fingerprint) == 16
-    assert open_dataset(tmp_path / "a", subset=(0, 5)).fingerprint != first.fingerprint
+    assert open_source(tmp_path / "a", subset=(0, 5)).fingerprint != first.fingerprint
     prepare(tmp_path / "b", force=True, workers=1)
-    assert open_dataset(tmp_path / "b").fingerprint != first.fingerprint
+    assert open_source(tmp_path / "b").fingerprint != first.fingerprint
     with pytest.raises(StructureError, match="changed while"):
-        _changed = pickle.loads(pickle.dumps(open_dataset(tmp_path / "a")).replace(b"/a", b"/b"))
+        _changed = pickle.loads(pickle.dumps(open_source(tmp_path / "a")).replace(b"/a", b"/b"))
 
 
 def test_sources_pickle_small(tmp_path):
-    source = open_dataset(dataset(tmp_path), subset=(3, 40), subflavors={"a": 1}, decode="bytes")
+    source = open_source(dataset(tmp_path), subset=(3, 40), subflavors={"a": 1}, decode="bytes")
     source.read(np.arange(37))
     data = pickle.dumps(source)
     assert len(data) < 1000
@@ -131,21 +131,21 @@ def test_sources_pickle_small(tmp_path):
 
 
 def test_hints_do_no_harm(tmp_path):
-    source = open_dataset(dataset(tmp_path))
+    source = open_source(dataset(tmp_path))
     source.hint(np.array([], np.int64))
     source.hint(np.array([59, 3, 3, 21]))
     (tmp_path / "shard-001.tar").unlink()
-    open_dataset(tmp_path).hint(np.array([59, 3, 3, 21]))
+    open_source(tmp_path).hint(np.array([59, 3, 3, 21]))
 
 
 def test_split_parts_that_are_not_there_are_named(tmp_path):
     dataset(tmp_path)
     with pytest.raises(SpecError, match="no split part 'dev', only: 'train', 'val', 'test'"):
-        open_dataset(tmp_path, split_part="dev")
+        open_source(tmp_path, split_part="dev")
     with pytest.raises(SpecError, match="'val' has no samples; parts with shards: 'train'"):
-        open_dataset(tmp_path, split_part="val")
+        open_source(tmp_path, split_part="val")
     with pytest.raises(SpecError, match="missing"):
-        open_dataset(tmp_path / "nowhere")
+        open_source(tmp_path / "nowhere")
 
 
 def test_excluded_shards_and_samples(tmp_path):
@@ -154,7 +154,7 @@ def test_excluded_shards_and_samples(tmp_path):
     split = yaml.safe_load(path.read_text())
     split["exclude"] = ["shard-000.tar", "shard-001.tar/d/0002{1..2}"]
     path.write_text(yaml.safe_dump(split))
-    source = open_dataset(tmp_path)
+    source = open_source(tmp_path)
     assert len(source) == 40
     for samples in (source.read(np.arange(40)), source.read(np.arange(3))):
         left_out = [n for n, one in enumerate(samples) if isinstance(one, ExcludedError)]
@@ -169,7 +169,7 @@ def test_yaml_info_and_json_splits_of_old_energons(tmp_path):
     (meta / ".info.json").unlink()
     (meta / "split.json").write_text(json.dumps(yaml.safe_load((meta / "split.yaml").read_text())))
     (meta / "split.yaml").unlink()
-    assert len(open_dataset(tmp_path)) == 60
+    assert len(open_source(tmp_path)) == 60
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_damaged_metadata_are_named(tmp_path, name, text):
     dataset(tmp_path)
     (tmp_path / ".nv-meta" / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises((StructureError, SpecError), match=name if name[0] != "." else "info|split"):
-        open_dataset(tmp_path)
+        open_source(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    source = open_dataset(dataset(tmp_path))
+    source = open_source(dataset(tmp_path))
     (tmp_path / "shard-001.tar").unlink()
     assert len(source.read(np.arange(20))) == 20
     for numbers in (np.arange(20, 21), np.arange(60)):
@@ -219,7 +219,7 @@ def test_a_missing_shard_is_named(tmp_path):
 def test_a_folder_or_a_pipe_in_place_of_a_shard(tmp_path):
     for make in (os.mkdir, os.mkfifo):
         folder = tmp_path / make.__name__
-        source = open_dataset(dataset(folder))
+        source = open_source(dataset(folder))
         (folder / "shard-000.tar").unlink()
         make(folder / "shard-000.tar")
         with pytest.raises(StructureError, match="not a regular file"):
@@ -244,7 +244,7 @@ def test_indices_that_do_not_fit_are_errors(tmp_path, damage):
     dataset(tmp_path)
     tar = tmp_path / "shard-001.tar"
     damage(tar, tmp_path / "shard-001.tar.idx")
-    source = open_dataset(tmp_path)
+    source = open_source(tmp_path)
     for numbers in (np.array([25]), np.arange(60)):
         with pytest.raises(StructureError, match="prepare"):
             source.read(numbers)
@@ -263,7 +263,7 @@ def test_a_tar_that_was_written_anew_is_noticed(tmp_path):
         write_tar(tar, files)
         os.utime(tar, ns=(later, later))
         with pytest.raises(StructureError, match="prepare"):
-            open_dataset(tmp_path).read(np.array([25]))
+            open_source(tmp_path).read(np.array([25]))
 
 
 def test_a_copied_dataset_is_not_taken_for_a_changed_one(tmp_path):
@@ -271,14 +271,14 @@ def test_a_copied_dataset_is_not_taken_for_a_changed_one(tmp_path):
     for tar in tmp_path.glob("*.tar"):
         later = time.time_ns() + 10**9
         os.utime(tar, ns=(later, later))
-    assert len(open_dataset(tmp_path).read(np.arange(60))) == 60
+    assert len(open_source(tmp_path).read(np.arange(60))) == 60
 
 
 def test_many_datasets_open_in_seconds(tmp_path):
     dataset(tmp_path, shards=2)
     begin = time.process_time()
     for _ in range(300):
-        open_dataset(tmp_path)
+        open_source(tmp_path)
     assert (time.process_time() - begin) / 300 < 0.002
 
 
@@ -294,5 +294,5 @@ def test_pax_records_that_say_nothing_of_names_and_sizes(tmp_path, size):
                     member.pax_headers = {"path": name, "comment": "x" * 600}
                 tar.addfile(member, io.BytesIO(data))
     prepare(tmp_path)
-    samples = read_all(open_dataset(tmp_path))
+    samples = read_all(open_source(tmp_path))
     assert [bare(one) for one in samples] == [expected(n, size) for n in range(50)]

@@ -13,8 +13,8 @@ import pytest
 from place import PYTHON
 from tars import sample_files, write_tar
 
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import parse_patterns, prepare
-from energy_data.data.tar.source import open_dataset
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +47,7 @@ def energon_reads(folder, split_part):
 
 
 def we_read(folder, split_part):
-    source = open_dataset(folder, split_part=split_part, decode="bytes")
+    source = open_source(folder, split_part=split_part, decode="bytes")
     for sample in source.read(np.arange(len(source))):
         parts = {k: v.hex() for k, v in sample.items() if isinstance(v, bytes)}
         yield sample["__key__"], sample["__sources__"][0].shard, parts

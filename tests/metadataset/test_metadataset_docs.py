@@ -10,8 +10,8 @@ from energy_data.config.compile import compile_split
 from energy_data.config.definitions import FileDefinition, keys_of
 from energy_data.config.kinds import GROUPS, KINDS, PARTS
 from energy_data.config.load import load
+from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.source import open_dataset
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
 
@@ -49,7 +49,7 @@ def test_a_block_loads_and_compiles_or_has_the_faults_shown(number, datasets):
         assert str(caught.value).replace(there, "/home/me") + "\n" == faults
         return
     metadataset = load(name_of(number))
-    opened = open_dataset if name_of(number) == "pairs.yaml" else datasets
+    opened = open_source if name_of(number) == "pairs.yaml" else datasets
     for split in metadataset.splits:
         compile_split(metadataset, split, open_source=opened)
 

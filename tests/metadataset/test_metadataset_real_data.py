@@ -8,7 +8,7 @@ import pytest
 
 from energy_data.config.compile import compile_split
 from energy_data.config.load import load
-from energy_data.data.tar.source import open_dataset
+from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
 
@@ -29,7 +29,7 @@ def tar(tmp_path):
 def entries(path):
     return [
         leaf
-        for _, leaf in leaf_entries(compile_split(load(path), "train", open_source=open_dataset))
+        for _, leaf in leaf_entries(compile_split(load(path), "train", open_source=open_source))
     ]
 
 

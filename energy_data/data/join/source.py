@@ -177,7 +177,8 @@ class JoinSource(Source):
 def keyed(member: JoinMember) -> Member:
     """Return what the keys of a member are found by."""
     part, path = getattr(member.source, "part", None), getattr(member.source, "path", "a member")
-    if not isinstance(part, SplitPart) or getattr(member.source, "subset", None):
+    options = getattr(member.source, "options", None)
+    if not isinstance(part, SplitPart) or options is None or options.subset is not None:
         raise SpecError(
             f"{path}: only whole parts of datasets of tars can be joined, by the keys of their "
             f"samples, found a {type(member.source).__name__}. Prepare it as tars; a `subset` is "

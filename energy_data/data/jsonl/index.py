@@ -35,6 +35,11 @@ def write_jsonl_index(path: str, index: str) -> int:
     return len(offsets) - 1
 
 
+def prepare_jsonl(path: str) -> int:
+    """Write the index next to a JSONL file; return the number of samples."""
+    return write_jsonl_index(path, path + SUFFIX)
+
+
 def scan_lines(file: File) -> Offsets:
     """Return what belongs into the index of a JSONL file, uint64 [samples + 1].
 

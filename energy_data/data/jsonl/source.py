@@ -1,17 +1,15 @@
 """JSONL files: a JSON object per line, read at random by an index beside the file.
 
-source = open_jsonl("/data/notes.jsonl")
+source = open_source("/data/notes.jsonl")
 source.read(np.arange(256))  # -> [{"__key__": "0", "json": {...}}, ...]
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +18,7 @@ from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
 from energy_data.data.files.local import drop_changed, open_file
 from energy_data.data.jsonl.index import SUFFIX, Offsets, load_jsonl_index, write_jsonl_index
-from energy_data.data.source import Source, subset_range
+from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar.index import index_in_cache
 from energy_data.errors import SampleError, SpecError, StructureError
 
@@ -31,41 +29,21 @@ _MOST = 1 << 26  # bytes read at once
 _PROBES = 4096  # offsets that the fingerprint looks at
 
 
-def is_jsonl(path: str | Path) -> bool:
-    """Return whether a dataset is a JSONL file, by its name."""
-    return str(path).endswith(".jsonl")
-
-
-def open_jsonl(
-    path: str | Path,
-    *,
-    subset: tuple[int, int | None] | None = None,
-    subflavors: Mapping[str, Any] | None = None,
-) -> JsonlSource:
-    """Return the samples of a JSONL file. It is indexed now if it never was, or was written anew.
-
-    Args:
-        path: The file. It has no parts: it is whole in every split.
-        subset: Samples [start, end); end None means to the end.
-        subflavors: The `__subflavors__` of every sample.
-
-    Raises SpecError for what does not exist, StructureError for a line that is no JSON object.
-    """
-    return JsonlSource(str(path), subset=subset, subflavors=dict(subflavors or {}))
-
-
 class JsonlSource(Source):
-    """Samples of a JSONL file: one part, `json`; their keys are their numbers."""
+    """Samples of a JSONL file: one part, `json`; their keys are their numbers.
 
-    def __init__(
-        self, path: str, *, subset: tuple[int, int | None] | None, subflavors: dict[str, Any]
-    ) -> None:
-        self.path, self.subset, self.subflavors = path, subset, subflavors
+    The file has no parts: every split part is all of it. It is indexed now if it has no index, or
+    an older one. Raises SpecError if it does not exist, StructureError for a line that is not a
+    JSON object.
+    """
+
+    def __init__(self, path: str, options: OpenOptions) -> None:
+        self.path, self.options = path, options
         if not Path(path).is_file():
             raise SpecError(f"{path}: there is no such file. Name a .jsonl file.")
         self._index = find_jsonl_index(path)
         total = Path(self._index).stat().st_size // 8 - 1
-        self._first, self._length = subset_range(subset, total, path)
+        self._first, self._length = options.range_of(total, path)
         self._name = Path(path).name
 
     def __len__(self) -> int:
@@ -85,7 +63,7 @@ class JsonlSource(Source):
         return load_jsonl_index(self._index, self.path)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _reopen, (self.path, self.subset, self.subflavors, self.fingerprint)
+        return reopen, (type(self), self.path, self.options, self.fingerprint)
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -149,7 +127,7 @@ class JsonlSource(Source):
             )
         return {
             "__key__": str(row),
-            "__subflavors__": self.subflavors,
+            "__subflavors__": self.options.subflavors,
             "__sources__": (SampleSource(self.path, self._name, row),),
             "json": value,
         }
@@ -200,15 +178,3 @@ def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
             bounds.append(n)
             start = n
     return list(pairwise([*bounds, len(begins)])) if begins else []
-
-
-def _reopen(
-    path: str, subset: tuple[int, int | None] | None, subflavors: dict[str, Any], fingerprint: str
-) -> JsonlSource:
-    """Return a pickled source, if the file is still the one it was."""
-    source = JsonlSource(path, subset=subset, subflavors=subflavors)
-    if source.fingerprint != fingerprint:
-        raise StructureError(
-            "it was changed while it was in use. Start the run again.", dataset=path
-        )
-    return source

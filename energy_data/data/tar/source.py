@@ -1,6 +1,6 @@
 """Datasets of tars: prepared by Energon or by us, or not at all.
 
-source = open_dataset("/data/coco", split_part="val")
+source = open_source("/data/coco", split_part="val")
 source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..."}, ...]
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.rows import new_rows
 from energy_data.core.sample import Sample, SampleSource
-from energy_data.data.decode.parts import Decoders, Decoding, Overrides
+from energy_data.data.decode.parts import Decoders
 from energy_data.data.decode.raw_tensor import RawTensor
-from energy_data.data.source import Source, subset_range
+from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
 from energy_data.data.tar.index import find_plain
@@ -32,71 +32,29 @@ Int64s = npt.NDArray[np.int64]
 _HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
 
 
-def open_dataset(
-    path: str | Path,
-    *,
-    split_part: str = "train",
-    subset: tuple[int, int | None] | None = None,
-    subflavors: Mapping[str, Any] | None = None,
-    decode: Literal["auto", "bytes"] = "auto",
-    decoders: Overrides | None = None,
-    split_config: str | None = None,
-) -> WebdatasetSource:
-    """Return the samples of one part of a dataset; reads its small files only.
-
-    Args:
-        path: A prepared folder; or, unprepared, a folder of tars, a tar, or `shard-{000..099}.tar`,
-            which are indexed now if they never were.
-        split_part: The part to read. Unprepared tars have one part, "train".
-        subset: Samples [start, end) of the part; end None means to its end.
-        subflavors: The `__subflavors__` of every sample; one dict that all of them share.
-        decode: "auto" decodes by extension; "bytes" decodes nothing.
-        decoders: Extension (`png`, or more exactly `seg.png`) -> function of the part's bytes, or
-            "bytes"; goes before `decode`.
-        split_config: Name of the file in `.nv-meta` that says what parts there are; None:
-            split.yaml.
-
-    Raises SpecError for what does not exist, StructureError for damaged files.
-    """
-    return WebdatasetSource(
-        str(path),
-        split_part=split_part,
-        subset=subset,
-        subflavors=dict(subflavors or {}),
-        decoding=Decoding(decode, dict(decoders or {})),
-        split_config=split_config,
-    )
-
-
 class WebdatasetSource(Source):
-    """Samples of one part of a dataset of tars; made by `open_dataset`."""
+    """Samples of one part of a dataset of tars.
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        split_part: str,
-        subset: tuple[int, int | None] | None,
-        subflavors: dict[str, Any],
-        decoding: Decoding,
-        split_config: str | None = None,
-    ) -> None:
-        self.path, self.split_part, self.subset = path, split_part, subset
-        self.subflavors, self.decoding, self.split_config = subflavors, decoding, split_config
+    path: a prepared folder; or, unprepared, a folder of tars, a tar, or `shard-{000..099}.tar`.
+    Opening reads small files only, but indexes unprepared tars that have no index yet. Raises
+    SpecError if the dataset or part does not exist, StructureError for damaged files.
+    """
+
+    def __init__(self, path: str, options: OpenOptions) -> None:
+        self.path, self.options = path, options
         self.prepared = is_prepared(Path(path))
         if self.prepared:
-            part = read_split_part(Path(path), split_part, split_config)
+            part = read_split_part(Path(path), options.split_part, options.split_config)
         else:
-            part = _plain(path, split_part)
+            part = _plain(path, options.split_part)
         self.part = part
-        self.shards = part.shards
         self._excluded = part.excluded
-        chosen = first, self._length = subset_range(subset, sum(part.counts), path)
-        self._fingerprint = _fingerprint(part, split_part, first, self._length)
-        origin = Origin(Decoders(decoding), subflavors)
+        chosen = first, self._length = options.range_of(sum(part.counts), path)
+        self._fingerprint = _fingerprint(part, options.split_part, first, self._length)
+        origin = Origin(Decoders(options.decoding), options.subflavors)
         self.layout = Layout.of(path, part, chosen, origin, prepared=self.prepared)
-        self.tensor = _raw_tensor(decoding.overrides)
-        self.bytes_read: int = 0  # headers and padding of the tar among them
+        self.tensor = _raw_tensor(options.decoding.overrides)
+        self.bytes_read: int = 0  # headers and padding of the tar included
 
     def __len__(self) -> int:
         return self._length
@@ -113,8 +71,7 @@ class WebdatasetSource(Source):
         return possible and type(self) is WebdatasetSource
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        facts = (self.path, self.split_part, self.subset, self.subflavors, self.decoding)
-        return _reopen, (*facts, self.split_config, self._fingerprint)
+        return reopen, (type(self), self.path, self.options, self._fingerprint)
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -273,28 +230,3 @@ def _fingerprint(part: SplitPart, split_part: str, first: int, length: int) -> s
         digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")
     digest.update(repr(sorted(part.excluded)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def _reopen(
-    path: str,
-    split_part: str,
-    subset: tuple[int, int | None] | None,
-    subflavors: dict[str, Any],
-    decoding: Decoding,
-    split_config: str | None,
-    fingerprint: str,
-) -> WebdatasetSource:
-    """Return a pickled source, if the dataset is still the one it was."""
-    source = WebdatasetSource(
-        path,
-        split_part=split_part,
-        subset=subset,
-        subflavors=subflavors,
-        decoding=decoding,
-        split_config=split_config,
-    )
-    if source.fingerprint != fingerprint:
-        raise StructureError(
-            "it was changed while it was in use. Start the run again.", dataset=path
-        )
-    return source

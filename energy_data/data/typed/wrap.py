@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from attrs import evolve
 
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import (
     UNWANTED,
-    Decoding,
     PartDecoding,
     PartFilter,
     SampleDecoder,
 )
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.jsonl.source import JsonlSource, is_jsonl, open_jsonl
-from energy_data.data.source import Source
-from energy_data.data.tar.nv_meta import SplitPart, is_prepared
-from energy_data.data.tar.source import WebdatasetSource
+from energy_data.data.registry import format_of
+from energy_data.data.source import OpenOptions, Source
+from energy_data.data.tar.nv_meta import is_prepared
 from energy_data.data.typed.dataset_yaml import PartsOf, Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap, parse_access
 from energy_data.data.typed.samples import CrudeSample, Sample, SourceInfo
@@ -53,40 +52,93 @@ def open_typed(
     decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
     trust: ImportPolicy | None = None,
 ) -> TypedSource:
-    """Return the samples of one part of a dataset as its dataset.yaml types them.
+    """Return the samples of one part of a dataset as its dataset.yaml declares them.
 
-    Without a dataset.yaml, and of JSONL files, they are `CrudeSample`: dicts by extension.
+    Without a dataset.yaml they are `CrudeSample`: dicts of parts by extension.
 
     Args:
-        path: As for `energy_data.data.tar.source.open_dataset`, or a JSONL file, which has no
-            parts.
+        path: As for `energy_data.data.registry.open_source`.
         split_part: The part to read, unless dataset.yaml names one.
         subset: Samples [start, end) of the part; end None means to its end.
-        subflavors: What goes into `__subflavors__`, before what dataset.yaml says there.
-        dataset_config: Name of another file in `.nv-meta` in place of dataset.yaml.
-        split_config: Name of another file in `.nv-meta` in place of split.yaml.
-        decoder: What makes values of parts, unless dataset.yaml says so; None: they stay bytes.
+        subflavors: Added to `__subflavors__`; takes precedence over those of dataset.yaml.
+        dataset_config: Name of another file in `.nv-meta` to use as dataset.yaml.
+        split_config: Name of another file in `.nv-meta` to use as split.yaml.
+        decoder: Decodes parts, unless dataset.yaml declares a decoder; None: they stay bytes.
         trust: Code that dataset.yaml may name; None: what the environment allows.
 
-    Raises SpecError for what does not exist, and with all that is wrong with dataset.yaml;
-    StructureError for damaged files.
+    Raises SpecError for what does not exist, and with every error of dataset.yaml; StructureError
+    for damaged files.
     """
-    said = dict(subflavors or {})
-    if is_jsonl(path):
-        return TypedSource(open_jsonl(path, subset=subset, subflavors=said), Typing(), None)
     typing = Typing()
     if is_prepared(Path(path)):
         typing = read_dataset_yaml(Path(path), config=dataset_config, trust=trust)
-    chosen = decoder if typing.decoder == "unsaid" else typing.decoder
-    inner = WebdatasetSource(
-        str(path),
+    options = OpenOptions(
         split_part=typing.split_part or split_part,
         subset=subset,
-        subflavors={**typing.subflavors, **said},
-        decoding=_decoding(chosen, typing.part_filter),
+        subflavors={**typing.subflavors, **(subflavors or {})},
         split_config=typing.split_config or split_config,
     )
-    return TypedSource(inner, typing, None if type(chosen) is SampleDecoder else chosen)
+    return _open(path, typing, decoder if typing.decoder == "unsaid" else typing.decoder, options)
+
+
+def open_as(
+    path: str | Path,
+    sample_type: type[Sample] | None,
+    *,
+    field_map: Mapping[str, str] | None = None,
+    sample_loader: SampleCallable | None = None,
+    part_filter: str | Sequence[str] | PartFilter | None = None,
+    decoder: SampleDecoder | SampleCallable | None = None,
+    options: OpenOptions,
+) -> TypedSource:
+    """Return the samples of one part of a dataset as a given type; dataset.yaml is not read.
+
+    Args:
+        path: As for `open_typed`.
+        sample_type: The type; None: crude samples.
+        field_map: Field -> part, as in dataset.yaml.
+        sample_loader: Instead of a field map: returns the fields of a sample from its parts.
+        part_filter: The parts to decode; None: those of the field map, or all.
+        decoder: Decodes parts; None: they stay bytes.
+        options: How to open the dataset.
+
+    Raises SpecError for what does not exist, and for an invalid field map.
+    """
+    fields: Any = sample_loader
+    if field_map is not None:
+        try:
+            fields = FieldMap({name: parse_access(text) for name, text in field_map.items()})
+        except ValueError:
+            raise SpecError(
+                f"{path}: field_map: each field must be like `jpg`, `jpg,png` or `json[caption]`, "
+                f"got {dict(field_map)}."
+            ) from None
+        part_filter = part_filter or PartsOf(fields.parts)
+    if isinstance(part_filter, str | Sequence):
+        names = [part_filter] if isinstance(part_filter, str) else part_filter
+        part_filter = PartsOf(frozenset(names))
+    if not format_of(path).decodes_parts:
+        sample_type = fields = None
+    elif (sample_type is None) != (fields is None):
+        raise SpecError(
+            f"{path}: typed samples need a field_map or a sample_loader, and crude samples have "
+            f"neither, got {sample_type and sample_type.__name__}, {field_map}, {sample_loader}."
+        )
+    typing = Typing(sample_type=sample_type, fields=fields, part_filter=part_filter)
+    return _open(path, typing, decoder, options)
+
+
+def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) -> TypedSource:
+    found = format_of(path)
+    if not found.decodes_parts:
+        decoder = DEFAULT_DECODER
+    elif type(decoder) is SampleDecoder:
+        options = evolve(options, decoding=decoder.decoding(typing.part_filter))
+    else:
+        raw = PartDecoding(mode="bytes", part_filter=typing.part_filter)
+        options = evolve(options, decoding=raw)
+    function = None if type(decoder) is SampleDecoder else decoder
+    return TypedSource(found.open(str(path), options), str(path), options, typing, function)
 
 
 class TypedSource(Source):
@@ -94,71 +146,47 @@ class TypedSource(Source):
 
     def __init__(
         self,
-        inner: WebdatasetSource | JsonlSource,
+        inner: Source,
+        path: str,
+        options: OpenOptions,
         typing: Typing,
         decoder: SampleCallable | None,
     ) -> None:
-        self.inner, self.typing, self.decoder = inner, typing, decoder
-        self._first = inner.subset[0] if inner.subset else 0
+        self.inner, self.path, self.options = inner, path, options
+        self.typing, self.decoder = typing, decoder
+        self.part = getattr(inner, "part", None)  # of tars
+        self._first = options.subset[0] if options.subset else 0
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return type(self), (self.inner, self.typing, self.decoder)
+        return type(self), (self.inner, self.path, self.options, self.typing, self.decoder)
 
     @property
     def fingerprint(self) -> str:
-        """Return that of the dataset: which sample an index means is not up to its type."""
+        """Return that of the dataset: the type of a sample does not change which one it is."""
         return self.inner.fingerprint
-
-    @property
-    def path(self) -> str:
-        """The path of the dataset."""
-        return self.inner.path
-
-    @property
-    def subset(self) -> tuple[int, int | None] | None:
-        """The range of samples."""
-        return self.inner.subset
-
-    @property
-    def subflavors(self) -> dict[str, Any]:
-        """The `__subflavors__` of every sample."""
-        return self.inner.subflavors
-
-    @property
-    def part(self) -> SplitPart | None:
-        """The shards of the part; None for a JSONL file."""
-        return self.inner.part if isinstance(self.inner, WebdatasetSource) else None
 
     def read(self, indices: Int64s) -> list[Any]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
         return list(map(self._typed, self.inner.read(wanted), (wanted + self._first).tolist()))
 
-    @staticmethod
+    @classmethod
     def read_together(
-        sources: Sequence[TypedSource], numbers: Int64s, indices: Int64s
+        cls, sources: Sequence[TypedSource], numbers: Int64s, indices: Int64s
     ) -> list[Any]:
         """Return sample `indices[n]` of `sources[numbers[n]]` for each n."""
         inner = [source.inner for source in sources]
-        tars = [one for one in inner if isinstance(one, WebdatasetSource)]
-        if len(tars) == len(inner):
-            found = WebdatasetSource.read_together(tars, numbers, indices)
-            of = [sources[number] for number in numbers.tolist()]
-            return [
-                source._typed(sample, index + source._first)
-                for source, sample, index in zip(of, found, indices.tolist(), strict=True)
-            ]
-        samples: list[Any] = [None] * len(indices)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            for place, sample in zip(
-                places.tolist(), sources[number].read(indices[places]), strict=True
-            ):
-                samples[place] = sample
-        return samples
+        if len(kinds := {type(one) for one in inner}) > 1:
+            return super().read_together(sources, numbers, indices)
+        found = kinds.pop().read_together(inner, numbers, indices)
+        of = [sources[number] for number in numbers.tolist()]
+        return [
+            source._typed(sample, index + source._first)
+            for source, sample, index in zip(of, found, indices.tolist(), strict=True)
+        ]
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices`."""
@@ -217,12 +245,6 @@ class TypedSource(Source):
         return self.typing.sample_type.__name__ if self.typing.sample_type else "crude sample"
 
 
-def _decoding(decoder: Any, part_filter: PartFilter | None) -> Decoding:
-    if type(decoder) is SampleDecoder:
-        return decoder.decoding(part_filter)
-    return PartDecoding(mode="bytes", part_filter=part_filter)
-
-
 def _error(
     kind: type[SampleError], problem: str, sample: Mapping[str, Any], source: SampleSource
 ) -> SampleError:
@@ -233,60 +255,3 @@ def _error(
         key=sample["__key__"],
         index=source.index if isinstance(source.index, int) else None,
     )
-
-
-def open_as(
-    path: str | Path,
-    sample_type: type[Sample] | None,
-    *,
-    field_map: Mapping[str, str] | None = None,
-    sample_loader: SampleCallable | None = None,
-    part_filter: str | Sequence[str] | PartFilter | None = None,
-    decoder: SampleDecoder | SampleCallable | None = None,
-    **facts: Any,
-) -> TypedSource:
-    """Return the samples of one part of a dataset as samples of a type, whatever dataset.yaml says.
-
-    Args:
-        path: As for `open_typed`.
-        sample_type: The type; None: crude samples.
-        field_map: Field -> part, as in dataset.yaml.
-        sample_loader: Or a function: makes the fields of a sample of its parts.
-        part_filter: The parts that are wanted; None: those of the field map, or all.
-        decoder: Makes values of parts; None: they stay bytes.
-        facts: What else `energy_data.data.tar.source.open_dataset` takes.
-
-    Raises SpecError for what does not exist, and for a field map that says nothing.
-    """
-    if is_jsonl(path):
-        subset, said = facts.get("subset"), facts.get("subflavors")
-        return TypedSource(open_jsonl(path, subset=subset, subflavors=said), Typing(), None)
-    fields: Any = sample_loader
-    if field_map is not None:
-        try:
-            fields = FieldMap({name: parse_access(text) for name, text in field_map.items()})
-        except ValueError:
-            raise SpecError(
-                f"{path}: field_map: each field must be like `jpg`, `jpg,png` or `json[caption]`, "
-                f"got {dict(field_map)}."
-            ) from None
-        part_filter = part_filter or PartsOf(fields.parts)
-    if isinstance(part_filter, str | Sequence):
-        part_filter = PartsOf(
-            frozenset([part_filter] if isinstance(part_filter, str) else part_filter)
-        )
-    if (sample_type is None) != (fields is None):
-        raise SpecError(
-            f"{path}: samples of a type need a field_map or a sample_loader, and crude ones have "
-            f"neither, got {sample_type and sample_type.__name__}, {field_map}, {sample_loader}."
-        )
-    inner = WebdatasetSource(
-        str(path),
-        split_part=facts.get("split_part", "train"),
-        subset=facts.get("subset"),
-        subflavors=dict(facts.get("subflavors") or {}),
-        decoding=_decoding(decoder, part_filter),
-        split_config=facts.get("split_config"),
-    )
-    typing = Typing(sample_type=sample_type, fields=fields, part_filter=part_filter)
-    return TypedSource(inner, typing, None if type(decoder) is SampleDecoder else decoder)
