@@ -36,10 +36,11 @@ from energy_data.errors import (
     StructureError,
 )
 from energy_data.loading.dataset import Dataset
-from energy_data.loading.exchange import StepsError
 from energy_data.loading.iteration import LoaderIterator
-from energy_data.loading.loader import Loader, merge_states
+from energy_data.loading.loader import Loader
+from energy_data.loading.rank_loader import merge_states
 from energy_data.loading.steps.counts import Step
+from energy_data.loading.steps.exchange import StepsError
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec

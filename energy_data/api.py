@@ -26,9 +26,10 @@ from energy_data.loading.crew import PoolOptions, StartMethod
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
+from energy_data.loading.rank_loader import RankLoader
 from energy_data.loading.run import EvenBatches
-from energy_data.loading.step_loader import StepLoader
-from energy_data.loading.step_stages import for_steps
+from energy_data.loading.steps.grouper import StepGrouper
+from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.limit import LimitSpec
@@ -262,7 +263,7 @@ def get_loader(
     pin_memory: bool | Literal["auto"] = "auto",
     device: str | torch.device | None = None,
     docs_per_step: DocsPerStep | int | None = None,
-) -> Loader[T_batch]:
+) -> RankLoader[T_batch]:
     """Return a loader of the dataset: iterate over it, save it, restore it.
 
     Batches are the same whatever is chosen here, and whatever happens to worker processes.
@@ -299,7 +300,9 @@ def get_loader(
         max_restarts=max_restarts,
     )
     host = host_of(dataset, options, pin_memory=pin_memory, device=device)
-    return Loader(dataset, host) if rules is None else StepLoader(dataset, rules, host)
+    if rules is None:
+        return Loader(dataset, host)
+    return StepGrouper(Loader(dataset, host, in_steps=True), rules)
 
 
 get_savable_loader = get_loader

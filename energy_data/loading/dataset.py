@@ -8,8 +8,8 @@ from attrs import frozen
 
 from energy_data.loading.loader import Loader
 from energy_data.loading.run import Run, T_co
-from energy_data.loading.step_loader import StepLoader
-from energy_data.loading.step_stages import for_steps
+from energy_data.loading.steps.grouper import StepGrouper
+from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.run_plan import Plan
 
 
@@ -30,4 +30,4 @@ class Dataset(Run[T_co]):
         rules = self.docs_per_step
         if rules is None:
             return iter(Loader(self))
-        return iter(StepLoader(for_steps(self, rules), rules))
+        return iter(StepGrouper(Loader(for_steps(self, rules), in_steps=True), rules))

@@ -1,8 +1,8 @@
-"""How a finite pass ends on several ranks: after the same number of batches on each.
+"""The end of a finite pass on several ranks: after the same number of batches on each.
 
 The last round of a pass may have micro-batches for some ranks only. A rank without one would leave
-the others waiting in a collective, so it gets a stand-in: micro-batch 0 of the pass, which any rank
-can read, emptied ("short") or as it is ("pad"); or no rank gets a batch in that round ("drop").
+the others waiting in a collective. It therefore gets micro-batch 0 of the pass, which any rank can
+read, emptied ("short") or as it is ("pad"); or no rank gets a batch in that round ("drop").
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from energy_data.loading.run import Run
 
 
 def last_whole_round(run: Run[Any], epoch: int, num_lanes: int) -> tuple[int, int] | None:
-    """Return how many micro-batches a pass has, and how many of them in rounds that all ranks have.
+    """Return the number of micro-batches in a pass, and of those in rounds that all ranks have.
 
-    None if the pass does not end, or evenly by itself.
+    None if the pass does not end, or if its last round is a whole one.
     """
     ranks = run.worker_config.world_size
     if ranks == 1 or run.even_batches is None:
@@ -46,7 +46,7 @@ def batches_of_rank(run: Run[Any], epoch: int, num_lanes: int) -> int | None:
     return len(range(rank, total, ranks))
 
 
-def stand_in(run: Run[Any], epoch: int, num_lanes: int) -> Any:
+def padding_batch(run: Run[Any], epoch: int, num_lanes: int) -> Any:
     """Return the batch for a rank that has none in the last round of a pass."""
     (node,) = run.build([0], num_lanes).values()
     for _ in range(epoch):
@@ -67,10 +67,9 @@ def _empty(value: Any) -> Any:
 
 
 def with_values(batch: Any, change: Callable[[Any], Any], *, into_lists: bool = False) -> Any:
-    """Return the batch with `change` done to each value in it, however deep; types are kept.
+    """Return the batch with `change` applied to each value in it, at any depth; types are kept.
 
-    Goes through mappings, tuples, named tuples, dataclasses and attrs classes, and, if asked,
-    lists.
+    Enters mappings, tuples, named tuples, dataclasses and attrs classes, and, if asked, lists.
     """
 
     def inner(value: Any) -> Any:
@@ -92,7 +91,7 @@ def with_values(batch: Any, change: Callable[[Any], Any], *, into_lists: bool = 
 
 
 def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a mapping like this one, of its type and with its attributes, with other values."""
+    """Return a copy of a mapping, of its type and with its attributes, with other values."""
     if type(batch) is dict:
         return items
     if not isinstance(batch, MutableMapping):

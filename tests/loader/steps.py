@@ -11,9 +11,10 @@ from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import Dataset
-from energy_data.loading.exchange import Exchange, Message, StepsError, answer
-from energy_data.loading.step_loader import StepLoader
-from energy_data.loading.step_stages import for_steps
+from energy_data.loading.loader import Loader
+from energy_data.loading.steps.exchange import Exchange, Message, StepsError, answer
+from energy_data.loading.steps.grouper import StepGrouper
+from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.order.step_rules import DocsPerStep
@@ -96,7 +97,7 @@ def known_stream(batch_size=3, size=1000) -> BatchSpec:
     return evolve(spec, of=EncodeSpec(of=spec.of), collate=DefaultTaskEncoder().collate)
 
 
-def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[StepLoader]:
+def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[StepGrouper]:
     """The loaders of some ranks; `rules` are of the steps, `facts` of the dataset."""
     hub = hub or Hub(ranks)
     rule = DocsPerStep(**{"target": 10, "timeout_s": WAIT_S, **rules})
@@ -104,7 +105,8 @@ def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
         dataset = Dataset(spec=spec, worker_config=config, **(facts or {}))
-        loaders.append(StepLoader(for_steps(dataset, rule), rule, exchange=HubExchange(hub, rank)))
+        loader = Loader(for_steps(dataset, rule), in_steps=True)
+        loaders.append(StepGrouper(loader, rule, HubExchange(hub, rank)))
     return loaders
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from energy_data.loading.step_rounds import blank
+from energy_data.loading.steps.rounds import empty_like
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Plain:
 def test_an_empty_micro_batch_says_that_nothing_is_in_it():
     said = {"__docs__": 5, "__tokens__": 4096, "__labels__": [7], "__groups__": 1}
     for batch in (said, UserDict(said)):
-        assert dict(blank(batch)) == dict.fromkeys(said, 0)
+        assert dict(empty_like(batch)) == dict.fromkeys(said, 0)
         assert batch["__tokens__"] == 4096
     frozen, plain = Frozen(torch.ones(3)), Plain()
-    assert (len(blank(frozen).x), blank(frozen).__docs__) == (0, 0)
-    assert (blank(plain).__docs__, blank(plain).__labels__) == (0, 0)
+    assert (len(empty_like(frozen).x), empty_like(frozen).__docs__) == (0, 0)
+    assert (empty_like(plain).__docs__, empty_like(plain).__labels__) == (0, 0)
     assert (frozen.__docs__, plain.__docs__, plain.__labels__) == (5, 5, [1, 2])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interrupting import interrupted
 from tars import sample_files, write_tar
 
 from energy_data import (
@@ -20,7 +18,6 @@ from energy_data import (
     get_train_dataset,
 )
 from energy_data.errors import SpecError
-from energy_data.loading import step_loader
 from loader.steps import plain, ranks_of, stream, take
 
 
@@ -198,28 +195,6 @@ def test_interrupted_anywhere_no_micro_batch_is_lost():
         given.append((tuple(batch["__key__"]), batch["__step__"]))
     assert given == expected
     assert calls > 70
-
-
-def test_interrupted_anywhere_what_was_handed_over_last_is_what_the_state_says():
-    expected = [
-        (batch["__step__"], batch["__key__"]) for batch in islice(ranks_of(stream())[0], 20)
-    ]
-    follows = dict(itertools.pairwise(step for step, _ in expected))
-    number, is_reached = 1, True
-    while is_reached:
-        loader = ranks_of(stream())[0]
-        loader.next_batch()
-        is_reached = interrupted(
-            number,
-            {step_loader.__file__},
-            lambda: [loader.next_batch() for _ in range(6)],  # noqa: B023 - called at once
-        )
-        last, saved = loader.last_step, loader.state_dict()
-        again = ranks_of(stream())[0]
-        again.load_state_dict(saved)
-        assert again.next_batch()["__step__"] == follows[last] == loader.next_batch()["__step__"]
-        number += 1
-    assert number > 30
 
 
 @pytest.mark.usefixtures("folder")

@@ -9,7 +9,7 @@ import torch
 from trees import leaf
 
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.loading.exchange import StepsError
+from energy_data.loading.steps.exchange import StepsError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.read import ReadSpec

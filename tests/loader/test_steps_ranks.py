@@ -21,9 +21,10 @@ from pathlib import Path
 from torch import distributed
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import Dataset
-from energy_data.loading.exchange import StepsError
-from energy_data.loading.exchange_gloo import GlooExchange, _Wires
-from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.steps.exchange import StepsError
+from energy_data.loading.steps.gloo import GlooExchange, _Wires
+from energy_data.loading.loader import Loader
+from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.order.step_rules import DocsPerStep
 from contextlib import nullcontext
 import numpy as np
@@ -34,7 +35,7 @@ from loader.steps import STREAM, plain, stream, varying
 from loader.test_steps_gradients import EXACT, documents, tiny_model
 from loader.test_steps_ends import one_pass
 from loader.test_steps_stages import EXACT as STAGES, CUT, RULES, SPEC
-from energy_data.loading.step_stages import for_steps
+from energy_data.loading.steps.stages import for_steps
 
 def failing(batch):
     failing.calls += 1
@@ -49,7 +50,7 @@ config = evolve(WorkerConfig.default_worker_config(0), lanes=12)
 
 def loader_of(spec, **rules):
     dataset = Dataset(spec=spec, worker_config=config)
-    return StepLoader(dataset, DocsPerStep(**{"timeout_s": 60, **rules}))
+    return StepGrouper(Loader(dataset, in_steps=True), DocsPerStep(**{"timeout_s": 60, **rules}))
 
 def steps():
     loader = loader_of(STREAM, target=25, lookahead=3)
@@ -69,10 +70,9 @@ def steps():
 
 def trained():
     model = DistributedDataParallel(tiny_model())
-    loader = StepLoader(
-        for_steps(Dataset(spec=stream(documents), worker_config=config), DocsPerStep(**EXACT)),
-        DocsPerStep(**EXACT),
-    )
+    dataset = Dataset(spec=stream(documents), worker_config=config)
+    rules = DocsPerStep(**EXACT)
+    loader = StepGrouper(Loader(for_steps(dataset, rules), in_steps=True), rules)
     found = []
     for batch in loader:
         step = batch["__step__"]
@@ -93,7 +93,8 @@ def in_more_groups():
 def in_stages():
     found = []
     for spec, rules in ((CUT, STAGES), (SPEC, RULES)):
-        loader = StepLoader(for_steps(Dataset(spec=spec, worker_config=config), rules), rules)
+        run = for_steps(Dataset(spec=spec, worker_config=config), rules)
+        loader = StepGrouper(Loader(run, in_steps=True), rules)
         given = plain(islice(loader, 7))
         state = loader.state_dict()
         rest = plain(islice(loader, 30))

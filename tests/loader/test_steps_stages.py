@@ -18,9 +18,10 @@ from energy_data.errors import StateMismatchError
 from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
-from energy_data.loading.step_loader import StepLoader
-from energy_data.loading.step_stages import for_steps
+from energy_data.loading.loader import Loader
 from energy_data.loading.steps.counts import counts_of
+from energy_data.loading.steps.grouper import StepGrouper
+from energy_data.loading.steps.stages import for_steps
 from energy_data.loading.transport.device import OnDevice
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
@@ -55,13 +56,14 @@ def ranks_of(spec, rules, ranks=1, *, lanes=12, hub=None):
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
         dataset = for_steps(Dataset(spec=spec, worker_config=config), rules)
-        loaders.append(StepLoader(dataset, rules, exchange=HubExchange(hub, rank)))
+        loader = Loader(dataset, in_steps=True)
+        loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
     return loaders
 
 
 def bounds(loaders):
     """The micro-batches of the run with which stages began, as the lanes of all ranks say."""
-    places = [loader._host.states(loader._next) for loader in loaders]
+    places = [loader.run_state().places for loader in loaders]
     (entered,) = {place["root"]["entered"] for each in places for place in each.values()}
     return entered
 
@@ -300,7 +302,8 @@ def pooled(workers=2, method="fork", prefetch=2, cuda=None):
     dataset = for_steps(Dataset(spec=CUT, worker_config=config), EXACT)
     options = PoolOptions(start_method=method, prefetch=prefetch)
     host = host_of(dataset, options, pin_memory=False)
-    return StepLoader(dataset, EXACT, OnDevice(host, DEVICE, 1, cuda) if cuda else host)
+    host = OnDevice(host, DEVICE, 1, cuda) if cuda else host
+    return StepGrouper(Loader(dataset, host, in_steps=True), EXACT)
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 5), (2, 2), (3, 1)])
@@ -311,7 +314,7 @@ def test_whatever_workers_are_ahead_stages_switch_at_the_same_place(workers, pre
     for number, batch in enumerate(islice(loader, 60)):
         given.append(batch)
         if number in (8, 14, 30):
-            os.kill(processes(loader)[0], signal.SIGKILL)
+            os.kill(processes(loader.loader)[0], signal.SIGKILL)
     assert plain(given) == expected
     loader.close()
 

@@ -12,9 +12,10 @@ from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
-from energy_data.loading.exchange import StepsError
 from energy_data.loading.hosts import host_of
-from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.loader import Loader
+from energy_data.loading.steps.exchange import StepsError
+from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.order.step_rules import DocsPerStep
 from loader.runs import loader_of
 from loader.steps import (
@@ -154,7 +155,7 @@ def pooled(ranks, workers, method="fork"):
         config = WorkerConfig(rank, ranks, num_workers=workers, lanes=8)
         dataset = Dataset(spec=known_stream(), worker_config=config)
         host = host_of(dataset, PoolOptions(start_method=method), pin_memory=False)
-        loaders.append(StepLoader(dataset, DocsPerStep(target=9), host))
+        loaders.append(StepGrouper(Loader(dataset, host, in_steps=True), DocsPerStep(target=9)))
     return loaders
 
 

@@ -16,7 +16,7 @@ from energy_data.loading.dataset import Dataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader
 from energy_data.loading.pool import Pool
-from energy_data.loading.step_loader import StepLoader
+from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.transport.device import OnDevice
 from energy_data.order.step_rules import DocsPerStep
@@ -41,7 +41,7 @@ def loader_of(spec, workers=2, arena_bytes=1 << 30, cuda=None, **rules):
     host = Pool(dataset, options) if workers else InProcess()
     if cuda is not None:
         host = OnDevice(host, DEVICE, 1, cuda)
-    return StepLoader(dataset, DocsPerStep(**rules), host)
+    return StepGrouper(Loader(dataset, host, in_steps=True), DocsPerStep(**rules))
 
 
 @pytest.mark.parametrize("lookahead", [1, 4])
@@ -60,7 +60,7 @@ def test_a_step_larger_than_the_shared_memory_is_given_all_the_same(lookahead):
 
 def test_after_a_full_arena_it_draws_ahead_again_as_soon_as_there_is_room():
     loader = loader_of(stream(large), workers=1, arena_bytes=1_400_000, target=6)  # four fit
-    draw, drawn = loader._draw, []
+    draw, drawn = loader._reader.draw, []
 
     def counted(*, ahead=False):
         try:
@@ -70,7 +70,7 @@ def test_after_a_full_arena_it_draws_ahead_again_as_soon_as_there_is_room():
             raise
         drawn.append("ahead" if ahead else "due")
 
-    loader._draw = counted
+    loader._reader.draw = counted
     given = islice(loader, 100)
     held = [next(given), next(given)]
     for _ in range(6):
@@ -91,7 +91,7 @@ def test_steps_of_workers_are_those_of_this_process_saved_restored_and_killed():
     loader = loader_of(STREAM, target=25)
     assert plain(islice(loader, 17)) == expected[:17]
     state = json.loads(json.dumps(loader.state_dict()))
-    os.kill(processes(loader)[0], signal.SIGKILL)
+    os.kill(processes(loader.loader)[0], signal.SIGKILL)
     assert plain(islice(loader, 10)) == expected[17:27]
     loader.load_state_dict(state)
     assert plain(islice(loader, 12)) == expected[17:29]
@@ -136,7 +136,8 @@ def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
         dataset = Dataset(spec=stream(varying if rank else bad, size=100), worker_config=config)
         host = None if rank else Pool(dataset, PoolOptions(start_method="fork"))
         rules = DocsPerStep(target=12, timeout_s=WAIT_S)
-        loaders.append(StepLoader(dataset, rules, host, HubExchange(hub, rank)))
+        loader = Loader(dataset, host, in_steps=True)
+        loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
 
     def work(loader):
         try:
@@ -157,8 +158,8 @@ def test_without_steps_a_loader_goes_through_none_of_it(monkeypatch):
     def called(*_):
         raise AssertionError("steps were asked for")
 
-    for name in ("next_batch", "_draw", "state_dict"):
-        monkeypatch.setattr(StepLoader, name, called)
+    for name in ("next_batch", "run_state"):
+        monkeypatch.setattr(StepGrouper, name, called)
     config = WorkerConfig(lanes=8)
     loader = Loader(Dataset(spec=STREAM, worker_config=config))
     assert type(loader) is Loader

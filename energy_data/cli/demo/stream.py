@@ -19,12 +19,12 @@ import torch
 
 from energy_data.api import get_loader, get_train_dataset
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.loader import Loader
+from energy_data.loading.rank_loader import RankLoader
 
 Batch = dict[str, Any]
 
 
-def make_loader(meta: Path, batch_size: int, config: WorkerConfig) -> Loader[Batch]:
+def make_loader(meta: Path, batch_size: int, config: WorkerConfig) -> RankLoader[Batch]:
     """Return the loader of one rank of the demo's training run."""
     return get_loader(get_train_dataset(meta, batch_size=batch_size, worker_config=config))
 

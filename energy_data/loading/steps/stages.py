@@ -1,9 +1,9 @@
-"""The stages of a run that is grouped into steps.
+"""The stages of a run that is grouped into steps, and what the mode of steps changes in the run.
 
 Stages that count steps begin where the steps before have ended, which is known only once the run is
-there. The trainer's process then moves the run from stage to stage: at a boundary it puts the lanes
-at the position after the last micro-batch of the last step, whatever was drawn ahead, and builds
-them in the next stage.
+there. The trainer's process then moves the run from stage to stage: at a boundary it moves the
+lanes to the position after the last micro-batch of the last step, whatever was drawn ahead, and
+builds them in the next stage.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from attrs import evolve, frozen
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.loading.run import Run
-from energy_data.loading.steps import exact
-from energy_data.loading.steps.planner import KnownCounts, known_counts
+from energy_data.loading.steps import exact, planner
+from energy_data.loading.steps.planner import KnownCounts
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
 
@@ -26,27 +26,23 @@ T_run = TypeVar("T_run", bound=Run[Any])
 
 @frozen
 class StepStages:
-    """The stages of a run; one without stages that count steps has one."""
+    """The stages of a run. A run without stages that count steps has one."""
 
     specs: tuple[Spec, ...]  # of each stage
     first_steps: tuple[int, ...] = (0,)
     end: int | None = None  # the first step after them
-    path: str | None = None  # of the stages in the tree; None: none that count steps
+    counts_steps: bool = False
     counted: StagedSpec | None = None  # stages that count micro-batches
 
     @classmethod
     def of(cls, spec: Spec) -> StepStages:
         """Return the stages of a tree."""
-        found = next(((p, s) for p, s in spec.walk() if isinstance(s, StagedSpec)), None)
-        if found is None:
-            return cls((spec,))
-        path, staged = found
-        if not staged.counts_steps:
+        staged = next((inner for _, inner in spec.walk() if isinstance(inner, StagedSpec)), None)
+        if staged is None or not staged.counts_steps:
             return cls((spec,), counted=staged)
-        stages = staged.stages
-        begins = tuple(stage.begin for stage in stages)
-        specs = tuple(stage.of for stage in stages)
-        return cls(specs, begins, stages[-1].end, "/".join(("root", *path)))
+        specs = tuple(stage.of for stage in staged.stages)
+        first_steps = tuple(stage.begin for stage in staged.stages)
+        return cls(specs, first_steps, staged.stages[-1].end, counts_steps=True)
 
     def number_at(self, step: int) -> int:
         """Return the number of the stage of a step; one past the last if the run is over."""
@@ -66,7 +62,7 @@ class StepStages:
         return None if self.counted is None else self.counted.stage_of(batch)
 
 
-def resolved(rules: DocsPerStep, ranks: int) -> DocsPerStep:
+def resolve_rules(rules: DocsPerStep, ranks: int) -> DocsPerStep:
     """Return the rules with the shares of mode "exact". SpecError if ranks do not fit them."""
     size = rules.round_size(ranks)
     if size % ranks:
@@ -86,10 +82,10 @@ def for_steps(run: T_run, rules: DocsPerStep) -> T_run:
     """Return the run that a loader groups into steps: in mode "exact", its batches are cut."""
     if rules.mode != "exact":
         return run
-    shares = resolved(rules, run.worker_config.world_size).round_size(0)
+    shares = resolve_rules(rules, run.worker_config.world_size).round_size(0)
     return evolve(run, spec=exact.cut_into_shares(run.spec, rules, shares))
 
 
-def known(spec: Spec, rules: DocsPerStep) -> KnownCounts | None:
+def known_counts(spec: Spec, rules: DocsPerStep) -> KnownCounts | None:
     """Return the contents of micro-batches, or shares, if no data is needed to know them."""
-    return exact.known_shares(spec) if rules.mode == "exact" else known_counts(spec, rules)
+    return exact.known_shares(spec) if rules.mode == "exact" else planner.known_counts(spec, rules)

@@ -1,4 +1,4 @@
-"""The position inside steps, and how it is saved.
+"""The position inside steps, and its saved form.
 
     step, index       the step, and the number of its micro-batches that were handed out
     docs_seen         documents in all earlier steps
@@ -18,6 +18,7 @@ from attrs import frozen
 
 from energy_data.core.cursor_check import is_count, shorten
 from energy_data.errors import StateError
+from energy_data.loading.position import RunPosition
 from energy_data.loading.steps.counts import EMPTY, Counts
 from energy_data.loading.steps.planner import StepPlan
 from energy_data.order.step_rules import DocsPerStep
@@ -53,7 +54,7 @@ class SettledStep(NamedTuple):
 
 @frozen(kw_only=True)
 class StepPosition:
-    """A position in the run: a step, and how much of it was handed out."""
+    """A position in the run: a step, and the number of its micro-batches that were handed out."""
 
     epoch: int = 0  # of the step's first round
     begun: int = 0  # number of the epoch's first micro-batch
@@ -62,6 +63,10 @@ class StepPosition:
     index: int = 0
     docs_seen: int = 0
     given: int = 0  # micro-batches of each rank in this iteration, before the step
+
+    def in_run(self, ranks: int) -> RunPosition:
+        """Return the position of the step's first micro-batch."""
+        return RunPosition(self.epoch, self.begun, self.base, self.base % ranks)
 
     def to_dict(
         self, settled: SettledStep | None, rules: DocsPerStep, ranks: int

@@ -22,7 +22,7 @@ from torch import distributed
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import SpecError
-from energy_data.loading.exchange import (
+from energy_data.loading.steps.exchange import (
     OTHER_RULES,
     Exchange,
     Message,
