@@ -9,7 +9,7 @@ JUDGE_STAMP := $(JUDGE)/.installed
 .PHONY: demo test test-slow test-sanitized format lint types imports unit bench clean
 
 demo: $(STAMP)
-	$(BIN)/energy-data demo
+	$(BIN)/python examples/demo.py
 
 test: lint types imports unit
 

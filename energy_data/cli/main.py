@@ -13,15 +13,14 @@ from energy_data.errors import EnergyDataError
 
 COMMANDS = {
     "check": "energy_data.cli.check",
-    "demo": "energy_data.cli.demo.command",
     "inspect": "energy_data.cli.inspect",
     "plan-diff": "energy_data.cli.plan_diff",
     "prepare": "energy_data.cli.prepare",
-    "prepare-media": "energy_data.cli.prepare_media",
+    "prepare-media": "energy_data.cli.prepare:media_command",
     "schema": "energy_data.cli.schema",
     "state": "energy_data.cli.state",
 }
-"""Name of a command -> the module that has it as `command`."""
+"""Name of a command -> its module, and the attribute if it is not `command`."""
 
 _COMPILED = "compiled" if native.TAR else "not compiled: reading tars is slower"
 
@@ -45,7 +44,8 @@ class Commands(click.Group):
         """Return a command, or None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(COMMANDS[cmd_name]).command
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute or "command")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -14,10 +14,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from energy_data.cli.ask import TYPES, ask_again, ask_definition, ask_ratio, show_samples
-from energy_data.cli.prepare_metadataset import prepare_metadataset
-from energy_data.data.decode.media import MediaFilter, collect_media
-from energy_data.data.registry import format_of
+from energy_data.cli.prepare_prompts import (
+    TYPES,
+    ask_again,
+    ask_definition,
+    ask_ratio,
+    show_samples,
+)
+from energy_data.config.load import load
+from energy_data.config.prepare import prepare_joins
+from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
+from energy_data.data.registry import format_of, open_source
 from energy_data.data.tar.index import find_tars
 from energy_data.data.tar.nv_meta import DATASET, is_prepared
 from energy_data.data.tar.prepare import Summary, parse_patterns, prepare, reindex
@@ -36,7 +43,7 @@ DEFAULT_RATIO = "1,0,0"
 def media_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say which media are looked at."""
     flag = partial(click.option, is_flag=True)
-    by_glob = "Note size and length of the media with such names, as '*.jpg,*.mp4'."
+    by_glob = "Record size and length of the media with such names, as '*.jpg,*.mp4'."
     command = flag("--media-metadata-by-extension", help="... with such extensions.")(command)
     command = flag("--media-metadata-by-header", help="... of those that begin so.")(command)
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
@@ -87,11 +94,11 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--sqlite/--no-sqlite", default=True, help="Write index.sqlite: each part by its key.  [on]"
 )
-@click.option("--progress/--no-progress", default=True, help="Show how far it is.  [on]")
+@click.option("--progress/--no-progress", default=True, help="Show progress.  [on]")
 @click.option(
     "--interactive/--non-interactive",
     default=None,
-    help="Ask for what is not said here.  [default: on a terminal]",
+    help="Ask for options that are not given.  [default: on a terminal]",
 )
 @media_options
 @click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
@@ -111,12 +118,38 @@ def command(path: Path, **given: Any) -> None:
     if index_file is not None:
         click.echo(f"{path}: {index_file(str(path)):,} samples")
     elif path.suffix in (".yaml", ".yml"):
-        for line in prepare_metadataset(path):
-            click.echo(line)
+        _prepare_metadataset(path)
     elif path.is_dir():
         _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
     else:
         raise click.UsageError(f"{path}: it is no folder, .jsonl file or metadataset (.yaml).")
+
+
+@click.command("prepare-media")
+@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@media_options
+@click.option("--progress/--no-progress", hidden=True, expose_value=False)
+@click.option("--num-workers", hidden=True, expose_value=False, type=int)
+@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
+def media_command(path: Path, **given: Any) -> None:
+    """Record size and length of the images, audio and video files below a folder.
+
+    Writes what Energon's `prepare-media` writes, `.nv-meta/index.sqlite`, for the
+    `get_media_metadata` of `filesystem://` stores.
+    """
+    wanted = media_filter(given)
+    if wanted is None:
+        raise click.UsageError("choose the files: pass one of --media-metadata-by-...")
+    click.echo(f"{path}: recorded size and length of {collect_files(path, wanted):,} files")
+
+
+def _prepare_metadataset(path: Path) -> None:
+    """Compute the joins of all splits. Runs no code that the metadataset names."""
+    prepared = prepare_joins(load(path), open_source=open_source)
+    if not prepared:
+        click.echo(f"{path}: it has no joins, so there is nothing to prepare")
+    for one in prepared:
+        click.echo(f"{path}: {one.split}: {one.id}: {one.table.rows:,} samples, {one.table.path}")
 
 
 def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:
@@ -153,7 +186,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
     for line in _told(summary, perf_counter() - began):
         click.echo(line)
     if given["media"]:
-        click.echo(f"  noted size and length of {collect_media(path, given['media']):,} files")
+        click.echo(f"  recorded size and length of {collect_media(path, given['media']):,} files")
     if typed and not given["tar_index_only"]:
         _declare(path, summary, given, asking=asking)
 

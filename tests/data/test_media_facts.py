@@ -75,7 +75,7 @@ def prepared(folder, *options):
 def test_a_folder_tells_about_its_media_by_path(folder):
     for _ in range(2):  # again, it begins anew
         said = prepared(folder, "--media-metadata-by-extension", "--num-workers", "2")
-        assert "noted size and length of 3 files" in said
+        assert "recorded size and length of 3 files" in said
     store = SystemFileStore(folder)
     assert (store.get_media_metadata("a.png").width, store["a.png"][0][:4]) == (7, b"\x89PNG")
     assert store.get_media_metadata("sub/b.jpg").format == "JPEG"

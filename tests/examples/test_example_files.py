@@ -1,11 +1,13 @@
 """Every file of examples/ runs, shows something, and is short."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -25,3 +27,13 @@ def test_an_example_has_less_than_60_lines_and_says_what_it_shows(path):
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 5
+
+
+def test_the_demo_resumes_exactly_in_new_processes_on_one_rank_and_on_two(tmp_path):
+    demo = EXAMPLES[0].with_name("demo.py")
+    done = subprocess.run(
+        [sys.executable, str(demo)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for ranks in (1, 2):
+        assert f"resumed on {ranks} rank(s): all 100 micro-batches are identical" in done.stdout

@@ -1,1 +1,0 @@
-"""`energy-data demo`: real data, a blended stream, and a resume that is compared byte by byte."""
