@@ -19,7 +19,7 @@ from attrs import evolve
 from benchmarks.case import find_case
 from benchmarks.measure import cpu_seconds, leave
 from energy_data import WorkerConfig, get_loader, get_train_dataset
-from energy_data.core.block import Integers
+from energy_data.core.references import Integers
 from energy_data.core.sample import Sample
 from energy_data.data import registry
 from energy_data.data.source import Source

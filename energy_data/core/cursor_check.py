@@ -40,7 +40,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _is_mark(value: Any) -> bool:
-    return isinstance(value, tuple) and all(map(is_count, value))
+    return isinstance(value, tuple) and all(is_count(one) or _is_mark(one) for one in value)
 
 
 _Kind = tuple[Callable[[Any], bool], str]  # the test of a value, and the name of the kind

@@ -1,17 +1,20 @@
-"""The one contract of the package: a running thing in one lane whose place can be saved.
+"""The contract of a node: an iterator over one lane of a run whose position can be saved.
 
-All that changes in a node is its cursor, a small plain dataclass; saving is reading the cursors.
-A new node is a cursor and a `draw`. It may keep caches of what its cursor can rebuild, and looks
-at its cursor to know whether they still hold, so that nothing has to be told after a restore.
+Everything that changes in a node is in its cursor, a small plain dataclass. Saving a tree reads its
+cursors; restoring replaces them. A node may cache what its cursor can rebuild. It compares the
+cache with the cursor before use, so it needs no notice of a restore.
+
+A new kind of node is a cursor and a `draw`. Subclass `UnaryNode` for one child, `MultiChildNode`
+for several, and `BufferedNode` to hold items back.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
 from energy_data.errors import DataError, StateMismatchError
@@ -19,7 +22,7 @@ from energy_data.errors import DataError, StateMismatchError
 T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound="Cursor")
 
-MAX_EMPTY_DRAWS = 100_000  # then nothing ever comes through, and waiting on would be a hang
+MAX_EMPTY_DRAWS = 10_000  # in a row
 
 Fields = dict[str, Any]
 """The fields of a cursor."""
@@ -27,42 +30,59 @@ Fields = dict[str, Any]
 State = dict[str, Fields]
 """Path of a node in its tree -> the fields of its cursor. Plain JSON data."""
 
-ItemRef = tuple[int, ...]
-"""What an item is made again from: the reference of its sample, after what nodes add to it."""
+ItemRef = tuple[Any, ...]
+"""What an item is made from, as nested tuples of ints.
 
-Held = tuple["Node[Any, Any]", ItemRef]
-"""The root of an order tree and one of its references, (entry, epoch, number)."""
+A sample is (entry, epoch, index); a pack is a tuple of the references of its samples; some nodes
+put a number in front, such as the number of the child.
+"""
+
+PendingRef = tuple["Node[Any, Any]", ItemRef]
+"""The root of an order tree, and a reference (entry, epoch, index) in it."""
 
 Change = Callable[["Node[Any, Any]", ItemRef], ItemRef | None]
-"""Takes the root of an order tree and one of its references, (entry, epoch, number); returns the
-same after an edit of the tree, None if its leaf is gone."""
+"""Maps a reference (entry, epoch, index) to the same sample after an edit of the order tree.
+
+Takes the root of the order tree and the reference. Returns None if the leaf was removed.
+"""
+
+
+class Items(NamedTuple):
+    """A block of items and, for each, the reference that it can be made from again."""
+
+    values: Sequence[Any]
+    refs: Sequence[Any]  # an ItemRef per value; None where `Spec.replay_blocker` names a node
 
 
 @dataclass
 class Cursor:
     """Everything that changes while a node runs: ints, strings, None and tuples of these.
 
-    Fields are replaced, never changed in place; a copy of the cursor is a snapshot.
+    Replace fields, never change them in place: a copy of the cursor is a snapshot.
     """
 
     def copy(self: C) -> C:
-        """Return a snapshot; a tenth of the time of `copy.copy`."""
+        """Return a snapshot. Takes a tenth of the time of `copy.copy`."""
         return self.with_fields(self.__dict__)
 
     def with_fields(self: C, fields: Mapping[str, Any]) -> C:
-        """Return a cursor of this kind with all these fields."""
+        """Return a cursor of this class with the given fields."""
         twin = object.__new__(type(self))
         twin.__dict__.update(fields)
         return twin
 
 
 class Node(ABC, Iterator[T_co], Generic[T_co, C]):
-    """Gives items in blocks, keeps its place in `cursor`, and owns its named children."""
+    """Produces items in blocks, keeps its position in `cursor`, and owns its named children.
 
-    # Fields of the cursor that count items left out, each with why they are, in words.
+    Every node implements `draw`. The other methods to override are `rewind`, `replay`, `remap`,
+    `pending_refs`, `allow_batch_views` and `faults`; the bases implement them for most kinds.
+    """
+
     leaves_out: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Fields of the cursor that count skipped items, each with the reason in words."""
 
-    _exchanged: ClassVar[int] = 0  # how often a node has exchanged a child
+    _replaced: ClassVar[int] = 0  # children replaced so far, in all trees
 
     def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
         self.children: Mapping[str, Node[Any, Any]] = MappingProxyType(dict(children or {}))
@@ -71,88 +91,85 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         self._below: tuple[int, list[tuple[str, Node[Any, Any]]]] = -1, []  # see `tree`
 
     @abstractmethod
-    def draw(self, count: int) -> Sequence[T_co]:
-        """Return the next items, `count` at most; fewer where the node must stop for a boundary.
+    def draw(self, count: int) -> Items:
+        """Return up to `count` next items: fewer, or none, where the node stops at a boundary.
 
-        Raises StopIteration when there is nothing more, at once and again on every later call.
-        Parents call this on their children; everyone else calls `take`, which loses nothing if
-        an error comes up half-way.
+        Only parents call it. Others call `take`, which restores the tree if an error is raised.
+
+        Raises:
+            StopIteration: There are no more items; also on every later call.
         """
-
-    def allow_batch_views(self) -> None:
-        """Give samples with rows from now on, if nobody but us has seen them (`core/rows.py`).
-
-        Called by a parent that shows them to nobody either, and only draws.
-        """
-
-    @property
-    def pending_refs(self) -> Sequence[Held]:
-        """What was drawn and is not given on yet: roots of order trees with a reference each.
-
-        In order. Of this node alone, not of those under it. A stage that is left hands them back.
-        """
-        return ()
-
-    def draw_marked(self, count: int) -> Sequence[tuple[ItemRef, T_co]]:
-        """Return what `draw` returns, each item with its mark.
-
-        A node that keeps items back (to pack or to group them) keeps their marks in its cursor.
-        Only where the spec says nothing in `replay_blocker`.
-        """
-        raise TypeError(f"{type(self).__name__} gives items without marks")
-
-    def replay(self, marks: Sequence[ItemRef]) -> Sequence[T_co]:
-        """Return the items of some marks, made again, wherever the node is; it does not move.
-
-        Raises DataError if one cannot be made any more.
-        """
-        raise TypeError(f"{type(self).__name__} cannot make items again, asked for {len(marks)}")
-
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        """Return the marks with `change` made to the references in them; None where it says so."""
-        raise TypeError(f"{type(self).__name__} has no marks, got {len(marks)} and {change}")
-
-    def has_sample(self, reference: ItemRef) -> bool:
-        """Return whether there is a sample (entry, epoch, number); of the root of an order tree."""
-        raise TypeError(f"{type(self).__name__} is no root of an order tree, got {reference}")
 
     def rewind(self) -> None:
-        """Go back to the first item, as the next epoch."""
+        """Go to the first item of the next epoch."""
         for child in self.children.values():
             child.rewind()
         self.cursor = self._start.copy()
 
+    def replay(self, refs: Sequence[ItemRef]) -> Sequence[T_co]:
+        """Return the items of references, made again. Does not move the node.
+
+        Raises DataError for an item that can no longer be made.
+        """
+        raise TypeError(f"{type(self).__name__} cannot replay items, got {len(refs)} references")
+
+    def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        """Return references with `change` applied to the samples in them; None for lost items."""
+        raise TypeError(f"{type(self).__name__} has no references, got {len(refs)} and {change}")
+
+    @property
+    def pending_refs(self) -> Sequence[PendingRef]:
+        """The samples that this node, without its children, has read and not returned, in order."""
+        return ()
+
+    def allow_batch_views(self) -> None:
+        """Allow samples whose tensors are rows of one batch tensor (`core/rows.py`).
+
+        A parent calls it if it only draws, and shows samples to no other code.
+        """
+
+    def faults(self, at: C) -> Iterable[Problem]:
+        """Return what is wrong in a saved cursor whose fields have the right types."""
+        return ()
+
+    def draw_some(self, count: int) -> Items:
+        """Return what `draw` returns, but at least one item."""
+        if (items := self.draw(count)).values:
+            return items
+        guard = EmptyGuard()
+        while not items.values:
+            guard.count(())
+            items = self.draw(count)
+        return items
+
     def take(self, count: int) -> Sequence[T_co]:
-        """Return what `draw` returns; if it raises, the whole tree stays where it was."""
+        """Return the values that `draw` returns. If it raises, the tree stays where it was."""
         before = self.snapshot()
         try:
-            return self.draw(count)
+            return self.draw(count).values
         except BaseException:
             self.rollback(before)
             raise
 
+    def __next__(self) -> T_co:
+        guard = EmptyGuard()
+        while not (items := self.take(1)):
+            guard.count(items)
+        return items[0]
+
     def snapshot(self) -> list[Fields]:
-        """Return a snapshot of the whole tree, parents first; for `rollback`."""
+        """Return the cursors of the whole tree, parents first; for `rollback`."""
         return [node.cursor.__dict__.copy() for _, node in self.tree()]
 
     def rollback(self, cursors: Sequence[Fields]) -> None:
-        """Go to the place of a snapshot."""
+        """Go to the position of a snapshot."""
         for (_, node), fields in zip(self.tree(), cursors, strict=True):
             node.cursor = node.cursor.with_fields(fields)
 
     def replace_child(self, name: str, child: Node[Any, Any]) -> None:
-        """Put another child in the place of one. The only way to change children."""
+        """Replace a child. The only way to change `children`."""
         self.children = MappingProxyType({**self.children, name: child})
-        Node._exchanged += 1
-
-    def __next__(self) -> T_co:
-        for _ in range(MAX_EMPTY_DRAWS):  # what is left out may leave a block empty
-            if items := self.take(1):
-                return items[0]
-        raise DataError(
-            f"no item came through in {MAX_EMPTY_DRAWS} draws in a row. Look at what leaves items "
-            f"out: a filter, SkipSample, or bad data."
-        )
+        Node._replaced += 1
 
     def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any, Any]]]:
         """Yield every node of the tree with its path, parents first."""
@@ -161,37 +178,37 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             yield from child.walk(f"{path}/{name}")
 
     def tree(self) -> Sequence[tuple[str, Node[Any, Any]]]:
-        """Return what `walk` yields; remembered, as it is asked for with every batch."""
-        exchanged, below = self._below
-        if exchanged != Node._exchanged:
-            exchanged = Node._exchanged
-            _, *below = self.walk()  # without this one, which would keep itself alive
-            self._below = exchanged, below
+        """Return what `walk` yields. Cached, because every batch needs it."""
+        replaced, below = self._below
+        if replaced != Node._replaced:
+            replaced = Node._replaced
+            _, *below = self.walk()  # without this node, which would keep itself alive
+            self._below = replaced, below
         return [("root", self), *below]
 
     def state_dict(self) -> State:
-        """Return the place of the whole tree, path by path. Reads no data, changes nothing."""
+        """Return the position of the whole tree, path by path. Reads no data, changes nothing."""
         return {path: {**fields} for path, node in self.tree() if (fields := node.cursor.__dict__)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a saved place. StateMismatchError if it is of another tree; nothing moves then.
+        """Go to a saved position. If it raises, no node has moved.
 
-        Nor does it if a value is not of the kind that its field is, which is a StateError.
+        Raises:
+            StateMismatchError: The state belongs to another tree.
+            StateError: A value cannot be the value of its field.
         """
-        ours, theirs = (
-            {path: set(fields) for path, fields in tree.items()}
-            for tree in (self.state_dict(), state)
-        )
-        if wrong := sorted(path for path in ours | theirs if ours.get(path) != theirs.get(path)):
+        ours = {path: set(fields) for path, fields in self.state_dict().items()}
+        saved = {path: set(fields) for path, fields in state.items()}
+        if wrong := sorted(path for path in ours | saved if ours.get(path) != saved.get(path)):
             raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
         cursors = [node.restored(path, state.get(path, {})) for path, node in self.walk()]
         for (_, node), cursor in zip(self.walk(), cursors, strict=True):
             node.cursor = cursor
 
     def restored(self, path: str, found: Mapping[str, Any]) -> C:
-        """Return the cursor of this node, which is at `path`, that saved fields make.
+        """Return the cursor of this node, which is at `path`, with saved fields.
 
-        StateError if they are damaged, with what is wrong. Reads no data, changes nothing.
+        Raises StateError for damaged fields. Reads no data, changes nothing.
         """
         values = {name: as_tuples(value) for name, value in found.items()}
         raise_if(path, lambda: wrong_kinds(type(self._start), values))
@@ -199,18 +216,30 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         raise_if(path, lambda: self.faults(cursor))
         return cursor
 
-    def faults(self, at: C) -> Iterable[Problem]:
-        """Return what in a saved cursor, of the right kinds, cannot be of this node."""
-        return ()
+
+class EmptyGuard:
+    """Counts draws in a row that returned nothing, and raises an error instead of a hang."""
+
+    def __init__(self) -> None:
+        self._draws = 0
+
+    def count(self, items: Sized) -> None:
+        """Count a draw. DataError after more than `MAX_EMPTY_DRAWS` empty ones in a row."""
+        self._draws = 0 if items else self._draws + 1
+        if self._draws > MAX_EMPTY_DRAWS:
+            raise DataError(
+                f"no item was returned in {MAX_EMPTY_DRAWS} draws in a row. Check what skips "
+                f"items: a filter, SkipSample, a limit that all exceed, or bad data."
+            )
 
 
 def places(tree: Sequence[tuple[str, Node[Any, Any]]], cursors: Sequence[Fields]) -> State:
-    """Return a snapshot of a tree as its state: without nodes that have nothing to save."""
+    """Return a snapshot of a tree as its state, without nodes that have nothing to save."""
     return {path: {**fields} for (path, _), fields in zip(tree, cursors, strict=True) if fields}
 
 
 def as_tuples(value: Any) -> Any:
-    """Return a value with its lists, however deep, as tuples."""
+    """Return a value with its lists, at any depth, as tuples."""
     if isinstance(value, list | tuple):
         return tuple(map(as_tuples, value))
     return value

@@ -56,7 +56,7 @@ def sample_seed() -> int:
             "`encode_sample`, `batch`, `encode_batch` or another function that a dataset runs."
         )
     known = restore_key(CALL.item)
-    identity = tuple(_flat(known)) if known else CALL.reference
+    identity = tuple(_flat(known or CALL.reference or ()))
     if function.requires_identity and not identity:
         raise EnergyDataError(
             f"sample_rng: {function.name} asks for the numbers of {_kind(CALL.item)} without the "

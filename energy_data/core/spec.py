@@ -24,7 +24,11 @@ class Spec(ABC):
     """The name of this class of specs in states, errors and paths. Unique."""
 
     children_are_sequential: ClassVar[bool] = False  # children share their leaves, each in its time
-    is_one_to_one: ClassVar[bool] = False  # item n is made of item n of its one child
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether item n is made of item n of the one child, if nothing is skipped."""
+        return False
 
     @property
     def children(self) -> Mapping[str, Spec]:

@@ -128,7 +128,7 @@ class InProcess(Host):
         began, total_s = time.perf_counter(), self._profiler.total_s
         try:
             CALL.batch = batch
-            return root.draw(1)
+            return root.draw(1).values
         except BaseException:
             root.rollback(before)
             raise

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Node
+from energy_data.core.node import Cursor, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.nodes.unary import UnaryNode, UnarySpec
 
-MAX_EMPTY_DRAWS = 10_000  # blocks in a row without a sample: a filter that lets nothing pass
 MAX_LEFT_OUT = 1_000  # batches in a row
 
 
 @frozen(kw_only=True)
-class BatchSpec(Spec):
+class BatchSpec(UnarySpec):
     """Give `collate(samples)` of `batch_size` samples at a time.
 
     `aligned`: a batch is what one block of references gives, so samples left out make it shorter
@@ -32,7 +32,6 @@ class BatchSpec(Spec):
     """
 
     kind = "batch"
-    of: Spec
     batch_size: int
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
@@ -43,10 +42,6 @@ class BatchSpec(Spec):
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
 
     @property
     def item_kind(self) -> ItemKind:
@@ -64,6 +59,9 @@ class BatchSpec(Spec):
     def items_per_lane(self, context: Context) -> int:
         return self.of.items_per_lane(context.under("of")) // self.batch_size
 
+    def replay_blocker(self) -> str:
+        return self.kind
+
     def build(self, context: Context) -> BatchNode:
         return BatchNode(self, context)
 
@@ -78,30 +76,30 @@ class FailingBatchCursor(BatchCursor):
     failures: int = 0  # since the last success
 
 
-class BatchNode(Node[Any, BatchCursor]):
+class BatchNode(UnaryNode[BatchCursor]):
     """Collates blocks of samples."""
 
     leaves_out = (("skipped", "SkipSample while making batches"),)
 
     def __init__(self, spec: BatchSpec, context: Context) -> None:
         start = BatchCursor() if spec.on_failure is None else FailingBatchCursor()
-        super().__init__(start, {"of": spec.of.build(context.under("of"))})
+        super().__init__(start, spec, context)
         doing = "making the batch that begins with"
         self.collate = UserCall(spec.collate, context, spec.on_failure, doing)
         self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
         if spec.shows_none and spec.on_failure is None:  # who hears of failures would see them
-            self.children["of"].allow_batch_views()
+            self.child.allow_batch_views()
 
-    def draw(self, count: int) -> list[Any]:
+    def draw(self, count: int) -> Items:
         batches: list[Any] = []
         left_out = 0
         while len(batches) < count:
             try:
                 samples = self._aligned() if self.spec.aligned else self._filled()
             except StopIteration:
-                if batches:
-                    return batches
-                raise
+                if not batches:
+                    raise
+                break
             if self.trace is not None and samples:
                 self.trace(f"the batch that begins with {describe_source(samples[0])}")
             began = time.perf_counter()
@@ -120,27 +118,19 @@ class BatchNode(Node[Any, BatchCursor]):
                 )
             self.profiler.add(COLLATING, time.perf_counter() - began)
             if not samples and self.spec.aligned:
-                return batches  # a batch left out keeps its place: the caller counts micro-batches
-        return batches
+                break  # a skipped batch keeps its place: the caller counts micro-batches
+        return Items(batches, [None] * len(batches))
 
     def _aligned(self) -> list[Any]:
-        return list(self.children["of"].draw(self.spec.batch_size))
+        return list(self.child.draw(self.spec.batch_size).values)
 
     def _filled(self) -> list[Any]:
         samples: list[Any] = []
-        empty = 0
         while len(samples) < self.spec.batch_size:
             try:
-                drawn = self.children["of"].draw(self.spec.batch_size - len(samples))
+                samples += self.child.draw_some(self.spec.batch_size - len(samples)).values
             except StopIteration:
                 if not samples or self.spec.drop_last:
                     raise
-                return samples
-            empty = 0 if drawn else empty + 1
-            if empty > MAX_EMPTY_DRAWS:
-                raise DataError(
-                    f"no sample came through in {empty} blocks in a row. Look at what leaves "
-                    f"samples out: a filter, SkipSample, or bad data."
-                )
-            samples += drawn
+                break
         return samples

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from attrs import field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, Node
-from energy_data.core.spec import ItemKind, Spec, order_children
-from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import Draw, Drawn, MultiChildNode
+from energy_data.core.node import Cursor, EmptyGuard, Items, Node
+from energy_data.core.spec import Spec, order_children
+from energy_data.errors import SpecError
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.schedule import (
     Clock,
@@ -31,10 +31,7 @@ from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
 from energy_data.order.weighted import ExhaustingChoice, Place, ScheduledChoice, WeightedChoice
 
-T = TypeVar("T")
-
 PLANNED_ITEMS = 256  # choices computed ahead
-MAX_EMPTY_DRAWS = 10_000  # in a row: filters that let nothing pass
 
 
 @frozen
@@ -53,7 +50,7 @@ class Part:
 
 
 @frozen
-class BlendSpec(OrderSpec):
+class BlendSpec(MultiChildSpec, OrderSpec):
     """Draw from each child in proportion to its weight.
 
     A child that ends leaves its share to the others; the blend ends with its last child. Weights
@@ -61,8 +58,8 @@ class BlendSpec(OrderSpec):
     """
 
     kind = "blend"
-    keeps_place: ClassVar[bool] = True
-    is_finite: ClassVar[bool] = False
+    keeps_place = True
+    is_finite = False
 
     parts: tuple[Part, ...]
     # Exact, or to 2**-32; empty where weights change.
@@ -112,10 +109,6 @@ class BlendSpec(OrderSpec):
         return order_children([part.of for part in self.parts])
 
     @property
-    def item_kind(self) -> ItemKind:
-        return self.parts[0].of.item_kind
-
-    @property
     def size(self) -> Fraction:
         drawn = [part.of for part in self.parts if part.weight]
         return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
@@ -153,9 +146,6 @@ class BlendSpec(OrderSpec):
         weights, draw = [weight for weight in self.weights if weight], _draw(context)
         return ExhaustingOrder(children, lambda counts: ExhaustingChoice(weights, counts, **draw))
 
-    def replay_blocker(self) -> str | None:
-        return next(filter(None, (part.of.replay_blocker() for part in self.parts)), None)
-
     def _choice(
         self, context: Context, leaves: LeafTable, drawn: Sequence[int]
     ) -> WeightedChoice | ScheduledChoice:
@@ -176,7 +166,7 @@ class BlendSpec(OrderSpec):
 
     def build(self, context: Context) -> Node[Any, Any]:
         if self.item_kind == "references":
-            return super().build(context)
+            return OrderSpec.build(self, context)
         return BlendNode(self, context)
 
 
@@ -190,14 +180,10 @@ class BlendNode(MultiChildNode[BlendCursor]):
     """A blend of streams: one item from one child at a time."""
 
     def __init__(self, spec: BlendSpec, context: Context) -> None:
-        children = {
-            name: child.build(context.under(name))
-            for name, child in spec.children.items()
-            if spec.parts[int(name)].weight
-        }
-        super().__init__(BlendCursor(), children)
+        drawn = {name: of for name, of in spec.children.items() if spec.parts[int(name)].weight}
+        super().__init__(BlendCursor(), built(drawn, context))
         weights = [weight for weight in spec.weights if weight]
-        self.weights = dict(zip(children, weights, strict=True))
+        self.weights = dict(zip(drawn, weights, strict=True))
         self.context = context
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 
@@ -205,26 +191,22 @@ class BlendNode(MultiChildNode[BlendCursor]):
         if set(at.ended) - self.children.keys() or len(set(at.ended)) < len(at.ended):
             yield "ended", f"must be some of {', '.join(self.children)}, got {shorten(at.ended)}"
 
-    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
-        at, items, empty = self.cursor, list[Drawn](), 0
-        while len(items) < count and len(at.ended) < len(self.children):
+    def draw(self, count: int) -> Items:
+        at, values, refs, guard = self.cursor, list[Any](), list[Any](), EmptyGuard()
+        while len(values) < count and len(at.ended) < len(self.children):
             name = self._choose(at.ended, at.draws)
             try:
-                drawn = draw(int(name), 1)
+                drawn = self.draw_from(int(name), 1)
             except StopIteration:
                 at.ended, at.draws = (*at.ended, name), 0
-            else:
-                at.draws += 1
-                items += drawn
-                empty = 0 if drawn else empty + 1
-            if empty > MAX_EMPTY_DRAWS:
-                raise DataError(
-                    f"blend: none of its children gave an item in {empty} draws in a row. Look at "
-                    f"what leaves samples out: a filter, SkipSample, or bad data."
-                )
-        if not items:
+                continue
+            at.draws += 1
+            values += drawn.values
+            refs += drawn.refs
+            guard.count(drawn.values)
+        if not values:
             raise StopIteration
-        return items
+        return Items(values, refs)
 
     def _choose(self, ended: tuple[str, ...], draw: int) -> str:
         planned, start, names = self._plan

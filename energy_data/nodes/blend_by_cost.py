@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.keys import key
-from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor
-from energy_data.core.spec import ItemKind, Spec, order_children
+from energy_data.core.node import Cursor, EmptyGuard, Items
+from energy_data.core.spec import Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import Draw, Drawn, MultiChildNode
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
 from energy_data.order.splits import integer_weights
 from energy_data.order.weighted import WeightedChoice
-
-T = TypeVar("T")
 
 
 @frozen
@@ -31,7 +29,7 @@ class Costed:
 
 
 @frozen
-class BlendByCostSpec(Spec):
+class BlendByCostSpec(MultiChildSpec):
     """Draw from streams so that the costs of their samples, as measured, keep the weights.
 
     For lengths that nobody knows beforehand: `cost` might count a sample's tokens. The next sample
@@ -64,15 +62,8 @@ class BlendByCostSpec(Spec):
     def children(self) -> Mapping[str, Spec]:
         return order_children([part.of for part in self.parts])
 
-    @property
-    def item_kind(self) -> ItemKind:
-        return "samples"
-
     def describe(self) -> list[Any]:
         return ["blend_by_cost", self.weights, [part.of.describe() for part in self.parts]]
-
-    def replay_blocker(self) -> str | None:
-        return next(filter(None, (part.of.replay_blocker() for part in self.parts)), None)
 
     def build(self, context: Context) -> BlendByCostNode:
         return BlendByCostNode(self, context)
@@ -88,8 +79,8 @@ class BlendByCostNode(MultiChildNode[BlendByCostCursor]):
     """A blend by cost in one lane."""
 
     def __init__(self, spec: BlendByCostSpec, context: Context) -> None:
-        children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
-        super().__init__(BlendByCostCursor(cost=(0,) * len(children)), children)
+        start = BlendByCostCursor(cost=(0,) * len(spec.parts))
+        super().__init__(start, built(spec.children, context))
         self.spec, self.context = spec, context
 
     def faults(self, at: BlendByCostCursor) -> Iterator[Problem]:
@@ -99,28 +90,23 @@ class BlendByCostNode(MultiChildNode[BlendByCostCursor]):
         if set(at.ended) - set(range(count)) or len(set(at.ended)) < len(at.ended):
             yield "ended", f"must be some of 0 to {count - 1}, got {shorten(at.ended)}"
 
-    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
-        at, items = self.cursor, list[Drawn]()
-        empty = 0
-        while len(items) < count and len(at.ended) < len(self.children):
+    def draw(self, count: int) -> Items:
+        at, values, refs, guard = self.cursor, list[Any](), list[Any](), EmptyGuard()
+        while len(values) < count and len(at.ended) < len(self.children):
             number = self._cheapest()
             try:
-                drawn = draw(number, 1)
+                drawn = self.draw_from(number, 1)
             except StopIteration:
                 at.ended = (*at.ended, number)
                 continue
-            for _, _, sample in drawn:
+            for sample in drawn.values:
                 self._count(number, self.spec.cost(sample))
-            items += drawn
-            empty = 0 if drawn else empty + 1
-            if empty > MAX_EMPTY_DRAWS:
-                raise DataError(
-                    f"no sample came through in {empty} draws in a row. Look at what leaves "
-                    f"samples out: a filter, SkipSample, or bad data."
-                )
-        if not items:
+            values += drawn.values
+            refs += drawn.refs
+            guard.count(drawn.values)
+        if not values:
             raise StopIteration
-        return items
+        return Items(values, refs)
 
     def _cheapest(self) -> int:
         """Return the child that has cost least for its weight; at first, one by weight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import field, frozen
 
@@ -45,7 +45,7 @@ class BlendEpochizedSpec(OrderSpec):
     """
 
     kind = "blend_epochized"
-    needs_sizes: ClassVar[bool] = True
+    needs_sizes = True
 
     parts: tuple[Repeated, ...]
 

@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem
-from energy_data.core.node import Cursor, Node
-from energy_data.core.spec import ItemKind, Spec, order_children
+from energy_data.core.node import Cursor, Items, Node
+from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
-from energy_data.nodes.many import Draw, Drawn, MultiChildNode
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import ConcatOrder
 
-T = TypeVar("T")
-
 
 @frozen
-class ConcatSpec(OrderSpec):
+class ConcatSpec(MultiChildSpec, OrderSpec):
     """Play the children in their order, each to its end."""
 
     kind = "concat"
-    needs_sizes: ClassVar[bool] = True
+    needs_sizes = True
 
     parts: tuple[Spec, ...]
 
@@ -39,10 +37,6 @@ class ConcatSpec(OrderSpec):
     @property
     def children(self) -> Mapping[str, Spec]:
         return order_children(self.parts)
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return self.parts[0].item_kind
 
     @property
     def size(self) -> Fraction:
@@ -67,35 +61,29 @@ class ConcatSpec(OrderSpec):
     def items_per_lane(self, context: Context) -> int:
         return sum(part.items_per_lane(context.under(name)) for name, part in self.children.items())
 
-    def replay_blocker(self) -> str | None:
-        return next(filter(None, (part.replay_blocker() for part in self.parts)), None)
-
     def build(self, context: Context) -> Node[Any, Any]:
         if self.item_kind == "references":
-            return super().build(context)
+            return OrderSpec.build(self, context)
         return ConcatNode(self, context)
 
 
 @dataclass
 class ConcatCursor(Cursor):
-    child: int = 0  # number of the child now playing
+    child: int = 0  # number of the current child
 
 
 class ConcatNode(MultiChildNode[ConcatCursor]):
-    """A concatenation of streams."""
-
     def __init__(self, spec: ConcatSpec, context: Context) -> None:
-        children = {name: child.build(context.under(name)) for name, child in spec.children.items()}
-        super().__init__(ConcatCursor(), children)
+        super().__init__(ConcatCursor(), built(spec.children, context))
 
     def faults(self, at: ConcatCursor) -> Iterator[Problem]:
         if at.child > len(self.children):
             yield "child", f"must be one of {len(self.children)}, got {at.child}"
 
-    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
+    def draw(self, count: int) -> Items:
         while self.cursor.child < len(self.children):
             try:
-                return draw(self.cursor.child, count)
+                return self.draw_from(self.cursor.child, count)
             except StopIteration:
                 self.cursor.child += 1
         raise StopIteration

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from types import GeneratorType
 from typing import Any, Literal
 
@@ -14,34 +14,35 @@ from attrs import field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem
-from energy_data.core.node import Change, Cursor, Held, ItemRef, Node
+from energy_data.core.node import Change, Cursor, ItemRef, Items, Node, PendingRef
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import SKIPPED, ErrorPolicy, Skipped, UserCall
-from energy_data.errors import DataError, SpecError
+from energy_data.core.user_call import ErrorPolicy, Skipped, UserCall
+from energy_data.errors import SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
     BufferedNode,
     ReplayCache,
     gives_parts,
+    not_reproducible,
     require_replayable,
+    samples_in,
 )
+from energy_data.nodes.unary import UnaryNode, UnarySpec, without_skipped
 
 
 @frozen(kw_only=True)
-class EncodeSpec(Spec):
-    """Give `encode(sample)`; a sample for which it raises `SkipSample` is left out and counted.
+class EncodeSpec(UnarySpec):
+    """Return `encode(sample)`. If it raises `SkipSample`, skip and count the sample.
 
-    If `encode` is a generator (`yields="several"`), each sample it yields is given, in order; one
-    that is saved in the middle of a sample's parts is encoded again, and goes on after the part
-    given last. Any other error is raised with a note that says which sample it was. `encode` must
-    depend on the sample alone. `encode=None` passes samples on: the node stays, so that states fit
+    If `encode` is a generator (`yields="several"`), return each sample that it yields, in order. A
+    run saved between the parts of a sample encodes that sample again and continues after the last
+    part returned. Any other error is raised with a note that names the sample. `encode` must depend
+    on the sample alone. `encode=None` passes samples on: the node stays, so that states fit
     whatever a task encoder overrides.
     """
 
     kind = "encode"
-    of: Spec
     encode: Callable[[Any], Any] | None = None
     on_failure: ErrorPolicy | None = None  # None: errors are raised
     yields: Literal["one", "several"] = field()
@@ -56,29 +57,13 @@ class EncodeSpec(Spec):
         if self.yields == "several":
             require_replayable(self, self.of)
 
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return self.of.item_kind
-
     def describe(self) -> list[Any]:
         several = ["several"] if self.yields == "several" else []
         return ["encode", *several, {"of": self.of.describe()}]
 
-    def num_items(self, context: Context, epoch: int) -> int | None:
-        several = self.yields == "several"
-        return None if several else self.of.num_items(context.under("of"), epoch)
-
-    def items_per_lane(self, context: Context) -> int:
-        if self.yields == "several":
-            return super().items_per_lane(context)
-        return self.of.items_per_lane(context.under("of"))
-
-    def replay_blocker(self) -> str | None:
-        return self.of.replay_blocker()
+    @property
+    def is_one_to_one(self) -> bool:
+        return self.yields == "one"
 
     def build(self, context: Context) -> Node[Any, Any]:
         if self.yields == "several":
@@ -96,55 +81,45 @@ class FailingEncodeCursor(EncodeCursor):
     failures: int = 0  # since the last success
 
 
-class EncodeNode(Node[Any, EncodeCursor]):
+class EncodeNode(UnaryNode[EncodeCursor]):
     """Encodes block by block."""
 
     leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         start = EncodeCursor() if spec.on_failure is None else FailingEncodeCursor()
-        super().__init__(start, {"of": spec.of.build(context.under("of"))})
+        super().__init__(start, spec, context)
         self.trace, self.profiler = context.trace, context.profiler
         self.encode = spec.encode and UserCall(spec.encode, context, spec.on_failure, "encoding")
 
     def allow_batch_views(self) -> None:
         if self.encode is None:
-            self.children["of"].allow_batch_views()
+            self.child.allow_batch_views()
 
-    def draw(self, count: int) -> list[Any]:
-        samples = self.children["of"].draw(count)
+    def draw(self, count: int) -> Items:
+        items = self.child.draw(count)
         if self.encode is None:
-            return list(samples)
-        return self._kept(self._encoded(samples, self.cursor))
+            return items
+        encoded = self._encoded(*items, self.cursor)
+        kept = without_skipped(encoded, items.refs)
+        self.cursor.skipped += len(encoded) - len(kept.values)
+        return kept
 
-    def draw_marked(self, count: int) -> Sequence[tuple[ItemRef, Any]]:
-        drawn = self.children["of"].draw_marked(count)
-        if self.encode is None or not drawn:
-            return drawn
-        marks, samples = zip(*drawn, strict=True)
-        encoded = self._encoded(samples, self.cursor, marks)
-        return self._kept(list(zip(marks, encoded, strict=True)), encoded)
-
-    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
-        samples = self.children["of"].replay(marks)
+    def replay(self, refs: Sequence[ItemRef]) -> Sequence[Any]:
+        samples = self.child.replay(refs)
         if self.encode is None:
-            return list(samples)
-        encoded = self._encoded(samples, copy(self.cursor), marks)
+            return samples
+        encoded = self._encoded(samples, refs, copy(self.cursor))
         for sample, one in zip(samples, encoded, strict=True):
-            if one is SKIPPED:
-                raise _not_reproducible(sample)
+            if type(one) is Skipped:
+                raise not_reproducible(describe_source(sample))
         return encoded
 
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        return self.children["of"].remap(marks, change)
-
-    def _encoded(
-        self, samples: Sequence[Any], cursor: Cursor, marks: Iterable[ItemRef] = repeat(())
-    ) -> list[Any]:
+    def _encoded(self, samples: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
         assert self.encode is not None
         began = time.perf_counter()
-        said = samples if self.trace is None else map(self._say, samples)
-        encoded = self.encode.each(said, cursor, marks)
+        traced = samples if self.trace is None else map(self._traced, samples)
+        encoded = self.encode.each(traced, cursor, refs)
         self.profiler.add(ENCODING, time.perf_counter() - began)
         if GeneratorType in set(map(type, encoded)):
             raise SpecError(
@@ -153,126 +128,105 @@ class EncodeNode(Node[Any, EncodeCursor]):
             )
         return encoded
 
-    def _say(self, sample: Any) -> Any:
-        """Return the sample, and say that it comes next: it may take the process down."""
+    def _traced(self, sample: Any) -> Any:
+        """Return the sample. Report first that it comes next: it may kill the process."""
         assert self.trace is not None
         self.trace(sample)
         return sample
 
-    def _kept(self, items: list[Any], encoded: list[Any] | None = None) -> list[Any]:
-        """Return the items of which something came, and count the others."""
-        encoded = items if encoded is None else encoded
-        if Skipped not in set(map(type, encoded)):
-            return items
-        kept = [item for item, one in zip(items, encoded, strict=True) if one is not SKIPPED]
-        self.cursor.skipped += len(items) - len(kept)
-        return kept
-
 
 @dataclass
 class PartsCursor(BufferedCursor):
-    skipped: int = 0  # samples of which no part was given
-    part: int = 0  # parts given of the first pending sample
+    skipped: int = 0  # samples of which no part was returned
+    part: int = 0  # parts returned of the first pending sample
     failures: int = 0  # since the last part
 
 
 class EncodePartsNode(BufferedNode[PartsCursor]):
-    """Encodes one sample to several. The mark of part n is (n, mark of the sample)."""
+    """Encodes one sample to several. The reference of part n is (n, *reference of the sample)."""
 
     leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
     def __init__(self, spec: EncodeSpec, context: Context) -> None:
         assert spec.encode is not None
-        super().__init__(PartsCursor(), spec.of.build(context.under("of")))
+        super().__init__(PartsCursor(), spec, context)
         self.trace, self.profiler = context.trace, context.profiler
         self.encode = UserCall(spec.encode, context, spec.on_failure, "encoding")
-        self.stock: ReplayCache[Any] = ReplayCache(self.child.replay)
-        # The parts of one sample, under way: a cache that is good at one place only.
+        self.samples: ReplayCache[Any] = ReplayCache(self.child.replay)
+        # The parts of one sample that are left: a cache, valid at one position only.
         self._under_way: tuple[ItemRef, int, Iterator[Any]] | None = None
 
     def own_faults(self, at: PartsCursor) -> Iterator[Problem]:
         if at.part and not at.pending:
             yield "part", f"must be of a sample that waits, there is none, got {at.part}"
 
-    def draw(self, count: int) -> list[Any]:
-        return [part for _, part in self.draw_marked(count)]
-
-    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
-        at, parts = self.cursor, list[tuple[ItemRef, Any]]()
+    def draw(self, count: int) -> Items:
+        at, parts = self.cursor, Items([], [])
         if not at.pending:
-            self._read(count)
-        while at.pending and len(parts) < count:
-            self._give(parts, count - len(parts))
+            samples, refs = self.child.draw(count)
+            at.pending, at.part = tuple(refs), 0
+            self.samples.keep(at.pending, list(samples))
+        while at.pending and len(parts.values) < count:
+            drawn = self._next_parts(count - len(parts.values))
+            parts = Items([*parts.values, *drawn.values], [*parts.refs, *drawn.refs])
         return parts
 
-    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
-        samples = list(dict.fromkeys(mark[1:] for mark in marks))
-        last = {mark: max(m[0] for m in marks if m[1:] == mark) for mark in samples}
+    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
+        wanted: dict[ItemRef, int] = {}  # by sample, the last of its parts
+        for part, *sample in refs:
+            wanted[tuple(sample)] = max(part, wanted.get(tuple(sample), 0))
         parts: dict[ItemRef, Any] = {}
-        aside = copy(self.cursor)  # what is made again counts for nothing
-        for mark, sample in zip(samples, self.child.replay(samples), strict=True):
-            for n, part in enumerate(
-                islice(self._parts(sample, lambda: aside, mark), last[mark] + 1)
-            ):
-                parts[n, *mark] = part
-            if (last[mark], *mark) not in parts:
-                raise _not_reproducible(sample)
-        return [parts[mark] for mark in marks]
+        aside = copy(self.cursor)  # replayed samples are not counted
+        for (ref, last), sample in zip(
+            wanted.items(), self.child.replay(list(wanted)), strict=True
+        ):
+            made = self._parts(sample, lambda: aside, ref)
+            parts |= {(n, *ref): part for n, part in enumerate(islice(made, last + 1))}
+            if (last, *ref) not in parts:
+                raise not_reproducible(describe_source(sample))
+        return [parts[ref] for ref in refs]
 
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        moved = self.child.remap([mark[1:] for mark in marks], change)
-        return [
-            None if below is None else (mark[0], *below)
-            for mark, below in zip(marks, moved, strict=True)
-        ]
+    def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        below = self.child.remap([ref[1:] for ref in refs], change)
+        pairs = zip(refs, below, strict=True)
+        return [None if now is None else (ref[0], *now) for ref, now in pairs]
 
     @property
-    def pending_refs(self) -> Sequence[Held]:
-        """References of what is pending; without a sample that was given in part."""
-        return self._references(self.cursor.pending[self.cursor.part > 0 :])
+    def pending_refs(self) -> Sequence[PendingRef]:
+        """The pending samples, without one of which parts were returned."""
+        return samples_in(self.cursor.pending[self.cursor.part > 0 :], self.remap_pending)
 
     def move(self, change: Change) -> None:
         if self.cursor.pending and self.child.remap(self.cursor.pending[:1], change)[0] is None:
             self.cursor.part = 0
         super().move(change)
 
-    def _read(self, count: int) -> None:
-        drawn = self.child.draw_marked(count)
-        self.cursor.pending, self.cursor.part = tuple(mark for mark, _ in drawn), 0
-        self.stock.keep(self.cursor.pending, [sample for _, sample in drawn])
-
-    def _give(self, parts: list[tuple[ItemRef, Any]], count: int) -> None:
-        """Give up to `count` parts of the first pending sample; at its end, go to the next."""
+    def _next_parts(self, count: int) -> Items:
+        """Return up to `count` parts of the first pending sample. At its end, go to the next."""
         at = self.cursor
-        samples = self.stock.items(at.pending)
-        mark = at.pending[0]
+        samples = self.samples.items(at.pending)
+        ref = at.pending[0]
         under_way, self._under_way = self._under_way, None
-        if under_way is None or under_way[:2] != (mark, at.part):
-            iterator = self._parts(samples[0], lambda: self.cursor, mark)
-            if len(list(islice(iterator, at.part))) < at.part:
-                raise _not_reproducible(samples[0])
+        if under_way is None or under_way[:2] != (ref, at.part):
+            parts = self._parts(samples[0], lambda: self.cursor, ref)
+            if len(list(islice(parts, at.part))) < at.part:
+                raise not_reproducible(describe_source(samples[0]))
         else:
-            iterator = under_way[2]
+            parts = under_way[2]
         began = time.perf_counter()
-        given = list(islice(iterator, count))
+        drawn = list(islice(parts, count))
         self.profiler.add(ENCODING, time.perf_counter() - began)
-        parts += [((at.part + n, *mark), part) for n, part in enumerate(given)]
-        at.part += len(given)
-        if len(given) == count:
-            self._under_way = mark, at.part, iterator
-            return
+        refs = [(at.part + n, *ref) for n in range(len(drawn))]
+        at.part += len(drawn)
+        if len(drawn) == count:
+            self._under_way = ref, at.part, parts
+            return Items(drawn, refs)
         at.skipped += at.part == 0
         at.pending, at.part = at.pending[1:], 0
-        self.stock.keep(at.pending, samples[1:])
+        self.samples.keep(at.pending, samples[1:])
+        return Items(drawn, refs)
 
-    def _parts(self, sample: Any, cursor: Callable[[], Cursor], mark: ItemRef) -> Iterator[Any]:
+    def _parts(self, sample: Any, cursor: Callable[[], Cursor], ref: ItemRef) -> Iterator[Any]:
         if self.trace is not None:
             self.trace(sample)
-        return self.encode.parts(sample, cursor, mark)
-
-
-def _not_reproducible(sample: Any) -> DataError:
-    return DataError(
-        f"{describe_source(sample)}: it was encoded before, and now it is left out, or has fewer "
-        f"parts. Encoding must depend on the sample alone: no global random numbers, no counters."
-    )
+        return self.encode.parts(sample, cursor, ref)

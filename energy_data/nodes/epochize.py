@@ -1,47 +1,36 @@
-"""Epochize: passes of a length of one's own over a child that goes on."""
+"""Epochize: passes of a given length over a child that goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.keys import key
-from energy_data.core.node import Change, Cursor, ItemRef, Node
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.node import Cursor, Items, Node
 from energy_data.errors import SpecError
 from energy_data.nodes.references import LeafTable, OrderSpec
+from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.permutation import permute
 from energy_data.order.tree import VirtualEpochOrder
 
-T = TypeVar("T")
-
 
 @frozen(kw_only=True)
-class EpochizeSpec(OrderSpec):
-    """End after `length` items over all lanes; the next epoch goes on where the last ended."""
+class EpochizeSpec(UnarySpec, OrderSpec):
+    """End after `length` items over all lanes; the next epoch continues where the last ended."""
 
     kind = "epochize"
-    keeps_place: ClassVar[bool] = True
+    keeps_place = True
 
-    of: Spec
     length: int
 
     def __attrs_post_init__(self) -> None:
         if self.length < 1:
             raise SpecError(f"epochize: length must be >= 1, got {self.length}.")
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return self.of.item_kind
 
     @property
     def size(self) -> Fraction:
@@ -56,60 +45,43 @@ class EpochizeSpec(OrderSpec):
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> VirtualEpochOrder:
         assert isinstance(self.of, OrderSpec)
-        below = leaves if endless else leaves.at(None)  # passes of a parent are not counted here
+        below = leaves if endless else leaves.at(None)  # a finite parent counts other passes
         child = self.of.order(context.under("of"), below, endless=True)
-        position = _position(context)
-        return VirtualEpochOrder(child, length=self.length, position=position, lanes=context.lanes)
-
-    def replay_blocker(self) -> str | None:
-        return self.of.replay_blocker()
+        epochs_key = key(context.seed, "epochize", *context.path)
+        position = permute(context.lane, context.lanes, epochs_key)
+        return VirtualEpochOrder(
+            child, length=self.length, position=int(position), lanes=context.lanes
+        )
 
     def build(self, context: Context) -> Node[Any, Any]:
         if self.item_kind == "references":
-            return super().build(context)
+            return OrderSpec.build(self, context)
         return EpochizeNode(self, context)
 
 
 @dataclass
 class EpochizeCursor(Cursor):
     epoch: int = 0  # epochs finished
-    taken: int = 0  # items given since the first epoch began
+    taken: int = 0  # items returned since the first epoch began
 
 
-class EpochizeNode(Node[Any, EpochizeCursor]):
-    """Epochs over a stream; `length` items over all lanes each, shared out evenly."""
+class EpochizeNode(UnaryNode[EpochizeCursor]):
+    """Epochs over a stream of `length` items over all lanes each, dealt to the lanes evenly."""
 
     def __init__(self, spec: EpochizeSpec, context: Context) -> None:
-        super().__init__(EpochizeCursor(), {"of": spec.of.build(context.under("of"))})
+        super().__init__(EpochizeCursor(), spec, context)
         self.length, self.lanes, self.lane = spec.length, context.lanes, context.lane
 
-    def draw(self, count: int) -> list[Any]:
-        return self._of_epoch(self.children["of"].draw, count)
-
-    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
-        return self._of_epoch(self.children["of"].draw_marked, count)
-
-    def replay(self, marks: Sequence[ItemRef]) -> Sequence[Any]:
-        return self.children["of"].replay(marks)
-
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        return self.children["of"].remap(marks, change)
-
-    def _of_epoch(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
+    def draw(self, count: int) -> Items:
         at = self.cursor
-        # Item i of the run is in lane i mod lanes, as micro-batches are dealt.
+        # Item i of the run is in lane i mod lanes, as micro-batches are.
         end = ((at.epoch + 1) * self.length + self.lanes - 1 - self.lane) // self.lanes
         if at.taken >= end:
             raise StopIteration
-        items = list(draw(min(count, end - at.taken)))
-        at.taken += len(items)
+        items = self.child.draw(min(count, end - at.taken))
+        at.taken += len(items.values)
         return items
 
     def rewind(self) -> None:
         """Begin the next epoch; the child goes on."""
         self.cursor = EpochizeCursor(epoch=self.cursor.epoch + 1, taken=self.cursor.taken)
-
-
-def _position(context: Context) -> int:
-    place = permute(context.lane, context.lanes, key(context.seed, "epochize", *context.path))
-    return int(place)

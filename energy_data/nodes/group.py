@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,23 +12,18 @@ from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem
-from energy_data.core.node import ItemRef
+from energy_data.core.node import EmptyGuard, ItemRef, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.nodes.buffered import (
-    BufferedCursor,
-    BufferedNode,
-    EmptyGuard,
-    read_marked,
-    require_replayable,
-)
+from energy_data.nodes.buffered import BufferedCursor, BufferedNode, require_replayable
+from energy_data.nodes.unary import UnarySpec
 
 
 @frozen(kw_only=True)
-class GroupSpec(Spec):
+class GroupSpec(UnarySpec):
     """Give `collate(samples)` of `batch_size` samples with equal keys, once there are so many.
 
     criterion: returns (key, batch size) of a sample: anything hashable, and None for the usual
@@ -41,7 +36,6 @@ class GroupSpec(Spec):
     """
 
     kind = "group"
-    of: Spec
     batch_size: int | None  # None: as the criterion says
     criterion: Callable[[Any], tuple[Hashable, int | None]]
     collate: Callable[[list[Any]], Any]
@@ -55,15 +49,14 @@ class GroupSpec(Spec):
         require_replayable(self, self.of)
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
     def item_kind(self) -> ItemKind:
         return "batches"
 
     def describe(self) -> list[Any]:
         return ["group", self.batch_size, self.drop_last, {"of": self.of.describe()}]
+
+    def replay_blocker(self) -> str:
+        return self.kind
 
     def build(self, context: Context) -> GroupNode:
         return GroupNode(self, context)
@@ -92,14 +85,14 @@ class Groups:
     """The samples that wait, by group. A cache of what the marks in the cursor say."""
 
     def __init__(self) -> None:
-        self.marks: dict[int, ItemRef] = {}  # of all that is pending, by number
+        self.refs: dict[int, ItemRef] = {}  # of all that is pending, by number
         self.unseen: list[Waiting] = []  # the latest of them, last first: not in a group yet
         self.by_key: dict[Hashable, list[Waiting]] = {}  # the rest; the oldest group first
         self._next = 0
 
-    def add(self, marks: Sequence[ItemRef], samples: Sequence[Any]) -> None:
+    def add(self, samples: Sequence[Any], refs: Sequence[ItemRef]) -> None:
         waiting = [Waiting(self._next + n, sample) for n, sample in enumerate(samples)]
-        self.marks |= {one.number: mark for one, mark in zip(waiting, marks, strict=True)}
+        self.refs |= {one.number: ref for one, ref in zip(waiting, refs, strict=True)}
         self.unseen = [*reversed(waiting), *self.unseen]
         self._next += len(samples)
 
@@ -111,7 +104,7 @@ class Groups:
 
     def let_go(self, waiting: Sequence[Waiting]) -> list[Any]:
         for one in waiting:
-            del self.marks[one.number]
+            del self.refs[one.number]
         return [one.sample for one in waiting]
 
 
@@ -124,7 +117,7 @@ class GroupNode(BufferedNode[GroupCursor]):
     )
 
     def __init__(self, spec: GroupSpec, context: Context) -> None:
-        super().__init__(GroupCursor(), spec.of.build(context.under("of")))
+        super().__init__(GroupCursor(), spec, context)
         self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
         policy, batch = spec.on_failure, "making the batch that begins with"
         self.criterion = UserCall(spec.criterion, context, policy, "grouping", "key_failures")
@@ -136,7 +129,7 @@ class GroupNode(BufferedNode[GroupCursor]):
         if at.unseen > len(at.pending):
             yield "unseen", f"must be of the {len(at.pending)} that wait, got {at.unseen}"
 
-    def draw(self, count: int) -> list[Any]:
+    def draw(self, count: int) -> Items:
         groups = self._groups()
         self.groups = None  # until the cursor has the marks of what waits again
         batches: list[Any] = []
@@ -151,7 +144,7 @@ class GroupNode(BufferedNode[GroupCursor]):
         self._remember(groups)
         if ended and not batches:
             raise StopIteration
-        return batches
+        return Items(batches, [None] * len(batches))
 
     def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
         """Return the next batch, of at most `docs` samples, and how many it has; the others wait.
@@ -167,7 +160,7 @@ class GroupNode(BufferedNode[GroupCursor]):
         return batches, len(samples) if batches else 0
 
     def _remember(self, groups: Groups) -> None:
-        self.cursor.pending = self.grouped = tuple(groups.marks.values())
+        self.cursor.pending = self.grouped = tuple(groups.refs.values())
         self.cursor.unseen = len(groups.unseen)
         self.groups = groups
 
@@ -176,7 +169,7 @@ class GroupNode(BufferedNode[GroupCursor]):
         pending = self.cursor.pending
         if self.groups is None or (self.grouped is not pending and self.grouped != pending):
             groups = Groups()
-            groups.add(pending, self.child.replay(pending) if pending else ())
+            groups.add(self.child.replay(pending) if pending else (), pending)
             aside = copy(self.cursor)  # these have been counted
             while len(groups.unseen) > self.cursor.unseen:
                 self._group(groups, aside)
@@ -188,27 +181,26 @@ class GroupNode(BufferedNode[GroupCursor]):
 
         most: the others wait on, in the same group.
         """
-        patience = EmptyGuard()
+        guard = EmptyGuard()
         while True:
             while groups.unseen:
                 key, size = self._group(groups, self.cursor)
-                patience.something_came() if key is not _NO_GROUP else patience.nothing_came()
+                guard.count(() if key is _NO_GROUP else (key,))
                 if len(groups.by_key.get(key, ())) >= size:
                     return groups.give(key, most)
             self._check(groups)
             try:
-                drawn = read_marked(self.child, self.spec.batch_size or 1)
+                groups.add(*self.child.draw_some(self.spec.batch_size or 1))
             except StopIteration:
                 if not groups.by_key or self.spec.drop_last:
                     return []
                 return groups.give(next(iter(groups.by_key)), most)
-            groups.add([mark for mark, _ in drawn], [sample for _, sample in drawn])
 
     def _group(self, groups: Groups, cursor: GroupCursor) -> tuple[Hashable, int]:
         """Put the first of the unseen samples in its group; return the group and its full size."""
         one = groups.unseen.pop()
         try:
-            key, size = self._key(one.sample, cursor, groups.marks[one.number])
+            key, size = self._key(one.sample, cursor, groups.refs[one.number])
         except SkipSample:
             groups.let_go([one])
             cursor.skipped += 1
@@ -216,8 +208,8 @@ class GroupNode(BufferedNode[GroupCursor]):
         groups.by_key.setdefault(key, []).append(one)
         return key, size
 
-    def _key(self, sample: Any, cursor: GroupCursor, mark: ItemRef) -> tuple[Hashable, int]:
-        found = self.criterion(sample, cursor, mark)
+    def _key(self, sample: Any, cursor: GroupCursor, ref: ItemRef) -> tuple[Hashable, int]:
+        found = self.criterion(sample, cursor, ref)
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], int | None):
             size = found[1] or self.spec.batch_size
             if size is not None:
@@ -229,9 +221,9 @@ class GroupNode(BufferedNode[GroupCursor]):
         )
 
     def _check(self, groups: Groups) -> None:
-        if len(groups.marks) > self.spec.max_pending:
+        if len(groups.refs) > self.spec.max_pending:
             raise DataError(
-                f"group: {len(groups.marks)} samples wait in {len(groups.by_key)} groups, and none "
+                f"group: {len(groups.refs)} samples wait in {len(groups.by_key)} groups, and none "
                 f"is full. Make the keys of `batch_group_criterion` coarser, or raise max_pending."
             )
 

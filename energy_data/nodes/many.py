@@ -1,58 +1,55 @@
-"""Nodes over several children, of which each item is one child's."""
+"""Base of kinds with several children, of which each item comes from one."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from energy_data.core.node import Change, Cursor, ItemRef, Node
+from energy_data.core.context import Context
+from energy_data.core.node import Change, Cursor, ItemRef, Items, Node
+from energy_data.core.spec import ItemKind, Spec
 
 C = TypeVar("C", bound=Cursor)
 
-Drawn = tuple[int, ItemRef, Any]
-"""The number of a child, the mark that an item has there, and the item."""
 
-Draw = Callable[[int, int], list[Drawn]]
-"""Draws from a child: takes its number, and how many items at most. StopIteration at its end."""
+class MultiChildSpec(Spec):
+    """A spec over children that all return items of the same kind. Their names are numbers."""
+
+    @property
+    def item_kind(self) -> ItemKind:
+        return self.children["0"].item_kind
+
+    def replay_blocker(self) -> str | None:
+        return next(
+            filter(None, (child.replay_blocker() for child in self.children.values())), None
+        )
 
 
 class MultiChildNode(Node[Any, C]):
-    """Gives items of its children, whose names are numbers. A mark begins with the child's."""
+    """A node over several children. A reference begins with the number of the child."""
 
-    @abstractmethod
-    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
-        """Return what `Node.draw` returns, each item with where it is from."""
+    def draw_from(self, number: int, count: int) -> Items:
+        """Return the next items of a child. StopIteration at its end."""
+        values, refs = self.children[str(number)].draw(count)
+        return Items(values, [None if ref is None else (number, *ref) for ref in refs])
 
-    def draw(self, count: int) -> list[Any]:
-        return [item for _, _, item in self.draw_from(count, self._plain)]
-
-    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
-        return [
-            ((number, *mark), item)
-            for number, mark, item in self.draw_from(count, self._with_marks)
-        ]
-
-    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
+    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
         found: dict[int, Any] = {}
-        for number in dict.fromkeys(mark[0] for mark in marks):
-            places = [place for place, mark in enumerate(marks) if mark[0] == number]
-            items = self.children[str(number)].replay([marks[place][1:] for place in places])
+        for number in dict.fromkeys(ref[0] for ref in refs):
+            places = [place for place, ref in enumerate(refs) if ref[0] == number]
+            items = self.children[str(number)].replay([refs[place][1:] for place in places])
             found.update(zip(places, items, strict=True))
-        return [found[place] for place in range(len(marks))]
+        return [found[place] for place in range(len(refs))]
 
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        moved: list[ItemRef | None] = []
-        for number, *below in marks:
+    def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        found: list[ItemRef | None] = []
+        for number, *below in refs:
             child = self.children.get(str(number))
-            mark = child.remap([tuple(below)], change)[0] if child else None
-            moved.append(None if mark is None else (number, *mark))
-        return moved
+            ref = child.remap([tuple(below)], change)[0] if child else None
+            found.append(None if ref is None else (number, *ref))
+        return found
 
-    def _plain(self, number: int, count: int) -> list[Drawn]:
-        return list(zip(repeat(number), repeat(()), self.children[str(number)].draw(count)))
 
-    def _with_marks(self, number: int, count: int) -> list[Drawn]:
-        drawn = self.children[str(number)].draw_marked(count)
-        return [(number, mark, item) for mark, item in drawn]
+def built(children: Mapping[str, Spec], context: Context) -> dict[str, Node[Any, Any]]:
+    """Return the nodes of children by name, for one lane."""
+    return {name: child.build(context.under(name)) for name, child in children.items()}

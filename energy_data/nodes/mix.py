@@ -6,24 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
 from attrs import field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.keys import key
-from energy_data.core.node import MAX_EMPTY_DRAWS, Cursor, Node
-from energy_data.core.spec import ItemKind, Spec, order_children
-from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import Draw, Drawn, MultiChildNode
+from energy_data.core.node import Cursor, EmptyGuard, Items, Node
+from energy_data.core.spec import Spec, order_children
+from energy_data.errors import SpecError
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.quota import QuotaChoice, WholeBatches
 from energy_data.order.schedule import Clock
 from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, Order
 from energy_data.order.weighted import Place, WeightedChoice
-
-T = TypeVar("T")
 
 MixedBy = Literal["samples", "batches"]
 
@@ -41,7 +39,7 @@ class Mixed:
 
 
 @frozen
-class MixSpec(OrderSpec):
+class MixSpec(MultiChildSpec, OrderSpec):
     """Give batches of which every child has its part, by weight.
 
     `by="samples"`: of each batch, a child has its quota rounded down or up, in turns, so that over
@@ -54,9 +52,9 @@ class MixSpec(OrderSpec):
     """
 
     kind = "mix"
-    keeps_place: ClassVar[bool] = True
-    is_finite: ClassVar[bool] = False
-    only_root: ClassVar[bool] = True
+    keeps_place = True
+    is_finite = False
+    only_root = True
 
     parts: tuple[Mixed, ...]
     by: MixedBy = "samples"
@@ -87,10 +85,6 @@ class MixSpec(OrderSpec):
     @property
     def children(self) -> Mapping[str, Spec]:
         return order_children([part.of for part in self.parts])
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return self.parts[0].of.item_kind
 
     @property
     def follows_run(self) -> bool:
@@ -139,12 +133,9 @@ class MixSpec(OrderSpec):
         whole = WeightedChoice(weights, key=mix_key, lane=context.lane, lanes=context.lanes)
         return WholeBatches(whole, size)
 
-    def replay_blocker(self) -> str | None:
-        return next(filter(None, (part.of.replay_blocker() for part in self.parts)), None)
-
     def build(self, context: Context) -> Node[Any, Any]:
         if self.item_kind == "references":
-            return super().build(context)
+            return OrderSpec.build(self, context)
         return MixNode(self, context)
 
 
@@ -157,28 +148,28 @@ class MixNode(MultiChildNode[MixCursor]):
     """A mix of streams: the items of whole batches, one after another."""
 
     def __init__(self, spec: MixSpec, context: Context) -> None:
-        children = {
-            name: child.build(context.under(name))
-            for name, child in spec.children.items()
-            if spec.parts[int(name)].weight
-        }
-        super().__init__(MixCursor(), children)
+        drawn = {name: of for name, of in spec.children.items() if spec.parts[int(name)].weight}
+        super().__init__(MixCursor(), built(drawn, context))
         assert spec.batch_size is not None
-        self.batch_size, self.numbers = spec.batch_size, [int(name) for name in children]
+        self.batch_size, self.numbers = spec.batch_size, [int(name) for name in drawn]
         self.choice = spec.choice(context, spec.batch_size)
         self._plan: tuple[int, Sequence[int]] = 0, ()
 
-    def draw_from(self, count: int, draw: Draw) -> list[Drawn]:
-        at, items = self.cursor, list[Drawn]()
-        while len(items) < count:
+    def draw(self, count: int) -> Items:
+        at, values, refs = self.cursor, list[Any](), list[Any]()
+        guard = EmptyGuard()
+        while len(values) < count:
             try:
-                items.append(_next(self._child(at.draws), draw))
+                drawn = self.draw_from(self._child(at.draws), 1)
             except StopIteration:
-                if items:
-                    return items
-                raise
-            at.draws += 1
-        return items
+                if not values:
+                    raise
+                break
+            at.draws += len(drawn.values)
+            values += drawn.values
+            refs += drawn.refs
+            guard.count(drawn.values)
+        return Items(values, refs)
 
     def _child(self, draw: int) -> int:
         start, planned = self._plan
@@ -192,14 +183,3 @@ class MixNode(MultiChildNode[MixCursor]):
 def _below(choice: QuotaChoice | WholeBatches, child: int, place: Place) -> Place:
     """Return which draw of a child a place of the run is."""
     return lambda samples: int(choice.counts_before(place(samples))[child])
-
-
-def _next(child: int, draw: Draw) -> Drawn:
-    """Return the next item of a child that comes through."""
-    for _ in range(MAX_EMPTY_DRAWS):
-        if drawn := draw(child, 1):
-            return drawn[0]
-    raise DataError(
-        f"no item of a child of a mix came through in {MAX_EMPTY_DRAWS} draws in a row. Look at "
-        f"what leaves items out: a filter, SkipSample, or bad data."
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,30 +11,28 @@ from attrs import evolve, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
-from energy_data.core.node import Change, Held, ItemRef
+from energy_data.core.node import Change, EmptyGuard, ItemRef, Items, PendingRef
 from energy_data.core.packing import Packing
 from energy_data.core.profiler import PACKING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import Measure
 from energy_data.errors import DataError, SkipSample, SpecError, add_note
 from energy_data.nodes.buffered import (
     BufferedCursor,
     BufferedNode,
-    EmptyGuard,
-    joined,
-    joined_and_moved,
     not_reproducible,
     of_whole,
-    read_marked,
+    remap_packs,
     require_replayable,
-    taken_apart,
+    samples_in,
 )
 from energy_data.nodes.packing_buffer import Buffer, Document, documents_of
+from energy_data.nodes.unary import UnarySpec
 
 
 @frozen(kw_only=True)
-class PackSpec(Spec):
+class PackSpec(UnarySpec):
     """Give packs of the documents below, as `packing` says, chosen among `buffer_size` of them.
 
     The buffer belongs to a lane. What is in it is in the state as references, and is read and
@@ -44,7 +42,6 @@ class PackSpec(Spec):
     """
 
     kind = "pack"
-    of: Spec
     packing: Packing
     buffer_size: int = 128
 
@@ -54,18 +51,11 @@ class PackSpec(Spec):
         require_replayable(self, self.of)
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
     def item_kind(self) -> ItemKind:
         return "samples"
 
     def describe(self) -> list[Any]:
         return ["pack", self.buffer_size, self.packing.describe(), {"of": self.of.describe()}]
-
-    def replay_blocker(self) -> str | None:
-        return self.of.replay_blocker()
 
     def build(self, context: Context) -> PackNode:
         return PackNode(self, context)
@@ -86,7 +76,7 @@ class PackNode(BufferedNode[PackCursor]):
     leaves_out = (("skipped", "too long for a pack"),)
 
     def __init__(self, spec: PackSpec, context: Context) -> None:
-        super().__init__(PackCursor(), spec.of.build(context.under("of")))
+        super().__init__(PackCursor(), spec, context)
         self.buffer_size = spec.buffer_size
         self.measures = [Measure(spec.packing.cut, context), Measure(spec.packing.pack, context)]
         cut, self.pack = self.measures
@@ -95,9 +85,9 @@ class PackNode(BufferedNode[PackCursor]):
         self.packing = evolve(spec.packing, lengths=lengths, cut=cut)
         self.lane, self.lanes = context.lane, context.lanes
         self.trace, self.profiler = context.trace, context.profiler
-        # Start, stop and length of a part stand before the mark of its sample.
+        # The reference of a part begins with its start, its stop and the length of its sample.
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
-        # A cache: the buffer, and the marks it has. With other marks it is made anew.
+        # A cache: the buffer, and its references. With other references it is made again.
         self.buffer = Buffer(spec.packing)
         self.buffered: tuple[ItemRef, ...] | None = ()
 
@@ -106,8 +96,8 @@ class PackNode(BufferedNode[PackCursor]):
         if wrong := [mark[:3] for mark in parts if not mark[0] < mark[1] <= mark[2]]:
             yield "pending", f"has a part of a document that is none, {shorten(wrong[0])}"
 
-    def draw(self, count: int) -> list[Any]:
-        return [pack for _, pack in self.draw_marked(count)]
+    def draw(self, count: int) -> Items:
+        return self._drawn(count)
 
     def draw_within(self, docs: int) -> tuple[list[Any], int]:
         """Return the next pack, of at most `docs` documents, and how many it has.
@@ -115,119 +105,113 @@ class PackNode(BufferedNode[PackCursor]):
         Without a pack if that was left out. For steps of exactly so many documents.
         """
         before = self.cursor.docs
-        packs = [pack for _, pack in self.draw_marked(1, within=docs)]
+        packs = list(self._drawn(1, within=docs).values)
         return packs, self.cursor.docs - before
 
-    def draw_marked(self, count: int, *, within: int | None = None) -> list[tuple[ItemRef, Any]]:
+    def _drawn(self, count: int, *, within: int | None = None) -> Items:
         buffer = self._buffer()
-        self.buffered = None  # until the cursor has the marks of the buffer again
-        packs = list[tuple[ItemRef, Any]]()
+        self.buffered = None  # until the cursor has the references of the buffer again
+        packs, refs = list[Any](), list[ItemRef]()
         self._fill(buffer)
         ended = not buffer
         while buffer and len(packs) < count:
             documents = self._choose(buffer) if within is None else buffer.take(within)
             try:
-                packs.append((joined([one.mark for one in documents]), self._packed(documents)))
+                packs.append(self._packed(documents))
             except SkipSample:
                 self.cursor.skipped += len(documents)
                 self.cursor.cut += sum(one.sizes[0] for one in documents)
-                break  # the block is short or empty: who left all packs out must not wait for ever
+                break  # the block is short or empty: a function may skip every pack
+            refs.append(tuple(one.ref for one in documents))
             self.cursor.packs += 1
             self.cursor.docs += sum(one.docs for one in documents)
             self._fill(buffer)
-        self.cursor.pending = self.buffered = tuple(buffer.marks.values())
+        self.cursor.pending = self.buffered = tuple(buffer.refs.values())
         if ended:
             raise StopIteration
-        return packs
+        return Items(packs, refs)
 
-    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
-        apart = [list(taken_apart(mark)) for mark in marks]
-        found = self._documents_again([one for pack in apart for one in pack])
-        return [self._again([found[mark] for mark in pack]) for pack in apart]
+    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
+        found = self._replay_documents([ref for pack in refs for ref in pack])
+        return [self._packed_again([found[ref] for ref in pack]) for pack in refs]
 
-    def _again(self, documents: Sequence[Document]) -> Any:
+    def _packed_again(self, documents: Sequence[Document]) -> Any:
         try:
             return self._packed(documents)
         except SkipSample:
             which = f"that begins with {describe_source(documents[0].item)}" if documents else "[]"
             raise not_reproducible(f"the pack {which}") from None
 
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+    def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         quota = self.packing.quota
-        return joined_and_moved(
-            marks,
-            lambda apart: self.remap_pending(apart, change),
+        return remap_packs(
+            refs,
+            lambda pack: self.remap_pending(pack, change),
             may_be_empty=quota is not None and quota.items is not None,
         )
 
     @property
-    def pending_refs(self) -> Sequence[Held]:
-        """References of what is pending; without documents that were given in part."""
+    def pending_refs(self) -> Sequence[PendingRef]:
+        """The pending samples, without those of which a part was returned."""
         pending = self.cursor.pending
-        return self._references(of_whole(pending) if self.num_prefixed else pending)
+        return samples_in(of_whole(pending) if self.num_prefixed else pending, self.remap_pending)
 
-    def remap_pending(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+    def remap_pending(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         n = self.num_prefixed
-        moved = self.child.remap([mark[n:] for mark in marks], change)
-        return [
-            None if now is None else (*mark[:n], *now)
-            for mark, now in zip(marks, moved, strict=True)
-        ]
+        below = self.child.remap([ref[n:] for ref in refs], change)
+        pairs = zip(refs, below, strict=True)
+        return [None if now is None else (*ref[:n], *now) for ref, now in pairs]
 
     def _buffer(self) -> Buffer:
         """Return the buffer, with what the cursor says is pending."""
         pending = self.cursor.pending
         if self.buffered is not pending and self.buffered != pending:
-            known = {one.mark: one for one in self.buffer.waiting.values()}
-            missing = [mark for mark in pending if mark not in known]
-            known |= self._documents_again(missing)
-            self.buffer = Buffer(self.packing, [known[mark] for mark in pending])
+            known = {one.ref: one for one in self.buffer.waiting.values()}
+            known |= self._replay_documents([ref for ref in pending if ref not in known])
+            self.buffer = Buffer(self.packing, [known[ref] for ref in pending])
         return self.buffer
 
-    def _documents_again(self, marks: Sequence[ItemRef]) -> dict[ItemRef, Document]:
-        samples = list(dict.fromkeys(mark[self.num_prefixed :] for mark in marks))
+    def _replay_documents(self, refs: Sequence[ItemRef]) -> dict[ItemRef, Document]:
+        samples = list(dict.fromkeys(ref[self.num_prefixed :] for ref in refs))
         items = self.child.replay(samples) if samples else ()
         made = {
-            document.mark: document
-            for mark, item in zip(samples, items, strict=True)
-            for document in self._documents(mark, item)[0]
+            document.ref: document
+            for ref, item in zip(samples, items, strict=True)
+            for document in self._documents(ref, item)[0]
         }
-        for mark in marks:
-            if mark not in made:
-                item = items[samples.index(mark[self.num_prefixed :])]
+        for ref in refs:
+            if ref not in made:
+                item = items[samples.index(ref[self.num_prefixed :])]
                 raise DataError(
                     f"{describe_source(item)}: it has another length than before the save. "
                     f"Encoding must depend on the sample alone: no global random numbers."
                 )
         return made
 
-    def _documents(self, mark: ItemRef, item: Any) -> tuple[list[Document], int]:
+    def _documents(self, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
         for measure in self.measures:
-            measure.reference = mark
-        return documents_of(self.packing, mark, item)
+            measure.reference = ref
+        return documents_of(self.packing, ref, item)
 
     def _fill(self, buffer: Buffer) -> None:
         """Read ahead, in blocks: a buffer that lacks little is left as it is."""
         if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
             return
-        patience = EmptyGuard()
+        guard = EmptyGuard()
         while len(buffer) < self.buffer_size:
             before = len(buffer)
             try:
-                drawn = read_marked(self.child, self.buffer_size - len(buffer))
+                drawn = self.child.draw_some(self.buffer_size - len(buffer))
             except StopIteration:
                 return
-            for mark, item in drawn:
-                documents, lost = self._documents(mark, item)
+            for item, ref in zip(*drawn, strict=True):
+                documents, lost = self._documents(ref, item)
                 for document in documents:
                     buffer.add(document)
                 self.cursor.cut += lost
                 self.cursor.skipped += not documents
                 self.cursor.truncated += bool(documents and lost)
-            if len(buffer) == before:
-                patience.nothing_came()
-            else:
-                patience.something_came()
+            guard.count(range(before, len(buffer)))
 
     def _choose(self, buffer: Buffer) -> list[Document]:
         quota, at = self.packing.quota, self.cursor
@@ -256,7 +240,7 @@ class PackNode(BufferedNode[PackCursor]):
         if self.trace is not None:
             self.trace(f"the pack that begins with {first}")
         n = self.num_prefixed
-        self.pack.reference = joined([document.mark[n:] for document in documents])
+        self.pack.reference = tuple(document.ref[n:] for document in documents)
         began = time.perf_counter()
         try:
             pack = self.pack(items)

@@ -15,13 +15,13 @@ from energy_data.order.bin_packing import BestFit, FirstFit, Fitting, Sizes
 class Document(NamedTuple):
     """A document, or a part of one, that can go into a pack."""
 
-    mark: ItemRef  # of its sample; where documents are split, after start, stop and whole length
+    ref: ItemRef  # of its sample; where documents are split, after start, stop and whole length
     item: Any
     sizes: Sizes
     docs: int  # what it counts
 
 
-def documents_of(packing: Packing, mark: ItemRef, item: Any) -> tuple[list[Document], int]:
+def documents_of(packing: Packing, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
     """Return what can be packed of a sample, and how much of the first limit is lost of it.
 
     Raises DataError if it is above a limit and that is an error.
@@ -29,7 +29,7 @@ def documents_of(packing: Packing, mark: ItemRef, item: Any) -> tuple[list[Docum
     sizes = packing.sizes(item)
     splits = packing.over_long == "split"
     if _fits(packing, sizes):
-        return [Document((0, sizes[0], sizes[0], *mark) if splits else mark, item, sizes, 1)], 0
+        return [Document((0, sizes[0], sizes[0], *ref) if splits else ref, item, sizes, 1)], 0
     if packing.over_long == "skip":
         return [], sizes[0]
     if packing.over_long == "error":
@@ -43,7 +43,7 @@ def documents_of(packing: Packing, mark: ItemRef, item: Any) -> tuple[list[Docum
         if not _fits(packing, size):
             raise _over_long(packing, item, size, "give a `cut` that makes all sizes smaller")
         docs = int(not splits or stop == sizes[0] or packing.fragments == "each")
-        own = (start, stop, sizes[0], *mark) if splits else mark
+        own = (start, stop, sizes[0], *ref) if splits else ref
         parts.append(Document(own, part, size, docs))
     return parts, 0 if splits else sizes[0] - parts[0].sizes[0]
 
@@ -68,7 +68,7 @@ class Buffer:
         self.limits = tuple(packing.limits.values())
         self.fitting: Fitting = BestFit() if packing.algorithm == "best_fit" else FirstFit()
         self.waiting: dict[int, Document] = {}
-        self.marks: dict[int, ItemRef] = {}
+        self.refs: dict[int, ItemRef] = {}
         self._next = 0
         for document in documents:
             self.add(document)
@@ -79,7 +79,7 @@ class Buffer:
     def add(self, document: Document) -> None:
         """Let a document wait."""
         number, self._next = self._next, self._next + 1
-        self.waiting[number], self.marks[number] = document, document.mark
+        self.waiting[number], self.refs[number] = document, document.ref
         self.fitting.add(number, document.sizes)
 
     def take(self, most: int | None = None) -> list[Document]:
@@ -132,5 +132,5 @@ class Buffer:
 
     def _popped(self, taken: Sequence[int]) -> list[Document]:
         for number in taken:
-            del self.marks[number]
+            del self.refs[number]
         return [self.waiting.pop(number) for number in sorted(taken)]

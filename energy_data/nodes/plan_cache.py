@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from energy_data.core.block import Integers, References, rank_within
+from energy_data.core.references import Integers, References, rank_within
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Order
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
 from attrs import frozen
 
-from energy_data.core.block import Integers, References
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, ItemRef, Node
+from energy_data.core.node import Change, Cursor, ItemRef, Items
 from energy_data.core.profiler import READING
+from energy_data.core.references import Integers, References
 from energy_data.core.sample import Sample
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorHandler
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.nodes.leaves import Leaf, leaf_entries
-from energy_data.nodes.references import ReferencesNode, ReferencesSpec
+from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.unary import UnaryNode, UnarySpec
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ OnError = Literal["skip", "raise"]
 
 
 @frozen(kw_only=True)
-class ReadSpec(Spec):
+class ReadSpec(UnarySpec):
     """Read the sample of each reference.
 
     A bad sample is left out, counted and logged (`on_error="skip"`), or raised. More than
@@ -37,6 +39,7 @@ class ReadSpec(Spec):
     """
 
     kind = "read"
+    is_one_to_one = True
     of: ReferencesSpec
     on_error: OnError = "skip"
     max_failures: int = 100
@@ -48,18 +51,8 @@ class ReadSpec(Spec):
             raise SpecError(f"read: on_error must be 'skip' or 'raise', got {self.on_error!r}.")
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
     def item_kind(self) -> ItemKind:
         return "samples"
-
-    def num_items(self, context: Context, epoch: int) -> int | None:
-        return self.of.num_items(context.under("of"), epoch)
-
-    def items_per_lane(self, context: Context) -> int:
-        return self.of.items_per_lane(context.under("of"))
 
     def replay_blocker(self) -> None:
         return None
@@ -75,14 +68,13 @@ class ReadCursor(Cursor):
     failures: int = 0  # bad samples since the last good one
 
 
-class ReadNode(Node[Sample, ReadCursor]):
+class ReadNode(UnaryNode[ReadCursor]):
     """Reads a block of references at once, each leaf's together."""
 
     leaves_out = (("skipped", "bad samples"), ("excluded", "excluded by their dataset"))
 
     def __init__(self, spec: ReadSpec, context: Context) -> None:
-        self.references: ReferencesNode = spec.of.build(context.under("of"))
-        super().__init__(ReadCursor(), {"of": self.references})
+        super().__init__(ReadCursor(), spec, context)
         self.spec = spec
         self.leaves: list[Leaf] = context.shared(
             ("leaves read", context.path), lambda: [leaf for _, leaf in leaf_entries(spec.of.of)]
@@ -99,31 +91,22 @@ class ReadNode(Node[Sample, ReadCursor]):
     def allow_batch_views(self) -> None:
         self.rows_join = all(source.can_read_rows for source in self.sources)
 
-    def draw(self, count: int) -> list[Sample]:
-        drawn = self._drawn(self.references.draw(count), rows=self.rows_join)
+    def draw(self, count: int) -> Items:
+        block = self.child.draw(count).refs
+        assert isinstance(block, References)
+        drawn = self._drawn(block, rows=self.rows_join)
         if {*map(type, drawn)} <= {dict}:  # none is bad
             self.cursor.failures = 0
-            return drawn  # type: ignore[return-value]  # as no type checker can know
-        return self._without_bad(drawn)
+            return Items(drawn, block)
+        good = [not isinstance(sample, SampleError) for sample in drawn]
+        self._count_bad(drawn)
+        return Items(list(compress(drawn, good)), list(compress(block, good)))
 
-    def draw_marked(self, count: int) -> list[tuple[ItemRef, Sample]]:
-        block = self.references.draw(count)
-        drawn = self._drawn(block)
-        self._without_bad(drawn)
-        marks = zip(
-            block.entries.tolist(), block.epochs.tolist(), block.indices.tolist(), strict=True
-        )
-        return [
-            (mark, sample)
-            for mark, sample in zip(marks, drawn, strict=True)
-            if not isinstance(sample, SampleError)
-        ]
-
-    def replay(self, marks: Sequence[ItemRef]) -> list[Sample]:
-        """Read the samples of some marks, (entry, epoch, index)."""
-        if not marks:
+    def replay(self, refs: Sequence[ItemRef]) -> list[Sample]:
+        """Read the samples of references (entry, epoch, index)."""
+        if not refs:
             return []
-        columns = np.array(marks, np.int64).reshape(len(marks), 3).T
+        columns = np.array(refs, np.int64).reshape(len(refs), 3).T
         if not 0 <= columns[0].min() <= columns[0].max() < len(self.leaves):
             raise StateError(
                 "state: it has references to leaves that are not there. It is damaged."
@@ -138,8 +121,8 @@ class ReadNode(Node[Sample, ReadCursor]):
             samples.append(sample)
         return samples
 
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        return [change(self.references, mark) for mark in marks]
+    def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return [change(self.child, ref) for ref in refs]
 
     def _drawn(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
         drawn = self._read(block, rows=rows) if self.trace is None else self._read_singly(block)
@@ -197,12 +180,12 @@ class ReadNode(Node[Sample, ReadCursor]):
             samples += leaf.source.read(block.indices[place : place + 1])
         return samples
 
-    def _without_bad(self, drawn: Sequence[Sample | SampleError]) -> list[Sample]:
-        at, good = self.cursor, []
+    def _count_bad(self, drawn: Sequence[Sample | SampleError]) -> None:
+        """Count, log or raise bad samples."""
+        at = self.cursor
         for sample in drawn:
             if not isinstance(sample, SampleError):
                 at.failures = 0
-                good.append(sample)
                 continue
             if isinstance(sample, ExcludedError):
                 at.excluded += 1
@@ -219,4 +202,3 @@ class ReadNode(Node[Sample, ReadCursor]):
                 log.warning("bad sample left out: %s", sample)
             else:
                 self.spec.handler(sample, {"__key__": sample.key}, None)
-        return good

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen
 
-from energy_data.core.block import Integers, Reference, References, rank_within
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, Signed
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, ItemRef, Node
+from energy_data.core.node import Cursor, ItemRef, Items, Node
+from energy_data.core.references import Integers, Reference, References, rank_within
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.before import NOTHING_BEFORE, Before
@@ -264,7 +264,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
     def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample of that reference."""
         entry, _, number = reference
-        return entry < len(self._sizes) and number < self._sizes[entry]
+        return bool(entry < len(self._sizes) and number < self._sizes[entry])
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -280,7 +280,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         """Let leaves go on where others have left them; said again by a parent after a restore."""
         self._before = before
 
-    def draw(self, count: int) -> References:
+    def draw(self, count: int) -> Items:
         at, before = self.cursor, self._before
         block = self.plan.block(at.draws, count, before.offsets(at.offsets))
         if before.returned:
@@ -289,7 +289,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
             block = References(block.entries, block.epochs.copy(), block.indices.copy())
             before.put_in(block.epochs, block.indices, leaf, rank)
         at.draws += len(block)
-        return block
+        return Items(block, block)
 
     def ledger(self) -> Integers:
         """Return how often this tree has drawn each leaf in this lane, int64 [leaves]."""
@@ -315,7 +315,7 @@ class DealtReferences(ReferencesNode):
     def rewind(self) -> None:
         self.cursor = DrawsCursor(epoch=self.cursor.epoch + 1)
 
-    def draw(self, count: int) -> References:
+    def draw(self, count: int) -> Items:
         at, deal = self.cursor, self.spec.deal
         first, end = (self.plan.order.begin(epoch) for epoch in (at.epoch, at.epoch + 1))
         if self.spec.drop_last:
@@ -326,7 +326,8 @@ class DealtReferences(ReferencesNode):
         if count <= 0:
             raise StopIteration
         at.draws += count
-        return self.plan.block(start, count, (), most=count)
+        block = self.plan.block(start, count, (), most=count)
+        return Items(block, block)
 
     def ledger(self) -> Integers:
         """Return how often this lane has drawn each leaf in this pass. One look per group."""

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, ItemRef, Node
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.node import Cursor, Items, Node
 from energy_data.errors import SpecError
 from energy_data.nodes.references import LeafTable, OrderSpec
+from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.tree import RepeatOrder
-
-T = TypeVar("T")
 
 
 @frozen(kw_only=True)
-class RepeatSpec(OrderSpec):
+class RepeatSpec(UnarySpec, OrderSpec):
     """Play the child `times` times, each pass its next epoch; `times=None`: without end."""
 
     kind = "repeat"
-    needs_sizes: ClassVar[bool] = True
+    needs_sizes = True
 
-    of: Spec
     times: int | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -34,14 +31,6 @@ class RepeatSpec(OrderSpec):
             raise SpecError(f"repeat: times must be >= 1, got {self.times}.")
         if self.times is None and self.item_kind == "references":
             raise SpecError("repeat: give `times`; training repeats without end by itself.")
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return self.of.item_kind
 
     @property
     def size(self) -> Fraction:
@@ -60,50 +49,33 @@ class RepeatSpec(OrderSpec):
         child = self.of.order(context.under("of"), leaves, endless=False)
         return RepeatOrder(child, times=self.times or 1)
 
-    def replay_blocker(self) -> str | None:
-        return self.of.replay_blocker()
-
     def build(self, context: Context) -> Node[Any, Any]:
         if self.item_kind == "references":
-            return super().build(context)
+            return OrderSpec.build(self, context)
         return RepeatNode(self, context)
 
 
 @dataclass
 class RepeatCursor(Cursor):
     done: int = 0  # passes finished
-    given: bool = False  # whether this pass has given an item: an empty child must not spin
+    given: bool = False  # whether this pass has returned an item: an empty child ends the stream
 
 
-class RepeatNode(Node[Any, RepeatCursor]):
-    """Passes over a stream; the child is rewound at its end."""
-
+class RepeatNode(UnaryNode[RepeatCursor]):
     def __init__(self, spec: RepeatSpec, context: Context) -> None:
-        super().__init__(RepeatCursor(), {"of": spec.of.build(context.under("of"))})
+        super().__init__(RepeatCursor(), spec, context)
         self.times = spec.times
 
-    def draw(self, count: int) -> list[Any]:
-        return self._repeated(self.children["of"].draw, count)
-
-    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
-        return self._repeated(self.children["of"].draw_marked, count)
-
-    def replay(self, marks: Sequence[ItemRef]) -> Sequence[Any]:
-        return self.children["of"].replay(marks)
-
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        return self.children["of"].remap(marks, change)
-
-    def _repeated(self, draw: Callable[[int], Sequence[T]], count: int) -> list[T]:
-        at, child = self.cursor, self.children["of"]
+    def draw(self, count: int) -> Items:
+        at = self.cursor
         while True:
             try:
-                items = list(draw(count))
+                items = self.child.draw(count)
             except StopIteration:
                 if not at.given or (self.times is not None and at.done + 1 >= self.times):
                     raise
-                child.rewind()
+                self.child.rewind()
                 at.done, at.given = at.done + 1, False
             else:
-                at.given = at.given or bool(items)
+                at.given = at.given or bool(items.values)
                 return items

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -13,10 +13,10 @@ from attrs import field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
-from energy_data.core.node import Change, Cursor, ItemRef
+from energy_data.core.node import Change, Cursor, ItemRef, Items
 from energy_data.core.profiler import PACKING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorPolicy, UserCall, restore_key
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.nodes.buffered import (
@@ -24,13 +24,11 @@ from energy_data.nodes.buffered import (
     BufferedNode,
     ReplayCache,
     gives_parts,
-    joined,
-    joined_and_moved,
     not_reproducible,
-    read_marked,
+    remap_packs,
     require_replayable,
-    taken_apart,
 )
+from energy_data.nodes.unary import UnarySpec
 
 
 @frozen(kw_only=True)
@@ -43,7 +41,7 @@ class PackFailures:
 
 
 @frozen(kw_only=True)
-class SelectPackSpec(Spec):
+class SelectPackSpec(UnarySpec):
     """Give `pack(group)` of each group that `select` makes of `buffer_size` samples at a time.
 
     select: gets the samples of a full buffer, or what is left at the end of a finite stream;
@@ -56,7 +54,6 @@ class SelectPackSpec(Spec):
     """
 
     kind = "select_pack"
-    of: Spec
     select: Callable[[list[Any]], Sequence[Sequence[Any]]]
     pack: Callable[[list[Any]], Any]
     encode: Callable[[Any], Any] | None = None
@@ -74,18 +71,11 @@ class SelectPackSpec(Spec):
         require_replayable(self, self.of)
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
     def item_kind(self) -> ItemKind:
         return "samples"
 
     def describe(self) -> list[Any]:
         return ["select_pack", self.buffer_size, {"of": self.of.describe()}]
-
-    def replay_blocker(self) -> str | None:
-        return self.of.replay_blocker()
 
     def build(self, context: Context) -> SelectPackNode:
         return SelectPackNode(self, context)
@@ -106,9 +96,9 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
     leaves_out = (("skipped", "not selected to be packed"),)
 
     def __init__(self, spec: SelectPackSpec, context: Context) -> None:
-        super().__init__(SelectPackCursor(), spec.of.build(context.under("of")))
+        super().__init__(SelectPackCursor(), spec, context)
         self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
-        self.stock: ReplayCache[Any] = ReplayCache(self.child.replay)
+        self.samples: ReplayCache[Any] = ReplayCache(self.child.replay)
         policy = spec.on_failure
         select, pack = "selecting from samples that begin with", "making the pack that begins with"
         self.select = UserCall(spec.select, context, policy.select, select, "select_failures")
@@ -122,8 +112,16 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         if sum(at.groups) != waiting or 0 in at.groups:
             yield "groups", f"must share out the {waiting} that wait, got {shorten(at.groups)}"
 
-    def draw(self, count: int) -> list[Any]:
-        return [pack for _, pack in self.draw_marked(count)]
+    def draw(self, count: int) -> Items:
+        at, packs, refs = self.cursor, list[Any](), list[ItemRef]()
+        if not at.groups:
+            self._select(self._full_buffer())
+        while at.groups and len(packs) < count:
+            ref = at.pending[: at.groups[0]]
+            if (found := self._next_pack(at.groups[0])) is not None:
+                packs.append(found[0])
+                refs.append(ref)
+        return Items(packs, refs)
 
     def draw_within(self, docs: int) -> tuple[list[Any], int]:
         """Return the next pack, of at most `docs` samples, and how many it has.
@@ -138,85 +136,75 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         found = self._next_pack(min(docs, self.cursor.groups[0]))
         if found is None:
             return [], 0
-        _, pack, num_samples = found
+        pack, num_samples = found
         if isinstance(pack, dict):
             pack.setdefault("__docs__", num_samples)
         return [pack], num_samples
 
-    def draw_marked(self, count: int) -> list[tuple[ItemRef, Any]]:
-        at, packs = self.cursor, list[tuple[ItemRef, Any]]()
-        if not at.groups:
-            self._select(self._full_buffer())
-        while at.groups and len(packs) < count:
-            if (found := self._next_pack(at.groups[0])) is not None:
-                packs.append(found[:2])
-        return packs
+    def _next_pack(self, size: int) -> tuple[Any, int] | None:
+        """Return a pack of the first `size` pending samples, and the number of samples it has.
 
-    def _next_pack(self, size: int) -> tuple[ItemRef, Any, int] | None:
-        """Return a pack of the first `size` samples that wait, with its mark and how many it has.
-
-        None: all of them, or the pack, were left out.
+        None: all of them, or the pack, were skipped.
         """
         at = self.cursor
-        samples = self.stock.items(at.pending)
-        marks, group = at.pending[:size], samples[:size]
+        samples = self.samples.items(at.pending)
+        refs, group = at.pending[:size], samples[:size]
         rest = at.groups[0] - size
         at.groups = (rest, *at.groups[1:]) if rest else at.groups[1:]
         at.pending = at.pending[size:]
-        self.stock.keep(at.pending, samples[size:])
-        encoded = self._encoded(marks, group, at)
+        self.samples.keep(at.pending, samples[size:])
+        encoded = self._encoded(refs, group, at)
         at.skipped += size - len(encoded)
         try:
             if not encoded:
                 return None
-            return joined(marks), self._packed(marks, encoded, at), len(encoded)
+            return self._packed(refs, encoded, at), len(encoded)
         except SkipSample:
             at.skipped += len(encoded)
             return None
 
-    def replay(self, marks: Sequence[ItemRef]) -> list[Any]:
-        groups = [list(taken_apart(mark)) for mark in marks]
-        samples = iter(self.child.replay([mark for group in groups for mark in group]))
-        aside = copy(self.cursor)  # what is made again counts for nothing
-        return [self._again(group, [next(samples) for _ in group], aside) for group in groups]
+    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
+        samples = iter(self.child.replay([ref for pack in refs for ref in pack]))
+        aside = copy(self.cursor)  # replayed packs are not counted
+        return [self._packed_again(pack, list(islice(samples, len(pack))), aside) for pack in refs]
 
-    def _again(self, marks: Sequence[ItemRef], samples: list[Any], aside: Cursor) -> Any:
-        encoded = self._encoded(marks, samples, aside)
+    def _packed_again(self, refs: ItemRef, samples: list[Any], aside: Cursor) -> Any:
+        encoded = self._encoded(refs, samples, aside)
         try:
             if encoded:
-                return self._packed(marks, encoded, aside)
+                return self._packed(refs, encoded, aside)
         except SkipSample:
             pass
         raise not_reproducible(f"the pack that begins with {describe_source(samples[0])}")
 
-    def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        return joined_and_moved(
-            marks, lambda apart: self.child.remap(apart, change), may_be_empty=False
-        )
+    def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
+        return remap_packs(refs, lambda pack: self.child.remap(pack, change), may_be_empty=False)
 
     def move(self, change: Change) -> None:
         at, moved = self.cursor, iter(self.child.remap(self.cursor.pending, change))
         groups = [list(islice(moved, size)) for size in at.groups]
-        kept = [[mark for mark in group if mark is not None] for group in groups]
+        kept = [[ref for ref in group if ref is not None] for group in groups]
         at.groups = tuple(len(group) for group in kept if group)
         pending = tuple(chain.from_iterable(kept))
         at.pending, at.lost = pending, at.lost + len(at.pending) - len(pending)
 
-    def _full_buffer(self) -> list[tuple[ItemRef, Any]]:
-        """Read the next samples to select from. StopIteration if there is none."""
-        buffer = list(read_marked(self.child, self.spec.buffer_size))
-        while len(buffer) < self.spec.buffer_size:
+    def _full_buffer(self) -> Items:
+        """Return the next samples to select from. StopIteration if there is none."""
+        samples, refs = map(list, self.child.draw_some(self.spec.buffer_size))
+        while len(samples) < self.spec.buffer_size:
             try:
-                buffer += read_marked(self.child, self.spec.buffer_size - len(buffer))
+                more = self.child.draw_some(self.spec.buffer_size - len(samples))
             except StopIteration:
                 break
-        return buffer
+            samples += more.values
+            refs += more.refs
+        return Items(samples, refs)
 
-    def _select(self, buffer: Sequence[tuple[ItemRef, Any]]) -> None:
-        place = {id(sample): number for number, (_, sample) in enumerate(buffer)}
+    def _select(self, buffer: Items) -> None:
+        place = {id(sample): number for number, sample in enumerate(buffer.values)}
         began = time.perf_counter()
         try:
-            selected = self.select([sample for _, sample in buffer], self.cursor)
+            selected = self.select(list(buffer.values), self.cursor)
         except SkipSample:
             selected = []
         self.profiler.add(PACKING, time.perf_counter() - began)
@@ -231,32 +219,32 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
             )
         numbers = [place[id(sample)] for sample in samples]
         at = self.cursor
-        at.skipped += len(buffer) - len(set(numbers))
+        at.skipped += len(buffer.values) - len(set(numbers))
         at.groups = tuple(len(group) for group in groups)
-        at.pending = tuple(buffer[number][0] for number in numbers)
-        self.stock.keep(at.pending, samples)
+        at.pending = tuple(buffer.refs[number] for number in numbers)
+        self.samples.keep(at.pending, samples)
 
-    def _packed(self, marks: Sequence[ItemRef], samples: list[Any], cursor: Cursor) -> Any:
+    def _packed(self, refs: ItemRef, samples: list[Any], cursor: Cursor) -> Any:
         if self.trace is not None:
             self.trace(f"the pack that begins with {describe_source(samples[0])}")
         began = time.perf_counter()
         try:
-            made = self.pack(samples, cursor, joined(marks))
+            made = self.pack(samples, cursor, refs)
         finally:
             self.profiler.add(PACKING, time.perf_counter() - began)
         if getattr(made, RESTORE_KEY, None) == ():  # as task encoders for Energon leave it to us
             setattr(made, RESTORE_KEY, tuple(restore_key(sample) for sample in samples))
         return made
 
-    def _encoded(self, marks: Sequence[ItemRef], group: Sequence[Any], cursor: Cursor) -> list[Any]:
+    def _encoded(self, refs: ItemRef, group: Sequence[Any], cursor: Cursor) -> list[Any]:
         if self.encode is None:
             return list(group)
         samples = []
-        for mark, sample in zip(marks, group, strict=True):
+        for ref, sample in zip(refs, group, strict=True):
             if self.trace is not None:
                 self.trace(sample)
             try:
-                samples.append(self.encode(sample, cursor, mark))
+                samples.append(self.encode(sample, cursor, ref))
             except SkipSample:
                 continue
         return samples

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Node
+from energy_data.core.node import Cursor, EmptyGuard, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import CALL, ErrorPolicy, UserCall
 from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.step_rules import share_size
 
-MAX_EMPTY_DRAWS = 10_000  # in a row: blocks without a sample, or batches left out
+MAX_LEFT_OUT = 10_000  # batches in a row
 
 
 @frozen(kw_only=True)
-class ShareSpec(Spec):
+class ShareSpec(UnarySpec):
     """Give the documents of a share at a time: batches of `batch_size` and a shorter one.
 
     Over batches by group, `collate` is theirs, and None here: the last group of a share is cut
@@ -35,7 +36,6 @@ class ShareSpec(Spec):
     """
 
     kind = "share"
-    of: Spec
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
     target: tuple[tuple[int, int], ...]  # samples in a step: (step, how many from then on)
@@ -48,10 +48,6 @@ class ShareSpec(Spec):
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
     def item_kind(self) -> ItemKind:
         return "batches"
 
@@ -59,6 +55,9 @@ class ShareSpec(Spec):
         # Not the target: it may change where a step ends.
         groups = [] if self.count == "documents" else [self.count]
         return ["share", self.batch_size, self.shares, *groups, {"of": self.of.describe()}]
+
+    def replay_blocker(self) -> str:
+        return self.kind
 
     def build(self, context: Context) -> ShareNode:
         return ShareNode(self, context)
@@ -83,14 +82,14 @@ class _Packs(Protocol):
         """Return the next one, of at most so many documents, and how many it has."""
 
 
-class ShareNode(Node[Any, ShareCursor]):
+class ShareNode(UnaryNode[ShareCursor]):
     """Collates so many samples as a share holds."""
 
     leaves_out = (("skipped", "SkipSample while making batches"),)
 
     def __init__(self, spec: ShareSpec, context: Context) -> None:
         start = ShareCursor() if spec.on_failure is None else FailingShareCursor()
-        super().__init__(start, {"of": spec.of.build(context.under("of"))})
+        super().__init__(start, spec, context)
         doing = "making the batch that begins with"
         self.collate = spec.collate and UserCall(spec.collate, context, spec.on_failure, doing)
         self.spec, self.first, self.lanes = spec, context.lane, context.lanes
@@ -103,13 +102,13 @@ class ShareNode(Node[Any, ShareCursor]):
         """
         self.first = first
 
-    def draw(self, count: int) -> list[Any]:
-        items = []
+    def draw(self, count: int) -> Items:
+        items = list[Any]()
         for _ in range(count):
             number = self.cursor.given * self.lanes + self.first
             items.append(self._share(share_size(number, self.spec.target, self.spec.shares)))
             self.cursor.given += 1
-        return items
+        return Items(items, [None] * count)
 
     def _share(self, left: int) -> tuple[Any, ...]:
         batches: list[Any] = []
@@ -123,7 +122,7 @@ class ShareNode(Node[Any, ShareCursor]):
                 CALL.mark = ()
             batches += made
             left, skipped = left - amount, 0 if made else skipped + 1
-            if skipped > MAX_EMPTY_DRAWS:
+            if skipped > MAX_LEFT_OUT:
                 raise DataError(
                     f"{skipped} batches in a row were left out while they were made. Look at what "
                     f"leaves them out: SkipSample in `batch` or `encode_batch`, or errors there."
@@ -147,7 +146,7 @@ class ShareNode(Node[Any, ShareCursor]):
             self.profiler.add(COLLATING, time.perf_counter() - began)
 
     def _grouped(self, left: int) -> tuple[list[Any], int]:
-        child = self.children["of"]
+        child = self.child
         assert isinstance(child, _Packs)
         if self.spec.count == "documents":
             return child.draw_within(left)
@@ -159,21 +158,16 @@ class ShareNode(Node[Any, ShareCursor]):
 
     def _samples(self, left: int) -> tuple[list[Any], int]:
         """Return the samples of one batch, of at most `left` documents, and how many it has."""
-        child, room = self.children["of"], self.spec.batch_size
+        child, room, guard = self.child, self.spec.batch_size, EmptyGuard()
         samples: list[Any] = []
-        documents = empty = 0
+        documents = 0
         while len(samples) < room and documents < left:
             if isinstance(child, _Packs):
                 drawn, docs = child.draw_within(left - documents)
             else:
-                drawn = list(child.draw(min(room - len(samples), left - documents)))
+                drawn = list(child.draw(min(room - len(samples), left - documents)).values)
                 docs = len(drawn)
             documents += docs
-            empty = 0 if drawn else empty + 1
-            if empty > MAX_EMPTY_DRAWS:
-                raise DataError(
-                    f"no sample came through in {empty} blocks in a row. Look at what leaves "
-                    f"samples out: a filter, SkipSample, or bad data."
-                )
+            guard.count(drawn)
             samples += drawn
         return samples, documents

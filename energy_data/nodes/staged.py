@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
-from energy_data.core.node import Cursor, Node
+from energy_data.core.node import Cursor, Items, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.crossed import shared_leaf_ids
@@ -205,7 +205,7 @@ class StagedNode(Node[Any, StagedCursor]):
     def rewind(self) -> None:
         """Do nothing: stages never begin again by themselves. Ended, they stay so."""
 
-    def draw(self, count: int) -> list[Any]:
+    def draw(self, count: int) -> Items:
         number = self.number
         if number == len(self.spec.stages):
             raise StopIteration
@@ -215,16 +215,18 @@ class StagedNode(Node[Any, StagedCursor]):
         items = self._drawn(stage, child)
         self.cursor.taken += 1
         if isinstance(child, _Shares):
-            return [tuple(marked(each, number, stage.name) for each in item) for item in items]
-        return [marked(item, number, stage.name) for item in items]
+            items = [tuple(marked(each, number, stage.name) for each in item) for item in items]
+        else:
+            items = [marked(item, number, stage.name) for item in items]
+        return Items(items, [None] * len(items))
 
     def _drawn(self, stage: Stage, child: Node[Any, Any]) -> Sequence[Any]:
         try:
-            return child.draw(1)
+            return child.draw(1).values
         except StopIteration:
             child.rewind()
         try:
-            return child.draw(1)
+            return child.draw(1).values
         except StopIteration:
             raise _ended(stage, self.batch) from None
 

@@ -150,7 +150,7 @@ def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
         raise SkipSample
 
     spec = batches(MapSpec(of=samples(B), function=never), 2)
-    with pytest.raises(DataError, match="no sample came through"):
+    with pytest.raises(DataError, match="no item was returned"):
         next(spec.build(Context()))
 
 

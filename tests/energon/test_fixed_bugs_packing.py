@@ -112,8 +112,8 @@ class Choosy(Packing):
 
 
 def test_pr65_a_selection_that_never_gives_a_pack_is_an_error_and_not_a_hang(texts, monkeypatch):
-    monkeypatch.setattr("energy_data.nodes.batch.MAX_EMPTY_DRAWS", 20)
-    with pytest.raises(DataError, match="no sample came through in 21 blocks in a row"):
+    monkeypatch.setattr("energy_data.core.node.MAX_EMPTY_DRAWS", 20)
+    with pytest.raises(DataError, match="no item was returned in 20 draws in a row"):
         next(iter(loader_of(texts, Choosy(), packing_buffer_size=6)))
 
 

@@ -198,7 +198,7 @@ def test_a_tree_is_remembered_well_enough_to_compute_its_ledger(kind):
             for lane in range(3):
                 context = Context(lane=lane, lanes=3)
                 mine, theirs = tree.build(context), again.build(context)
-                drawn = [list(node.draw(5)) if not tree.deal else [] for node in (mine, theirs)]
+                drawn = [list(node.take(5)) if not tree.deal else [] for node in (mine, theirs)]
                 assert drawn[0] == drawn[1]
 
 

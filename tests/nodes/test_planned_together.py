@@ -46,7 +46,7 @@ def test_a_lane_draws_the_same_whatever_other_lanes_of_its_process_do(order, tak
         for node, drawn in zip(drawing, gone, strict=False):
             node.goes_on(Before((drawn,) * num_leaves if drawn > 4 else ()))
     for lane, count in taken:
-        assert list(together[lane].draw(count)) == list(alone[lane].draw(count))
+        assert list(together[lane].take(count)) == list(alone[lane].take(count))
 
 
 def test_the_first_blocks_of_all_lanes_are_one_plan(monkeypatch):

@@ -17,6 +17,7 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.pack import PackSpec
@@ -75,8 +76,14 @@ def anonymous(item):
     return {name: item[name] for name in ("__key__", "number")}
 
 
+def test_a_filter_of_samples_without_a_key_knows_them_by_their_references():
+    spec = batches(FilterSpec(of=ReadSpec(of=references(A)), predicate=is_lucky))
+    assert in_order(loaders_of(spec, 1, 4), 20) == in_order(loaders_of(spec, 2, 4), 20)
+
+
 def test_a_filter_of_items_without_identity_gets_no_numbers():
-    spec = FilterSpec(of=ReadSpec(of=references(A)), predicate=is_lucky)
+    parts = FlatMapSpec(of=ReadSpec(of=references(A)), function=lambda item: iter([item]))
+    spec = FilterSpec(of=parts, predicate=is_lucky)
     with pytest.raises(EnergyDataError, match="is_lucky asks for the numbers of a dict without"):
         in_order(loaders_of(batches(spec), 1, 4), 1)
 

@@ -36,7 +36,7 @@ def unpack_json(text: str) -> Any:
 
 
 def pack_value(value: Any) -> str | None:
-    """Return a long tuple of integers, or a tuple of references, as text; None for other values.
+    """Return a long tuple of integers, or of references to samples, as text; None for the rest.
 
     A reference to a large dataset costs about 6 bytes: number k of all references is one column,
     stored as differences to its least value, byte by byte, because leaves, epochs and the upper
@@ -44,13 +44,17 @@ def pack_value(value: Any) -> str | None:
     """
     if not isinstance(value, tuple) or not value:
         return None
-    if all(type(number) is int for number in value):
+    if _are_integers(value):
         packed: Any = _pack_column(np.array(value, np.int64)) if len(value) >= MIN_PACKED else None
-    elif all(isinstance(ref, tuple) for ref in value):
+    elif all(isinstance(ref, tuple) and _are_integers(ref) for ref in value):
         packed = _pack_refs(value)
     else:
         return None
     return None if packed is None else json.dumps(packed, separators=(",", ":"))
+
+
+def _are_integers(value: tuple[Any, ...]) -> bool:
+    return {*map(type, value)} <= {int}
 
 
 def unpack_value(text: str) -> tuple[Any, ...]:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from energy_data.core.cursor_check import raise_if, wrong_kinds
-from energy_data.core.node import Change, Cursor, Held, ItemRef, Node, State, as_tuples
+from energy_data.core.node import Change, Cursor, ItemRef, Node, PendingRef, State, as_tuples
 from energy_data.errors import StateMismatchError
 from energy_data.loading.checkpoint.tree import built_children
-from energy_data.nodes.buffered import BufferedCursor, joined_and_moved, of_whole, references_in
+from energy_data.nodes.buffered import BufferedCursor, of_whole, remap_packs, samples_in
 from energy_data.nodes.encode import PartsCursor
-from energy_data.nodes.many import Draw, MultiChildNode
+from energy_data.nodes.many import MultiChildNode
 from energy_data.nodes.references import ReferencesNode
 
 # Kinds whose items have the marks of those below them.
@@ -28,7 +28,7 @@ _OF_SEVERAL = frozenset(("blend", "blend_by_cost", "concat", "mix"))
 class RememberedBranches(MultiChildNode[Cursor]):
     """A node of a saved run over several streams."""
 
-    def draw_from(self, count: int, draw: Draw) -> NoReturn:
+    def draw(self, count: int) -> NoReturn:
         """Raise TypeError."""
         raise TypeError(f"a remembered node has nothing to give, asked for {count}")
 
@@ -58,7 +58,7 @@ class RememberedNode(Node[Any, Cursor]):
         raise TypeError(f"a remembered {self.said[0]} has nothing to give, asked for {count}")
 
     @property
-    def pending_refs(self) -> Sequence[Held]:
+    def pending_refs(self) -> Sequence[PendingRef]:
         """References of what is pending, as the node itself would tell them."""
         if "pending" not in self.saved:
             return ()
@@ -70,7 +70,7 @@ class RememberedNode(Node[Any, Cursor]):
             part = self.saved["part"]
             raise_if(self.path, lambda: wrong_kinds(PartsCursor, {"part": part}))
             pending = pending[part > 0 :]  # the first was given in part
-        return references_in(pending, self._remap_pending)
+        return samples_in(pending, self._remap_pending)
 
     def remap(self, marks: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         """Return marks of its items with `change` made to the references in them."""
@@ -78,8 +78,8 @@ class RememberedNode(Node[Any, Cursor]):
         if kind == "read":
             return [change(self.children["of"], mark) for mark in marks]
         if kind in ("pack", "select_pack"):
-            return joined_and_moved(
-                marks, lambda apart: self._remap_pending(apart, change), may_be_empty=True
+            return remap_packs(
+                marks, lambda pack: self._remap_pending(pack, change), may_be_empty=True
             )
         if kind == "encode" and "several" in self.said:
             return [

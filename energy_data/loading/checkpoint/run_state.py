@@ -27,7 +27,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from energy_data.core.cursor_check import is_count, shorten
-from energy_data.core.node import State
+from energy_data.core.node import State, as_tuples
 from energy_data.errors import (
     StateError,
     StateIncompleteError,
@@ -110,7 +110,7 @@ class RunState:
             raise ValueError(f"lanes {sorted(rows)} of {lanes}")
         start: State = {}
         for path, name, value in state["start"]:
-            start.setdefault(_text(path), {})[_text(name)] = _frozen(value)
+            start.setdefault(_text(path), {})[_text(name)] = as_tuples(value)
         places = {lane: _changed(start, row[3:]) for lane, row in rows.items()}
         run = start.pop(_OF_RUN, {})
         of_lanes = {lane: place.pop(_OF_RUN, {}) for lane, place in places.items()}
@@ -211,7 +211,7 @@ def _changed(start: State, differences: Sequence[Any]) -> State:
             place[path][name] = unpack_value(value)
         else:
             path, name = names[number]
-            place[path][name] = _frozen(value)
+            place[path][name] = as_tuples(value)
     return place
 
 
@@ -286,7 +286,3 @@ def _listed(ranks: Sequence[int], most: int = 8) -> str:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -1,9 +1,9 @@
-"""References in blocks: which samples of which leaves, as arrays."""
+"""Blocks of references: which samples of which leaves, as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, overload
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,8 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 
 
-class Reference(NamedTuple):
-    """One sample to be read."""
-
-    entry: int  # place of the leaf in the order tree
-    epoch: int  # how often the leaf was drawn through before
-    number: int  # of the sample in the leaf
+Reference = tuple[int, int, int]
+"""One sample to read: place of its leaf in the order tree, epoch of the leaf, index in the leaf."""
 
 
 class References(Sequence[Reference]):
@@ -30,6 +26,10 @@ class References(Sequence[Reference]):
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __iter__(self) -> Iterator[Reference]:
+        columns = self.entries.tolist(), self.epochs.tolist(), self.indices.tolist()
+        return zip(*columns, strict=True)
+
     @overload
     def __getitem__(self, at: int) -> Reference: ...
     @overload
@@ -37,7 +37,7 @@ class References(Sequence[Reference]):
     def __getitem__(self, at: int | slice) -> Reference | References:
         if isinstance(at, slice):
             return References(self.entries[at], self.epochs[at], self.indices[at])
-        return Reference(int(self.entries[at]), int(self.epochs[at]), int(self.indices[at]))
+        return int(self.entries[at]), int(self.epochs[at]), int(self.indices[at])
 
 
 def rank_within(groups: Integers) -> Integers:
