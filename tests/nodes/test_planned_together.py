@@ -13,7 +13,7 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.references import ReferencesSpec
-from energy_data.order import choice
+from energy_data.order import weighted
 from energy_data.order.shares import Shares
 from energy_data.order.splits import Splits
 
@@ -64,7 +64,7 @@ def test_the_first_blocks_of_all_lanes_are_one_plan(monkeypatch):
 
 def test_lanes_share_the_tables_of_a_choice(monkeypatch):
     made = []
-    monkeypatch.setattr(choice, "Splits", lambda *of: made.append(of) or Splits(*of))
+    monkeypatch.setattr(weighted, "Splits", lambda *of: made.append(of) or Splits(*of))
     for node in nodes(ORDERS["blend"], tuple(range(LANES))):
         node.draw(32)
     assert len(made) == 1
