@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from attrs import evolve
 
-from energy_data.config.compile_continued import Continued
-from energy_data.config.compile_lengths import (
-    Body,
-    Counted,
-    check_counted,
-    length_of,
-    note,
-    said,
-    worth,
-    wrong,
-)
-from energy_data.config.compile_ramp import with_ramp
 from energy_data.config.compile_steps import below_steps
 from energy_data.config.definitions import Mode
 from energy_data.config.diagnostics import Diagnostics, Place, did_you_mean, listed
 from energy_data.config.kind_staged import Staged, StagedDefinition, StagePart
-from energy_data.config.spans import Span
+from energy_data.config.stage_bounds import StageBounds
+from energy_data.config.stage_lengths import (
+    Body,
+    Counted,
+    check_counted,
+    length_of,
+    report,
+    report_params,
+    with_ramp,
+    worth,
+    written_end,
+)
 from energy_data.config.step_size import FOR_STEPS, with_steps
 from energy_data.config.twigs import Branch, Twig, twigs
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.exhausted import ended
 from energy_data.nodes.references import OrderSpec
-from energy_data.nodes.stage import OnEnter, OnExhausted, Stage, WrongBody, wrong_bodies
+from energy_data.nodes.stage import (
+    OnEnter,
+    OnExhausted,
+    Stage,
+    WrongBody,
+    with_data_end,
+    wrong_bodies,
+)
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.pipeline import Pipeline
+
+MULTIPLIER = "shuffle_over_epochs_multiplier"
 
 # Reported of every stage, and kept in states; of the other parameters, those that a stage changes.
 PIPELINE_PARAMS = (
@@ -118,7 +125,7 @@ class _Stages:
         self.tree, self.definition, self.staged = tree, tree.definition, tree.definition.staged
         self.around = pipeline
         self.reported = {*PIPELINE_PARAMS, *changed_params(tree)}
-        self.continued = Continued(compiler.faults)
+        self.continued: list[tuple[str, Twig]] = []  # leaves that continue, with their stage
         self.trees: dict[str, Branch | Twig] = {}  # of stages, by name
 
     def where(self, fault: WrongBody) -> tuple[Place, str]:
@@ -145,7 +152,7 @@ class _Stages:
             end = None if body.span.end is None else begin + length
             if end is not None and end <= begin:
                 problem = "rounding up the stages before it leaves it no step. Make it longer."
-                note(self.faults, body, problem)
+                report(self.faults, body, problem)
             stage = self.stage(body, begin, end)
             if stage is None:
                 return
@@ -168,9 +175,9 @@ class _Stages:
                 "it cannot begin at its `start`, because the stage before ends with its data. "
                 "Remove `start`, and write the `end` of the stage before."
             )
-            note(self.faults, body, problem, "start")
+            report(self.faults, body, problem, "start")
 
-    def body(self, span: Span) -> Body | None:
+    def body(self, span: StageBounds) -> Body | None:
         """Return what a stage is made of; None: problems were reported."""
         child = self.tree.children[span.child]
         part = self.definition.parts[span.child]
@@ -204,14 +211,14 @@ class _Stages:
         for name in own.keys() - pipeline.params.keys():
             near = did_you_mean(name, known)
             advice = f"Did you mean {near!r}?" if near else f"There are {listed(known)}."
-            wrong(self.faults, part, f"unknown parameter {name!r}. {advice}")
+            report_params(self.faults, part, f"unknown parameter {name!r}. {advice}")
         if len(self.faults) > before:
             return None
         try:
             return with_steps(pipeline.with_params(own), steps)
         except SpecError as error:
             for fault in error.faults:
-                wrong(self.faults, part, fault)
+                report_params(self.faults, part, fault)
             return None
 
     def stage(self, body: Body, begin: int, end: int | None) -> Stage | None:
@@ -219,7 +226,7 @@ class _Stages:
         name, pipeline, on_enter = body.span.name, body.pipeline, self.on_enter(body)
         self.trees[name] = body.tree
         if on_enter == "continue":
-            self.continued.see(name, body.tree)
+            check_reshuffled(self.faults, self.continued, name, list(twigs(body.tree)))
         if body.counts_steps:
             check_counted(self.faults, body)
             pipeline = evolve(pipeline, microbatches_per_step=None)
@@ -227,7 +234,7 @@ class _Stages:
             of = pipeline.over(body.order, first_microbatch=begin)
         except SpecError as error:
             for fault in error.faults:
-                note(self.faults, body, fault)
+                report(self.faults, body, fault)
             return None
         stage = Stage(
             name=name,
@@ -243,7 +250,7 @@ class _Stages:
                 if name in self.reported and _is_plain(value)
             },
             microbatches_per_step=pipeline.microbatches_per_step,
-            asked=said(body, self.staged),
+            asked=written_end(body, self.staged),
         )
         own = None if body.part is None else body.part.on_exhausted
         return self.with_data(stage, body, own or self.staged.on_exhausted or "repeat")
@@ -255,23 +262,23 @@ class _Stages:
             return stage
         if body.counts_steps:
             problem = f"`on_exhausted: {rule}`: how much a stage of steps of any size takes is not "
-            note(self.faults, body, f"{problem}known beforehand. Leave it out.", "on_exhausted")
+            report(self.faults, body, f"{problem}known beforehand. Leave it out.", "on_exhausted")
             return stage
         if run is None:
             problem = (
                 f"`on_exhausted: {rule}`: where its data end follows from the number of lanes, "
-                "which must then be said. Pass WorkerConfig(lanes=...), or `--lanes`."
+                "which is not known. Pass WorkerConfig(lanes=...), or `--lanes`."
             )
-            note(self.faults, body, problem, "on_exhausted")
+            report(self.faults, body, problem, "on_exhausted")
             return stage
         try:
-            made = ended(stage, run)
+            made = with_data_end(stage, run)
         except SpecError as error:
             for fault in error.faults:
                 text = fault.removesuffix(".")
                 advice = "Or let it go on: `on_exhausted: repeat`."
                 problem = f"`on_exhausted: {rule}`: {text}. {advice}"
-                note(self.faults, body, problem, "on_exhausted")
+                report(self.faults, body, problem, "on_exhausted")
             return stage
         if rule == "error" and made.data_end is not None:
             problem = (
@@ -279,9 +286,45 @@ class _Stages:
                 f"{stage.end or 'the end'} (`on_exhausted: error`). Make it shorter, or give it "
                 "more data."
             )
-            note(self.faults, body, problem)
+            report(self.faults, body, problem)
         return made
 
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def check_reshuffled(
+    faults: Diagnostics, known: list[tuple[str, Twig]], stage: str, leaves: Sequence[Twig]
+) -> None:
+    """Report leaves of a stage that would start again because of another multiplier.
+
+    `shuffle_over_epochs_multiplier` is part of a default id, so a dataset with another multiplier
+    is another leaf. known: the leaves of earlier stages; those of this one are added.
+    """
+    ids = {leaf.id for _, leaf in known}
+    for leaf in leaves:
+        other = next((one for one in known if _reshuffles(leaf, one[1])), None)
+        if leaf.id in ids or other is None:
+            continue
+        before, first = other
+        faults.report(
+            leaf.definition.places.get(MULTIPLIER, leaf.definition.places[leaf.kind]),
+            leaf.definition.where,
+            f"{leaf.written}: its {MULTIPLIER} is {_multiplier(leaf)} here, and "
+            f"{_multiplier(first)} in stage {before!r} at {first.definition.place}, so the "
+            "dataset would start again. Make them equal, or give it an `id:` in both, or write "
+            "`on_enter: restart`.",
+        )
+    known += [(stage, leaf) for leaf in leaves]
+
+
+def _reshuffles(leaf: Twig, other: Twig) -> bool:
+    """Return whether two leaves are one dataset by default, but for their multiplier."""
+    both_named = leaf.definition.id is not None and other.definition.id is not None
+    apart = leaf.independent or other.independent or both_named
+    return not apart and other.data[:2] == leaf.data[:2] and other.epochs != leaf.epochs
+
+
+def _multiplier(leaf: Twig) -> str:
+    return "null" if leaf.epochs is None else str(leaf.epochs)

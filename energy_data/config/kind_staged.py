@@ -11,7 +11,7 @@ from attrs import field, frozen
 from energy_data.config.definitions import Definition, Group, Node, Nodes, Part, key
 from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.rules import AMOUNT, COUNT, MAPPING, NAME, TEXT, one_of
-from energy_data.config.spans import Asked, Span, check_spans, spans
+from energy_data.config.stage_bounds import StageBounds, WrittenBounds, bounds_of, check_bounds
 from energy_data.nodes.stage import DEFAULT
 
 UNITS = ("steps", "microbatches", "samples", "tokens", "epochs")
@@ -231,10 +231,10 @@ class StagedDefinition(Definition):
         return f"staged by {self.staged.unit}"
 
     @property
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[WrittenBounds]:
         """What is asked of the bounds of each stage, as they are written."""
         return [
-            Asked(
+            WrittenBounds(
                 name=part.name,
                 start=part.start,
                 end=part.end,
@@ -248,9 +248,9 @@ class StagedDefinition(Definition):
         ]
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[StageBounds]:
         """The stages in their order, with their bounds in `unit`."""
-        return spans(self.asked, with_default=self.staged.default is not None)
+        return bounds_of(self.asked, with_default=self.staged.default is not None)
 
     def check(self, faults: Diagnostics) -> None:
         """Note what is wrong with the names and the bounds of the stages."""
@@ -268,7 +268,7 @@ class StagedDefinition(Definition):
                             f"must be whole in {staged.unit}, found {float(value):g}. Round it."
                         )
                         faults.report(part.of.places[name], f"{part.of.where}.{name}", problem)
-        check_spans(
+        check_bounds(
             self.asked,
             faults,
             with_default=staged.default is not None,

@@ -13,7 +13,7 @@ from energy_data.core.node import Node, State
 from energy_data.core.profiler import Profiler
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.crossed import shared_leaf_ids
+from energy_data.nodes.leaves import shared_leaf_ids
 from energy_data.order.step_rules import DocsPerStep
 
 log = logging.getLogger(__name__)

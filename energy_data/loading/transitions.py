@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from energy_data.core.node import State
 from energy_data.loading.run import Run
 from energy_data.loading.stats import Counting
-from energy_data.nodes.past import held
+from energy_data.nodes.leaf_history import held
 from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, Plan, PlannedStage, said_of_data
 from energy_data.nodes.staged import StagedNode
 

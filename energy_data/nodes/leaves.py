@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -93,3 +94,24 @@ def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
                 f"ways. Give one of them another `id:`."
             )
     return [by_id[leaf_id] for leaf_id in sorted(by_id)]
+
+
+def shared_leaf_ids(spec: Spec) -> frozenset[str]:
+    """Return the ids of leaves that more than one order tree under `spec` draws from.
+
+    Trees that draw one after another, as those of stages do, count as one.
+    """
+    return frozenset(leaf_id for leaf_id, times in _trees_of_leaves(spec).items() if times > 1)
+
+
+def _trees_of_leaves(spec: Spec) -> Counter[str]:
+    """Return how many order trees draw from each leaf at the same time."""
+    if spec.item_kind == "references":
+        return Counter({leaf.id for _, leaf in leaf_entries(spec)})
+    counts: Counter[str] = Counter()
+    for child in spec.children.values():
+        # Not `+=` and `|=` of counters, which visit every leaf that was found before.
+        for leaf_id, times in _trees_of_leaves(child).items():
+            known = counts[leaf_id]
+            counts[leaf_id] = max(known, times) if spec.children_are_sequential else known + times
+    return counts

@@ -7,11 +7,13 @@ the same draws; and a call of numpy costs as much as some hundred draws. So lane
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from operator import add
 from typing import NamedTuple, NoReturn
 
 import numpy as np
+from attrs import field, frozen
 
 from energy_data.core.references import Integers, References, rank_within
 from energy_data.order.shares import Shares
@@ -218,3 +220,41 @@ class PlanBatcher:
         """Return leaves [rows, draws] as numbers that differ by row too, [rows * draws]."""
         numbers: Integers = leaf + self._num_leaves * np.array(rows)[:, np.newaxis]
         return numbers.reshape(-1)
+
+
+@frozen
+class LeafOffsets:
+    """From where the leaves of an order tree continue that other trees of its lane have used."""
+
+    drawn: tuple[int, ...]  # draws of each leaf, by all order trees of the lane
+    # Position of a leaf -> samples (epoch, number) that were drawn and not returned; they are next.
+    returned: Mapping[int, tuple[tuple[int, int], ...]] = field(factory=dict)
+    own: tuple[int, ...] = ()  # draws of each leaf by this tree before; empty: none
+    starts: tuple[int, ...] = field(init=False)  # added to the draws of this tree
+
+    @starts.default
+    def _without_returned(self) -> tuple[int, ...]:
+        own = self.own or (0,) * len(self.drawn)
+        return tuple(
+            drawn - own[place] - len(self.returned.get(place, ()))
+            for place, drawn in enumerate(self.drawn)
+        )
+
+    def offsets(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Return what is added to the draws of each leaf, including a tree's own offsets."""
+        return tuple(map(add, self.starts, own)) if own and self.starts else own or self.starts
+
+    def put_in(self, epochs: Integers, indices: Integers, leaf: Integers, rank: Integers) -> None:
+        """Replace the first draws of leaves by the samples that are next; int64 [n] all.
+
+        leaf: of each draw. rank: how often the tree has drawn that leaf before it.
+        """
+        for place, samples in self.returned.items():
+            # Negative offsets only place weights that follow the run; they are no draws.
+            first = max(self.own[place], 0) if self.own else 0
+            mine = (leaf == place) & (rank >= first) & (rank < first + len(samples))
+            for at in np.flatnonzero(mine).tolist():
+                epochs[at], indices[at] = samples[rank[at] - first]
+
+
+NO_OFFSETS = LeafOffsets(())

@@ -26,9 +26,8 @@ from energy_data.core.node import Cursor, ItemRef, Items, Node
 from energy_data.core.references import Integers, Reference, References, rank_within
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.before import NOTHING_BEFORE, Before
 from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
-from energy_data.nodes.plan_cache import LanePlan, PlanBatcher
+from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets, PlanBatcher
 from energy_data.order.schedule import Clock
 from energy_data.order.shares import shares_of
 from energy_data.order.tree import Order
@@ -241,7 +240,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         super().__init__(DrawsCursor())
         self.spec, self.context = spec, context
         self._plan: LaneOrder | None = None
-        self._before = NOTHING_BEFORE
+        self._before = NO_OFFSETS
 
     @property
     def plan(self) -> LaneOrder:
@@ -276,7 +275,7 @@ class ReferencesNode(Node[Reference, DrawsCursor]):
         """The ids of the leaves; as `leaves`, without a plan."""
         return {leaf.id for _, leaf in leaf_entries(self.spec.of)}
 
-    def goes_on(self, before: Before) -> None:
+    def goes_on(self, before: LeafOffsets) -> None:
         """Let leaves go on where others have left them; said again by a parent after a restore."""
         self._before = before
 

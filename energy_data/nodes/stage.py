@@ -14,7 +14,9 @@ from attrs import evolve, field, frozen
 from energy_data.core.context import Context
 from energy_data.core.keys import key
 from energy_data.core.spec import Spec
-from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries
+from energy_data.errors import SpecError
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, shared_leaf_ids
 from energy_data.nodes.references import ReferencesSpec, follows_run
 
 OnEnter = Literal["continue", "restart"]
@@ -72,6 +74,14 @@ class Stage:
     def order_trees(self) -> Iterator[ReferencesSpec]:
         """The order trees of the stage."""
         return (spec for _, spec in self.of.walk() if isinstance(spec, ReferencesSpec))
+
+    def context(self, run: Context) -> Context:
+        """Return the context that the pipeline of the stage is built in."""
+        restarts = self.on_enter == "restart"
+        context = stage_context(run, self.name, restarts=restarts, seed=self.seed)
+        # Only trees of this stage share leaves: other stages must not change its order.
+        shared = context.shared(("crossed", context.path), lambda: shared_leaf_ids(self.of))
+        return evolve(context, shared_leaves=shared)
 
     @property
     def leaf_ids(self) -> set[str]:
@@ -254,3 +264,51 @@ def stage_context(
     own = context.seed if plain else key(context.seed, "stage", name if seed is None else seed)
     of_leaves = own if restarts else context.leaf_seed
     return evolve(context.under(name), seed=own, own_leaf_seed=of_leaves)
+
+
+def end_with_data(stages: Sequence[Stage], run: Context) -> tuple[Stage, ...]:
+    """Return the stages, where each ends with its data if these end first.
+
+    Lanes have shares of unequal size, and all ranks must leave a stage at the same micro-batch. So
+    a stage ends, in full steps, before the first micro-batch for which its lane has too few
+    samples left. No communication is needed. The next stage follows; lengths stay otherwise.
+
+    run: `Context(seed=..., lanes=...)` of the run. Takes some 0.1 ms per lane and stage with few
+    leaves; reads no data. Raises SpecError if the end of the data cannot be computed.
+    """
+    ended: list[Stage] = []
+    begin = 0
+    for stage in stages:
+        end = None if stage.num_batches is None else begin + stage.num_batches
+        try:
+            made = with_data_end(evolve(stage, begin=begin, end=end), run)
+        except SpecError as error:
+            raise SpecError(f"staged: stage {stage.name!r}: {error}.") from error
+        ended.append(made)
+        begin = made.end if made.end is not None else begin
+    return tuple(ended)
+
+
+def with_data_end(stage: Stage, run: Context) -> Stage:
+    """Return the stage, ending with its data if these end first.
+
+    Raises SpecError, in words about one stage, as `end_with_data`, or if there is not one step.
+    """
+    contexts = [stage.context(run.in_lane(lane)) for lane in range(run.lanes)]
+    batches = [stage.of.items_per_lane(context) for context in contexts]
+    step, lanes = stage.microbatches_per_step or 1, range(stage.begin, stage.begin + run.lanes)
+    full = min(first + batches[first % run.lanes] * run.lanes for first in lanes) - stage.begin
+    end = stage.begin + full // step * step
+    if stage.end is not None and stage.end <= end:
+        return stage
+    if end == stage.begin:
+        raise SpecError(
+            f"its data do not fill one step: of {step} micro-batches, only {full} have all their "
+            f"samples before one of {run.lanes} lanes has none left. Give it more data, or remove "
+            f"it"
+        )
+    unread, of = None, stage.of
+    if isinstance(of, BatchSpec):
+        samples = sum(of.of.items_per_lane(context.under("of")) for context in contexts)
+        unread = samples - (end - stage.begin) * of.batch_size
+    return evolve(stage, end=end, data_end=DataEnd(asked=stage.end, unread=unread))

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.node import Cursor, Items, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.crossed import shared_leaf_ids
+from energy_data.nodes.leaf_history import (
+    LeafHistory,
+    StagedCursor,
+    StageHistory,
+    carried_by,
+    nodes_of,
+    order_trees,
+    wrong_carried,
+)
 from energy_data.nodes.leaves import leaf_entries
-from energy_data.nodes.past import Past, nodes_of, order_trees
-from energy_data.nodes.played import Played, StagedCursor, carried_by, wrong_carried
 from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.stage import Resume, Stage, marked, stage_context, wrong_bodies, wrong_bounds
+from energy_data.nodes.stage import Resume, Stage, marked, wrong_bodies, wrong_bounds
 
 
 @frozen(kw_only=True)
@@ -76,6 +82,12 @@ class StagedSpec(Spec):
         """The ids of all leaves that go on from stage to stage, sorted."""
         ids = [stage.leaf_ids for stage in self.stages if stage.on_enter == "continue"]
         return sorted(set().union(*ids))
+
+    @cached_property
+    def leaf_sizes(self) -> dict[str, int]:
+        """The number of samples of each leaf, by id."""
+        trees = (tree for stage in self.stages for tree in stage.order_trees)
+        return {leaf.id: leaf.num_samples for tree in trees for _, leaf in leaf_entries(tree.of)}
 
     def stage_of(self, batch: int) -> int:
         """Return the number of the stage of a micro-batch of the run; one past the last: ended."""
@@ -161,10 +173,10 @@ class StagedNode(Node[Any, StagedCursor]):
         start = SteppedCursor() if spec.counts_steps else StagedCursor()
         super().__init__(start, {stage.name: self._built(stage) for stage in spec.stages})
         self._entered: _Entered | None = None
-        self._played = Played(self, spec.stages, self.carried)
+        self._played = StageHistory(self, spec.stages, self.carried)
 
     def _built(self, stage: Stage) -> Node[Any, Any]:
-        return stage.of.build(context_of(stage, self.context))
+        return stage.of.build(stage.context(self.context))
 
     def faults(self, at: StagedCursor) -> Iterator[Problem]:
         if at.carried or at.returned:
@@ -178,10 +190,10 @@ class StagedNode(Node[Any, StagedCursor]):
                 yield "entered", f"must be up to micro-batch {beyond}, got {shorten(at.entered)}"
 
     def _wrong_carried(self, at: StagedCursor) -> Iterator[Problem]:
-        ids = leaf_ids(self.spec)
+        ids = self.spec.leaf_ids
         yield from (wrong := list(wrong_carried(at, ids)))
         if at.returned and not wrong:
-            sizes = leaf_sizes(self.spec)
+            sizes = self.spec.leaf_sizes
             if away := [mark for mark in at.returned if mark[2] >= sizes[ids[mark[0]]]]:
                 yield "returned", f"has references to what is not there, {shorten(away[0])}"
 
@@ -239,7 +251,7 @@ class StagedNode(Node[Any, StagedCursor]):
         if self.spec.stages[number].on_enter == "continue":
             past = self._played.before(number)
             for tree in order_trees(child):
-                tree.goes_on(past.before(tree))
+                tree.goes_on(past.offsets(tree))
         if isinstance(child, _Shares):
             child.begin_at((self.context.lane - begin) % self.context.lanes)
         self._forget(number)
@@ -266,7 +278,7 @@ class StagedNode(Node[Any, StagedCursor]):
             self.replace_child(stage.name, fresh)
         self._played.used = {number}
 
-    def history(self, number: int) -> Past:
+    def history(self, number: int) -> LeafHistory:
         """Return what the stages before `number` have done to the leaves of the run."""
         return self._played.until_end(number - 1)
 
@@ -276,38 +288,18 @@ class StagedNode(Node[Any, StagedCursor]):
             if stage.on_enter == "continue":
                 yield from order_trees(self.children[stage.name])
 
-    def carry(self, past: Past) -> None:
+    def carry(self, past: LeafHistory) -> None:
         """Say what stages that are no longer among these have done to leaves."""
-        ids = leaf_ids(self.spec)
+        ids = self.spec.leaf_ids
         carried = tuple(past.drawn.get(leaf_id, 0) for leaf_id in ids)
         self.cursor.carried = carried if any(carried) else ()
         number = {leaf_id: place for place, leaf_id in enumerate(ids)}
         self.cursor.returned = past.of_leaves(number).marks(number)
 
-    def carried(self) -> Past:
+    def carried(self) -> LeafHistory:
         """Return what was done to leaves in stages that are no longer among these."""
         at = self.cursor
-        return carried_by(at, leaf_ids(self.spec)) if at.carried or at.returned else Past({})
-
-
-def context_of(stage: Stage, around: Context) -> Context:
-    """Return the context that the pipeline of a stage is built in."""
-    restarts = stage.on_enter == "restart"
-    context = stage_context(around, stage.name, restarts=restarts, seed=stage.seed)
-    # Of the stage alone: another one, however it draws, leaves its order as it is.
-    crossed = context.shared(("crossed", context.path), lambda: shared_leaf_ids(stage.of))
-    return evolve(context, shared_leaves=crossed)
-
-
-def leaf_ids(spec: StagedSpec) -> list[str]:
-    """Return the ids of all leaves that go on from stage to stage, sorted."""
-    return spec.leaf_ids
-
-
-def leaf_sizes(spec: StagedSpec) -> dict[str, int]:
-    """Return the number of samples of each leaf, by its id."""
-    trees = (tree for stage in spec.stages for tree in stage.order_trees)
-    return {leaf.id: leaf.num_samples for tree in trees for _, leaf in leaf_entries(tree.of)}
+        return carried_by(at, self.spec.leaf_ids) if at.carried or at.returned else LeafHistory({})
 
 
 def _ended(stage: Stage, batch: int) -> DataError:

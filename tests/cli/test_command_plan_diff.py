@@ -111,7 +111,7 @@ def test_tokens_and_parameters_are_given_on_the_command_line(energy_data, datase
     meta = write("t.yaml", OLD.replace("stages:", "unit: tokens\n      stages:", 1))
     done = energy_data("inspect", meta, *FACTS)
     assert done.exit_code == 1
-    assert "how many tokens a sample has is not known" in done.stderr
+    assert "the number of tokens in a sample is not known" in done.stderr
     done = energy_data("inspect", meta, "--param", "seq_len=8", "--batch-size", 1)
     assert done.exit_code == 0, done.stderr
     assert "--param: must be NAME=VALUE" in energy_data("inspect", meta, "--param", "x").stderr

@@ -27,10 +27,10 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.leaf_history import held
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.nodes.past import held
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from loader.runs import in_order, loader_of

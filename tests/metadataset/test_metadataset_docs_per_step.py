@@ -141,7 +141,7 @@ def test_below_one_rule_stages_count_its_steps_where_nothing_else_is_a_step(
         ),
         (
             "path: y, ramp: {over: 1}",
-            "stage 'b': a ramp follows the micro-batches of the run, and with which",
+            "stage 'b': a ramp follows the micro-batches of the run, and where",
         ),
         (
             "path: y, for: 1, on_exhausted: advance",

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from trees import leaf
 
 from energy_data.core.context import Context
-from energy_data.nodes.before import Before
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.plan_cache import LeafOffsets
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order import weighted
 from energy_data.order.shares import Shares
@@ -44,7 +44,7 @@ def test_a_lane_draws_the_same_whatever_other_lanes_of_its_process_do(order, tak
     num_leaves = len(alone[0].leaves)
     for drawing in (together, alone):
         for node, drawn in zip(drawing, gone, strict=False):
-            node.goes_on(Before((drawn,) * num_leaves if drawn > 4 else ()))
+            node.goes_on(LeafOffsets((drawn,) * num_leaves if drawn > 4 else ()))
     for lane, count in taken:
         assert list(together[lane].take(count)) == list(alone[lane].take(count))
 

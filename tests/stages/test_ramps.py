@@ -162,8 +162,8 @@ class Cut(DefaultTaskEncoder):
 @pytest.mark.parametrize(
     ("unit", "first", "last", "problem"),
     [
-        ("tokens", {}, {"seq_len": None}, "how many tokens a sample has is not known"),
-        ("steps", {"microbatches_per_step": 4}, {}, "how many micro-batches a step has is not"),
+        ("tokens", {}, {"seq_len": None}, "the number of tokens in a sample is not known"),
+        ("steps", {"microbatches_per_step": 4}, {}, "the number of micro-batches in a step is not"),
     ],
 )
 def test_a_ramp_into_the_last_stage_needs_to_know_its_unit_too(unit, first, last, problem):

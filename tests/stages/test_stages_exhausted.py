@@ -18,11 +18,10 @@ from energy_data.config.load import parse_metadataset
 from energy_data.core.context import Context
 from energy_data.core.packing import Packing
 from energy_data.errors import SpecError
-from energy_data.nodes.exhausted import ended_with_data
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.run_plan import Plan
-from energy_data.nodes.stage import DataEnd, Stage
+from energy_data.nodes.stage import DataEnd, Stage, end_with_data
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.pipeline import Pipeline
@@ -222,7 +221,7 @@ def test_packs_are_refused_as_only_running_them_tells_their_number():
 
 def test_the_number_of_lanes_must_be_known():
     told = faults(FIRST, THEN, lanes=None)
-    assert "follows from the number of lanes, which must then be said. Pass WorkerConfig(" in told
+    assert "follows from the number of lanes, which is not known. Pass WorkerConfig(" in told
 
 
 def test_a_stage_that_lasts_longer_than_its_data_may_be_an_error():
@@ -266,10 +265,10 @@ def stage(of, **facts):
 def test_stages_made_in_python_may_end_so_too():
     x, y = batches(samples(leaf("x", 40))), batches(samples(leaf("y", 50)))
     stages = (stage(x, end=40), stage(y, name="b", begin=40, end=44), stage(x, name="c", begin=44))
-    made = ended_with_data(stages, Context(lanes=4))
+    made = end_with_data(stages, Context(lanes=4))
     assert [(one.begin, one.end) for one in made] == [(0, 12), (12, 16), (16, 28)]
     assert len(in_order(loaders_of(StagedSpec(stages=made), 2, lanes=4))) == 28
-    limited = ended_with_data([stage(LimitSpec(of=y, length=9))], Context(lanes=4))
+    limited = end_with_data([stage(LimitSpec(of=y, length=9))], Context(lanes=4))
     assert limited[0].end == 8
 
 
@@ -280,4 +279,4 @@ def test_what_leaves_samples_out_has_no_end_that_is_known(of):
     with pytest.raises(
         SpecError, match=r"stage 'a': how many items a (filter|pack) gives is known"
     ):
-        ended_with_data([stage(batches(of))], Context(lanes=4))
+        end_with_data([stage(batches(of))], Context(lanes=4))

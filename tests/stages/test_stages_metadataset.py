@@ -131,30 +131,30 @@ def test_default_fills_the_gap_at_the_front():
     text = stages("name: a, start: 5", more="default: {path: base}")
     assert bounds(text) == [("default", 0, 10), ("a", 10, None)]
     place = "m.yaml:7:28: splits.train.staged.stages[0].start: stage 'a': "
-    fault = "nothing is said of steps 0 to 5. Begin at 0, or add a `default`"
+    fault = "no stage covers steps 0 to 5. Begin at 0, or add a `default`"
     assert place + fault in faults(stages("name: a, start: 5"))
 
 
 WRONG = {
     "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 7, but stage 'a' ends at "
-    "5: nothing is said of steps 5 to 7. Close the gap.": ("name: a, end: 5", "name: b, start: 7"),
-    "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 3, but stage 'a' lasts "
-    "until 5: they overlap. Let one end where the other begins.": (
+    "5: no stage covers steps 5 to 7. Close the gap.": ("name: a, end: 5", "name: b, start: 7"),
+    "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 3, but stage 'a' ends "
+    "at 5: they overlap. Let one end where the other begins.": (
         "name: a, end: 5",
         "name: b, start: 3",
     ),
     "8:28: splits.train.staged.stages[1].start: stage 'b': it begins at 0, as stage 'a' does. One "
     "of them would never run.": ("name: a, end: 5", "name: b, start: 0"),
-    "7:36: splits.train.staged.stages[0].end: stage 'a': it ends at 3, before it has begun at 5: "
-    "it would never run.": ("name: a, start: 5, end: 3", "name: b, start: 0"),
+    "7:36: splits.train.staged.stages[0].end: stage 'a': it ends at 3, but begins at 5. Let "
+    "it end later, or remove it.": ("name: a, start: 5, end: 3", "name: b, start: 0"),
     "7:26: splits.train.staged.stages[0].for: stage 'a': it ends at 0": ("name: a, for: 0",),
     "7:34: splits.train.staged.stages[0].for: stage 'a': both `end` and `for` are given.": (
         "name: a, end: 5, for: 5",
         "name: b",
     ),
-    "8:18: splits.train.staged.stages[1].name: stage 'a': the name is taken, found it at "
+    "8:18: splits.train.staged.stages[1].name: stage 'a': the name is taken at "
     "m.yaml:7:18. Choose another.": ("name: a, end: 5", "name: a"),
-    "8:18: splits.train.staged.stages[1].name: stage 'b': where it begins cannot be told": (
+    "8:18: splits.train.staged.stages[1].name: stage 'b': its beginning is not known": (
         "name: a",
         "name: b",
     ),
@@ -196,11 +196,11 @@ def test_all_faults_of_the_stages_are_told_at_once():
 
 def test_the_end_of_the_run_may_be_said_and_is_checked():
     last = stages("name: a, end: 5", "name: b, for: 5", more="total: 20")
-    assert "stage 'b': it is the last and ends at 10, the run at 20. Leave its end out." in faults(
+    assert "stage 'b': it is the last and ends at 10, but the run at 20. Remove its end." in faults(
         last
     )
     never = stages("name: a, end: 20", "name: b", more="total: 20")
-    assert "stage 'b': it would never run, steps end at 20." in faults(never)
+    assert "stage 'b': it would never run, the run ends at 20 steps." in faults(never)
     assert bounds(stages("name: a, end: 5", "name: b, for: 50", more="total: 20"))
 
 
@@ -208,13 +208,13 @@ def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
     plain = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder())
     text = stages("name: a, end: 5", "name: b")
     assert (
-        "m.yaml:7:26: splits.train.staged.stages[0]: stage 'a': how many micro-batches a step "
-        "has is not known" in faults(text, pipeline=plain)
+        "m.yaml:7:26: splits.train.staged.stages[0]: stage 'a': the number of micro-batches in "
+        "a step is not known" in faults(text, pipeline=plain)
     )
     said = stages("name: a, end: 5", "name: b", more="microbatches_per_step: 3")
     assert bounds(said, pipeline=plain)[0] == ("a", 0, 15)
     tokens = stages("name: a, end: 5", "name: b", unit="tokens")
-    assert "how many tokens a sample has is not known" in faults(tokens, pipeline=plain)
+    assert "the number of tokens in a sample is not known" in faults(tokens, pipeline=plain)
 
 
 def test_stages_stand_above_all_that_mixes_and_are_for_streams_without_end():
@@ -271,10 +271,7 @@ def test_a_dataset_that_is_shuffled_over_other_epochs_in_a_later_stage_does_not_
     assert told.startswith(
         "m.yaml:3:102: splits.train.staged.stages[1]: x: its shuffle_over_epochs"
     )
-    assert (
-        "is 3 here, and 1 in stage 'a' at m.yaml:3:23: it could not go on, but would begin anew"
-        in told
-    )
+    assert "is 3 here, and 1 in stage 'a' at m.yaml:3:23, so the dataset would start again" in told
     inside = "{name: b, blend: [{path: y}, {path: x, shuffle_over_epochs_multiplier: null}]}"
     told = faults("staged: {stages: [{name: a, end: 5, path: x, id: one}, " + inside + "]}")
     assert "x: its shuffle_over_epochs_multiplier is null here, and 1 in stage 'a'" in told

@@ -117,7 +117,7 @@ def inner(at):
 def test_stages_do_not_go_with_one_pass_nor_steps_without_their_size():
     with pytest.raises(SpecError, match="stages need an endless stream"):
         start(repeat=False)
-    with pytest.raises(SpecError, match="how many micro-batches a step has is not known"):
+    with pytest.raises(SpecError, match="the number of micro-batches in a step is not known"):
         start(microbatches_per_step=None)
     with pytest.raises(SpecError, match="which 4 ranks cannot share evenly"):
         start(worker_config=WorkerConfig(0, 4))

@@ -15,8 +15,8 @@ from trees import batches, groups, leaf, number_cost, packs, samples, staged
 from energy_data.core.context import Context
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
+from energy_data.nodes.leaf_history import held
 from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.nodes.past import held
 from energy_data.testing import assert_resumes_exactly
 
 X, Y = leaf("x", 100), leaf("y", 60)

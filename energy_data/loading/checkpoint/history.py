@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from energy_data.core.cursor_check import is_count
 from energy_data.core.node import ItemRef
-from energy_data.nodes.past import Past, are_references
+from energy_data.nodes.leaf_history import LeafHistory, are_references
 
 
 @frozen
@@ -22,7 +22,7 @@ class Gone:
     returned: Mapping[int, tuple[ItemRef, ...]] = field(factory=dict)
 
     @classmethod
-    def of(cls, prints: Mapping[str, str], pasts: Mapping[int, Past]) -> Gone:
+    def of(cls, prints: Mapping[str, str], pasts: Mapping[int, LeafHistory]) -> Gone:
         """Return leaves with what each lane has done to them."""
         names = sorted(prints)
         number = {name: place for place, name in enumerate(names)}
@@ -32,16 +32,16 @@ class Gone:
             {lane: past.of_leaves(number).marks(number) for lane, past in pasts.items()},
         )
 
-    def past(self, lane: int) -> Past:
+    def past(self, lane: int) -> LeafHistory:
         """Return what a lane has done to each."""
         names = sorted(self.prints)
         returned = self.returned.get(lane, ())
-        return Past(
+        return LeafHistory(
             dict(zip(names, self.drawn.get(lane, ()), strict=False)),
             ((names[place], epoch, number) for place, epoch, number in returned),
         )
 
-    def past_of(self, lane: int, still: Mapping[str, tuple[int | None, str]]) -> Past:
+    def past_of(self, lane: int, still: Mapping[str, tuple[int | None, str]]) -> LeafHistory:
         """Return what a lane has done to those leaves that are as in `still`."""
         return self.past(lane).of_leaves(
             {name for name, of in self.prints.items() if name in still and still[name][1] == of}

@@ -24,9 +24,8 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.stages import Plan
 from energy_data.loading.checkpoint.tree import TreeRecord, built_order_trees, same_above_order
 from energy_data.nodes.buffered import BufferedCursor, BufferedNode
+from energy_data.nodes.leaf_history import LeafHistory, StagedCursor, StageHistory, held
 from energy_data.nodes.leaves import leaf_entries
-from energy_data.nodes.past import Past, held
-from energy_data.nodes.played import Played, StagedCursor
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec, follows_run
 
 log = logging.getLogger(__name__)
@@ -61,19 +60,19 @@ class Ledgers:
         """Return the ledgers of a lane by the path of the order tree. Reads no data."""
         return {path: _drawn_by(self._tree(path, lane)) for path in self.trees}
 
-    def past(self, lane: int) -> Past:
+    def past(self, lane: int) -> LeafHistory:
         """Return what a lane has done to the leaves of its run; what it held comes back to them.
 
         What the stages that restart their leaves have drawn, and hold, does not count.
         """
         past, before = self._since_edit(lane), self.before_edits(lane)
-        return Past({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
+        return LeafHistory({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
 
     def of_run(self, lane: int) -> Ledger:
         """Return how often a lane has drawn each leaf, of which several order trees are one."""
         return self.past(lane).drawn
 
-    def _since_edit(self, lane: int) -> Past:
+    def _since_edit(self, lane: int) -> LeafHistory:
         """Return what a lane has done to its leaves since the last edit."""
         plan = self._plan
         if plan is None:
@@ -82,14 +81,14 @@ class Ledgers:
         nodes = self.remembered(lane).walk()
         staged = next(node for path, node in nodes if path == plan.path)
         staged.cursor = StagedCursor()
-        return Played(staged, plan.rows, lambda: carried).until_end(len(plan.rows) - 1)
+        return StageHistory(staged, plan.rows, lambda: carried).until_end(len(plan.rows) - 1)
 
-    def _of_tree(self, lane: int) -> Past:
+    def _of_tree(self, lane: int) -> LeafHistory:
         ledgers = self.of_lane(lane)
         # Several order trees over a leaf have each an order of its own.
         times = Counter(chain.from_iterable(ledgers.values()))
         waiting = held(self.remembered(lane))
-        return Past(_of_tree(ledgers, ""), (one for one in waiting if times[one[0]] == 1))
+        return LeafHistory(_of_tree(ledgers, ""), (one for one in waiting if times[one[0]] == 1))
 
     def remembered(self, lane: int) -> Node[Any, Any]:
         """Return the tree of a lane as far as it knows what it had drawn and not given."""
@@ -106,7 +105,7 @@ class Ledgers:
         node.load_state_dict({"root": self.state.places[lane][path]})
         return node
 
-    def before_edits(self, lane: int) -> Past:
+    def before_edits(self, lane: int) -> LeafHistory:
         """Return what a lane had done to leaves that edits took out; none of other samples."""
         gone, known = self.state.gone, self.record.leaves
         still = {name: known.get(name, (None, said)) for name, said in gone.prints.items()}
@@ -128,11 +127,11 @@ class Ledgers:
             {lane: self._and_before(lane) for lane in lanes} if names else {},
         )
 
-    def _and_before(self, lane: int) -> Past:
+    def _and_before(self, lane: int) -> LeafHistory:
         """Return the past of a lane, and that of leaves whose samples are others now."""
         before, past = self.state.gone.past(lane), self.past(lane)
         others = before.of_leaves(before.drawn.keys() - past.drawn.keys())
-        return Past({**others.drawn, **past.drawn}, (*others.waiting(), *past.waiting()))
+        return LeafHistory({**others.drawn, **past.drawn}, (*others.waiting(), *past.waiting()))
 
     def _context(self, path: str, lane: int) -> Context:
         """Return the context that an order tree was built in."""

@@ -26,8 +26,7 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.stages import Plan, Row, edits
 from energy_data.loading.checkpoint.tree import TreeRecord, differences
 from energy_data.loading.lanes import Nodes
-from energy_data.nodes.past import Past
-from energy_data.nodes.played import StagedCursor
+from energy_data.nodes.leaf_history import LeafHistory, StagedCursor
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.stage import DEFAULT, Resume
 from energy_data.nodes.staged import StagedNode, StagedSpec
@@ -232,7 +231,9 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
         staged = _staged_of(node)
         gone = saved.gone.past_of(lane, now.leaves)
         gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
-        staged.carry(Past({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting())))
+        staged.carry(
+            LeafHistory({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting()))
+        )
         raise_if(now.path, partial(staged.faults, staged.cursor))
 
 

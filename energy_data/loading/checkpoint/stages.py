@@ -11,8 +11,7 @@ from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
 from energy_data.core.node import as_tuples
 from energy_data.loading.checkpoint.tree import TreeRecord
-from energy_data.nodes.past import Past
-from energy_data.nodes.played import StagedCursor, carried_by, wrong_carried
+from energy_data.nodes.leaf_history import LeafHistory, StagedCursor, carried_by, wrong_carried
 from energy_data.nodes.stage import DEFAULT, stage_context
 
 
@@ -95,7 +94,7 @@ class Plan:
         going_on = [row.body for row in self.rows if row.on_enter == "continue"]
         return sorted({leaf_id for body in going_on for leaf_id in _leaf_ids(body)})
 
-    def carried(self, cursor: Mapping[str, Any]) -> Past:
+    def carried(self, cursor: Mapping[str, Any]) -> LeafHistory:
         """Return what the cursor of the stages says was done to leaves before an edit.
 
         Raises StateError if it is damaged.
