@@ -12,7 +12,7 @@ from trees import leaf, samples
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.loader import Loader
-from energy_data.loading.steps.exchange import Exchange, Message, StepsError, answer
+from energy_data.loading.steps.exchange import Exchange, Message, StepsError, answer, failed
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.batch import BatchSpec
@@ -30,6 +30,7 @@ class Hub:
         self.ranks, self.wait_s = ranks, wait_s
         self.changed = threading.Condition()
         self.tables: list[dict[int, Message]] = []
+        self.failure: StepsError | None = None
 
     def put(self, place: int, rank: int, message: Message) -> None:
         with self.changed:
@@ -38,10 +39,14 @@ class Hub:
             self.tables[place][rank] = message
             self.changed.notify_all()
 
+    def is_full(self, place: int) -> bool:
+        return len(self.tables[place]) == self.ranks
+
     def get(self, place: int) -> list[Message] | None:
         with self.changed:
-            full = self.changed.wait_for(lambda: len(self.tables[place]) == self.ranks, self.wait_s)
-            return [self.tables[place][rank] for rank in range(self.ranks)] if full else None
+            self.changed.wait_for(lambda: self.is_full(place) or self.failure, self.wait_s)
+            table = self.tables[place]
+            return [table[rank] for rank in range(self.ranks)] if self.is_full(place) else None
 
 
 class HubExchange(Exchange):
@@ -57,11 +62,16 @@ class HubExchange(Exchange):
         self.waiting.append((self.sent, message))
         self.sent += 1
 
+    def _announce(self, problem, shape):
+        with self.hub.changed:
+            self.hub.failure = self.hub.failure or failed(self.rank, problem)
+            self.hub.changed.notify_all()
+
     def _next(self):
         place, message = self.waiting.popleft()
         messages = self.hub.get(place)
         if messages is None:
-            return 1 << 62, StepsError("nobody answers")
+            return 1 << 62, self.hub.failure or StepsError("nobody answers")
         found = answer(messages)
         newest = max(other.place[0] for other in messages)
         if found is None and message.place[0] == newest:

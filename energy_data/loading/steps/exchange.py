@@ -1,6 +1,6 @@
-"""What ranks tell each other of the micro-batches they have drawn.
+"""What ranks tell each other about the micro-batches they have drawn.
 
-A rank that fails says so in its next message. `exchange_gloo` has the exchanges between processes.
+`gloo` has the exchange between processes.
 """
 
 from __future__ import annotations
@@ -24,37 +24,43 @@ class StepsError(EnergyDataError):
 
 
 class Message(NamedTuple):
-    """What a rank says: a table [rows, columns], and where it stands."""
+    """What a rank sends: a table [rows, columns], and its position."""
 
     rows: Rows
     place: tuple[int, int, int]  # generation (see `Exchange`), its first micro-batch, digest
-    problem: str = ""  # it has failed
 
 
 class Exchange(ABC):
-    """Sends the messages of this rank and receives those of all; one at a time is on its way.
+    """Sends the messages of this rank and receives those of all, one at a time.
 
-    All ranks send equally many messages, of one shape. A rank that goes to another place calls
-    `restart`: what is on its way is void then, as it is on all others once they have restarted.
+    All ranks send equally many messages, of one shape. A rank that moves to another position calls
+    `restart`. Messages on their way are then void, on the other ranks once they have restarted.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self._failure: StepsError | None = None
 
-    def send(self, rows: Rows, *, place: int, digest: int = 0, problem: str = "") -> None:
-        """Begin an exchange, or with a `problem` end all of them. Returns at once.
+    def send(self, rows: Rows, *, place: int, digest: int = 0) -> None:
+        """Begin an exchange. Returns at once.
 
         place: number of the first micro-batch it is about. digest: of what all ranks must have in
         common.
         """
         if self._failure is None:
-            self._post(Message(rows, (self.generation, place, digest), problem))
-            if problem:
-                self._failure = StepsError(f"docs_per_step: this rank has failed: {problem}")
+            self._post(Message(rows, (self.generation, place, digest)))
+
+    def fail(self, problem: str, *, shape: tuple[int, ...]) -> None:
+        """End the exchange: the other ranks raise StepsError with this problem.
+
+        shape: of the rows that this rank would have sent.
+        """
+        if self._failure is None:
+            self._failure = StepsError(f"docs_per_step: this rank has failed: {problem}")
+            self._announce(problem, shape)
 
     def receive(self) -> list[Rows]:
-        """Return what each rank sent, once all have. StepsError if that cannot be any more."""
+        """Return what each rank sent, once all have. StepsError if that is impossible."""
         while self._failure is None:
             generation, found = self._next()
             if generation < self.generation:
@@ -66,13 +72,11 @@ class Exchange(ABC):
         raise StepsError(str(self._failure))
 
     def restart(self, generation: int) -> None:
-        """Forget what is on its way and what went wrong, and begin again.
+        """Drop what is on its way and what went wrong, and begin again.
 
-        generation: of the place, on all ranks; larger than the last. If it is the same, this was
-        done before.
+        generation: of the position, the same on all ranks, and larger than the last one.
         """
-        if generation != self.generation:
-            self._failure, self.generation = None, generation
+        self._failure, self.generation = None, generation
 
     def close(self) -> None:
         """Stop; idempotent."""
@@ -83,22 +87,23 @@ class Exchange(ABC):
         """Hand a message over."""
 
     @abstractmethod
+    def _announce(self, problem: str, shape: tuple[int, ...]) -> None:
+        """Let the other ranks know why this rank fails; it may end right after that."""
+
+    @abstractmethod
     def _next(self) -> tuple[int, list[Rows] | StepsError]:
         """Wait for an answer, and return it with the generation of the message it is for."""
 
 
 def answer(messages: Sequence[Message]) -> list[Rows] | StepsError | None:
-    """Return what ranks have said. StepsError if one has failed, or they are not at one place.
+    """Return what all ranks sent; StepsError if they are at different positions.
 
-    None: some have restarted and others not; those that have say it again, for the others' message
-    may have been on its way before.
+    None: some have restarted and others not. Those that have must send again, as the others may
+    have sent their message before they restarted.
     """
-    if len({message.place[0] for message in messages}) > 1:
-        return None  # what went wrong before they restarted is void, too
-    for rank, message in enumerate(messages):
-        if message.problem:
-            return failed(rank, message.problem)
     places = [message.place for message in messages]
+    if len({generation for generation, *_ in places}) > 1:
+        return None
     for rank, place in enumerate(places):
         if place != places[0]:
             what = (
@@ -111,12 +116,12 @@ def answer(messages: Sequence[Message]) -> list[Rows] | StepsError | None:
 
 
 def failed(rank: int, problem: str) -> StepsError:
-    """Return the error that says why a rank has failed."""
+    """Return the error that reports why a rank has failed."""
     return StepsError(f"docs_per_step: rank {rank} has failed: {problem}")
 
 
 def elsewhere(rank: int, what: str) -> StepsError:
-    """Return the error that says that a rank is not where rank 0 is."""
+    """Return the error that reports that a rank is not where rank 0 is."""
     return StepsError(
         f"docs_per_step: rank {rank} {what}. Restore states that were saved together, and pass the "
         f"same docs_per_step on all ranks."

@@ -38,7 +38,7 @@ class DrawnRound(NamedTuple):
     base: int  # number of the round's first micro-batch in the run
     slots: tuple[StepSlot, ...] = ()  # none: it was left out, or the rank has ended
     ended: bool = False
-    stage: int | None = None  # that makes its last micro-batch, on any rank; None: no stages
+    stage: int | None = None  # of its last micro-batch, on any rank; None: no stages
     new_stage: bool = False  # whether it is another one than before
 
     def row(self) -> Rows:
@@ -185,7 +185,7 @@ class RoundReader:
         else:
             ended = not slots and loader.has_ended()
         assert self._known_counts is None or not ended, "an endless stream has ended"
-        stage = self.stages.maker_of(base + self.stride - 1)
+        stage = self.stages.stage_of(base + self.stride - 1)
         return DrawnRound(base, slots, ended, stage, buffer.stage not in (None, stage))
 
     def _taken(self, number: int, *, ahead: bool) -> Sequence[Any]:
@@ -254,9 +254,8 @@ class RoundReader:
 
     def _report_failure(self, error: Exception) -> None:
         if not self._is_alone:
-            rows = np.zeros((self._lookahead, NUM_COLUMNS), np.int64)
             problem = f"{type(error).__name__}: {error}"
-            self.exchange.send(rows, place=0, digest=self._digest, problem=problem)
+            self.exchange.fail(problem, shape=(self._lookahead, NUM_COLUMNS))
 
     def _known_alone(self, drawn: DrawnRound) -> KnownRound:
         """Return what all ranks know of a round, without an exchange."""

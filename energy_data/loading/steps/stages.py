@@ -54,7 +54,7 @@ class StepStages:
         """Return whether a step is the last of its stage."""
         return self.number_at(step + 1) != self.number_at(step)
 
-    def maker_of(self, batch: int) -> int | None:
+    def stage_of(self, batch: int) -> int | None:
         """Return the stage that makes a micro-batch of the run, if stages count micro-batches.
 
         After the end it is one more than the last.
