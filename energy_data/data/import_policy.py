@@ -1,11 +1,11 @@
-"""Code that files name: nothing runs but what is known here, or what the user allowed by name.
+"""Code that files name: only known names, and code that the user allowed, are ever run.
 
-trust = ImportPolicy.of(["mypackage"])           # and what the environment allows
-trust.find("mypackage.joins", "join")     # imported
-trust.find("os", "system")                # SpecError
+policy = ImportPolicy.of(["mypackage"])           # and what the environment allows
+policy.find("mypackage.joins", "join")     # imported
+policy.find("os", "system")                # SpecError
 
-trust = ImportPolicy.of(["/data/coco"])          # a name with a slash is a folder with Python files
-trust.load(Path("/data/coco/.nv-meta/sample_loader.py"), "sample_loader")
+policy = ImportPolicy.of(["/data/coco"])  # a name with a slash is a folder with Python files
+policy.load(Path("/data/coco/.nv-meta/sample_loader.py"), "sample_loader")
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from energy_data.errors import SpecError
 
 VARIABLE = "ENERGY_DATA_ALLOW_MODULES"
 OURS = ("megatron.energon", "energy_data")
-"""Modules whose names are looked up in a table of ours, and never imported by a file's word."""
+"""Modules whose names are looked up in our own table; no file can import from them."""
 
 
 @frozen
 class ImportPolicy:
-    """What code files may name."""
+    """The code that files may name."""
 
     modules: frozenset[str] = frozenset()
 
@@ -59,8 +59,8 @@ class ImportPolicy:
         if not self.allows(module):
             package = module.partition(".")[0]
             raise SpecError(
-                f"{module}.{name} is code that is not known here, and files run no code that is "
-                f"not allowed. If you trust it, pass allow_modules=[{package!r}], or set "
+                f"{module}.{name} is unknown code, and files run only code "
+                f"that is allowed. If you trust it, pass allow_modules=[{package!r}], or set "
                 f"{VARIABLE}={package}."
             )
         try:
@@ -112,7 +112,7 @@ class FileFunction:
         try:
             exec(compile(self.text, self.path, "exec"), namespace)  # noqa: S102 - it was allowed
         except Exception as error:
-            raise SpecError(f"{self.path}: running it failed: {error!r}. Mend it.") from error
+            raise SpecError(f"{self.path}: running it failed: {error!r}. Fix the code.") from error
         return namespace.get(self.name)
 
     def __call__(self, *args: Any) -> Any:

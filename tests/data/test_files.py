@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from energy_data.data.files.local import File, OpenFiles, Window, open_file, write_whole
+from energy_data.data.files.local import LocalFile, OpenFiles, Window, open_file, write_whole
 from energy_data.errors import StructureError
 
 
@@ -26,7 +26,7 @@ def numbered(folder, count):
 
 def test_ranges_are_exact(tmp_path):
     write_whole(str(tmp_path / "a"), bytes(range(100)), 0o644)
-    file = File(str(tmp_path / "a"))
+    file = LocalFile(str(tmp_path / "a"))
     assert file.read(10, 5) == bytes(range(10, 15))
     buffer = bytearray(8)
     file.read_runs(memoryview(buffer), [(0, 2, 50), (4, 8, 96)])
@@ -42,7 +42,7 @@ def test_ranges_are_exact(tmp_path):
 
 def test_a_file_that_grew_is_read_to_its_new_end(tmp_path):
     write_whole(str(tmp_path / "a"), b"a", 0o644)
-    file = File(str(tmp_path / "a"))
+    file = LocalFile(str(tmp_path / "a"))
     with (tmp_path / "a").open("ab") as out:
         out.write(b"b")
     assert file.read(0, 2) == b"ab"
@@ -50,7 +50,7 @@ def test_a_file_that_grew_is_read_to_its_new_end(tmp_path):
 
 def test_windows_read_ahead(tmp_path):
     write_whole(str(tmp_path / "a"), bytes(range(200)), 0o644)
-    window = Window(File(str(tmp_path / "a")), 50)
+    window = Window(LocalFile(str(tmp_path / "a")), 50)
     for offset, size in ((0, 10), (10, 40), (45, 10), (0, 200), (195, 5), (3, 1)):
         assert window.read(offset, size) == bytes(range(offset, offset + size))
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import sample_files, write_tar
 
-from energy_data.data.files.local import File
+from energy_data.data.files.local import LocalFile
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.tar.scan import scan
@@ -98,7 +98,7 @@ def test_scanning_damaged_tars(datasets, case, flipped, cut):
     path.write_bytes(damage(files["a.tar"], flipped, cut))
     begin = time.monotonic()
     try:
-        found = scan(File(str(path)), with_parts=True)
+        found = scan(LocalFile(str(path)), with_parts=True)
         assert all(part.offset + part.size <= path.stat().st_size for part in found.parts)
     except DataError:
         pass
@@ -113,7 +113,7 @@ def test_random_bytes_in_place_of_a_file(datasets, data, which):
     check(folder)
     if which == "tar":
         with suppress(DataError):
-            scan(File(str(folder / "a.tar")))
+            scan(LocalFile(str(folder / "a.tar")))
 
 
 META = st.recursive(

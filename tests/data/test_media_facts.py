@@ -100,6 +100,6 @@ def test_what_knows_nothing_about_media_says_what_to_do(folder, tmp_path):
     with pytest.raises(SpecError, match="Give `base_dir`"):
         SystemFileStore().get_media_metadata(str(folder / "a.png"))
     (tmp_path / "x.jsonl").write_text("{}\n")
-    with pytest.raises(SpecError, match="a JsonlFileStore knows nothing about media"):
+    with pytest.raises(SpecError, match="a JsonlFileStore has no facts about media"):
         open_store(tmp_path / "x.jsonl").get_media_metadata("0.json")
     assert CliRunner().invoke(main, ["prepare-media", str(folder)]).exit_code == 2

@@ -9,7 +9,7 @@ import pytest
 import webdataset
 from tars import sample_files, write_tar
 
-from energy_data.data.files.local import File
+from energy_data.data.files.local import LocalFile
 from energy_data.data.tar import scan as tar_scan
 from energy_data.data.tar.names import split_name
 from energy_data.data.tar.scan import scan
@@ -35,7 +35,7 @@ def by_tarfile(path):
 
 
 def check(path):
-    found = scan(File(str(path)), with_parts=True)
+    found = scan(LocalFile(str(path)), with_parts=True)
     offsets, keys, parts = by_tarfile(path)
     assert found.offsets.tolist() == offsets
     assert found.keys == keys
@@ -151,13 +151,13 @@ def test_tars_of_gnu_tar(tmp_path, kind):
 def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path, size):
     path = write_tar(tmp_path / "a.tar", [p for n in range(80) for p in sample_files(n, size)])
     whole = path.read_bytes()
-    end = int(scan(File(str(path))).offsets[-1])
+    end = int(scan(LocalFile(str(path))).offsets[-1])
     rng = np.random.default_rng(0)
     for cut in [0, 1, 511, 512, 513, 1024, end - 1, end, *rng.integers(0, end, 60).tolist()]:
         short = tmp_path / "short.tar"
         short.write_bytes(whole[:cut])
         with pytest.raises(StructureError, match=r"cut|damaged"):
-            scan(File(str(short)))
+            scan(LocalFile(str(short)))
 
 
 def test_a_damaged_header_is_named_with_its_byte(tmp_path):
@@ -166,7 +166,7 @@ def test_a_damaged_header_is_named_with_its_byte(tmp_path):
     data[1024 * 100 + 3] ^= 1
     path.write_bytes(data)
     with pytest.raises(StructureError, match="checksum") as caught:
-        scan(File(str(path)))
+        scan(LocalFile(str(path)))
     assert (caught.value.shard, caught.value.offset) == (str(path), 1024 * 100)
 
 
@@ -178,18 +178,20 @@ def test_a_size_beyond_the_file_is_named_with_its_key(tmp_path):
     data[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(data[1024:1536])
     path.write_bytes(data)
     with pytest.raises(StructureError, match=r"2\.txt.*needs 8589934592 bytes"):
-        scan(File(str(path)))
+        scan(LocalFile(str(path)))
 
 
 def test_a_key_that_comes_again_is_an_error(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("1.txt", b"x"), ("2.txt", b"x"), ("1.json", b"{}")])
     with pytest.raises(StructureError, match="second sample has this key") as caught:
-        scan(File(str(path)))
+        scan(LocalFile(str(path)))
     assert (caught.value.key, caught.value.offset) == ("1", 2048)
 
 
 def test_a_tar_of_folders_has_no_samples(tmp_path):
-    found = scan(File(str(write_tar(tmp_path / "a.tar", [(f"d{n}/", b"") for n in range(99)]))))
+    found = scan(
+        LocalFile(str(write_tar(tmp_path / "a.tar", [(f"d{n}/", b"") for n in range(99)])))
+    )
     assert found.keys == []
     assert found.offsets.tolist() == [99 * 512]
 
@@ -199,7 +201,7 @@ def test_joined_tars_are_an_error(tmp_path):
     other = write_tar(tmp_path / "b.tar", [("2.txt", b"x")])
     path.write_bytes(path.read_bytes() + other.read_bytes())
     with pytest.raises(StructureError, match="cat"):
-        scan(File(str(path)))
+        scan(LocalFile(str(path)))
 
 
 def test_sparse_files_are_refused(tmp_path):
@@ -221,7 +223,7 @@ def test_sparse_files_are_refused(tmp_path):
         ]
         subprocess.run(command, check=True)
         with pytest.raises(StructureError, match="sparse"):
-            scan(File(str(path)))
+            scan(LocalFile(str(path)))
 
 
 def test_extended_headers_do_not_take_memory_on_their_word(tmp_path):
@@ -232,7 +234,7 @@ def test_extended_headers_do_not_take_memory_on_their_word(tmp_path):
     data[148:156] = b"%06o\0 " % sum(data[:512])
     path.write_bytes(data)
     with pytest.raises(StructureError, match="extended header needs"):
-        scan(File(str(path)))
+        scan(LocalFile(str(path)))
 
 
 def test_strides_and_steps_agree(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import yaml
 from tars import write_tar
 
 from energy_data.data.decode.parts import SampleDecoder
-from energy_data.data.files.local import File
+from energy_data.data.files.local import LocalFile
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.dataset_yaml import WEBDATASETS
@@ -86,8 +86,8 @@ def test_a_field_that_is_not_there_makes_a_bad_sample_that_says_what_is(folder):
     error = read(open_typed(folder, decoder=SampleDecoder()))[0]
     assert isinstance(error, SampleError)
     assert str(error) == (
-        f"dataset {folder}, shard 0.tar, key s0, sample 0: no TextSample can be made of it: field "
-        "'text' (json[a][0][c]): there is no json[a][0][c], only: b. Look at dataset.yaml."
+        f"dataset {folder}, shard 0.tar, key s0, sample 0: no TextSample can be made from it: "
+        "field 'text' (json[a][0][c]): there is no json[a][0][c], only: b. Check dataset.yaml."
     )
 
 
@@ -221,7 +221,7 @@ def test_a_sample_loader_that_fails_makes_a_bad_sample(folder):
         part_filter=["txt"],
     )
     error = read(open_typed(folder, trust=ImportPolicy.of([str(folder)])))[0]
-    assert "no TextSample can be made of it: RuntimeError: no luck" in str(error)
+    assert "no TextSample can be made from it: RuntimeError: no luck" in str(error)
     assert isinstance(error.__cause__, RuntimeError)
 
 
@@ -248,7 +248,7 @@ WRONG = [
     ({"sample_type": "TextSample"}, "must be a mapping with __module__ and __class__"),
     (
         {"sample_type": {"__module__": "os", "__class__": "system"}, "field_map": {"a": "b"}},
-        "os.system is code that is not known here",
+        "os.system is unknown code",
     ),
     (
         {"sample_type": TEXT, "field_map": {"txt": "txt"}},
@@ -273,7 +273,7 @@ WRONG = [
         {"sample_type": TEXT, "field_map": {"text": "txt"}, "decoder": {"a": 1}},
         "decoder: it must have __module__",
     ),
-    ({"__module__": "megatron.energon", "__class__": "Webdataset"}, "is no kind of dataset"),
+    ({"__module__": "megatron.energon", "__class__": "Webdataset"}, "is not a known dataset class"),
     (
         {
             "__module__": "megatron.energon",
@@ -282,7 +282,7 @@ WRONG = [
         },
         "field_map: CrudeWebdataset has none",
     ),
-    ({"__module__": "evil", "__class__": "CrudeWebdataset"}, "evil.CrudeWebdataset is no kind"),
+    ({"__module__": "evil", "__class__": "CrudeWebdataset"}, "evil.CrudeWebdataset is not a known"),
 ]
 
 
@@ -347,12 +347,12 @@ def test_large_parts_that_no_field_needs_are_not_read(folder, block, monkeypatch
     prepare(folder, force=True, workers=1)
     say(folder, sample_type=TEXT, field_map={"text": "txt"})
     source, sizes = open_typed(folder, subset=(0, 1)), []
-    read, read_runs = File.read, File.read_runs
+    read, read_runs = LocalFile.read, LocalFile.read_runs
     monkeypatch.setattr(
-        File, "read", lambda self, at, size: sizes.append(size) or read(self, at, size)
+        LocalFile, "read", lambda self, at, size: sizes.append(size) or read(self, at, size)
     )
     monkeypatch.setattr(
-        File,
+        LocalFile,
         "read_runs",
         lambda self, buffer, runs: sizes.append(len(buffer)) or read_runs(self, buffer, runs),
     )

@@ -30,7 +30,7 @@ class AVData:
 
 @edataclass
 class AVMetadata:
-    """What a file says of its streams; None for what it has not or does not say."""
+    """Facts about the streams of a file; None for what is missing or unknown."""
 
     video_duration: float | None = None  # seconds
     video_num_frames: int | None = None
@@ -173,8 +173,8 @@ class AVDecoder:
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
         """Return the seconds, and if asked for, the number of frames."""
-        said = self.get_metadata(get_video_frame_count=get_frame_count, get_audio=False)
-        return said.video_duration, said.video_num_frames
+        facts = self.get_metadata(get_video_frame_count=get_frame_count, get_audio=False)
+        return facts.video_duration, facts.video_num_frames
 
     def get_audio_duration(self) -> float | None:
         """Return the seconds of sound."""
@@ -195,30 +195,30 @@ class AVDecoder:
         Counting frames reads the file, as does a length that the file does not say by itself;
         counting samples decodes the sound.
         """
-        said = AVMetadata()
+        facts = AVMetadata()
         with self._opened() as container:
             kinds = {kind for kind in ("video", "audio") if getattr(container.streams, kind)}
         if get_video and "video" in kinds:
             with self._opened() as container:
                 stream = container.streams.video[0]
-                said.video_fps = float(stream.average_rate) if stream.average_rate else None
+                facts.video_fps = float(stream.average_rate) if stream.average_rate else None
                 if get_video_frame_size:
-                    said.video_width, said.video_height = stream.width, stream.height
-                count, said.video_duration = _extent(
+                    facts.video_width, facts.video_height = stream.width, stream.height
+                count, facts.video_duration = _extent(
                     container, stream, count=get_video_frame_count, length=get_video_duration
                 )
-                said.video_num_frames = count if get_video_frame_count else None
+                facts.video_num_frames = count if get_video_frame_count else None
         if get_audio and "audio" in kinds:
             with self._opened() as container:
                 stream = container.streams.audio[0]
-                said.audio_sample_rate, said.audio_channels = stream.sample_rate, stream.channels
-                _, said.audio_duration = _extent(
+                facts.audio_sample_rate, facts.audio_channels = stream.sample_rate, stream.channels
+                _, facts.audio_duration = _extent(
                     container, stream, count=False, length=get_audio_duration
                 )
             if get_audio_num_samples:
                 with self._opened() as container:
-                    said.audio_num_samples = sum(one.samples for one in container.decode(audio=0))
-        return said
+                    facts.audio_num_samples = sum(one.samples for one in container.decode(audio=0))
+        return facts
 
     def _opened(self, kind: Literal["video", "audio"] | None = None) -> Any:
         container = open_container(self.stream)

@@ -20,7 +20,7 @@ from attrs import frozen
 from energy_data.data.decode.av import AVDecoder, AVMetadata, open_container, require_av
 from energy_data.data.decode.images import open_image
 from energy_data.data.decode.sniff import extension_of
-from energy_data.data.files.local import File, open_anew
+from energy_data.data.files.local import LocalFile, open_anew
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.data.typed.samples import edataclass
@@ -32,7 +32,7 @@ MEDIA_EXTENSIONS = frozenset(("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3",
 
 
 def media_decoder(mode: AVMode, *, with_audio: bool) -> Callable[[bytes | memoryview], Any]:
-    """Return what makes of files what `mode` says: see `SampleDecoder`.
+    """Return the decoder of a mode: see `SampleDecoder`.
 
     Raises MissingExtraError if PyAV is needed at once, and not installed.
     """
@@ -66,7 +66,7 @@ _IMAGES = frozenset(
 _MEDIA = frozenset(
     ("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm")
 )
-_HEAD = 16  # bytes that tell what a file is
+_HEAD = 16  # bytes that identify a file
 _TABLES = """
 DROP TABLE IF EXISTS media_metadata;
 DROP TABLE IF EXISTS media_filters;
@@ -94,7 +94,7 @@ _PARTS = (
 
 @edataclass
 class ImageMetadata:
-    """What an image file says of itself."""
+    """Facts about an image file."""
 
     width: int
     height: int
@@ -156,11 +156,11 @@ def fact_of(
 
 def read_media(kind: str, text: str) -> AVMetadata | ImageMetadata:
     """Return the facts of a row. Raises ValueError for a kind that is not known."""
-    said: dict[str, Any] = json.loads(text) if text else {}
+    facts: dict[str, Any] = json.loads(text) if text else {}
     if kind == "image":
-        return ImageMetadata(**said)
+        return ImageMetadata(**facts)
     if kind == "av":
-        return AVMetadata(**said)
+        return AVMetadata(**facts)
     raise ValueError(f"facts about media of the kind {kind!r} are not known")
 
 
@@ -213,17 +213,17 @@ def _facts(
 
 
 def _row(
-    wanted: MediaFilter, name: str, file: File, offset: int, size: int
+    wanted: MediaFilter, name: str, file: LocalFile, offset: int, size: int
 ) -> Iterator[tuple[str, str, str]]:
     kind = wanted.kind_of(name, file.read(offset, min(size, _HEAD)))
-    said = kind and _fact(kind, name, file, offset, size)
-    if kind and said:
-        plain = {key: value for key, value in asdict(said).items() if value is not None}
+    facts = kind and _fact(kind, name, file, offset, size)
+    if kind and facts:
+        plain = {key: value for key, value in asdict(facts).items() if value is not None}
         yield name, kind, json.dumps(plain, separators=(",", ":"))
 
 
 def _fact(
-    kind: Kind, name: str, file: File, offset: int, size: int
+    kind: Kind, name: str, file: LocalFile, offset: int, size: int
 ) -> AVMetadata | ImageMetadata | None:
     stream = io.BytesIO(file.read(offset, size))
     try:
@@ -236,7 +236,7 @@ def _fact(
     except MissingExtraError:
         raise
     except Exception as error:  # noqa: BLE001 - damaged data make all kinds of errors
-        log.warning("%s: %s: nothing can be told of it: %s", file.path, name, error)
+        log.warning("%s: %s: its facts cannot be read: %s", file.path, name, error)
         return None
 
 

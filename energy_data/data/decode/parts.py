@@ -37,6 +37,8 @@ from energy_data.data.tar.names import split_name
 from energy_data.errors import SpecError
 
 Buffer = bytes | memoryview
+PartDecoder = Callable[[Buffer], Any]
+"""Decodes the parts with one extension."""
 Decoder = Callable[[bytes], Any]
 """What users override an extension with. Whatever it raises makes a bad sample."""
 Overrides = Mapping[str, Decoder | Literal["bytes"]]
@@ -56,7 +58,7 @@ class Decoding:
     overrides: Overrides = field(default_factory=dict)
     images: ImageMode = "torchrgb8"
 
-    def decoder(self, extension: str) -> Callable[[Buffer], Any]:
+    def decoder(self, extension: str) -> PartDecoder:
         """Return what decodes parts with this full extension; look it up once per extension.
 
             A memoryview of a bytearray is handed over for good; other memory has to be copied.
@@ -80,9 +82,9 @@ class Decoders:
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self.known: dict[str, Callable[[Buffer], Any]] = {}  # those of `find_sane`
+        self.known: dict[str, PartDecoder] = {}  # those of `find_sane`
 
-    def find(self, extension: str) -> Callable[[Buffer], Any]:
+    def find(self, extension: str) -> PartDecoder:
         """Return the decoder of an extension. MissingExtraError if it needs an extra."""
         known = self.known.get(extension)
         if known is not None:
@@ -94,7 +96,7 @@ class Decoders:
             self.known[extension] = found
         return found
 
-    def find_sane(self, extension: str) -> Callable[[Buffer], Any] | None:
+    def find_sane(self, extension: str) -> PartDecoder | None:
         """Return the decoder as `find`; None for an extension that needs the strict reader.
 
         Those are empty, contain a slash, or look like a field of ours, such as `__key__`.
@@ -122,7 +124,7 @@ def check_decoders(decoders: Mapping[str, Any]) -> Overrides:
 
 
 class Unwanted:
-    """Stands in a sample for a part that nobody wanted decoded."""
+    """Stands in a sample for a part that its part filter rejects."""
 
 
 UNWANTED = Unwanted()
@@ -139,7 +141,7 @@ def decode_text(data: Buffer) -> str:
 
 
 def decode_json(data: Buffer) -> Any:
-    """Return the object; a byte order mark is passed over."""
+    """Return the object; a byte order mark is ignored."""
     text = str(data, "utf-8")
     try:
         value, end = _scan_json(
@@ -161,7 +163,7 @@ def decode_npy(data: Buffer) -> npt.NDArray[Any]:
     count = math.prod(shape)
     if min(shape, default=0) < 0 or count * dtype.itemsize > len(values) - begin:
         raise ValueError(
-            f"the npy header says {dtype} {shape}, {count * dtype.itemsize} bytes, "
+            f"the npy header declares {dtype} {shape}, {count * dtype.itemsize} bytes, "
             f"but {len(values) - begin} follow"
         )
     flat = np.frombuffer(values, dtype, count, begin)
@@ -238,13 +240,13 @@ def _limit(size: int) -> None:
 
 @dataclass(frozen=True)
 class _Unpacking:
-    inner: Callable[[Buffer], Any]
+    inner: PartDecoder
 
     def __call__(self, data: Buffer) -> Any:
         return self.inner(_unpack(data))
 
 
-def _overriding(override: Decoder | Literal["bytes"]) -> Callable[[Buffer], Any]:
+def _overriding(override: Decoder | Literal["bytes"]) -> PartDecoder:
     if override == "bytes":
         return bytes
     if type(override) is RawTensor:
@@ -252,7 +254,7 @@ def _overriding(override: Decoder | Literal["bytes"]) -> Callable[[Buffer], Any]
     return lambda data: override(bytes(data))
 
 
-_DECODERS: dict[str, Callable[[Buffer], Any]] = {
+_DECODERS: dict[str, PartDecoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), decode_text),
     **dict.fromkeys(("json", "jsn"), decode_json),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
@@ -337,8 +339,8 @@ class SampleDecoder:
         }
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
-        return f"{type(self).__name__}({said})"
+        options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
+        return f"{type(self).__name__}({options})"
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ class PartDecoding(Decoding):
     video_decode_audio: bool = False
     guess_content: bool = False
 
-    def decoder(self, extension: str) -> Callable[[Buffer], Any]:
+    def decoder(self, extension: str) -> PartDecoder:
         """Return what decodes parts with this full extension."""
         if self.part_filter is not None and not self.part_filter(extension):
             return skip_part
@@ -359,13 +361,13 @@ class PartDecoding(Decoding):
             return bytes
         return self._guessing(extension) if self.guess_content else self._by_name(extension)
 
-    def _by_name(self, extension: str) -> Callable[[Buffer], Any]:
+    def _by_name(self, extension: str) -> PartDecoder:
         last = extension.rpartition(".")[2].lower()
         if last in MEDIA_EXTENSIONS and self.av_decode is not None:
             return media_decoder(self.av_decode, with_audio=self.video_decode_audio)
         return Decoding.decoder(self, extension)
 
-    def _guessing(self, extension: str) -> Callable[[Buffer], Any]:
+    def _guessing(self, extension: str) -> PartDecoder:
         by_name = self._by_name(extension)
 
         def decode(data: Buffer) -> Any:

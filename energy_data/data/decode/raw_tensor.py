@@ -25,7 +25,7 @@ def _dtype(given: torch.dtype | str) -> torch.dtype:
     if not isinstance(found, torch.dtype) or found in _NOT_RAW:
         raise SpecError(
             f"dtype: must be a torch.dtype or its name, and neither bool nor quantized, got "
-            f"{given!r}. Say uint8 for bytes of any meaning."
+            f"{given!r}. Use uint8 for bytes of any meaning."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What a file is, told by its first bytes."""
+"""Recognises files by their first bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIXES = (
     (b"II*\0", "tif"),
     (b"MM\0*", "tif"),
     (b"\0\0\0\x0cjP  ", "jp2"),
-    (b"\x1aE\xdf\xa3", "mkv"),  # webm is told by the same bytes, and read in the same way
+    (b"\x1aE\xdf\xa3", "mkv"),  # webm begins with the same bytes and is read in the same way
     (b"fLaC", "flac"),
     (b"ID3", "mp3"),
     (b"\xff\xfb", "mp3"),

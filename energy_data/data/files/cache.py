@@ -67,7 +67,7 @@ class DirectLazy(Lazy[T]):
 
 
 class MockLazy(Lazy[T]):
-    """What a function says, in the place of a file."""
+    """The result of a function instead of a file."""
 
     def __init__(self, fname: str, get_fn: Callable[[str], T]) -> None:
         """Call `get_fn(fname)` at each `get`."""
@@ -75,7 +75,7 @@ class MockLazy(Lazy[T]):
         self.get_fn = get_fn
 
     def get(self, sample: Any = None) -> T:
-        """Return what the function says."""
+        """Return the result of the function."""
         return self.get_fn(self.fname)
 
     def __hash__(self) -> int:
@@ -102,7 +102,7 @@ class CachePool(ABC):
 
     @abstractmethod
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Put a value away and return what gives it back; `name` is for people."""
+        """Store a value and return a `Lazy` for it; `name` is for humans."""
 
     @abstractmethod
     def close(self) -> None:
@@ -190,9 +190,9 @@ class FileStoreCachePool(CachePool):
         return FileCacheLazy(ds, fname, self, folder, entry, decode=inner is not ds)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Put a value away and return what gives it back; `name` is for people."""
+        """Store a value and return a `Lazy` for it; `name` is for humans."""
         folder = self._open()
-        entry = folder.ask(("", f"{id(data)}-{name}"), _Given(data), name)
+        entry = folder.ask(("", f"{id(data)}-{name}"), _StoredValue(data), name)
         if not entry.future.result():  # it is full: the value stays in memory
             folder.release(entry)
             return NoCachePool().to_cache(data, name)
@@ -246,8 +246,8 @@ class FileCacheLazy(Lazy[T]):
         return data
 
 
-class _Given:
-    """A value that is put away, as if it were a file."""
+class _StoredValue:
+    """A value that is stored as if it were a file."""
 
     def __init__(self, data: Any) -> None:
         self._data = data

@@ -25,7 +25,7 @@ from energy_data.errors import StructureError
 _FEWEST_OPEN = 8  # kept when the system refuses to open more
 
 
-class File:
+class LocalFile:
     """One open regular file, read by exact ranges; closes itself with its last reader.
 
     fd: its descriptor, open as long as this object lives.
@@ -129,7 +129,7 @@ class File:
 class Window:
     """A file read mostly forwards in small steps: `size` bytes are fetched at a time and kept."""
 
-    def __init__(self, file: File, size: int) -> None:
+    def __init__(self, file: LocalFile, size: int) -> None:
         self._file, self._size = file, size
         self._data, self._begin = b"", 0
 
@@ -150,9 +150,9 @@ class OpenFiles:
     def __init__(self, limit: int = 256) -> None:
         self.limit = limit
         self.lock = threading.Lock()
-        self._files: OrderedDict[str, File] = OrderedDict()
+        self._files: OrderedDict[str, LocalFile] = OrderedDict()
 
-    def get(self, path: str) -> File:
+    def get(self, path: str) -> LocalFile:
         """Return the open file; raise StructureError if there is none to open."""
         with self.lock:
             file = self._files.get(path)
@@ -166,28 +166,28 @@ class OpenFiles:
         return file
 
     def drop_changed(self, path: str) -> None:
-        """Let go of a file that is another one now: the next `get` opens it anew."""
+        """Forget a file that was replaced: the next `get` opens it again."""
         file = self._files.get(path)
         if file is not None and not file.is_current:
             with self.lock:
                 self._files.pop(path, None)
 
     def forget(self) -> None:
-        """Start anew in a forked child: its copies are closed, the parent's stay open."""
+        """Forget all files in a forked child; those of the parent stay open."""
         self.lock = threading.Lock()
         self._files = OrderedDict()
 
-    def open(self, path: str) -> File:
+    def open(self, path: str) -> LocalFile:
         """Return a file that is not kept among the open ones."""
         try:
             try:
-                return File(path)
+                return LocalFile(path)
             except OSError as error:
                 if error.errno != errno.EMFILE:
                     raise
                 with self.lock:
                     self._shrink(_FEWEST_OPEN)
-                return File(path)
+                return LocalFile(path)
         except OSError as error:
             raise StructureError(
                 f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",
@@ -218,23 +218,23 @@ def _identity_of(path: str) -> tuple[int, ...] | None:
         return None
 
 
-def open_anew(path: str) -> File:
+def open_anew(path: str) -> LocalFile:
     """Return the file at `path`, opened now and not kept; raise StructureError if it cannot."""
     return _OPEN.open(path)
 
 
 def drop_changed(path: str) -> None:
-    """Forget the open file at `path` if it is another one by now."""
+    """Forget the open file at `path` if it was replaced."""
     _OPEN.drop_changed(path)
 
 
-def open_file(path: str) -> File:
+def open_file(path: str) -> LocalFile:
     """Return the open file at `path` from this process's set; raise StructureError if it cannot."""
     return _OPEN.get(path)
 
 
 def write_whole(path: str, data: bytes, mode: int) -> None:
-    """Write a file so that it is there whole or not at all, whoever else writes it too.
+    """Write a file atomically, also if other processes write it at the same time.
 
     mode: permissions to read and write; those to execute are left out. Makes the folder.
     """
@@ -244,7 +244,7 @@ def write_whole(path: str, data: bytes, mode: int) -> None:
 
 @contextmanager
 def whole_file(path: str, mode: int) -> Iterator[BinaryIO]:
-    """Give a file to write to, which is in its place when the block is left without an error.
+    """Yield a file to write to; it gets its name when the block ends without an error.
 
     As `write_whole`, for what is written piece by piece.
     """

@@ -1,4 +1,4 @@
-"""Files by key, beside the samples: what cookers get as `aux` and `primary`.
+"""Files by key, in addition to samples: cookers get them as `aux` and `primary`.
 
     data, source = store["0001/photo.jpg"]  # its bytes, and where they were read
     data = store.get("0001/photo.jpg", sample)  # the bytes; the sample notes where they are from
@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from energy_data.core.sample import SampleSource, add_source
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
-from energy_data.data.files.local import File
+from energy_data.data.files.local import LocalFile
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE
 from energy_data.data.tar.sqlite import SqliteIndex
 from energy_data.errors import SpecError
@@ -54,8 +54,8 @@ class FileStore(ABC, Generic[T_co]):
         collected, which only folders and datasets of tars can have.
         """
         raise SpecError(
-            f"{self.get_path()}: a {type(self).__name__} knows nothing about media, asked for "
-            f"{key!r}. Keep them in a folder or in tars, and prepare these for it."
+            f"{self.get_path()}: a {type(self).__name__} has no facts about media, got a request "
+            f"for {key!r}. Keep them in a folder or in tars, and prepare these for it."
         )
 
 
@@ -63,7 +63,7 @@ class FileStoreDecoder(Protocol[T_co]):
     """Makes something of the bytes of a file."""
 
     def decode(self, fname: str, data: bytes) -> T_co:
-        """Return the bytes decoded; the extension of `fname` says how."""
+        """Return the bytes decoded; the extension of `fname` decides how."""
         ...
 
 
@@ -137,7 +137,7 @@ class SystemFileStore(FileStore[bytes]):
             )
         else:
             path = Path(self.base_dir, key)
-        file = File(str(path))
+        file = LocalFile(str(path))
         folder = str(self.base_dir)
         return file.read(0, file.size), SampleSource(folder, folder, key)
 

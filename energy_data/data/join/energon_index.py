@@ -41,7 +41,7 @@ def energon_name(members: Sequence[Member]) -> str | None:
 
 
 def write_energon_index(path: str, table: Table, members: Sequence[Member]) -> None:
-    """Write the index of a join, whole or not at all."""
+    """Write the index of a join atomically."""
     places = [_places(member) for member in members]
     with whole_file(path, 0o644) as file:
         file.write(_MAGIC + np.int64(len(members)).tobytes())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from energy_data.data.files.local import open_anew
 from energy_data.data.tar.index import find_index, index_beside, known_shard
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, SplitPart, is_prepared, read_counts
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE, PartShards, is_prepared, read_counts
 from energy_data.data.tar.scan import scan
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.errors import StructureError
@@ -65,7 +65,7 @@ _KEYS = "SELECT sample_key, byte_offset FROM samples WHERE tar_file_id = ? ORDER
 class PartKeys:
     """The keys of a part, shard by shard; those of excluded samples are left out."""
 
-    def __init__(self, part: SplitPart) -> None:
+    def __init__(self, part: PartShards) -> None:
         self._part, self._root = part, Path(part.root)
         self._begins = np.cumsum([0, *part.counts])
         self._prepared = is_prepared(self._root)

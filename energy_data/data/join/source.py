@@ -17,7 +17,7 @@ import numpy.typing as npt
 from energy_data.core.sample import Sample
 from energy_data.data.join.table import Kept, Member, Nonmatch, Table, load_table, open_table
 from energy_data.data.source import Source
-from energy_data.data.tar.nv_meta import SplitPart
+from energy_data.data.tar.nv_meta import PartShards
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
@@ -71,8 +71,8 @@ def open_join(
             f"samples. Give 0 <= start < end <= {table.rows}."
         )
     sources = tuple(member.source for member in listed)
-    said = tuple(member.nonmatch for member in listed)
-    return JoinSource(sources, names, joiner, table, (start, end), said)
+    nonmatch = tuple(member.nonmatch for member in listed)
+    return JoinSource(sources, names, joiner, table, (start, end), nonmatch)
 
 
 class JoinSource(Source):
@@ -167,7 +167,7 @@ class JoinSource(Source):
             return ExcludedError("left out by the joiner.", **_where(parts[0]))
         except (MemoryError, RecursionError, ImportError, SpecError):
             raise
-        except Exception as error:  # noqa: BLE001 - code of users: told with the sample
+        except Exception as error:  # noqa: BLE001 - code of users: reported with the sample
             problem = f"the joiner failed with {type(error).__name__}: {error}."
             fault = SampleError(problem, **_where(parts[0]))
             fault.__cause__ = error
@@ -178,9 +178,9 @@ def keyed(member: JoinMember) -> Member:
     """Return what the keys of a member are found by."""
     part, path = getattr(member.source, "part", None), getattr(member.source, "path", "a member")
     options = getattr(member.source, "options", None)
-    if not isinstance(part, SplitPart) or options is None or options.subset is not None:
+    if not isinstance(part, PartShards) or options is None or options.subset is not None:
         raise SpecError(
-            f"{path}: only whole parts of datasets of tars can be joined, by the keys of their "
+            f"{path}: only complete parts of datasets of tars can be joined, by the keys of their "
             f"samples, found a {type(member.source).__name__}. Prepare it as tars; a `subset` is "
             "of the join."
         )

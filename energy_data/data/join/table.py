@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from energy_data.data.files.local import whole_file
 from energy_data.data.join.match import Digests, PartKeys, digests_of, duplicates, match
-from energy_data.data.tar.nv_meta import SplitPart
+from energy_data.data.tar.nv_meta import PartShards
 from energy_data.errors import SpecError, StructureError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Member(NamedTuple):
     """One dataset of a join."""
 
     path: str
-    part: SplitPart
+    part: PartShards
     nonmatch: Nonmatch  # what becomes of a sample of the first member that it has no match for
 
 
@@ -108,7 +108,7 @@ def _digest(members: Sequence[Member]) -> str:
     return digest.hexdigest()
 
 
-def _stamps(path: str, part: SplitPart) -> Iterator[tuple[int, int]]:
+def _stamps(path: str, part: PartShards) -> Iterator[tuple[int, int]]:
     """Yield what changes when a tar does, for datasets that were never prepared."""
     for shard in part.shards:
         try:

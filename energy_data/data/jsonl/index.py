@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.data.files.local import File, open_anew, write_whole
+from energy_data.data.files.local import LocalFile, open_anew, write_whole
 from energy_data.errors import StructureError
 
 SUFFIX = ".idx"
@@ -40,7 +40,7 @@ def prepare_jsonl(path: str) -> int:
     return write_jsonl_index(path, path + SUFFIX)
 
 
-def scan_lines(file: File) -> Offsets:
+def scan_lines(file: LocalFile) -> Offsets:
     """Return what belongs into the index of a JSONL file, uint64 [samples + 1].
 
     Raises StructureError if there are no samples, or for a line that is no JSON object by its first
@@ -71,7 +71,7 @@ def load_jsonl_index(index: str, path: str) -> Offsets:
     return offsets
 
 
-def _pieces(file: File) -> Iterator[tuple[bytes, int, int]]:
+def _pieces(file: LocalFile) -> Iterator[tuple[bytes, int, int]]:
     """Yield whole lines, some MiB at a time, with their offset and the number of the first."""
     at, line = 0, 1
     while at < file.size:
@@ -86,7 +86,7 @@ def _pieces(file: File) -> Iterator[tuple[bytes, int, int]]:
         at, line = at + len(data), line + data.count(b"\n")
 
 
-def _samples(data: bytes, at: int, line: int, file: File) -> Iterator[npt.NDArray[np.int64]]:
+def _samples(data: bytes, at: int, line: int, file: LocalFile) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the offsets of the lines that are samples; StructureError for other ones."""
     values = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(values == _NEWLINE)

@@ -1,4 +1,4 @@
-"""JSONL files: a JSON object per line, read at random by an index beside the file.
+"""JSONL files: one JSON object per line, with random access through an index next to the file.
 
 source = open_source("/data/notes.jsonl")
 source.read(np.arange(256))  # -> [{"__key__": "0", "json": {...}}, ...]
@@ -84,7 +84,7 @@ class JsonlSource(Source):
         try:
             _, begins, ends = self._located(np.sort(np.asarray(indices, np.int64)))
             file = open_file(self.path)
-        except StructureError:  # left for `read` to say
+        except StructureError:  # left to `read`
             return
         for first, end in _runs(begins, ends):
             file.will_need(begins[first], ends[end - 1] - begins[first])
@@ -118,7 +118,7 @@ class JsonlSource(Source):
             value = decode_json(line[:-1] if line[-1] == 10 else line)
         except (ValueError, RecursionError) as error:
             return SampleError(
-                f"line is no JSON: {error}. Mend the line.",
+                f"line is not JSON: {error}. Fix the line.",
                 dataset=self.path,
                 shard=self._name,
                 key=str(row),

@@ -1,4 +1,4 @@
-"""The files in a prepared dataset of tars, by key: `index.sqlite` says where each one is.
+"""The files in a prepared dataset of tars, by key, found by its `index.sqlite`.
 
 store = WebdatasetFileStore("/data/images")
 data, source = store["photos/0001.jpg"]
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
-from energy_data.data.files.local import File, open_file
+from energy_data.data.files.local import LocalFile, open_file
 from energy_data.data.files.stores import FileStore
-from energy_data.data.tar.header import BLOCK, Fault, Member, plain_header, walk
+from energy_data.data.tar.header import BLOCK, Fault, TarMember, walk
 from energy_data.data.tar.names import split_name
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, is_prepared, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
@@ -154,7 +154,7 @@ class WebdatasetFileStore(FileStore[bytes]):
                 return _Range(shard, member.data, member.size)
         return None
 
-    def _members(self, sample_key: str) -> Iterator[tuple[int, Member]]:
+    def _members(self, sample_key: str) -> Iterator[tuple[int, TarMember]]:
         """Yield the files of a sample, with the number of their shard."""
         for row in self._index.rows(_SAMPLE, utf8(sample_key)):
             where = _Range(*row)
@@ -166,33 +166,27 @@ class WebdatasetFileStore(FileStore[bytes]):
                 raise self._stale(file, fault.offset, fault.problem) from fault
             yield from ((where.shard, member) for member in members if member.regular)
 
-    def _open(self, shard: int) -> tuple[str, File]:
+    def _open(self, shard: int) -> tuple[str, LocalFile]:
         if not 0 <= shard < len(self._shards):
             problem = f"its {SQLITE} has a shard number {shard} of {len(self._shards)}"
             raise StructureError(f"{problem}. {_MEND}", dataset=self.path)
         name = self._shards[shard]
         return name, open_file(f"{self.path}/{name}")
 
-    def _read(self, file: File, found: _Range, key: str) -> bytes:
+    def _read(self, file: LocalFile, found: _Range, key: str) -> bytes:
         """Return a payload, if it is behind the header that belongs to it."""
         if found.offset < BLOCK or found.size < 0 or found.offset % BLOCK:
             raise self._stale(file, found.offset, f"{key!r} cannot be there.")
-        data = file.read(found.offset - BLOCK, BLOCK + found.size)
-        header = plain_header(data, 0)
-        if header is None:  # long names, old tars: its own header is still the last one before it
-            try:
-                member = next(walk(file.read, found.offset - BLOCK, file.size))
-            except Fault as fault:
-                raise self._stale(file, fault.offset, fault.problem) from fault
-            size = member.size
-        else:
-            size = header[1]
-        if size != found.size:
-            problem = f"{key!r} has {size} bytes there, not {found.size}."
+        try:  # the last header before it is its own, also behind long names and pax records
+            member = next(walk(file.read, found.offset - BLOCK, file.size))
+        except Fault as fault:
+            raise self._stale(file, fault.offset, fault.problem) from fault
+        if member.size != found.size:
+            problem = f"{key!r} has {member.size} bytes there, not {found.size}."
             raise self._stale(file, found.offset, problem)
-        return data[BLOCK:]
+        return file.read(found.offset, found.size)
 
-    def _stale(self, file: File, offset: int, problem: str) -> StructureError:
+    def _stale(self, file: LocalFile, offset: int, problem: str) -> StructureError:
         return StructureError(
             f"{SQLITE} does not fit the tar: {problem} {_MEND}",
             dataset=self.path,

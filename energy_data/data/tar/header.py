@@ -1,14 +1,13 @@
-"""Tar headers, many at once: ustar, GNU and pax.
+"""Tar headers: ustar, GNU and pax.
 
-`parse_headers` reads plain headers, vectorised over a block of them, and says which are not plain.
-`walk` reads any header, one by one: long names, pax records, huge sizes, and all that is wrong.
+`parse_headers` parses many plain headers at once, and reports which ones are not plain. `walk`
+parses any headers, one by one: long names, pax records, huge sizes. It raises every error.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -38,14 +37,9 @@ _ADLER = 65521
 
 REGULAR = (0, ord("0"), ord("7"))
 PAX = ord("x")  # heads records about the file that follows
-_DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size field says
-_EXTENDED = frozenset(b"LKxgX")  # they say something about the member that follows
-_FILES = b"0\0"
-_PLAIN_KINDS = _FILES + b"x"
-_ENDS = b"\0 "  # of a number
+_DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: their size field has no meaning
+_EXTENDED = frozenset(b"LKxgX")  # describe the member that follows
 _NEWLINE = ord("\n")  # ends a pax record
-_NAME = 100  # bytes of the field
-_REMEMBERED = 4096  # distinct fields of headers
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
 
@@ -67,7 +61,7 @@ class Headers(NamedTuple):
     plain: Bools  # checksum and octal size are right, the name needs no second look
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """One member of a tar."""
 
     name: str
@@ -129,9 +123,9 @@ def _text(name: bytes) -> str:
 
 
 def are_idle(records: bytes) -> bool:
-    """Return whether pax records are whole, and leave name and size of their file as they are.
+    """Return whether pax records are complete and change neither name nor size of their file.
 
-    Python's `tarfile.add` writes such ones before every file, for the fractions of a second.
+    Python's `tarfile.add` writes such records before every file, for fractions of a second.
     """
     at, size = 0, len(records)
     while at < size and records[at]:
@@ -148,65 +142,7 @@ def are_idle(records: bytes) -> bool:
     return True
 
 
-def plain_header(data: bytes, at: int) -> tuple[str, int, bool] | None:
-    """Return name, size and whether it heads pax records, or None if it needs a closer look."""
-    block = data[at : at + BLOCK]
-    if zlib.adler32(block) & 0xFFFF != _plain_check(block[148:156]):
-        return None
-    size = _plain_size(block[124:136])
-    if size < 0 or block[345] or block[156] not in _PLAIN_KINDS or block[:2] == b"__":
-        return None
-    try:
-        return block[: block.index(0, 0, _NAME)].decode(), size, block[156] == PAX
-    except ValueError:  # a name that is no UTF-8 or fills its field
-        return None
-
-
-def size_digits(size: int) -> bytes:
-    """Return how plain headers say the size of a payload: 11 digits; more if it is too large."""
-    return b"%011o" % size
-
-
-def plain_name(block: bytes, size: bytes) -> str | None:
-    """Return the name in the header of a file with these digits of a size; None if not plain.
-
-    As `parse_headers` does, for one.
-    """
-    if block[124:135] != size or block[135] not in _ENDS or block[156] not in _FILES:
-        return None
-    if block[:2] == b"__" or zlib.adler32(block) & 0xFFFF != _plain_check(block[148:156]):
-        return None
-    end = block.find(0, 0, _NAME)
-    name = str(block[: end if end >= 0 else _NAME], "utf-8", "surrogateescape")
-    if block[345] and block[257:263] == b"ustar\0":  # GNU tars keep other things in this place
-        name = f"{_text(block[345:500])}/{name}"
-    return None if name.startswith("__") else name
-
-
-@lru_cache(_REMEMBERED)
-def _plain_check(field: bytes) -> int:
-    """Return the low half of the Adler-32 of a header with this checksum field; -1 if not plain.
-
-    It is 1 + the sum of all bytes, and the fastest sum there is in Python. Both fields are
-    remembered: a dataset has few sums, and mostly few sizes.
-    """
-    check = _octal(field[:6], field[6:7])
-    return 1 + check - _CHECKSUM_BLANK + sum(field) if check >= 0 else -1
-
-
-@lru_cache(_REMEMBERED)
-def _plain_size(field: bytes) -> int:
-    """Return the size in this field, or -1 if it is not plain."""
-    return _octal(field[:11], field[11:])
-
-
-def _octal(digits: bytes, after: bytes) -> int:
-    if after not in (b"\0", b" ") or digits.strip(b"01234567"):  # int() takes signs and underscores
-        return -1
-    return int(digits, 8)
-
-
-def walk(read: Reader, begin: int, end: int) -> Iterator[Member]:
+def walk(read: Reader, begin: int, end: int) -> Iterator[TarMember]:
     """Yield the members between two offsets.
 
     Raises Fault for a header that is none, and for a member that reaches beyond `end`.
@@ -225,7 +161,7 @@ def walk(read: Reader, begin: int, end: int) -> Iterator[Member]:
         name = name or header.name
         _fit(data, at - data, end, f"{name!r}", name)
         size = header.size if size < 0 else size
-        yield Member(name, first, data, size, at, header.kind in REGULAR)
+        yield TarMember(name, first, data, size, at, header.kind in REGULAR)
 
 
 def _extent(header: _Header, at: int, size: int) -> tuple[int, int]:
@@ -253,7 +189,7 @@ def _fit(offset: int, size: int, end: int, what: str, key: str | None) -> None:
 
 def _extend(header: _Header, read: Reader, data: int, name: str, size: int) -> tuple[str, int]:
     """Return name and size as an extended header changes them."""
-    if header.kind in b"gK":  # defaults and link targets say nothing about files
+    if header.kind in b"gK":  # defaults and link targets do not matter for files
         return name, size
     if header.size > _LONGEST_EXTENDED:
         problem = f"an extended header has {header.size} bytes, more than {_LONGEST_EXTENDED}."

@@ -1,7 +1,7 @@
 """`shard.tar.idx`: where each sample of a shard begins, and where the last one ends (uint64 each).
 
-An index is loaded when its shard is first read, and held against the shard it stands for: an index
-that was made for another state of the tar is noticed here, not by garbage in a batch.
+An index is loaded when its shard is first read, and checked against the shard: an index of another
+version of the tar is an error here, instead of garbage in a batch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from energy_data.data.files.local import File, drop_changed, open_anew, open_file, write_whole
+from energy_data.data.files.local import LocalFile, drop_changed, open_anew, open_file, write_whole
 from energy_data.data.tar.header import BLOCK, ZEROS, Fault, walk
 from energy_data.data.tar.names import split_name
-from energy_data.data.tar.nv_meta import SplitPart, expand
+from energy_data.data.tar.nv_meta import PartShards, expand
 from energy_data.data.tar.scan import scan
 from energy_data.errors import SpecError, StructureError
 
@@ -57,7 +57,7 @@ def index_in_cache(path: str) -> str:
 class Shard(NamedTuple):
     """An open tar, and where its samples are."""
 
-    file: File
+    file: LocalFile
     offsets: Offsets  # uint64 [samples + 1]
     stamp: int | None  # of the index when it was loaded
     fd: int  # of the file
@@ -90,7 +90,7 @@ class KnownShard:
 
 
 def known_shard(tar: str, index: str, count: int) -> KnownShard:
-    """Return the one object of this process for a shard, so that nobody opens it twice."""
+    """Return the one object of this process for a shard, so that it is opened once."""
     return _SHARDS.know(tar, index, count)
 
 
@@ -158,7 +158,7 @@ def _stamp(index: str) -> int | None:
         return None
 
 
-def _load(index: str, file: File, count: int) -> Offsets:
+def _load(index: str, file: LocalFile, count: int) -> Offsets:
     try:
         fd = os.open(index, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -186,21 +186,21 @@ def _load(index: str, file: File, count: int) -> Offsets:
     return offsets
 
 
-def _check_end(offsets: Offsets, file: File) -> None:
-    """Raise StructureError unless the tar ends where the index says its last sample ends."""
+def _check_end(offsets: Offsets, file: LocalFile) -> None:
+    """Raise StructureError unless the tar ends where its last sample ends in the index."""
     end = int(offsets[-1])
     if end > file.size or end % BLOCK:
         raise _fault(file, f"its index ends at byte {end}, but the tar has {file.size} bytes")
     left = min(BLOCK, file.size - end)
     if left and file.read(end, left) != ZEROS[:left]:
-        raise _fault(file, "more follows where its index says that the last sample ends", end)
+        raise _fault(file, "more data follows the last sample of its index", end)
 
 
-def _probe(offsets: Offsets, file: File) -> None:
+def _probe(offsets: Offsets, file: LocalFile) -> None:
     """Raise StructureError unless some samples are where an index older than its tar has them.
 
-    A copied dataset has tars that are newer than their indices, by accident of the copying; only
-    where samples are not in their places, the tar was written anew.
+    Copying a dataset can leave tars that are newer than their indices. A tar was rewritten only if
+    its samples are not at their offsets.
     """
     rows = np.unique(np.linspace(0, len(offsets) - 2, _PROBES).astype(np.int64))
     for row in rows.tolist() if len(offsets) > 1 else []:
@@ -216,7 +216,7 @@ def _probe(offsets: Offsets, file: File) -> None:
             raise _fault(file, "its index is older than the tar and does not fit", begin)
 
 
-def _fault(file: File, problem: str, offset: int | None = None) -> StructureError:
+def _fault(file: LocalFile, problem: str, offset: int | None = None) -> StructureError:
     return StructureError(
         f"{problem}. Run `energy-data prepare --force`.", shard=file.path, offset=offset
     )
@@ -225,7 +225,7 @@ def _fault(file: File, problem: str, offset: int | None = None) -> StructureErro
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
-def find_plain(path: str) -> SplitPart:
+def find_plain(path: str) -> PartShards:
     """Return the tars that `path` stands for as one part, indexed.
 
     Raises SpecError if there are none or no samples in them, StructureError for a damaged tar.
@@ -239,7 +239,7 @@ def find_plain(path: str) -> SplitPart:
     counts = [_count(tar) for tar in _watched([f"{root}/{shard}" for shard in shards])]
     if not sum(counts):
         raise SpecError(f"{path}: its {len(shards)} tars have no samples in them. Name others.")
-    return SplitPart(root, shards, counts)
+    return PartShards(root, shards, counts)
 
 
 def find_tars(folder: Path, *, packed: bool = False) -> list[str]:

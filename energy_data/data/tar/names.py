@@ -60,7 +60,7 @@ def _slot(name: str, following: str) -> int | None:
 
 
 def _pattern(run: list[str]) -> list[str]:
-    """Return one pattern for a run, or its names if braces cannot say them (`9`, then `010`)."""
+    """Return one pattern for a run, or its names if there is none (`9`, then `010`)."""
     plain = [_SPECIAL.sub(r"\\\1", name) for name in run]
     slot = _slot(run[0], run[1]) if len(run) > 1 else None
     if slot is None:

@@ -1,4 +1,4 @@
-"""`.nv-meta`: what Energon's prepare, or ours, wrote about a dataset of tars.
+"""`.nv-meta`: the folder that `prepare`, of Energon or ours, writes into a dataset of tars.
 
 .info.json (or .info.yaml)   energon_version, shard_counts: {shard: number of samples}
 split.yaml (or split.json)   split_parts: {part: [shards, with braces]}, exclude: [...]
@@ -34,7 +34,7 @@ _MOST_NAMES = 10_000_000  # that braces in one split may stand for
 
 
 @dataclass(frozen=True)
-class SplitPart:
+class PartShards:
     """The shards of one part of a dataset."""
 
     root: str  # the folder that names of shards are relative to
@@ -49,7 +49,7 @@ def is_prepared(path: Path) -> bool:
     return (path / FOLDER / INFO).is_file() or (path / FOLDER / INFO_YAML).is_file()
 
 
-def read_split_part(path: Path, name: str, config: str | None = None) -> SplitPart:
+def read_split_part(path: Path, name: str, config: str | None = None) -> PartShards:
     """Return the part called `name` of a prepared dataset; reads three small files.
 
     config: name of the file in `.nv-meta` that says what parts there are; None: split.yaml.
@@ -58,9 +58,9 @@ def read_split_part(path: Path, name: str, config: str | None = None) -> SplitPa
     """
     counts = read_counts(path)
     where = path / FOLDER / (config or SPLIT)
-    said = _read_split(path, config)
-    parts = said.get("split_parts")
-    excludes = said.get("exclude", [])
+    content = _read_split(path, config)
+    parts = content.get("split_parts")
+    excludes = content.get("exclude", [])
     if not isinstance(parts, dict) or not isinstance(excludes, list):
         raise _damaged(where, "it has no mapping `split_parts`, or `exclude` is no list")
     if name not in parts:
@@ -78,7 +78,7 @@ def read_split_part(path: Path, name: str, config: str | None = None) -> SplitPa
             f"{where}: split part {name!r} has no samples; parts with shards: {others}. "
             "Name one of them, or prepare the dataset with another split."
         )
-    return SplitPart(
+    return PartShards(
         str(path),
         shards,
         [counts[shard] for shard in shards],
@@ -96,12 +96,12 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path, f"it cannot be read: {error}") from error
     try:
-        said = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
+        content = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise _damaged(path, f"it cannot be parsed: {error}") from error
-    if not isinstance(said, dict):
-        raise _damaged(path, f"it holds a {type(said).__name__}, not a mapping")
-    return said
+    if not isinstance(content, dict):
+        raise _damaged(path, f"it holds a {type(content).__name__}, not a mapping")
+    return content
 
 
 def _load_yaml(text: str) -> Any:
@@ -146,7 +146,7 @@ def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> l
         if shard not in counts:  # ends endless braces as well
             raise SpecError(
                 f"{where}: shard {shard!r} is not in {INFO}, which has {len(counts)} shards. "
-                "Mend the name, or run `energy-data prepare --force`."
+                "Fix the name, or run `energy-data prepare --force`."
             )
         shards.append(shard)
         if len(shards) > _MOST_NAMES:
@@ -175,17 +175,17 @@ def _read_split(path: Path, config: str | None) -> dict[str, Any]:
     if config is None or config == SPLIT:
         return _read_first(path, SPLIT, SPLIT_JSON)
     where = path / FOLDER / config
-    said = read_mapping(where) if is_inside(config) else None
-    if said is None:
+    content = read_mapping(where) if is_inside(config) else None
+    if content is None:
         raise SpecError(f"{where}: there is no such file. Look at `split_config`.")
-    return said
+    return content
 
 
 def _read_first(path: Path, name: str, other: str) -> dict[str, Any]:
     for file in (name, other):
-        said = read_mapping(path / FOLDER / file)
-        if said is not None:
-            return said
+        content = read_mapping(path / FOLDER / file)
+        if content is not None:
+            return content
     raise _damaged(path / FOLDER / name, "it is missing")
 
 
@@ -199,4 +199,4 @@ def _read_uuid(path: Path) -> str | None:
 
 
 def _damaged(path: Path, problem: str) -> StructureError:
-    return StructureError(f"{path}: {problem}. Run `energy-data prepare --force` to write it anew.")
+    return StructureError(f"{path}: {problem}. Run `energy-data prepare --force` again.")

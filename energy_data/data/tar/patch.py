@@ -1,4 +1,4 @@
-"""Keys that are the same in several shards, made different: each file into a folder of its shard.
+"""Makes keys unique that occur in several shards: moves each file into a folder of its shard.
 
 a.tar: 0001.txt, b.tar: 0001.txt  ->  a.tar: a.tar/0001.txt, b.tar: b.tar/0001.txt
 """
@@ -19,7 +19,7 @@ from energy_data.errors import StructureError
 def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
     """Return whether a key is in two shards. Reads all headers; holds all keys.
 
-    Raises StructureError if a key is twice in one shard, which no folder can mend.
+    Raises StructureError if a key is twice in one shard, which no folder can fix.
     """
     seen: set[str] = set()
     total = 0
@@ -31,11 +31,11 @@ def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
 
 
 def prefix_names(root: Path, shard: str) -> None:
-    """Write a shard anew, with each name below a folder that is called as the shard is.
+    """Rewrite a shard with a folder named like the shard in front of each name.
 
-    The new file takes the place of the old one when it is whole: it needs as much space, and a run
-    that is killed leaves the shard as it was or as it will be. The index, which no longer fits, is
-    removed.
+    The new file replaces the old one when it is complete: this needs as much disk space again, and
+    a process that is killed leaves either the old or the new shard. The index, which no longer
+    fits, is removed.
     """
     path = root / shard
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -181,7 +181,7 @@ def _watched(found: Iterator[_Found], total: int, progress: Progress | None) -> 
 def _collect(
     path: Path, found: Iterator[_Found], database: Path | None, divide: _Divide
 ) -> Summary:
-    """Return the summary of all shards; write the database, whole or not at all."""
+    """Return the summary of all shards; write the database atomically."""
     summary = Summary(str(path))
     writer = SqliteWriter(database) if database else None
     try:

@@ -12,11 +12,18 @@ from typing import Any
 
 from energy_data.core.rows import Row, Rows, make_row
 from energy_data.core.sample import Sample
-from energy_data.data.decode.parts import Buffer, Decoders, decode_npy, decode_text, skip_part
+from energy_data.data.decode.parts import (
+    Buffer,
+    Decoders,
+    PartDecoder,
+    decode_npy,
+    decode_text,
+    skip_part,
+)
 from energy_data.data.decode.raw_tensor import RawTensor
-from energy_data.data.files.local import File, Window
+from energy_data.data.files.local import LocalFile, Window
 from energy_data.data.tar import native
-from energy_data.data.tar.header import Fault, Member, walk
+from energy_data.data.tar.header import Fault, TarMember, walk
 from energy_data.data.tar.names import split_name
 from energy_data.data.tar.spans import Origin, SampleSpan, Spans
 from energy_data.errors import SampleError
@@ -70,7 +77,7 @@ class TensorSlot:
     def __init__(self, tensor: RawTensor, rows: Rows, place: int) -> None:
         self._tensor, self._rows, self._place = tensor, rows, place
 
-    def fill(self, file: File, member: Member, decode: Callable[[Buffer], Any]) -> Row | None:
+    def fill(self, file: LocalFile, member: TarMember, decode: PartDecoder) -> Row | None:
         """Read a part into the row if it is the first such tensor of its sample."""
         size = self._tensor.num_bytes
         if self._place < 0 or decode != self._tensor or member.size != size:
@@ -124,9 +131,9 @@ def _fill(sample: Sample, span: SampleSpan, decoders: Decoders, slot: TensorSlot
 
 
 def _payload(
-    file: File,
-    member: Member,
-    decode: Callable[[Buffer], Any],
+    file: LocalFile,
+    member: TarMember,
+    decode: PartDecoder,
     read: Callable[[int, int], bytes],
 ) -> Buffer:
     if decode is skip_part:
@@ -138,7 +145,7 @@ def _payload(
     return read(member.data, member.size)
 
 
-def _decoded(decode: Callable[[Buffer], Any], extension: str, data: Buffer, member: Member) -> Any:
+def _decoded(decode: PartDecoder, extension: str, data: Buffer, member: TarMember) -> Any:
     try:
         return decode(data)
     except UnicodeDecodeError as error:

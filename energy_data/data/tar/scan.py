@@ -1,4 +1,4 @@
-"""A tar from end to end: its members, and where its samples begin.
+"""Scans a tar: its members, and where its samples begin.
 
 Headers of small files are found by their magic and parsed many at once from large reads; those of
 large files, and all that are not plain, one by one. Offsets are those that Energon stores: of the
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.data.files.local import File, Window
+from energy_data.data.files.local import LocalFile, Window
 from energy_data.data.tar.header import (
     BLOCK,
     PAX,
@@ -33,7 +33,7 @@ MOST_PARTS = 50  # different extensions that are remembered
 
 _CHUNK = 1 << 20  # bytes read at once where files are small
 _LARGE = 16384  # bytes per file on average from which headers are read one by one
-_PROBED = 64  # files looked at to tell which
+_PROBED = 64  # files that are examined to decide
 _MAGIC = np.dtype({"names": ["magic"], "formats": ["<u4"], "offsets": [257], "itemsize": BLOCK})
 _USTAR = int.from_bytes(b"usta", "little")
 _HEADERS = 1024  # bytes read for one header: mostly there is a small file behind it
@@ -42,7 +42,7 @@ _UNKNOWN = (_ODD, "", 0, 0)
 _SECOND = "Rename one, or write the parts of a sample one after another."
 
 
-class Part(NamedTuple):
+class ScannedPart(NamedTuple):
     """One part of one sample."""
 
     sample: int
@@ -58,13 +58,13 @@ class Scan:
     offsets: npt.NDArray[np.uint64]  # [samples + 1], as in the index
     keys: list[str]
     extensions: list[str]  # the first different ones, at most MOST_PARTS
-    parts: list[Part] = field(default_factory=list)  # if asked for
+    parts: list[ScannedPart] = field(default_factory=list)  # if asked for
 
 
 _File = tuple[str, int, int, int]  # name, offset of its first header, of its payload, and its size
 
 
-def scan(file: File, *, with_parts: bool = False) -> Scan:
+def scan(file: LocalFile, *, with_parts: bool = False) -> Scan:
     """Return the samples of a tar.
 
     Raises StructureError if the tar is cut or damaged, or if two samples have one key.
@@ -77,11 +77,11 @@ def scan(file: File, *, with_parts: bool = False) -> Scan:
         ) from fault
 
 
-def _group(file: File, with_parts: bool) -> Scan:
+def _group(file: LocalFile, with_parts: bool) -> Scan:
     offsets: list[int] = []
     keys: dict[str, None] = {}
     extensions: dict[str, None] = {}
-    parts: list[Part] = []
+    parts: list[ScannedPart] = []
     walker = _Walker(file)
     last = None
     for name, offset, data, size in chain.from_iterable(walker.pieces()):
@@ -98,14 +98,14 @@ def _group(file: File, with_parts: bool) -> Scan:
         if extension not in extensions and len(extensions) < MOST_PARTS:
             extensions[extension] = None
         if with_parts:
-            parts.append(Part(len(offsets) - 1, extension, data, size))
+            parts.append(ScannedPart(len(offsets) - 1, extension, data, size))
     return Scan(np.array([*offsets, walker.at], np.uint64), list(keys), list(extensions), parts)
 
 
 class _Walker:
     """Goes through a tar, from header to header."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: LocalFile) -> None:
         self.at = 0  # offset of the next header; of the end marker when all is done
         self._file = file
         self._ended = False
@@ -174,6 +174,6 @@ class _Walker:
             data = self._file.read(at, min(_CHUNK, size - at))
             if data.count(0) != len(data):
                 problem = f"there is more behind the end of the tar at byte {self.at}. Tars cannot "
-                problem += "be joined by `cat`: keep them apart, or write one anew."
+                problem += "be joined by `cat`: keep them separate, or write a new one."
                 raise Fault(problem, at + len(data) - len(data.lstrip(b"\0")))
             at += len(data)

@@ -22,7 +22,7 @@ from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
 from energy_data.data.tar.index import find_plain
-from energy_data.data.tar.nv_meta import SplitPart, is_prepared, read_split_part
+from energy_data.data.tar.nv_meta import PartShards, is_prepared, read_split_part
 from energy_data.data.tar.reader import LARGEST_PLAIN, read_into_rows, read_samples
 from energy_data.data.tar.spans import Layout, Origin, Spans, locate
 from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
@@ -61,7 +61,7 @@ class WebdatasetSource(Source):
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits: the same wherever the dataset is kept, another if it changes."""
+        """Return 16 hex digits that do not depend on the path, and change with the dataset."""
         return self._fingerprint
 
     @property
@@ -87,7 +87,7 @@ class WebdatasetSource(Source):
         return _in_order(order, _read(requests))
 
     def read_rows(self, indices: Int64s) -> list[Sample | SampleError]:
-        """Return the same as `read`, but tensors at the beginning of samples are rows of one."""
+        """Return the same as `read`, but raw tensors may be rows of one tensor."""
         order, wanted = _sorted(indices)
         return _in_order(order, _read([(self, wanted)], order))
 
@@ -95,12 +95,12 @@ class WebdatasetSource(Source):
     def read_rows_together(
         cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
     ) -> list[Sample | SampleError]:
-        """Return the same as `read_together`, but tensors at the beginning of samples are rows."""
+        """Return the same as `read_together`, but raw tensors may be rows of one tensor."""
         order, requests = _requests(sources, numbers, indices)
         return _in_order(order, _read(requests, order))
 
     def hint(self, indices: Int64s) -> None:
-        """Start read-ahead for `indices`. What is wrong with them is left for `read` to say."""
+        """Start read-ahead for `indices`. Errors are left to `read`."""
         wanted = np.sort(np.asarray(indices, np.int64)).tolist()
         try:
             spans, _ = locate([(self.layout, wanted)])
@@ -142,7 +142,7 @@ def _sorted(indices: Int64s) -> tuple[list[int], list[int]]:
 def _requests(
     sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
 ) -> tuple[list[int], Requests]:
-    """Return places in what is asked, and what that is, source by source, sorted."""
+    """Return positions in the request, and sorted indices source by source."""
     if not len(indices):
         return [], []
     order = np.lexsort((indices, numbers))
@@ -156,7 +156,7 @@ def _requests(
 def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | SampleError]:
     """Return the samples of sorted indices, request by request.
 
-    order: places of the samples in what is asked, if tensors may be rows in that order.
+    order: positions of the samples in the request, if tensors may be rows in that order.
     """
     if not requests:
         return []
@@ -171,7 +171,7 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
         if found is None:
             found = read_samples(spans)
     except StructureError as error:
-        if len(requests) > 1:  # one of them fails by itself too, which tells whose fault it is
+        if len(requests) > 1:  # one of them fails alone too, and names its dataset
             return [sample for request in requests for sample in _read([request])]
         error.dataset = requests[0][0].path
         raise
@@ -205,7 +205,7 @@ def _raw_tensor(overrides: Mapping[str, Any]) -> RawTensor | None:
 
 
 def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sample | SampleError]:
-    """Return what was found for place `order[n]` of a list at n as that list."""
+    """Return a list with `found[n]` at position `order[n]`."""
     if native.TAR is not None:
         in_order: list[Sample | SampleError] = native.TAR.in_order(order, found)
         return in_order
@@ -215,7 +215,7 @@ def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sampl
     return samples
 
 
-def _plain(path: str, split_part: str) -> SplitPart:
+def _plain(path: str, split_part: str) -> PartShards:
     if split_part != "train":
         raise SpecError(
             f"{path}: it is not prepared, so its one split part is 'train', not {split_part!r}. "
@@ -224,7 +224,7 @@ def _plain(path: str, split_part: str) -> SplitPart:
     return find_plain(path)
 
 
-def _fingerprint(part: SplitPart, split_part: str, first: int, length: int) -> str:
+def _fingerprint(part: PartShards, split_part: str, first: int, length: int) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for fact in (part.uuid, split_part, first, length, part.shards, part.counts):
         digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")

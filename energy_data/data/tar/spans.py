@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import Decoders
-from energy_data.data.files.local import File
+from energy_data.data.files.local import LocalFile
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
 from energy_data.data.tar.index import KnownShard, Shard, find_index, index_beside, known_shard
-from energy_data.data.tar.nv_meta import SplitPart
+from energy_data.data.tar.nv_meta import PartShards
 from energy_data.errors import StructureError
 
 
@@ -27,7 +27,7 @@ class Origin(NamedTuple):
 class SampleSpan(NamedTuple):
     """The bytes of one sample."""
 
-    file: File
+    file: LocalFile
     begin: int  # offset of its first header
     end: int  # offset behind its last part
     sources: tuple[SampleSource]
@@ -37,7 +37,7 @@ class Spans:
     """The bytes of the samples of a block, file by file, in order of offset."""
 
     def __init__(self) -> None:
-        self.files: list[File] = []
+        self.files: list[LocalFile] = []
         self.fds: list[int] = []  # [files] descriptors
         self.file_rows: list[int] = []  # [files] first row of each
         self.begins: list[int] = []  # [rows] offset of the sample's first header
@@ -49,7 +49,7 @@ class Spans:
         """Return all columns in the order of the C functions: descriptors instead of files."""
         return self.fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
 
-    def runs(self) -> Iterator[tuple[File, slice]]:
+    def runs(self) -> Iterator[tuple[LocalFile, slice]]:
         """Yield each file with its rows."""
         bounds = pairwise([*self.file_rows, len(self.begins)])
         return zip(self.files, starmap(slice, bounds), strict=True)
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(
-        cls, path: str, part: SplitPart, subset: tuple[int, int], origin: Origin, *, prepared: bool
+        cls, path: str, part: PartShards, subset: tuple[int, int], origin: Origin, *, prepared: bool
     ) -> Layout:
         """Return the layout of a part. subset: number of its first sample, and of samples."""
         opener = _shard_opener(part, prepared=prepared)
@@ -82,7 +82,7 @@ class Layout(NamedTuple):
         return cls(path, *subset, after, part.counts, part.shards, opener, origin)
 
 
-def _shard_opener(part: SplitPart, *, prepared: bool) -> Callable[[int], Shard]:
+def _shard_opener(part: PartShards, *, prepared: bool) -> Callable[[int], Shard]:
     """Return a function that opens a shard of the part by its number."""
     known: dict[int, KnownShard] = {}
 

@@ -85,7 +85,7 @@ class _Connection:
 
 
 class SqliteWriter:
-    """Writes an index beside its place, and puts it there when it is finished."""
+    """Writes an index under a temporary name and renames it when it is finished."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

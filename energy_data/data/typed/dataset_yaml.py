@@ -48,7 +48,7 @@ _DECODER_KEYS = ("image_decode", "av_decode", "video_decode_audio", "guess_conte
 
 @frozen(kw_only=True)
 class Typing:
-    """What a dataset.yaml says."""
+    """What a dataset.yaml declares."""
 
     sample_type: type[Sample] | None = None  # None: crude samples
     fields: FieldMap | SampleLoader | None = field(default=None, eq=False)  # None: crude samples
@@ -62,21 +62,25 @@ class Typing:
 def read_dataset_yaml(
     path: Path, *, config: str | None = None, trust: ImportPolicy | None = None
 ) -> Typing:
-    """Return what the dataset.yaml of a prepared dataset says; without one, samples are crude.
+    """Return what the dataset.yaml of a prepared dataset declares; without one, samples are crude.
 
     Args:
         path: The folder of the dataset.
-        config: Name of another file in `.nv-meta` that says it.
+        config: Name of another file in `.nv-meta` to read instead.
         trust: Modules, and folders with Python files, that the file may name.
 
-    Raises SpecError with all that is wrong with the file, for a named one that is not there, and
-    for code that is not trusted. StructureError if it is no YAML.
+    Raises SpecError with every error in the file, for a named file that does not exist, and for
+    code that is not trusted; StructureError for invalid YAML.
     """
     file = path / FOLDER / (config or DATASET)
     if config is not None:
         check_dataset_config(path, config)
-    said = read_mapping(file)
-    return Typing() if said is None else _Reader(file, said, trust or ImportPolicy.of()).read()
+    declared = read_mapping(file)
+    return (
+        Typing()
+        if declared is None
+        else _DatasetYamlReader(file, declared, trust or ImportPolicy.of()).read()
+    )
 
 
 def check_dataset_config(path: Path, config: str) -> None:
@@ -99,11 +103,11 @@ class PartsOf:
         return part in self.parts
 
 
-class _Reader:
-    """Reads one file; collects what is wrong with it."""
+class _DatasetYamlReader:
+    """Reads one file and collects its errors."""
 
-    def __init__(self, file: Path, said: Mapping[str, Any], trust: ImportPolicy) -> None:
-        self.file, self.said, self.trust = file, said, trust
+    def __init__(self, file: Path, declared: Mapping[str, Any], trust: ImportPolicy) -> None:
+        self.file, self.declared, self.trust = file, declared, trust
         self.faults: list[str] = []
 
     def read(self) -> Typing:
@@ -127,17 +131,17 @@ class _Reader:
         self.faults.append(f"{self.file}{_place(self.file, key)}: {key}: {problem}")
 
     def _of_kind(self, key: str, kind: type, words: str) -> Any:
-        value = self.said.get(key)
+        value = self.declared.get(key)
         if value is not None and not isinstance(value, kind):
             self._note(key, f"it must be {words}, got {value!r}.")
             return None
         return value
 
     def _check_keys(self) -> None:
-        for key in self.said:
+        for key in self.declared:
             if key in _IGNORED:
                 log.warning(
-                    "%s: %s is passed over: the order of samples is up to the run.", self.file, key
+                    "%s: %s is ignored: the run decides the order of samples.", self.file, key
                 )
             elif key not in _KNOWN:
                 near = difflib.get_close_matches(str(key), _KNOWN, 1)
@@ -146,40 +150,44 @@ class _Reader:
 
     def _sample_type(self) -> type[Sample] | None:
         """Return the type of samples; None: crude ones."""
-        whole = self._of_kind("__class__", str, "the name of a class")
-        if whole == CRUDE and _is_energons(self.said):
+        class_name = self._of_kind("__class__", str, "the name of a class")
+        if class_name == CRUDE and _is_energons(self.declared):
             return None
-        if "sample_type" in self.said:
-            return self._named_type("sample_type", self.said["sample_type"])
-        if whole in WEBDATASETS and _is_energons(self.said):
-            return SAMPLE_TYPES[WEBDATASETS[whole]]
-        if whole is None:
+        if "sample_type" in self.declared:
+            return self._named_type("sample_type", self.declared["sample_type"])
+        if class_name in WEBDATASETS and _is_energons(self.declared):
+            return SAMPLE_TYPES[WEBDATASETS[class_name]]
+        if class_name is None:
             self._note("sample_type", "it is missing, and so is `__class__`. Give one of them.")
-        elif whole in STANDARD:
-            self._note("sample_type", f"it is missing, which {whole} needs. Give one.")
+        elif class_name in STANDARD:
+            self._note("sample_type", f"it is missing, which {class_name} needs. Give one.")
         else:
             known = ", ".join((CRUDE, *WEBDATASETS))
             self._note(
                 "__class__",
-                f"{self.said.get('__module__')}.{whole} is no kind of dataset that is known here, "
+                f"{self.declared.get('__module__')}.{class_name} is not a known dataset class, "
                 f"found others: {known}. Give a `sample_type` in place of it.",
             )
         return None
 
-    def _named_type(self, key: str, said: Any) -> type[Sample] | None:
-        if not (isinstance(said, dict) and said.keys() == {"__module__", "__class__"}):
-            self._note(key, f"it must be a mapping with __module__ and __class__, got {said!r}.")
+    def _named_type(self, key: str, declared: Any) -> type[Sample] | None:
+        if not (isinstance(declared, dict) and declared.keys() == {"__module__", "__class__"}):
+            self._note(
+                key, f"it must be a mapping with __module__ and __class__, got {declared!r}."
+            )
             return None
         try:
-            kind = self.trust.find(str(said["__module__"]), str(said["__class__"]), SAMPLE_TYPES)
+            kind = self.trust.find(
+                str(declared["__module__"]), str(declared["__class__"]), SAMPLE_TYPES
+            )
         except SpecError as error:
             self._note(key, str(error))
             return None
         if not (isinstance(kind, type) and issubclass(kind, Sample)):
             self._note(
                 key,
-                f"{said['__module__']}.{said['__class__']} is no type of samples. Derive it from "
-                "energy_data.energon.Sample.",
+                f"{declared['__module__']}.{declared['__class__']} is no sample type. Derive it "
+                "from energy_data.energon.Sample.",
             )
             return None
         return kind
@@ -188,11 +196,11 @@ class _Reader:
         self, kind: type[Sample] | None
     ) -> tuple[FieldMap | SampleLoader | None, PartFilter | None]:
         """Return what makes the fields of a sample, and which parts it needs for that."""
-        loader, map_ = self.said.get("sample_loader"), self.said.get("field_map")
-        is_crude = self.said.get("__class__") == CRUDE
+        loader, map_ = self.declared.get("sample_loader"), self.declared.get("field_map")
+        is_crude = self.declared.get("__class__") == CRUDE
         if is_crude or (loader is None and map_ is None):
             for key in ("sample_loader", "field_map"):
-                if is_crude and key in self.said:
+                if is_crude and key in self.declared:
                     self._note(key, f"{CRUDE} has none: its samples are dicts of parts.")
             if not is_crude and not self.faults:
                 self._note("field_map", "it is missing, and so is `sample_loader`. Give one.")
@@ -200,25 +208,25 @@ class _Reader:
         if loader is not None and map_ is not None:
             self._note("field_map", "it and `sample_loader` exclude each other. Give one.")
         if loader is not None:
-            if "part_filter" not in self.said:
+            if "part_filter" not in self.declared:
                 self._note("part_filter", "it is missing, which a `sample_loader` needs. Give one.")
             return self._code("sample_loader"), self._part_filter()
         fields = self._field_map(kind, map_)
         return fields, PartsOf(fields.parts)
 
-    def _field_map(self, kind: type[Sample] | None, said: Any) -> FieldMap:
-        if not (isinstance(said, dict) and said):
-            self._note("field_map", f"it must be a mapping of fields to parts, got {said!r}.")
+    def _field_map(self, kind: type[Sample] | None, declared: Any) -> FieldMap:
+        if not (isinstance(declared, dict) and declared):
+            self._note("field_map", f"it must be a mapping of fields to parts, got {declared!r}.")
             return FieldMap({})
         accesses = {}
-        for name, text in said.items():
+        for name, text in declared.items():
             try:
                 accesses[str(name)] = parse_access(text if isinstance(text, str) else "")
             except ValueError:
                 problem = f"{name}: it must be like `jpg`, `jpg,png` or `json[caption]`"
                 self._note("field_map", f"{problem}, got {text!r}.")
         if kind is not None:
-            self._check_fields(kind, {str(name) for name in said})
+            self._check_fields(kind, {str(name) for name in declared})
         return FieldMap(accesses)
 
     def _check_fields(self, kind: type[Sample], given: set[str]) -> None:
@@ -239,21 +247,21 @@ class _Reader:
             self._note("field_map", f"{kind.__name__} needs {', '.join(missing)} too. Map it.")
 
     def _part_filter(self) -> PartFilter | None:
-        said = self.said.get("part_filter")
-        if said is None:
+        declared = self.declared.get("part_filter")
+        if declared is None:
             return None
-        if isinstance(said, list) and all(isinstance(part, str) for part in said):
-            return PartsOf(frozenset(said))
+        if isinstance(declared, list) and all(isinstance(part, str) for part in declared):
+            return PartsOf(frozenset(declared))
         return self._code("part_filter")
 
     def _code(self, key: str) -> Callable[[Any], Any] | None:
-        """Return a function out of a Python file of the dataset."""
-        said = self.said[key]
-        if not isinstance(said, str):
-            self._note(key, f"it must be like `{key}.py:{key}`, got {said!r}.")
+        """Return a function from a Python file of the dataset."""
+        declared = self.declared[key]
+        if not isinstance(declared, str):
+            self._note(key, f"it must be like `{key}.py:{key}`, got {declared!r}.")
             return None
-        file, _, name = said.rpartition(":")
-        place = self.file.parent / (file or said)
+        file, _, name = declared.rpartition(":")
+        place = self.file.parent / (file or declared)
         try:
             return self.trust.load(place, name if file else key)
         except SpecError as error:
@@ -261,19 +269,19 @@ class _Reader:
             return None
 
     def _decoder(self) -> Any:
-        older = {key: self.said[key] for key in _DECODER_KEYS if key in self.said}
-        if self.said.get("auto_decode") is False or self.said.get("decoder", 0) is None:
+        older = {key: self.declared[key] for key in _DECODER_KEYS if key in self.declared}
+        if self.declared.get("auto_decode") is False or self.declared.get("decoder", 0) is None:
             return None
-        said = self.said.get("decoder")
-        if said is None:
+        declared = self.declared.get("decoder")
+        if declared is None:
             return self._made("image_decode", SampleDecoder, older) if older else "unsaid"
-        if not (isinstance(said, dict) and {"__module__", "__class__"} <= said.keys()):
-            self._note("decoder", f"it must have __module__ and __class__, got {said!r}.")
+        if not (isinstance(declared, dict) and {"__module__", "__class__"} <= declared.keys()):
+            self._note("decoder", f"it must have __module__ and __class__, got {declared!r}.")
             return None
-        options = {key: value for key, value in said.items() if not key.startswith("__")}
+        options = {key: value for key, value in declared.items() if not key.startswith("__")}
         known = {"SampleDecoder": SampleDecoder}
         try:
-            kind = self.trust.find(str(said["__module__"]), str(said["__class__"]), known)
+            kind = self.trust.find(str(declared["__module__"]), str(declared["__class__"]), known)
         except SpecError as error:
             self._note("decoder", str(error))
             return None
@@ -287,14 +295,14 @@ class _Reader:
             return None
 
 
-def _is_energons(said: Mapping[str, Any]) -> bool:
+def _is_energons(declared: Mapping[str, Any]) -> bool:
     """Return whether the module is one of Energon's; those of older versions were others."""
-    module = str(said.get("__module__"))
+    module = str(declared.get("__module__"))
     return module.split(".")[:2] == ["megatron", "energon"] or module.startswith("energy_data")
 
 
 def _place(file: Path, key: str) -> str:
-    """Return `:line:column` of a key at the top of a YAML file; nothing if it is not there."""
+    """Return `:line:column` of a key at the top of a YAML file; empty if the key is missing."""
     try:
         node = yaml.compose(file.read_text("utf-8"), yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
@@ -318,11 +326,11 @@ def definition_of(
     """
     if kind is None:
         return {"__module__": _MODULE, "__class__": CRUDE}
-    said: dict[str, Any] = {"sample_type": {"__module__": _MODULE, "__class__": kind.__name__}}
+    declared: dict[str, Any] = {"sample_type": {"__module__": _MODULE, "__class__": kind.__name__}}
     if field_map is not None:
-        return said | {"field_map": dict(field_map)}
+        return declared | {"field_map": dict(field_map)}
     functions = ("sample_loader", "part_filter")
-    return said | {function: f"{LOADER}:{function}" for function in functions}
+    return declared | {function: f"{LOADER}:{function}" for function in functions}
 
 
 def write_definition(path: Path, definition: Mapping[str, Any], name: str) -> None:

@@ -35,7 +35,7 @@ class Access:
 
 
 def parse_access(text: str) -> Access:
-    """Return what a value of a field map says. Raises ValueError if it says nothing."""
+    """Parse a value of a field map. Raises ValueError if it is invalid."""
     options = []
     for option in text.split(","):
         match = _OPTION.fullmatch(option.strip())
@@ -46,7 +46,7 @@ def parse_access(text: str) -> Access:
 
 
 class FieldMap:
-    """Makes the fields of a sample of its parts."""
+    """Makes the fields of a sample from its parts."""
 
     def __init__(self, accesses: Mapping[str, Access]) -> None:
         self.accesses = dict(accesses)
@@ -57,11 +57,11 @@ class FieldMap:
         self._pairs = tuple(names.items()) if simple else None
 
     def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields. Raises KeyError that says which one is not there, and what is."""
+        """Return the fields. Raises a KeyError that names the missing one, and those that exist."""
         if self._pairs:
             try:
                 return {name: parts[part] for name, part in self._pairs}
-            except KeyError:  # again, to say which
+            except KeyError:  # the loop below names the field
                 pass
         return {name: self._field(name, parts) for name in self.accesses}
 

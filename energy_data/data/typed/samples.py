@@ -97,7 +97,7 @@ class CrudeSample(dict[str, Any]):
 
 
 RestoreKey = tuple[Any, ...]
-"""Nested strings and integers that say which sample it is: ("Webdataset", 123)."""
+"""Nested strings and integers that identify a sample: ("Webdataset", 123)."""
 
 
 @edataclass
@@ -250,7 +250,7 @@ class InterleavedSample(Sample):
 
 @edataclass
 class SimilarityInterleavedSample(Sample):
-    """Texts and media by kind; which belongs to which is to be told from similarities."""
+    """Texts and media by kind; similarities tell which belong together."""
 
     images: list[torch.Tensor]  # each float32 [3, H, W]
     texts: list[str]

@@ -1,4 +1,4 @@
-"""Samples of declared types: what dataset.yaml says is made of the parts of a sample.
+"""Samples of declared types, made from the parts of a sample as dataset.yaml declares.
 
 source = open_typed("/data/coco", split_part="train")
 source.read(np.arange(4))  # -> [CaptioningSample(image=..., caption=...), ...]
@@ -34,7 +34,7 @@ from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError
 Int64s = npt.NDArray[np.int64]
 
 SampleCallable = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""A decoder of one's own: takes a sample with parts that are bytes, returns it decoded."""
+"""A user's decoder: takes a sample whose parts are bytes, returns it decoded."""
 
 DEFAULT_DECODER = SampleDecoder()
 
@@ -194,7 +194,7 @@ class TypedSource(Source):
 
     @cached_property
     def _make(self) -> Callable[[dict[str, Any]], Any]:
-        """What makes a sample of parts and `__` fields."""
+        """The function that makes a sample from parts and `__` fields."""
         kind, fields, decoder = self.typing.sample_type, self.typing.fields, self.decoder
         if kind is None or fields is None:
             return CrudeSample if decoder is None else lambda raw: CrudeSample(**decoder(raw))
@@ -218,10 +218,10 @@ class TypedSource(Source):
             return _error(ExcludedError, "left out by its sample_loader.", sample, source)
         except (MemoryError, RecursionError, ImportError):
             raise
-        except Exception as error:  # noqa: BLE001 - code and data of users: told with the sample
+        except Exception as error:  # noqa: BLE001 - code and data of users: reported with the sample
             by_map = isinstance(error, KeyError) and isinstance(self.typing.fields, FieldMap)
             what = str(error.args[0]) if by_map else f"{type(error).__name__}: {error}"
-            problem = f"no {self._type_name} can be made of it: {what}. Look at dataset.yaml."
+            problem = f"no {self._type_name} can be made from it: {what}. Check dataset.yaml."
             fault = _error(SampleError, problem, sample, source)
             fault.__cause__ = error
             return fault
