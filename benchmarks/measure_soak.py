@@ -16,10 +16,9 @@ import torch
 
 from benchmarks.measure import descendants, leave, memory_mb
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.loader import Loader
-from energy_data.loading.pool import Pool
+from energy_data.loading.workers.pool import PoolOptions, ProcessPool
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
@@ -50,7 +49,7 @@ def main() -> None:
         spec=BatchSpec(of=read, batch_size=1, collate=collated),
         worker_config=WorkerConfig(0, 1, 2, lanes=8),
     )
-    loader = Loader(dataset, Pool(dataset, PoolOptions(prefetch=4)))
+    loader = Loader(dataset, ProcessPool(dataset, PoolOptions(prefetch=4)))
     kept: deque[Any] = deque(maxlen=KEPT)
     looks, began = [], time.perf_counter()
     for count, batch in enumerate(loader, 1):

@@ -22,7 +22,6 @@ from energy_data.data.registry import open_source
 from energy_data.data.source import Source
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.loading.crew import PoolOptions, StartMethod
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
@@ -30,6 +29,7 @@ from energy_data.loading.rank_loader import RankLoader
 from energy_data.loading.run import EvenBatches
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
+from energy_data.loading.workers.pool import PoolOptions, StartMethod
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.limit import LimitSpec

@@ -30,8 +30,8 @@ ALLOWED = {
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
     "main:main": "click's; where it runs no loader has threads",
-    "process:_OPEN": "one step of the interpreter each to add and to take out",
-    "start:_START_LOCK": "a lock",
+    "process:_START_LOCK": "a lock",
+    "process:_OPEN": "a worker is added and discarded by the thread that uses it",
     "user_call:CALL": "of each thread its own",
     "memory:_HERE": "of each thread its own",
 }

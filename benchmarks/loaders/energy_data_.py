@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.case import Batch, Case
 from energy_data import RawTensor, TaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energy_data.loading.crew import StartMethod
+from energy_data.loading.workers.pool import StartMethod
 
 
 def batches(

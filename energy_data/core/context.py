@@ -28,7 +28,7 @@ class Context:
     lanes: int = 1
     hosted: tuple[int, ...] = ()  # the lanes of this process, which take turns; empty: `lane` alone
     path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
-    trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # see `Host`
+    trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # of samples
     shared_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees at a time
     profiler: Profiler = field(factory=Profiler, eq=False, repr=False)  # of the process
     own_leaf_seed: int | None = None  # of the orders of leaves, if it is not `seed`

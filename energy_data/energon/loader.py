@@ -8,10 +8,10 @@ from energy_data.core.context import WorkerConfig
 from energy_data.data.files.cache import CachePool
 from energy_data.energon.dataset import changed
 from energy_data.errors import SpecError
-from energy_data.loading.crew import PoolOptions, StartMethod
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
 from energy_data.loading.run import Run
+from energy_data.loading.workers.pool import PoolOptions, StartMethod
 
 T = TypeVar("T")
 

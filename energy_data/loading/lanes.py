@@ -1,4 +1,4 @@
-"""Who runs lanes: this process, or worker processes (`energy_data.loading.pool`)."""
+"""Runs the lanes of a rank: the interface, and running them in this process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Nodes = Mapping[int, Node[Any, Any]]
 """Lane -> the root of its tree."""
 
 
-class Host(ABC):
-    """Runs the lanes of one rank, and knows their places after the last item handed over."""
+class LaneRunner(ABC):
+    """Runs the lanes of one rank, and knows their states after the last batch handed over."""
 
     @property
     @abstractmethod
@@ -26,89 +26,82 @@ class Host(ABC):
 
     @property
     def slots_in_use(self) -> int:
-        """The number of batches that are alive in memory shared with worker processes."""
+        """The number of live batches in memory shared with worker processes."""
         return 0
 
     @abstractmethod
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:
-        """Go on with these lanes of `num_lanes`; the rank's next micro-batch is `batch`.
-
-        Interrupted, it is done again, with the same.
-        """
+        """Continue with these lanes of `num_lanes`; the rank's next micro-batch is `batch`."""
 
     @abstractmethod
     def take(self, lane: int, batch: int) -> Sequence[Any]:
-        """Return micro-batch `batch` of the run, the next of `lane`; empty if it is left out.
+        """Return micro-batch `batch` of the run, the next of `lane`; empty if it is skipped.
 
-        Raises StopIteration if the lane has ended, or what the lane raised; then nothing moved. If
-        it was taken before, an exception has kept it from the trainer, and it is given again.
+        Raises StopIteration if the lane has ended, and the errors of the lane; then nothing moves.
+        A batch that was taken before, but not handed over, is made again.
         """
 
     @abstractmethod
     def states(self, batch: int | None = None) -> dict[int, State]:
-        """Return the place of each lane before the rank's micro-batch `batch`; None: where it is.
+        """Return the state of each lane before the rank's micro-batch `batch`.
 
-        It is the next one; but a signal handler may ask while it is taken, or just was.
+        None: after the last batch taken, which may not be handed over yet.
         """
 
     @abstractmethod
     def keep(self, batch: int) -> None:
-        """Remember the places of lanes from micro-batch `batch` on, so that `states` can tell them.
+        """Keep the states of lanes from micro-batch `batch` on, for `states`.
 
-        For who hands batches over later than they are taken.
+        For callers that hand batches over later than they take them.
         """
 
-    def close(self) -> None:  # noqa: B027 - a host without processes has nothing to close
-        """Stop; idempotent."""
+    def close(self) -> None:  # noqa: B027 - without workers there is nothing to close
+        """Stop the workers; idempotent. `take` starts them again."""
 
 
-class Step(NamedTuple):
-    """A micro-batch that was taken, or is being taken."""
+class Taken(NamedTuple):
+    """A micro-batch that was taken."""
 
     batch: int
     lane: int
-    before: Any  # the place of the lane
+    before: Any  # the state of the lane
 
 
-class Steps:
-    """The last steps, to go back by.
-
-    A signal handler runs between any two instructions. If it asks for the state, or raises, what
-    the trainer has not got is not to count.
-    """
+class Journal:
+    """The last micro-batches taken. Those that were not handed over are taken again."""
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque()
+        self._taken: deque[Taken] = deque()
         self._kept: int | None = None
 
-    def add(self, step: Step) -> None:
-        """Remember a step; before the lane moves."""
-        self._steps.append(step)
-        # The last, and one that is copied ahead to a device; more if they are asked for.
-        while len(self._steps) > 2 and (self._kept is None or self._steps[0].batch < self._kept):
-            self._steps.popleft()
+    def add(self, taken: Taken) -> None:
+        """Add a micro-batch, before its lane moves."""
+        self._taken.append(taken)
+        # Keeps the last, one that is copied ahead to a device, and more if `keep` asks for them.
+        while len(self._taken) > 2 and (self._kept is None or self._taken[0].batch < self._kept):
+            self._taken.popleft()
 
     def keep(self, batch: int) -> None:
-        """Remember all steps from `batch` on."""
+        """Keep all micro-batches from `batch` on."""
         self._kept = batch
 
-    def since(self, batch: int | None) -> list[Step]:
-        """Return the steps from `batch` on, the last first; None: none."""
-        if batch is None or not self._steps or self._steps[-1].batch < batch:
+    def since(self, batch: int | None) -> list[Taken]:
+        """Return the micro-batches from `batch` on, the last first; None: none."""
+        if batch is None or not self._taken or self._taken[-1].batch < batch:
             return []
-        return [step for step in reversed(self._steps) if step.batch >= batch]
+        return [taken for taken in reversed(self._taken) if taken.batch >= batch]
 
     def clear(self) -> None:
-        """Forget all steps: the lanes have gone elsewhere."""
-        self._steps.clear()
+        """Forget all micro-batches, because the lanes have moved elsewhere."""
+        self._taken.clear()
 
 
-class InProcess(Host):
-    """Runs lanes where they are asked for."""
+class InProcess(LaneRunner):
+    """Runs lanes in the calling thread."""
 
     def __init__(self) -> None:
         self._nodes: Nodes = {}
-        self._steps = Steps()
+        self._journal = Journal()
         self._profiler = Profiler()
 
     @property
@@ -116,15 +109,15 @@ class InProcess(Host):
         return self._profiler
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
-        self._steps.clear()
+        self._journal.clear()
         self._nodes = nodes
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
-        for step in self._steps.since(batch):
-            self._nodes[step.lane].rollback(step.before)
+        for taken in self._journal.since(batch):
+            self._nodes[taken.lane].rollback(taken.before)
         root = self._nodes[lane]
         before = root.snapshot()
-        self._steps.add(Step(batch, lane, before))
+        self._journal.add(Taken(batch, lane, before))
         began, total_s = time.perf_counter(), self._profiler.total_s
         try:
             CALL.batch = batch
@@ -136,10 +129,10 @@ class InProcess(Host):
             self._profiler.add_rest(began, total_s)
 
     def keep(self, batch: int) -> None:  # noqa: D102
-        self._steps.keep(batch)
+        self._journal.keep(batch)
 
     def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
         states = {lane: node.state_dict() for lane, node in self._nodes.items()}
-        for step in self._steps.since(batch):
-            states[step.lane] = places(self._nodes[step.lane].tree(), step.before)
+        for taken in self._journal.since(batch):
+            states[taken.lane] = places(self._nodes[taken.lane].tree(), taken.before)
         return states

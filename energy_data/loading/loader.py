@@ -16,12 +16,11 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.tree import TreeRecord, differences
 from energy_data.loading.epoch_end import batches_of_rank, last_whole_round, padding_batch
 from energy_data.loading.iteration import LoaderIterator, OnMismatch
-from energy_data.loading.lanes import Host, InProcess, Nodes
+from energy_data.loading.lanes import InProcess, LaneRunner, Nodes
 from energy_data.loading.position import RunPosition
 from energy_data.loading.rank_loader import RankLoader
 from energy_data.loading.run import Run
-from energy_data.loading.starvation import Recent
-from energy_data.loading.stats import Counting, Stats, by_activity, left_out
+from energy_data.loading.stats import Counting, Stats, WaitReport, by_activity
 from energy_data.loading.transitions import Transitions
 from energy_data.nodes.run_plan import PlannedStage
 from energy_data.nodes.staged import StagedNode, SteppedCursor
@@ -38,7 +37,7 @@ class Loader(RankLoader[T_batch]):
     """
 
     def __init__(
-        self, dataset: Run[T_batch], host: Host | None = None, *, in_steps: bool = False
+        self, dataset: Run[T_batch], host: LaneRunner | None = None, *, in_steps: bool = False
     ) -> None:
         """Make a loader. in_steps: a `StepGrouper` takes its micro-batches."""
         self.dataset, self.in_steps = dataset, in_steps
@@ -66,7 +65,7 @@ class Loader(RankLoader[T_batch]):
                     "says what a step is. Pass docs_per_step."
                 )
             self._transitions.stage_of = self._entered_stage
-        self._recent = Recent(self._host.profiler)
+        self._waits = WaitReport(self._host.profiler)
         self._start_run(config.num_lanes)
 
     def __iter__(self) -> LoaderIterator[T_batch]:
@@ -104,7 +103,7 @@ class Loader(RankLoader[T_batch]):
         if lane in self._ended:
             return ()
         began = time.perf_counter()
-        self._recent.asked(began, self._wait_s)
+        self._waits.update(began, self._wait_s)
         try:
             items = self._host.take(lane, number)
         except StopIteration:
@@ -183,14 +182,13 @@ class Loader(RankLoader[T_batch]):
             starvation=self.starvation(),
             slots_in_use=self._host.slots_in_use,
             seconds=by_activity(self._host.profiler.seconds),
-            left_out=left_out(places),
             skipped=self._counting.skipped(places, self.num_lanes),
             leaves=self._counting.leaves(places, self.num_lanes, self._host.profiler.read),
         )
 
     def starvation(self) -> str:
         """Return in words what held up the trainer in the last seconds. Costs nothing."""
-        return self._recent.in_words(time.perf_counter(), self._wait_s)
+        return self._waits.reason(time.perf_counter(), self._wait_s)
 
     @property
     def slots_in_use(self) -> int:

@@ -1,50 +1,52 @@
-"""What a run has done so far, in numbers for people; from its place, so it survives a resume."""
+"""What a run has done so far, and why the trainer waits: numbers and words for people."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import frozen
 
 from energy_data.core.node import State
-from energy_data.core.profiler import Activity, ReadAmount
+from energy_data.core.profiler import HELD, READING, STARTING, Activity, Profiler, ReadAmount
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.run import Run
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.staged import StagedNode
 
-# Fields of cursors that count what was left out.
-_LEFT_OUT = ("skipped", "skipped_batches", "rejected", "excluded")
+_SKIP_FIELDS = ("skipped", "skipped_batches", "rejected", "excluded")  # of cursors
+
+_WINDOW_S = 5.0  # a WaitReport describes the last 5 to 10 seconds
+_DOMINANT = 2 / 3  # the share of the reading time at which one leaf is named as the reason
+_NEGLIGIBLE = 0.05  # the share of the trainer's time below which it does not wait for batches
 
 
 @frozen
 class LeafStats:
-    """How much of one leaf was drawn since the run began, and read since this process began."""
+    """Samples drawn from one leaf since the run began, and what this process has read of it."""
 
-    drawn: int  # samples, those left out afterwards among them
+    drawn: int  # samples, including those skipped later
     epochs: float  # drawn / samples in the leaf
-    bytes: int | None  # read, for batches not handed over yet too; None: its source does not count
+    bytes: int | None  # read, also for batches not handed over yet; None: the source does not count
     tokens: int | None  # as bytes
 
 
 @frozen(kw_only=True)
 class Stats:
-    """What this rank has done: since this process began, and, where it says so, since the run did.
+    """What this rank has done since this process began; `skipped` and `leaves` since the run began.
 
-    What workers spend and read they report a few times a second, so those numbers lag a little.
-    Two loaders over one dataset in one process (0 workers) share what its sources have read.
+    Workers report times and amounts a few times a second, so these lag a little. Two loaders over
+    one dataset in one process (0 workers) share the amounts that its sources have read.
     """
 
     batches: int  # handed over
     wait_s: float  # seconds the trainer waited for them
-    starvation: str  # what has held up the trainer in the last seconds, in words
-    slots_in_use: int  # batches that are alive in memory shared with worker processes
-    seconds: dict[str, float]  # what making batches was spent on, over all worker processes
-    left_out: dict[str, int]  # path of the node -> items it left out since the run began
-    skipped: dict[str, int]  # the same by reason, in words; only what occurred
-    leaves: dict[str, LeafStats]  # leaf id -> of this rank's lanes
+    starvation: str  # the reason why the trainer waited in the last seconds
+    slots_in_use: int  # live batches in memory shared with worker processes
+    seconds: dict[str, float]  # activity -> time, over all worker processes
+    skipped: dict[str, int]  # reason -> items; only reasons that occurred
+    leaves: dict[str, LeafStats]  # leaf id -> over the lanes of this rank
 
     @property
     def wait_ms_per_batch(self) -> float:
@@ -53,7 +55,7 @@ class Stats:
 
 
 class Counting:
-    """Counts what a run has drawn and left out, from the states of its lanes."""
+    """Counts what a run has drawn and skipped, from the states of its lanes."""
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run
@@ -62,42 +64,46 @@ class Counting:
     def leaves(
         self, places: Mapping[int, State], num_lanes: int, read: Mapping[str, ReadAmount]
     ) -> dict[str, LeafStats]:
-        """Return how much was drawn of each leaf. Reads no data.
+        """Return the statistics of each leaf. Reads no data.
 
         read: leaf id -> how much was read of it.
         """
         drawn: Counter[str] = Counter()
         sizes: dict[str, int] = {}
         for node in self.at(places, num_lanes).values():
-            told: set[ReferencesNode] = set()  # order trees whose draws the stages have told
+            counted: set[ReferencesNode] = set()  # order trees that the stages have counted
             for _, inner in node.walk():
                 if isinstance(inner, ReferencesNode):
                     sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
-                    drawn.update({} if inner in told else _drawn(inner))
+                    drawn.update({} if inner in counted else _drawn(inner))
                 elif isinstance(inner, StagedNode):
                     drawn.update(inner.history(len(inner.spec.stages)).drawn)
-                    told.update(inner.trees_that_go_on())
+                    counted.update(inner.trees_that_go_on())
         return {
             name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
             for name, size in sizes.items()
         }
 
     def at(self, places: Mapping[int, State], num_lanes: int) -> Nodes:
-        """Return nodes at some places, to look at; not those that give batches."""
+        """Return nodes at some places, for inspection; not the nodes that make batches."""
         nodes = self._built(places, num_lanes)
         for lane, node in nodes.items():
             node.load_state_dict(places[lane])
         return nodes
 
     def skipped(self, places: Mapping[int, State], num_lanes: int) -> dict[str, int]:
-        """Return how many items were left out for which reason."""
+        """Return how many items were skipped for which reason."""
+        by_field: Counter[tuple[str, str]] = Counter()
+        for state in places.values():
+            for path, cursor in state.items():
+                for name in _SKIP_FIELDS:
+                    by_field[path, name] += cursor.get(name, 0)
         counts: Counter[str] = Counter()
-        by_field = _by_field(places)
         for node in list(self._built(places, num_lanes).values())[:1]:
             for path, inner in node.walk():
-                words = dict(inner.leaves_out)
-                for name in _LEFT_OUT:
-                    counts[words.get(name, path)] += by_field[path, name]
+                reasons = dict(inner.leaves_out)
+                for name in _SKIP_FIELDS:
+                    counts[reasons.get(name, path)] += by_field[path, name]
         return dict(+counts)
 
     def _built(self, places: Mapping[int, State], num_lanes: int) -> Nodes:
@@ -113,25 +119,81 @@ def _drawn(node: ReferencesNode) -> dict[str, int]:
 
 
 def by_activity(seconds: Mapping[Activity, float]) -> dict[str, float]:
-    """Return seconds by what they were spent on, in words."""
+    """Return seconds by the names of activities."""
     return {
         what if isinstance(what, str) else f"{what[0]} leaf {what[1]}": spent
         for what, spent in seconds.items()
     }
 
 
-def left_out(places: Mapping[int, State]) -> dict[str, int]:
-    """Return how many items each node has left out, over the lanes."""
-    counts: Counter[str] = Counter()
-    for (path, _), count in _by_field(places).items():
-        counts[path] += count
-    return dict(counts)
+class _Mark(NamedTuple):
+    at: float
+    wait_s: float  # waited until then
+    seconds: dict[Activity, float]  # spent until then
 
 
-def _by_field(places: Mapping[int, State]) -> Counter[tuple[str, str]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for state in places.values():
-        for path, cursor in state.items():
-            for name in _LEFT_OUT:
-                counts[path, name] += cursor.get(name, 0)
-    return counts
+class WaitReport:
+    """Why the trainer has waited for batches in the last seconds."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self._profiler = profiler
+        self._marks: tuple[_Mark, _Mark] | None = None
+
+    def update(self, now: float, wait_s: float) -> None:
+        """Note that the trainer asks for a batch, having waited `wait_s` in total."""
+        if self._marks is None:
+            self._marks = (mark := _Mark(now, wait_s, dict(self._profiler.seconds))), mark
+        elif now > self._marks[1].at + _WINDOW_S:
+            self._marks = self._marks[1], _Mark(now, wait_s, dict(self._profiler.seconds))
+
+    def reason(self, now: float, wait_s: float) -> str:
+        """Return the reason. Changes nothing."""
+        if self._marks is None:
+            return "no batch was requested yet"
+        mark = self._marks[0]
+        spent = {
+            what: seconds - mark.seconds.get(what, 0.0)
+            for what, seconds in self._profiler.seconds.items()
+        }
+        return wait_reason(wait_s - mark.wait_s, now - mark.at, spent)
+
+
+def wait_reason(wait_s: float, duration_s: float, spent: Mapping[Activity, float]) -> str:
+    """Return why a trainer waited `wait_s` of `duration_s` seconds for batches.
+
+    spent: seconds of each activity, over all worker processes; of STARTING, of the trainer.
+    """
+    share = wait_s / duration_s if duration_s > 0 else 0.0
+    waits = f"the trainer waits {share:.0%} of its time for batches"
+    if share < _NEGLIGIBLE:
+        return f"none, the trainer is the bottleneck: {waits}"
+    if spent.get(STARTING, 0.0) > wait_s / 2:
+        return f"{STARTING}: {waits}"
+    groups: dict[str, float] = {}
+    for activity, seconds in spent.items():
+        group = activity if isinstance(activity, str) else activity[0]
+        groups[group] = groups.get(group, 0.0) + seconds
+    groups.pop(STARTING, None)
+    worked_s = sum(groups.values())
+    if not worked_s:
+        return f"an unknown reason: {waits}"
+    what, seconds = max(groups.items(), key=lambda group: group[1])
+    part = f"{seconds / worked_s:.0%} of the work"
+    if what == READING:
+        what = _reading(spent)
+    elif what == HELD:
+        what += "; keep copies (tensor.clone()), or raise `arena_bytes`"
+    return f"{what} ({part}): {waits}"
+
+
+def _reading(spent: Mapping[Activity, float]) -> str:
+    """Return which leaf takes most of the time of reading, where blocks and probes show it."""
+    by_leaf = {what[1]: seconds for what, seconds in spent.items() if isinstance(what, tuple)}
+    total = sum(by_leaf.values())
+    if not total:
+        return READING
+    leaf, seconds = max(by_leaf.items(), key=lambda item: item[1])
+    share = seconds / total
+    if share > _DOMINANT:
+        return f"{READING} leaf {leaf}"
+    return f"{READING}, leaf {leaf} taking {share:.0%} of it"

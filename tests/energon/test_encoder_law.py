@@ -153,7 +153,7 @@ def test_what_workers_restored_can_be_saved_before_they_have_given_anything(mixt
 def test_what_is_left_out_is_counted_in_the_state(mixture):
     loader = loader_of(mixture)
     taken(loader, 10)
-    assert sum(loader.stats().left_out.values()) > 3
+    assert sum(loader.stats().skipped.values()) > 3
     assert alone().num_lanes == LANES
 
 

@@ -26,7 +26,7 @@ from trees import (
 from energy_data.core.packing import Packing, Quota
 from energy_data.errors import StateError
 from energy_data.loading.checkpoint.codec import MIN_PACKED, pack_value, unpack_value
-from energy_data.loading.crew import WorkerError
+from energy_data.loading.workers.pool import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec

@@ -26,7 +26,7 @@ from energy_data.core.profiler import (
     Usage,
 )
 from energy_data.loading import progress
-from energy_data.loading.starvation import in_words
+from energy_data.loading.stats import wait_reason
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
@@ -143,7 +143,7 @@ def test_a_trainer_that_keeps_batches_is_told_so():
     kept.clear()
     assert loader.stats().slots_in_use == 0
     loader.close()
-    said = in_words(8.0, 10.0, {HELD: 6.0, ENCODING: 1.0})
+    said = wait_reason(8.0, 10.0, {HELD: 6.0, ENCODING: 1.0})
     assert "keeps batches" in said
     assert "arena_bytes" in said
 
@@ -153,7 +153,7 @@ def test_a_trainer_that_keeps_batches_is_told_so():
     [
         (0.0, 0.0, {}, "none, the trainer"),
         (1.0, 100.0, {ENCODING: 50.0}, "none, the trainer"),
-        (9.0, 10.0, {}, "nothing that is known yet"),
+        (9.0, 10.0, {}, "an unknown reason"),
         (9.0, 10.0, {STARTING: 6.0, ENCODING: 3.0}, "starting workers"),
         (9.0, 10.0, {STARTING: 1.0, ENCODING: 6.0, OTHER: 2.0}, "the task encoder"),
         (9.0, 10.0, {READING: 9.0}, "reading (100% of the work): the trainer waits 90%"),
@@ -162,11 +162,11 @@ def test_a_trainer_that_keeps_batches_is_told_so():
     ],
 )
 def test_the_words_follow_from_the_seconds(wait_s, lasted_s, spent, said):
-    assert in_words(wait_s, lasted_s, spent).startswith(said)
+    assert wait_reason(wait_s, lasted_s, spent).startswith(said)
 
 
 def test_before_the_first_batch_nothing_is_held_up():
-    assert worker_loader(workers=0).stats().starvation == "no batch was asked for yet"
+    assert worker_loader(workers=0).stats().starvation == "no batch was requested yet"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -174,7 +174,7 @@ def keys_only(batch):
     return {"__key__": [sample["__key__"] for sample in batch]}
 
 
-def test_interrupted_anywhere_no_micro_batch_is_lost():
+def test_an_interrupt_in_a_user_function_loses_no_micro_batch():
     calls = 0
 
     def interrupted(batch):

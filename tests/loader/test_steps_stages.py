@@ -15,7 +15,6 @@ from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateMismatchError
-from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
@@ -23,6 +22,7 @@ from energy_data.loading.steps.counts import counts_of
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.loading.transport.device import OnDevice
+from energy_data.loading.workers.pool import PoolOptions
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep

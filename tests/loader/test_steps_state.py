@@ -10,12 +10,12 @@ from trees import finite, leaf
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.loading.steps.grouper import StepGrouper
+from energy_data.loading.workers.pool import PoolOptions
 from energy_data.order.step_rules import DocsPerStep
 from loader.runs import loader_of
 from loader.steps import (

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader
-from energy_data.loading.pool import Pool
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.transport.device import OnDevice
+from energy_data.loading.workers.pool import Pool, PoolOptions
 from energy_data.order.step_rules import DocsPerStep
 from loader.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying
 from loader.test_device import DEVICE, FakeCuda

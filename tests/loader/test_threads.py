@@ -16,8 +16,8 @@ from trees import batches, finite, leaf, samples
 
 from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
-from energy_data.loading import threads
-from energy_data.loading.crew import WorkerError
+from energy_data.loading.workers import thread
+from energy_data.loading.workers.pool import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
@@ -104,7 +104,7 @@ def test_a_sample_that_hangs_is_an_error_with_sample_and_stack_and_can_be_made_l
     assert "working on dataset x, shard memory, key x/17, sample 17" in str(error)
     assert "in hangs" in str(error)
     assert "in _encoded" in str(error)
-    assert threads.__file__ not in str(error)
+    assert thread.__file__ not in str(error)
     at = -1 if loader.last_batch is None else loader.last_batch
     gate.set()
     again = list(islice(loader, 10))
@@ -116,12 +116,12 @@ def test_a_sample_that_hangs_is_an_error_with_sample_and_stack_and_can_be_made_l
 def test_a_thread_that_hangs_holds_up_nobody_at_the_end(gate, caplog):
     loader = worker_loader(encoding(hangs), workers=2, start_method="thread", prefetch=8)
     list(islice(loader, 2))
-    until(lambda: any(not w._work.waiting for w in crew(loader)), "nobody works", US)
+    until(lambda: any(not w._prefetcher.waiting for w in crew(loader)), "nobody works", US)
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 5
     if worker_threads():  # the one that has come to the sample
-        assert "is still at work, and ends when it is through" in caplog.text
+        assert "is still at work, and ends after its batch" in caplog.text
 
 
 def leaves(sample):
@@ -268,24 +268,6 @@ def test_many_starts_and_ends_leave_no_thread_descriptor_or_memory(starts):
             sizes[n] = descriptors(), own_mb()
     assert sizes[starts][0] == sizes[100][0]
     assert sizes[starts][1] - sizes[100][1] < 4
-
-
-def test_a_start_that_is_interrupted_makes_no_second_worker(monkeypatch):
-    start, raised = threads._Thread.start, []
-
-    def interrupted(thread):
-        start(thread)
-        if not raised:
-            raised.append(True)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(threads._Thread, "start", interrupted)
-    expected = list(islice(worker_loader(workers=0), 9))
-    with worker_loader(start_method="thread") as loader:
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(loader))
-        assert list(islice(loader, 9)) == expected
-        assert len(worker_threads()) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -8,11 +8,11 @@ from itertools import islice
 import pytest
 
 from energy_data.loading import hosts
-from energy_data.loading.crew import PoolOptions
 from energy_data.loading.dataset import Dataset
 from energy_data.loading.hosts import host_of
 from energy_data.loading.loader import Loader
 from energy_data.loading.transport.cuda import Cuda
+from energy_data.loading.workers.pool import PoolOptions
 from loader.encoders import collating, tensors
 from loader.workers import worker_loader
 

@@ -327,7 +327,7 @@ def test_batches_left_out_and_limits_are_the_same_with_workers(method):
 @pytest.mark.parametrize(("workers", "method"), [(4, "fork"), (4, "forkserver"), (2, "spawn")])
 def test_all_workers_are_started_before_the_first_is_waited_for(workers, method):
     loader = worker_loader(workers=workers, start_method=method)
-    loader._host._ready(0)
+    loader._host._begin_stale(0)
     started = list(loader._host._workers.values())
     assert len(started) == workers
     assert not any(worker.has_ended() or worker._arena for worker in started)

@@ -11,7 +11,7 @@ import torch
 from energy_data.core.node import State
 from energy_data.core.profiler import Profiler
 from energy_data.loading.epoch_end import with_values
-from energy_data.loading.lanes import Host, Nodes
+from energy_data.loading.lanes import LaneRunner, Nodes
 from energy_data.loading.transport.cuda import Cuda
 
 
@@ -26,14 +26,14 @@ class _Ahead(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-class OnDevice(Host):
+class OnDevice(LaneRunner):
     """Gives the batches of another host on a device.
 
     While the trainer works on one batch, the next is copied. Its host memory is kept until the copy
     is done, and the place of the run is that of the batch handed over, not of the one copied ahead.
     """
 
-    def __init__(self, host: Host, device: torch.device, stride: int, cuda: Cuda) -> None:
+    def __init__(self, host: LaneRunner, device: torch.device, stride: int, cuda: Cuda) -> None:
         self._host, self._device, self._stride, self._cuda = host, device, stride, cuda
         self._num_lanes = 1
         self._ended: set[int] = set()

@@ -1,0 +1,1 @@
+"""Worker processes and threads that make batches ahead of the trainer."""

@@ -1,0 +1,242 @@
+"""The worker's side of a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from energy_data.core.memory import MakingIn
+from energy_data.core.profiler import HELD, SENDING
+from energy_data.core.user_call import CALL
+from energy_data.errors import add_note
+from energy_data.loading.lanes import Nodes
+from energy_data.loading.run import Run
+from energy_data.loading.transport.arena import (
+    ArenaFullError,
+    ArenaWriter,
+    BatchHandle,
+    SlotAllocator,
+)
+from energy_data.loading.workers.prefetcher import Prefetcher, Superseded
+from energy_data.loading.workers.protocol import (
+    PEER_GONE,
+    Ack,
+    Channel,
+    Message,
+    Start,
+    portable,
+)
+from energy_data.loading.workers.watchdog import Heartbeat, exit_with
+
+_MAX_WITHOUT = 30  # consecutive batches without an allocator
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+"""Blocked while a process starts, until it has its own handlers."""
+
+
+class Setup(NamedTuple):
+    """What a worker process is started with."""
+
+    run: Run[Any] | bytes  # bytes: pickled
+    connection: Connection
+    prefetch: int  # messages ahead of the trainer, at most
+    arena_bytes: int
+    parent: int  # process id
+    environ: dict[str, str] | None  # of the trainer; None: the process inherits it
+    collects: bool  # whether the trainer collects garbage
+
+
+def main(setup: Setup) -> None:
+    """Run a worker process until the trainer closes the connection."""
+    # A forked child must not free objects inherited from the parent: to free a tensor of a GPU
+    # would crash it. So nothing that exists now is ever collected.
+    gc.freeze()
+    if setup.collects:
+        gc.enable()
+    _prepare_process(setup)
+    channel = Channel(setup.connection)
+    with contextlib.suppress(*PEER_GONE):
+        _ProcessPrefetcher(setup, channel).run()
+    # Immediately: to shut down an interpreter with torch takes a second.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class _ProcessPrefetcher(Prefetcher):
+    """The work of a worker process. Batches are written to an arena of shared memory."""
+
+    def __init__(self, setup: Setup, channel: Channel) -> None:
+        super().__init__(setup.prefetch)
+        self.channel = channel
+        self._events = select.poll()  # `Connection.poll` would make one for every call
+        self._events.register(channel.fd, select.POLLIN)
+        self.arena = ArenaWriter(setup.arena_bytes)
+        self.heartbeat = Heartbeat(self.arena.memory)
+        channel.send_files([self.arena.fd, self.heartbeat.stacks])
+        self._run = self._unpickled(setup.run)
+        self._allocates = True  # batches are made where they will be sent from
+        # Batches without an allocator: still to come, and the length of the last such pause.
+        self._without = self._pause = 0
+
+    def _unpickled(self, run: Run[Any] | bytes) -> Run[Any]:
+        if not isinstance(run, bytes):
+            return run
+        try:
+            unpickled: Run[Any] = pickle.loads(run)  # noqa: S301 - pickled by our own trainer
+        except Exception as error:
+            self.send(Message(-1, "unfit", 0, error=portable(error)))
+            # The trainer may be about to send, and would take the end of the process for a crash.
+            while os.read(self.channel.fd, select.PIPE_BUF):
+                pass
+            raise EOFError from error
+        return unpickled
+
+    def has_order(self) -> bool:
+        return bool(self._events.poll(0))
+
+    def next_order(self) -> Start | Ack | None:
+        return self.channel.receive_order()
+
+    def send(self, message: Message) -> None:
+        self.channel.send(message)
+
+    def error(self, error: BaseException) -> Any:
+        return portable(error)
+
+    def free(self, slots: Sequence[int]) -> None:
+        self.arena.free(slots)
+
+    def build(self, start: Start) -> Nodes:
+        trace = self.heartbeat.report if start.traced else None
+        return self._run.build(start.places, start.num_lanes, trace=trace, profiler=self.profiler)
+
+    def make(self, lane: int) -> Message:
+        node = self.nodes[lane]
+        allocator = self._allocator()
+        CALL.batch = self.batch
+        try:
+            with MakingIn(allocator):
+                items = list(node.take(1))
+        except StopIteration:
+            self.living.discard(lane)
+            return self.message("end", state=node.state_dict())
+        state = node.state_dict()
+        if not items:
+            return self.message("skipped", state=state)
+        try:
+            return self.message("batch", self._packed(items, allocator), state)
+        except ArenaFullError as error:
+            return self.message("full", error=portable(error))
+        except Superseded:
+            raise
+        except Exception as error:
+            add_note(error, "while sending a batch to the trainer: it must be picklable")
+            raise
+
+    def _allocator(self) -> SlotAllocator | None:
+        """Return the memory for the next batch; None if batches are rarely made in it."""
+        if self._without:
+            self._without -= 1
+            return None
+        return self.arena.allocator() if self._allocates else None
+
+    def _packed(self, items: list[Any], allocator: SlotAllocator | None) -> BatchHandle:
+        """Return the one batch of `items` in the arena; `items` is empty afterwards."""
+        if allocator and allocator.end:
+            self._pause = 0
+        elif allocator:  # nothing was made in it
+            allocator.close()
+            allocator = None
+            # An even number, so that alternating kinds of batches are both tried again.
+            self._without = self._pause = min(2 * self._pause + 2, _MAX_WITHOUT)
+        handle = self._fitted(items, allocator)
+        if handle is None:  # the batch needs the room that the allocator takes
+            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own
+            assert allocator is not None
+            allocator.close()
+            allocator = None
+            handle = self._written(items[0], None)
+        items.clear()
+        if allocator is None or allocator.close() or handle.slot != allocator.slot:
+            return handle
+        # The task encoder keeps a reference to its batch, which must not change later.
+        self._allocates = False
+        return self._written(self.arena.read(handle), None)
+
+    def _fitted(self, items: list[Any], allocator: SlotAllocator | None) -> BatchHandle | None:
+        """Return the batch in the arena, None if it does not fit next to its allocator.
+
+        A function of its own, because the traceback of a handled error keeps the batch alive.
+        """
+        try:
+            return self._written(items[0], allocator)
+        except ArenaFullError:
+            if allocator is None:
+                raise
+        return None
+
+    def _written(self, batch: Any, allocator: SlotAllocator | None) -> BatchHandle:
+        """Return the batch in the arena. Waits for room while messages are on their way.
+
+        After the trainer has received all of them, it has sent all free slots. So the arena is
+        full only because of batches that the user keeps.
+        """
+        while True:
+            began = time.perf_counter()
+            try:
+                handle = self.arena.write(batch, allocator)
+            except ArenaFullError:
+                if not self.ahead:
+                    raise
+            else:
+                self.profiler.add(SENDING, time.perf_counter() - began)
+                return handle
+            generation = self.start.generation
+            self.obey(self.channel.receive_order())
+            self.profiler.add(HELD, time.perf_counter() - began)
+            if self.start.generation != generation:
+                raise Superseded
+
+
+def _keep_memory() -> None:
+    """Make glibc keep freed memory: to return it costs page faults with every batch."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+
+
+def _prepare_process(setup: Setup) -> None:
+    _keep_memory()
+    # The trainer decides when workers end: a trainer that is told to stop must be able to save.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)  # a forked child would wake the event loop of the trainer
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
+    threading.Thread(
+        target=exit_with,
+        args=(setup.parent,),
+        name="energy_data: watch the trainer",
+        daemon=True,
+    ).start()
+    if setup.environ is not None:
+        os.environ.clear()
+        os.environ.update(setup.environ)
+    torch.set_num_threads(1)

@@ -1,0 +1,42 @@
+"""Messages between trainer and worker arrive complete, or the end of the peer is reported."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+
+from energy_data.loading.workers.protocol import Channel, Message
+
+
+@pytest.fixture
+def channels():
+    pair = [Channel(end) for end in multiprocessing.Pipe()]
+    yield pair
+    for channel in pair:
+        channel.close()
+
+
+@pytest.mark.parametrize("size", [0, 100, 3_000_000])  # the last in many parts
+def test_messages_of_any_size_arrive_in_order(channels, size):
+    sent = [Message(0, "error", number, error=(bytes(size), "text")) for number in range(3)]
+    sender = threading.Thread(target=lambda: [channels[0].send(message) for message in sent])
+    sender.start()
+    assert [channels[1].receive(Message) for _ in sent] == sent
+    sender.join()
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x10", b"\x10" + bytes(7), b"\x10" + bytes(12)])
+def test_an_end_in_the_middle_of_a_message_is_an_end(channels, begun):
+    os.write(channels[0].fd, begun)
+    channels[0].close()
+    with pytest.raises(EOFError):
+        channels[1].receive(Message)
+
+
+def test_a_closed_channel_has_no_descriptor_that_may_be_another_file_by_now(channels):
+    channels[0].close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        channels[0].send(None)
