@@ -19,6 +19,7 @@ from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec
+from energy_data.order.schedule import Schedule
 
 LEAVES = {name: leaf(name, 3000) for name in "xy"}  # so many that no lane comes to an end
 X, Y = LEAVES.values()
@@ -257,3 +258,18 @@ def test_stats_count_what_was_drawn_again_once(kind):
     waits = sum(map(len, waiting(loader).values()))
     drawn = sum(leaf.drawn for leaf in loader.stats().leaves.values())
     assert drawn == len(set().union(*given)) + waits
+
+
+def test_what_was_held_comes_first_in_a_stage_whose_weights_follow_the_run_too():
+    rising = Schedule("linear", ((0, 1), (50, 9)))
+    later = batches(samples(BlendSpec((Part(X, rising), Part(Y)))))
+    loader = loader_of(plan(("a", 12, OF_BOTH["packs"]), ("b", None, later)), lanes=2)
+    given = in_order([loader], 30)
+    again = loader_of(plan(("a2", 12, OF_BOTH["packs"]), ("b2", None, later)), lanes=2)
+    again.load_state_dict(plain(loader.state_dict()), **KEEPING)
+    check(given + in_order([again], 20), again, 2)
+    loader = loader_of(plan(("a", None, OF_BOTH["packs"])), lanes=2)
+    given = in_order([loader], 9)
+    again = loader_of(plan(("b", None, later)), lanes=2)
+    again.load_state_dict(plain(loader.state_dict()), **KEEPING)
+    check(given + in_order([again], 20), again, 2)
