@@ -98,7 +98,8 @@ class StepState:
         """Return the position; StateError if it is damaged."""
         try:
             numbers = {name: saved[name] for name in (*NUMBERS, "ranks")}
-            settled = saved["settled"] and SettledStep.from_list(saved["settled"])
+            found = saved["settled"]
+            settled = None if found is None else SettledStep.from_list(found)
             if wrong := [each for each in numbers.values() if not is_count(each)]:
                 raise ValueError(f"a number from 0 to 2**48 is expected, got {shorten(wrong[0])}")
             step, index = numbers["step"], numbers["index"]
