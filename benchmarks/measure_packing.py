@@ -18,7 +18,7 @@ import numpy as np
 
 from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.packing import Packing
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
@@ -108,7 +108,7 @@ def per_document(spec: Any) -> float:
 def state(size: int) -> list[tuple[str, float]]:
     """Return what states cost, by what it is."""
     spec = BatchSpec(of=packed(size), batch_size=1, collate=list)
-    loader = Loader(Dataset(spec=spec, worker_config=WorkerConfig(lanes=16)))
+    loader = Loader(SavableDataset(spec=spec, worker_config=WorkerConfig(lanes=16)))
     empty = len(json.dumps(loader.state_dict()))
     for _ in islice(loader, 200):
         pass

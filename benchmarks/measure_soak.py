@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.measure import descendants, leave, memory_mb
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.loading.workers.pool import PoolOptions, ProcessPool
 from energy_data.nodes.batch import BatchSpec
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1_000_000)
     asked = parser.parse_args()
     read = ReadSpec(of=ReferencesSpec(of=LeafSpec(Leaf(id="soak", source=NumberSource(100_003)))))
-    dataset = Dataset(
+    dataset = SavableDataset(
         spec=BatchSpec(of=read, batch_size=1, collate=collated),
         worker_config=WorkerConfig(0, 1, 2, lanes=8),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve
 from torch import distributed
 
-from energy_data import Dataset, DocsPerStep, Loader, Sample, WorkerConfig, get_loader
+from energy_data import DocsPerStep, Loader, Sample, SavableDataset, WorkerConfig, get_loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import LeafSpec
@@ -33,7 +33,7 @@ def counted(samples: list[Sample]) -> dict[str, Any]:
     return {"__key__": keys, "__docs__": sum(sample["number"] for sample in samples) % 17}
 
 
-def loader_of(way: str, dataset: Dataset) -> Loader:
+def loader_of(way: str, dataset: SavableDataset) -> Loader:
     if way == "without":
         return get_loader(dataset)
     if way == "known":
@@ -66,7 +66,7 @@ def main() -> None:
     source = NumberSource(100_000)
     read = ReadSpec(of=ReferencesSpec(of=LeafSpec(Leaf(id="numbers", source=source))))
     spec = BatchSpec(of=read, batch_size=4, collate=counted)
-    dataset = Dataset(spec=spec, worker_config=WorkerConfig.default_worker_config(0))
+    dataset = SavableDataset(spec=spec, worker_config=WorkerConfig.default_worker_config(0))
     for way in WAYS:
         loader = loader_of(way, dataset)
         distributed.barrier()

@@ -10,17 +10,33 @@ The order of samples is arithmetic, state belongs to lanes, hardware only hosts 
 docs/design.md.
 """
 
-from energy_data.api import (
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
-    get_val_datasets,
-)
+from energy_data.api import get_train_dataset, get_val_dataset, get_val_datasets
 from energy_data.core.context import WorkerConfig
+from energy_data.core.packing import Packing
 from energy_data.core.rng import sample_rng
-from energy_data.core.sample import Sample, SampleSource
+from energy_data.core.sample import SampleSource
+from energy_data.core.user_call import log_exception, reraise_exception
+from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.decode.raw_tensor import RawTensor
+from energy_data.data.files.cache import CachePool, FileStoreCachePool, Lazy, NoCachePool
+from energy_data.data.files.stores import FileStore
+from energy_data.data.typed.samples import (
+    CaptioningSample,
+    CrudeSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    Sample,
+    SimilarityInterleavedSample,
+    SourceInfo,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+    edataclass,
+)
 from energy_data.errors import (
     DataError,
     EnergyDataError,
@@ -35,34 +51,93 @@ from energy_data.errors import (
     StateMissingError,
     StructureError,
 )
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.iteration import LoaderIterator
 from energy_data.loading.loader import Loader
 from energy_data.loading.rank_loader import merge_states
+from energy_data.loading.savable_loader import SavableDataLoader, get_loader, get_savable_loader
 from energy_data.loading.steps.counts import Step
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
+from energy_data.tasks.batch import Batch
+from energy_data.tasks.batches import BatchDataset, GroupBatchDataset, PackingDataset
+from energy_data.tasks.batching import (
+    batch_list,
+    batch_pad_stack,
+    batch_stack,
+    concat_pad,
+    generic_batch,
+    generic_concat,
+    homogeneous_concat_mix,
+)
+from energy_data.tasks.cooking import Cooker, basic_sample_keys, cooker
+from energy_data.tasks.encoder import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
+from energy_data.tasks.epochs import EpochizeDataset, LimitDataset, RepeatDataset
+from energy_data.tasks.mapping import (
+    FilterDataset,
+    GcDataset,
+    IterMapDataset,
+    LogSampleDataset,
+    MapDataset,
+    ShuffleBufferDataset,
+)
+from energy_data.tasks.mixing import BlendDataset, ConcatDataset, MixBatchDataset
+from energy_data.tasks.stateless import stateless
 
 __all__ = [
+    "AugmentTaskEncoder",
+    "Batch",
+    "BatchDataset",
+    "BlendDataset",
+    "CachePool",
+    "CaptioningSample",
+    "ConcatDataset",
+    "Cooker",
+    "CrudeSample",
     "DataError",
-    "Dataset",
     "DefaultTaskEncoder",
     "DocsPerStep",
     "EnergyDataError",
+    "EpochizeDataset",
     "FatalSampleError",
+    "FileStore",
+    "FileStoreCachePool",
+    "FilterDataset",
+    "GcDataset",
+    "GroupBatchDataset",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
+    "IterMapDataset",
+    "Lazy",
+    "LimitDataset",
     "Loader",
     "LoaderIterator",
+    "LogSampleDataset",
+    "MapDataset",
     "MissingExtraError",
+    "MixBatchDataset",
+    "MultiChoiceVQASample",
+    "NoCachePool",
+    "OCRSample",
+    "Packing",
+    "PackingDataset",
     "Plan",
     "RawTensor",
+    "RepeatDataset",
     "Sample",
+    "SampleDecoder",
     "SampleError",
     "SampleSource",
+    "SavableDataLoader",
+    "SavableDataset",
+    "ShuffleBufferDataset",
+    "SimilarityInterleavedSample",
     "SkipSample",
+    "SourceInfo",
     "SpecError",
     "Stage",
     "StagedSpec",
@@ -74,12 +149,29 @@ __all__ = [
     "StepsError",
     "StructureError",
     "TaskEncoder",
+    "TextSample",
+    "VQAOCRSample",
+    "VQASample",
+    "VidQASample",
     "WorkerConfig",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "concat_pad",
+    "cooker",
+    "edataclass",
+    "generic_batch",
+    "generic_concat",
     "get_loader",
     "get_savable_loader",
     "get_train_dataset",
     "get_val_dataset",
     "get_val_datasets",
+    "homogeneous_concat_mix",
+    "log_exception",
     "merge_states",
+    "reraise_exception",
     "sample_rng",
+    "stateless",
 ]

@@ -12,11 +12,10 @@ from energy_data.core.sample import SampleSource
 from energy_data.core.user_call import ErrorPolicy
 from energy_data.data.files.stores import FileStore
 from energy_data.energon import TaskEncoder
-from energy_data.energon.cooking import Cooking, Recipe
 from energy_data.errors import SkipSample
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.tasks.cooking import Cooker, cooker
+from energy_data.tasks.cooking import Cooker, Cooking, LeafCooking, cooker
 from energy_data.tasks.stateless import stateless
 
 
@@ -59,8 +58,8 @@ def ignored(error: Exception, sample: Any, sources: Any) -> None:
     """Hears of failures, and says nothing."""
 
 
-NEEDY = Recipe(Cooker(with_files), {"primary": Letters(), "notes": Letters()})
-RECIPES = {"a": NEEDY, "d": NEEDY, "e": Recipe(Cooker(with_dice), {})}
+NEEDY = LeafCooking(Cooker(with_files), {"primary": Letters(), "notes": Letters()})
+RECIPES = {"a": NEEDY, "d": NEEDY, "e": LeafCooking(Cooker(with_dice), {})}
 
 
 def cooked(read: ReadSpec) -> EncodeSpec:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.parcels import Producer
 from energy_data import WorkerConfig, get_loader
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf
@@ -29,5 +29,7 @@ class Collate:
 def batches(kind: str, num_workers: int) -> Iterator[Any]:
     references = ReferencesSpec(of=LeafSpec(Leaf(id="numbers", source=NumberSource(1_000_000))))
     spec = BatchSpec(of=ReadSpec(of=references), batch_size=1, collate=Collate(kind))
-    dataset: Dataset[Any] = Dataset(spec=spec, worker_config=WorkerConfig(0, 1, num_workers))
+    dataset: SavableDataset[Any] = SavableDataset(
+        spec=spec, worker_config=WorkerConfig(0, 1, num_workers)
+    )
     return iter(get_loader(dataset))

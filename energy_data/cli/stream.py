@@ -18,7 +18,7 @@ from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
 from energy_data.tasks.encoder import TaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 
 
 class AnyTask(TaskEncoder[Any, Any, Any, Any]):
@@ -58,14 +58,14 @@ def stream(
     own = {*PIPELINE_PARAMS, *FOR_STEPS} - {"seq_len"}
     named = [name for name in changed_params(expand(metadataset, split)) if name not in own]
     free: dict[str, Any] = dict.fromkeys(named)
-    pipeline = Pipeline(
+    pipeline = StreamBuilder(
         batch_size=batch_size,
         task_encoder=AnyTask({**free, **(params or {})}),
         microbatches_per_step=microbatches_per_step,
     )
     return compile_stream(
         metadataset, split, open_source=open_source, pipeline=pipeline, mode="train", run=run
-    )
+    ).spec
 
 
 def params_of(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from energy_data.config.builder import B_co, Builder
 from energy_data.config.compile_staged import staged_order, staged_stream
 from energy_data.config.compile_steps import (
     below_steps,
@@ -30,7 +31,6 @@ from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.schedule import Schedule
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.pipeline import Pipeline
 
 
 def compile_split(
@@ -66,12 +66,12 @@ def compile_stream(
     split: str,
     *,
     open_source: OpenSource,
-    pipeline: Pipeline,
+    pipeline: Builder[B_co],
     mode: Mode | None = None,
     options: Options = DEFAULT,
     run: Context | None = None,
-) -> Spec:
-    """Return the tree of batches of one split: a pipeline over its order tree, or its stages.
+) -> B_co:
+    """Return the batches of one split, as `pipeline` builds them, or its stages.
 
     run: its seed and its lanes, for stages that end with their data. Otherwise as `compile_split`.
     """
@@ -80,10 +80,10 @@ def compile_stream(
     compiler = _Compiler(opener, mode_of(split, mode), finite=pipeline.finite, run=run)
     if compiler.mode == "train" and counts_steps(whole, pipeline):
         compiler.counts_steps = True
-    spec = compiler.stream(below_steps(whole), pipeline)
+    dataset = compiler.stream(below_steps(whole), pipeline)
     compiler.faults.raise_if_any()
-    assert spec is not None
-    return spec
+    assert dataset is not None
+    return dataset
 
 
 def steps_of(metadataset: Metadataset, split: str) -> DocsPerStep | None:
@@ -91,7 +91,7 @@ def steps_of(metadataset: Metadataset, split: str) -> DocsPerStep | None:
     return rules_of(expand(metadataset, split))
 
 
-def _misplaced(compiler: _Compiler, tree: Branch, *_: Pipeline) -> None:
+def _misplaced(compiler: _Compiler, tree: Branch, *_: Builder[Any]) -> None:
     assert isinstance(tree.definition, DocsPerStepDefinition)
     tree.definition.note_misplaced(compiler.faults)
 
@@ -107,7 +107,7 @@ class AboveBatching(NamedTuple):
     Both return None if faults are noted.
     """
 
-    stream: Callable[[_Compiler, Branch, Pipeline], Spec | None]
+    stream: Callable[[_Compiler, Branch, Builder[Any]], Spec | None]
     order: Callable[[_Compiler, Branch], OrderSpec | None]
 
 
@@ -128,11 +128,12 @@ class _Compiler:
         self.faults = Diagnostics()
         self.counts_steps = False  # whether stages count steps of any size
 
-    def stream(self, tree: Branch | Twig, pipeline: Pipeline) -> Spec | None:
-        """Return the tree of batches of a node."""
+    def stream(self, tree: Branch | Twig, pipeline: Builder[B_co]) -> B_co | None:
+        """Return the batches of a node."""
         above = ABOVE_BATCHING.get(type(tree.definition)) if self.mode == "train" else None
         if above is not None and isinstance(tree, Branch):
-            return above.stream(self, tree, pipeline)
+            stages = above.stream(self, tree, pipeline)
+            return None if stages is None else pipeline.of(stages)
         order = self.spec(tree)
         return None if order is None else pipeline.over(order)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from attrs import evolve
 
+from energy_data.config.builder import Builder
 from energy_data.config.compile_steps import below_steps
 from energy_data.config.definitions import Mode
 from energy_data.config.diagnostics import Diagnostics, Place, did_you_mean, listed
@@ -38,7 +39,6 @@ from energy_data.nodes.stage import (
     wrong_bodies,
 )
 from energy_data.nodes.staged import StagedSpec
-from energy_data.tasks.pipeline import Pipeline
 
 MULTIPLIER = "shuffle_over_epochs_multiplier"
 
@@ -65,7 +65,7 @@ class Compiler(Protocol):
         """Return the order tree of a node; None: faults are noted."""
 
 
-def staged_stream(compiler: Compiler, tree: Branch, pipeline: Pipeline) -> Spec | None:
+def staged_stream(compiler: Compiler, tree: Branch, pipeline: Builder[Any]) -> Spec | None:
     """Return the stages of a run; None: problems were reported."""
     definition, faults = tree.definition, compiler.faults
     assert isinstance(definition, StagedDefinition)
@@ -119,7 +119,7 @@ def staged_order(compiler: Compiler, tree: Branch) -> OrderSpec | None:
 
 
 class _Stages:
-    def __init__(self, compiler: Compiler, tree: Branch, pipeline: Pipeline) -> None:
+    def __init__(self, compiler: Compiler, tree: Branch, pipeline: Builder[Any]) -> None:
         assert isinstance(tree.definition, StagedDefinition)
         self.compiler, self.faults = compiler, compiler.faults
         self.tree, self.definition, self.staged = tree, tree.definition, tree.definition.staged
@@ -197,8 +197,8 @@ class _Stages:
         )
 
     def pipeline(
-        self, staged: Staged, part: StagePart | None, pipeline: Pipeline
-    ) -> Pipeline | None:
+        self, staged: Staged, part: StagePart | None, pipeline: Builder[Any]
+    ) -> Builder[Any] | None:
         """Return the pipeline with what differs in a stage; None: faults are noted."""
         params = {} if part is None else part.params
         every: dict[str, Any] = {name: getattr(staged, name) for name in FOR_STEPS}
@@ -229,9 +229,9 @@ class _Stages:
             check_reshuffled(self.faults, self.continued, name, list(twigs(body.tree)))
         if body.counts_steps:
             check_counted(self.faults, body)
-            pipeline = evolve(pipeline, microbatches_per_step=None)
+            pipeline = pipeline.with_step_size(None)
         try:
-            of = pipeline.over(body.order, first_microbatch=begin)
+            of = pipeline.over(body.order, first_microbatch=begin).spec
         except SpecError as error:
             for fault in error.faults:
                 report(self.faults, body, fault)

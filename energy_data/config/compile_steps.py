@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from energy_data.config.builder import Builder
 from energy_data.config.kind_docs_per_step import DocsPerStepDefinition
 from energy_data.config.kind_staged import Staged, StagedDefinition
 from energy_data.config.step_size import FOR_STEPS
 from energy_data.config.twigs import Branch, Twig
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.pipeline import Pipeline
 
 
 def rules_of(tree: Branch | Twig) -> DocsPerStep | None:
@@ -25,7 +27,7 @@ def below_steps(tree: Branch | Twig) -> Branch | Twig:
     return tree
 
 
-def counts_steps(tree: Branch | Twig, pipeline: Pipeline) -> bool:
+def counts_steps(tree: Branch | Twig, pipeline: Builder[Any]) -> bool:
     """Return whether the stages of a split count the steps of `docs_per_step`.
 
     They do with `unit: steps`, if steps are exact or nothing else gives the size of a step.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 from attrs import evolve, frozen
 
+from energy_data.config.builder import Builder
 from energy_data.config.definitions import Definition
 from energy_data.config.diagnostics import Diagnostics, listed
 from energy_data.config.kind_staged import Ramp, Staged, StagePart
@@ -16,7 +18,6 @@ from energy_data.errors import SpecError
 from energy_data.nodes.ramp import ramped
 from energy_data.nodes.references import OrderSpec, follows_run
 from energy_data.nodes.stage import OnEnter
-from energy_data.tasks.pipeline import Pipeline
 
 
 @frozen(kw_only=True)
@@ -28,7 +29,7 @@ class Body:
     part: StagePart | None  # None: `default`
     tree: Branch | Twig
     order: OrderSpec
-    pipeline: Pipeline
+    pipeline: Builder[Any]
     counts_steps: bool = False  # bounds count steps of any size
     ends_early: bool = False  # with its data
     ramp_batches: int = 0  # micro-batches at its beginning that the ramp takes
@@ -103,7 +104,7 @@ def worth(body: Body, staged: Staged) -> Fraction:
         if body.counts_steps:
             return Fraction(1)
         return Fraction(1, pipeline.microbatches_per_step or 1)
-    samples = Fraction(pipeline.batch_size)
+    samples = Fraction(pipeline.samples_per_batch)
     if unit == "samples":
         return samples
     if unit == "tokens":
@@ -220,6 +221,6 @@ def _changed(previous: Body, body: Body) -> list[str]:
 
 
 def _ramped(previous: Body, body: Body, ramp: Ramp, batches: int) -> Body:
-    samples = batches * (body.pipeline.samples_per_microbatch or body.pipeline.batch_size)
+    samples = batches * (body.pipeline.samples_per_microbatch or body.pipeline.samples_per_batch)
     order = ramped(previous.order, body.order, samples=samples, kind=ramp.kind)
     return evolve(body, order=order, ramp_batches=batches)

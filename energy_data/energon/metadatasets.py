@@ -11,28 +11,18 @@ from typing import Any
 
 from attrs import field, frozen
 
-from energy_data.config.compile import compile_split, steps_of
+from energy_data.config.compile import compile_split
 from energy_data.config.load import Metadataset as _Metadataset
 from energy_data.config.load import is_metadataset, load, load_metadataset
 from energy_data.config.opening import Options
 from energy_data.config.resolve import expand
 from energy_data.config.twigs import DatasetPart, twigs
 from energy_data.core.context import WorkerConfig
-from energy_data.core.user_call import reraise_exception
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
-from energy_data.energon.dataset import SavableDataset
-from energy_data.energon.loaded import (
-    BaseCoreDatasetFactory,
-    DatasetBlendMode,
-    LoadedDataset,
-    LoadedDatasets,
-    taken_apart,
-)
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
-from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import OrderSpec, ReferencesSpec
+from energy_data.nodes.leaves import Shuffle
+from energy_data.tasks.mixture import DatasetBlendMode, LoadedDatasets, Reading
 
 PathLike = str | Path
 
@@ -88,43 +78,28 @@ class DatasetLoaderInterface(ABC):
             decoder: Makes values of parts; None: they stay bytes.
             allow_modules: Modules and folders with code that files may name.
         """
-        metadataset, trust = self.metadataset(), ImportPolicy.of(allow_modules)
-        if training and steps_of(metadataset, split_part) is not None:
-            raise SpecError(
-                f"split {split_part!r}: it has `docs_per_step`, which Energon does not know. Use "
-                f"get_train_dataset and get_loader of `energy_data`, or take it out."
-            )
-        shuffle = Shuffle(
-            buffer_size=shuffle_buffer_size or 0,
-            sequence_length=max_samples_per_sequence or 0,
-            parallel_sequences=parallel_shard_iters or 16,
+        trust = ImportPolicy.of(allow_modules)
+        read = Reading(
+            worker_config=worker_config,
+            seed=worker_config.seed_offset,
+            shuffle=Shuffle(
+                buffer_size=shuffle_buffer_size or 0,
+                sequence_length=max_samples_per_sequence or 0,
+                parallel_sequences=parallel_shard_iters or 16,
+            ),
+            deal=0 if training else 1,
         )
         order = compile_split(
-            metadataset,
+            self.metadataset(),
             split_part,
             open_source=partial(open_typed, decoder=decoder, trust=trust),
             mode="train" if training else "val",
             options=Options(
-                shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-                trust=trust,
+                shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, trust=trust
             ),
         )
-        read = partial(samples_of, shuffle=shuffle, config=worker_config, endless=training)
-        mixture = taken_apart(order)
-        weighted = mixture.mode is DatasetBlendMode.DATASET_WEIGHT
-        repeated = mixture.mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        loaded = [
-            LoadedDataset(
-                dataset=BaseCoreDatasetFactory(samples=read(of)),
-                weight=float(amount) if weighted else None,
-                repetitions=amount if repeated else None,
-                aux=leaf_of(of).aux or None,
-            )
-            for of, amount in mixture.parts
-        ]
-        return LoadedDatasetList(
-            datasets=LoadedDatasets(loaded, read(order)), blend_mode=mixture.mode
-        )
+        datasets = LoadedDatasets(order, read)
+        return LoadedDatasetList(datasets=datasets, blend_mode=datasets.blend_mode)
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets of a split, without opening them."""
@@ -226,27 +201,3 @@ def traverse_metadataset(path: PathLike, *, split_part: str) -> list[TraversedDa
 def prepare_metadataset(path: PathLike) -> None:
     """Check a metadataset with all files it names; what joins need is made on first use."""
     load_dataset(path).prepare()
-
-
-def samples_of(
-    order: OrderSpec, *, shuffle: Shuffle, config: WorkerConfig, endless: bool
-) -> SavableDataset[Any]:
-    """Return the samples of an order tree: without end, or once."""
-    handler = config.global_error_handler
-    references = ReferencesSpec(of=order, shuffle=shuffle, deal=0 if endless else 1)
-    return SavableDataset(
-        spec=ReadSpec(
-            of=references,
-            on_error="raise" if handler is reraise_exception else "skip",
-            handler=handler,
-            keys=True,
-        ),
-        worker_config=config,
-        seed=config.seed_offset,
-        from_start=not endless,
-    )
-
-
-def leaf_of(order: OrderSpec) -> Leaf:
-    """Return the first leaf of an order tree."""
-    return next(leaf for _, leaf in leaf_entries(order))

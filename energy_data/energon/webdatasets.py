@@ -1,7 +1,7 @@
-"""One dataset by its path, with the type of its samples said in Python in place of dataset.yaml.
+"""One dataset by its path, with the type of its samples declared in Python.
 
-Energon's classes of this kind are deprecated there: a dataset.yaml with a `sample_type` says the
-same for every program.
+Energon has deprecated these classes: a dataset.yaml with a `sample_type` declares the same for
+every program.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from energy_data.core.context import WorkerConfig
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.source import OpenOptions
+from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.samples import (
     CaptioningSample,
     ImageClassificationSample,
@@ -28,11 +29,10 @@ from energy_data.data.typed.samples import (
     VQASample,
 )
 from energy_data.data.typed.wrap import open_as
-from energy_data.energon.loaded import BaseCoreDatasetFactory
-from energy_data.energon.metadatasets import samples_of
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafSpec
 from energy_data.nodes.leaves import Leaf, Shuffle
+from energy_data.tasks.mixture import BaseCoreDatasetFactory, Reading
 
 T = TypeVar("T")
 PartFilter = str | Sequence[str] | Callable[[str], bool] | None
@@ -69,7 +69,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
             split_part: The split to read.
             training: Whether it goes on without end.
             worker_config: Which part of the run this process is.
-            shuffle_over_epochs: Taken for Energon's sake: each epoch has each sample once.
+            shuffle_over_epochs: Accepted and ignored: each epoch has each sample once.
             parallel_shard_iters: Sequences that are mixed at a time; None: 16.
             max_samples_per_sequence: Neighbouring samples that are read together; None: all.
             subset: Samples [first, end) of the split; end None: to its end.
@@ -99,9 +99,42 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
             sequence_length=max_samples_per_sequence or 0,
             parallel_sequences=parallel_shard_iters or 16,
         )
+        read = Reading(
+            worker_config=worker_config,
+            seed=worker_config.seed_offset,
+            shuffle=shuffle,
+            deal=0 if training else 1,
+        )
         order = LeafSpec(Leaf(id=f"{path}:{split_part}", source=source))
-        samples = samples_of(order, shuffle=shuffle, config=worker_config, endless=training)
-        super().__init__(samples=samples)
+        super().__init__(order=order, read=read)
+
+    @classmethod
+    def prepare_dataset(
+        cls,
+        parent_path: str | Path,
+        paths: Sequence[str],
+        *,
+        split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+        split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+        **_: Any,
+    ) -> None:
+        """Index the tars of a folder, and write its `.nv-meta` folder.
+
+        Args:
+            parent_path: The folder.
+            paths: Accepted and ignored: all tars below the folder are indexed.
+            split_parts_ratio: "train", "val" and "test", with their shares of the tars.
+            split_parts_patterns: Or names of splits, with patterns of their tars.
+        """
+        ratios = dict(split_parts_ratio or [("train", 1)])
+        split: str | dict[str, list[str]] = ",".join(
+            str(ratios.get(part, 0)) for part in ("train", "val", "test")
+        )
+        if split_parts_patterns:
+            split = {}
+            for part, pattern in split_parts_patterns:
+                split.setdefault(part, []).append(pattern)
+        prepare(Path(parent_path), split=split)
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T]):

@@ -42,6 +42,7 @@ class ShareSpec(UnarySpec):
     shares: int
     count: Literal["documents", "groups"] = "documents"
     on_failure: ErrorPolicy | None = None  # None: errors are raised
+    shows_none: bool = False  # `collate` shows no sample to code of the user
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -13,53 +13,56 @@ import torch
 
 from energy_data.core.memory import empty
 from energy_data.core.rows import Row, as_tensors, gathered, owned
+from energy_data.tasks.batching import batch_pad_stack
 
 
-def collate(samples: Sequence[Any]) -> Any:
-    """Return samples as one batch; dicts and dataclasses field by field, else a list of values.
+def collate(samples: Sequence[Any], *, pad: bool = False) -> Any:
+    """Return samples as one batch: dicts field by field, other values as one tensor or list.
 
     A field becomes a tensor [n, ...] if all its values are tensors or arrays of one shape and
-    dtype, or numbers; else the list of its values, with None where a sample lacks the field.
-    Nothing is padded. Costs one copy of the tensors, or none if they were read as rows of one.
+    dtype, or numbers. Otherwise it is the list of its values, with None where a sample lacks the
+    field. Costs one copy of the tensors, or none if they were read as rows of one tensor.
+
+    pad: tensors of several shapes with equally many axes become one tensor too, padded with zeros.
     """
     kinds = set(map(type, samples))
     if kinds != {dict} and not all(issubclass(kind, dict) for kind in kinds):
-        if not all(map(is_dataclass, kinds)):
-            return stack_or_list(list(samples))
-        samples = [
-            {one.name: getattr(sample, one.name) for one in fields(sample)} for sample in samples
-        ]
-        kinds = {dict}
+        return stack_or_list(list(samples), pad=pad)
     names = samples[0].keys()
-    if kinds == {dict} and len(set(map(len, samples))) == 1:
+    if len(set(map(len, samples))) == 1:
         try:
             columns = [list(map(itemgetter(name), samples)) for name in names]
-        except KeyError:  # as many fields in each, but not the same ones
+        except KeyError:  # the fields differ
             pass
         else:
-            return dict(zip(names, map(_field, names, columns), strict=True))
+            return dict(zip(names, map(_field, names, columns, repeat(pad)), strict=True))
     union = dict.fromkeys(name for sample in samples for name in sample)
-    return {name: _field(name, [sample.get(name) for sample in samples]) for name in union}
+    return {name: _field(name, [sample.get(name) for sample in samples], pad) for name in union}
 
 
-def stack_or_list(values: list[Any]) -> torch.Tensor | list[Any]:
+def stack_or_list(values: list[Any], *, pad: bool = False) -> torch.Tensor | list[Any]:
     """Return the values stacked along a new first axis if they are of one form, else as is."""
     if Row in set(map(type, values)):
         whole = gathered(values)
         if whole is not None:
             return whole
-        stacked = stack_or_list(as_tensors(values))
+        stacked = stack_or_list(as_tensors(values), pad=pad)
         return stacked if isinstance(stacked, torch.Tensor) else owned(values)
     first = values[0]
     if isinstance(first, torch.Tensor):
-        if _same_form(values):
-            return _stacked(values)
-    elif isinstance(first, np.ndarray):
-        if _same_form(values) and first.dtype.kind in "biufc":
-            return _stacked_arrays(values)
-    elif type(first) in (int, float, bool) and all(type(value) is type(first) for value in values):
+        return _joined(values, pad=pad)
+    if isinstance(first, np.ndarray):
+        form = _same_form(values) and first.dtype.kind in "biufc"
+        return _stacked_arrays(values) if form else values
+    if type(first) in (int, float, bool) and all(type(value) is type(first) for value in values):
         return _numbers(values)
     return values
+
+
+def _joined(values: list[Any], *, pad: bool) -> torch.Tensor | list[Any]:
+    if _same_form(values):
+        return _stacked(values)
+    return batch_pad_stack(values) if pad and _can_pad(values) else values
 
 
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
@@ -85,8 +88,14 @@ def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
     return batch
 
 
-def _field(name: str, values: list[Any]) -> Any:
-    return values if name.startswith("__") else stack_or_list(values)
+def _field(name: str, values: list[Any], pad: bool) -> Any:
+    return values if name.startswith("__") else stack_or_list(values, pad=pad)
+
+
+def _can_pad(values: list[Any]) -> bool:
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return False
+    return len({value.ndim for value in values}) == 1
 
 
 def _same_form(values: list[Any]) -> bool:

@@ -1,13 +1,24 @@
-"""Cooking: samples of declared types from crude ones, by functions of the task."""
+"""Cooking: samples of declared types made from crude ones, by functions of the task encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
+from attrs import evolve, field, frozen
+
+from energy_data.core.spec import Spec
+from energy_data.core.user_call import ErrorPolicy, restore_key
+from energy_data.data.files.stores import DecodeFileStore, FileStore
+from energy_data.data.join.source import JoinSource
+from energy_data.data.registry import open_store
+from energy_data.data.source import OpenOptions
 from energy_data.data.typed.samples import BASIC_FIELDS
 from energy_data.errors import SpecError
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.leaves import Leaf, leaf_entries
+from energy_data.nodes.references import ReferencesSpec
 
 T_sample = TypeVar("T_sample")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,11 +33,11 @@ def cooker(
 def cooker(
     fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False
 ) -> F | Callable[[F], F]:
-    """Say what a cooking function needs besides the sample.
+    """Declare what a cooking function needs besides the sample.
 
-    need_cache: the cache pool of the run, as the argument `cache`. need_primary: the dataset the
-    sample is from, as a file store in the argument `primary`. The file stores of `aux:` come by
-    their names in any case.
+    need_cache: the cache pool of the run, as the argument `cache`. need_primary: the dataset of the
+    sample, as a file store in the argument `primary`. The file stores of `aux:` are always passed,
+    by their names.
     """
 
     def marked(cook: F) -> F:
@@ -41,8 +52,8 @@ def cooker(
 class Cooker(Generic[T_sample]):
     """Makes a sample of a declared type from a crude one, which is a dict of parts.
 
-    `cook(sample)`, with file stores and the cache as it needs them by keyword. It is used for the
-    samples whose subflavors have all entries of `has_subflavors`; None: for all.
+    `cook(sample)` is called, with the file stores and the cache it needs by keyword, for samples
+    whose subflavors contain all entries of `has_subflavors`. None: for all samples.
     """
 
     cook: Callable[..., T_sample]
@@ -81,12 +92,140 @@ def matching_cooker(
 def basic_sample_keys(
     crude_sample: Mapping[str, Any], additional_source_info: tuple[Any, ...] = ()
 ) -> dict[str, Any]:
-    """Return the `__` fields that every sample has, to hand on to the cooked sample.
+    """Return the `__` fields that every sample has, to pass them on to the cooked sample.
 
-    additional_source_info: where more of the sample came from.
+    additional_source_info: further sources that the sample was made from.
     """
     found = {name: crude_sample[name] for name in BASIC_FIELDS if name in crude_sample}
     if additional_source_info:
         sources = tuple(crude_sample.get("__sources__") or ())
         found["__sources__"] = (*sources, *additional_source_info)
     return found
+
+
+class Cook(Protocol):
+    """The part of a task encoder that cooks."""
+
+    cookers: Sequence[Cooker[Any]]
+    decoder: Any
+
+    def cook_crude_sample(
+        self, sample: Any, cooker: Cooker[Any], aux: Mapping[str, FileStore[Any]]
+    ) -> Any:
+        """Return a crude sample cooked."""
+
+
+@frozen
+class LeafCooking:
+    """How the samples of one leaf are cooked."""
+
+    cooker: Cooker[Any]
+    aux: Mapping[str, FileStore[Any]]
+
+
+@frozen
+class Cooking:
+    """The function that cooks the samples of a tree. Leaves without a recipe pass."""
+
+    cook: Callable[..., Any]
+    recipes: Mapping[str, LeafCooking] = field(eq=False)  # leaf id -> recipe
+
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample, cooked if it is crude and there is a recipe for it."""
+        identity = restore_key(sample)
+        recipe = self.recipes.get(identity[0]) if identity else None
+        if recipe is None or not isinstance(sample, dict):
+            return sample
+        return self.cook(sample, recipe.cooker, recipe.aux)
+
+
+def recipe_of(
+    encoder: Cook,
+    subflavors: Mapping[str, Any],
+    get_primary_aux: Callable[[], FileStore[Any]],
+    aux: Mapping[str, FileStore[Any]],
+    where: str,
+) -> LeafCooking:
+    """Return how samples with these subflavors and file stores are cooked.
+
+    SpecError if the encoder has no cooker for them.
+    """
+    cooker = matching_cooker(encoder.cookers, subflavors, where)
+    stores = dict(aux)
+    if cooker.need_primary and "primary" not in stores:
+        stores["primary"] = get_primary_aux()
+    if encoder.decoder is not None:
+        stores = {
+            name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()
+        }
+    return LeafCooking(cooker, stores)
+
+
+def cooked(spec: Spec, encoder: Cook, recipe: LeafCooking, policy: ErrorPolicy) -> Spec:
+    """Return a tree whose samples are all cooked by one recipe."""
+    recipes = dict.fromkeys((leaf.id for leaf in _leaves(spec)), recipe)
+    return _cooked(spec, encoder, recipes, policy)
+
+
+def cooked_by_leaf(spec: Spec, encoder: Cook, policy: ErrorPolicy) -> Spec:
+    """Return a tree whose samples are cooked as each leaf needs."""
+    recipes = {}
+    for leaf in _leaves(spec):
+        source = getattr(leaf.source, "inner", leaf.source)
+        if not is_crude(leaf):
+            continue
+        path = str(getattr(source, "path", leaf.id))
+        recipes[leaf.id] = recipe_of(
+            encoder,
+            subflavors_of(leaf),
+            lambda path=path: open_store(path),  # type: ignore[misc]  # its type is plain
+            leaf.aux,
+            f"leaf {leaf.id!r}",
+        )
+    return _cooked(spec, encoder, recipes, policy)
+
+
+def cooked_alike(spec: Spec, parts: Sequence[Spec]) -> Spec:
+    """Return a tree cooked as its parts are, of which each is cooked or not."""
+    for part in parts:
+        if isinstance(part, EncodeSpec) and isinstance(part.encode, Cooking):
+            if isinstance(spec, EncodeSpec) and isinstance(spec.encode, Cooking):
+                recipes = {**spec.encode.recipes, **part.encode.recipes}
+                spec = evolve(spec, encode=evolve(spec.encode, recipes=recipes))
+            else:
+                spec = evolve(part, of=spec)
+    return spec
+
+
+def uncooked(spec: Spec) -> Spec:
+    """Return the tree below cooking."""
+    return spec.of if isinstance(spec, EncodeSpec) and isinstance(spec.encode, Cooking) else spec
+
+
+def subflavors_of(leaf: Leaf) -> dict[str, Any]:
+    """Return the subflavors of all samples of a leaf. Joined samples have their own."""
+    options = getattr(getattr(leaf.source, "inner", leaf.source), "options", None)
+    return dict(options.subflavors) if isinstance(options, OpenOptions) else {}
+
+
+def is_crude(leaf: Leaf) -> bool:
+    """Return whether the samples of a leaf are dicts of parts. Joined samples never are."""
+    typing = getattr(leaf.source, "typing", None)
+    if typing is None:
+        return not isinstance(leaf.source, JoinSource)
+    crude: bool = typing.sample_type is None
+    return crude
+
+
+def _cooked(
+    spec: Spec, encoder: Cook, recipes: Mapping[str, LeafCooking], policy: ErrorPolicy
+) -> Spec:
+    if not recipes:
+        return spec
+    cooking = Cooking(encoder.cook_crude_sample, recipes)
+    return EncodeSpec(of=spec, encode=cooking, on_failure=policy)
+
+
+def _leaves(spec: Spec) -> list[Leaf]:
+    orders = [inner.of for _, inner in spec.walk() if isinstance(inner, ReferencesSpec)]
+    return [leaf for order in orders for _, leaf in leaf_entries(order)]

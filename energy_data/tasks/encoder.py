@@ -1,8 +1,8 @@
-"""Task encoders: what a task makes of samples and batches."""
+"""Task encoders: what a task makes of samples and batches, and how it builds datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import MethodType
 from typing import Any, Generic, Self, TypeVar
@@ -10,85 +10,126 @@ from typing import Any, Generic, Self, TypeVar
 import attrs
 
 from energy_data.core.packing import Packing
-from energy_data.core.rows import without_rows
+from energy_data.core.rng import sample_seed
+from energy_data.core.user_call import CALL
+from energy_data.data.decode.parts import SampleDecoder
+from energy_data.tasks.batching import Batcher, batch_fields, generic_batch
+from energy_data.tasks.building import Building
 from energy_data.tasks.collate import collate
+from energy_data.tasks.cooking import Cooker
+from energy_data.tasks.fields import as_type, fields_of, has_fields
+from energy_data.tasks.stateless import DEFAULT_TOLERANCE, stateless
 
 T_sample = TypeVar("T_sample")
-T_encoded = TypeVar("T_encoded")
+T_encoded_sample = TypeVar("T_encoded_sample")
 T_raw_batch = TypeVar("T_raw_batch")
 T_batch = TypeVar("T_batch")
 
 
-class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
-    """Turns samples into batches in three steps; override what the task needs.
+class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """Makes batches of samples. Override what the task needs.
 
-    sample -> `encode_sample` -> encoded sample -> `batch` -> raw batch -> `encode_batch` -> batch.
-    Each step may raise `SkipSample` to leave its sample or batch out. The steps must depend on
-    their arguments alone: then the stream is the same on any number of ranks and workers. An
-    `encode_sample` that is a generator gives several samples for one.
+    sample -> `cookers`, for crude samples -> `encode_sample` or `preencode_sample` ->
+    if packing: `select_samples_to_pack` -> `postencode_sample` -> `pack_selected_samples`, or
+    `packing` -> `batch`, of samples in one group of `batch_group_criterion` -> `encode_batch`.
 
-    Encoded samples are packed between the first two steps if there is a `packing`; or, with
-    `packing_buffer_size`, as `select_samples_to_pack` and `pack_selected_samples` say. Then
-    `preencode_sample` may stand in place of `encode_sample`, and `postencode_sample` makes the rest
-    of what was selected: so what waits in the buffer stays small.
+    Each function must depend on its arguments alone. Then the stream is the same on any number of
+    ranks and workers, and after any restart. Randomness comes from `energy_data.sample_rng()`, or
+    with `@stateless(restore_seeds=True)` from the global generators. A function may raise
+    SkipSample to skip its item. Any other error goes to the error handler of the worker config,
+    which logs it by default, and the item is skipped too, up to 100 failures in a row.
+
+    Methods that are not overridden are not called, and cost nothing.
     """
 
-    @property
-    def packing(self) -> Packing | None:
-        """How to pack encoded samples by size; by default None: they are not packed so."""
-        return None
+    __default_failure_tolerance__: int | None = DEFAULT_TOLERANCE
 
-    def encode_sample(self, sample: T_sample) -> T_encoded:
-        """Return the encoded form of one sample; by default the sample itself."""
-        return sample  # type: ignore[return-value]  # the default is for T_encoded = T_sample
+    cookers: Sequence[Cooker[Any]] = ()
+    decoder: Any = SampleDecoder()
+    """Decodes the parts of samples and files; None: they stay bytes."""
 
-    def preencode_sample(self, sample: T_sample) -> Any:
-        """Return what is packed, or given to `postencode_sample`; by default `encode_sample`."""
-        return self.encode_sample(sample)
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        """Return the encoded form of a sample, or, as a generator, any number of forms."""
+        return sample
 
-    def postencode_sample(self, sample: Any) -> T_encoded:
-        """Return the encoded form of a sample that was selected; by default the sample itself."""
-        encoded: T_encoded = sample
-        return encoded
+    @stateless
+    def preencode_sample(self, sample: Any) -> Any:
+        """Return what is needed of a sample to select it for a pack; a generator gives several."""
+        return sample
+
+    @stateless
+    def postencode_sample(self, sample: Any) -> Any:
+        """Return the encoded form of a sample that was selected."""
+        return sample
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Return the samples of a full buffer in lists that are packed together.
+        """Return packs: which samples of a full buffer go together, in which order."""
+        raise NotImplementedError("select_samples_to_pack: packing needs it; it is not overridden.")
 
-        Return the samples themselves, not copies; those that are in no list are left out.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not say how samples are packed")
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        """Return the samples of a pack as one."""
+        raise NotImplementedError("pack_selected_samples: packing needs it; it is not overridden.")
 
-    def pack_selected_samples(self, samples: list[T_encoded]) -> T_encoded:
-        """Return the samples of one list as one sample."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how samples are packed")
-
-    def batch_group_criterion(self, sample: T_encoded) -> tuple[Hashable, int | None]:
-        """Return the group of a sample, and the batch size of its group or None for the usual.
-
-        A batch then has samples of one group. If it is not overridden, all samples are one group.
-        """
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        """Return the group a sample is batched in, and its batch size (None: the one of all)."""
         return None, None
 
-    def batch(self, samples: list[T_encoded]) -> T_raw_batch:
-        """Return the samples as one batch; by default a dict of stacked tensors or lists."""
-        batch: T_raw_batch = collate(samples)
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        """Return samples as one batch.
+
+        Dicts become a dict, see `energy_data.tasks.collate`. Dataclasses and named tuples become
+        one of the same type. Tensors are padded with zeros to one shape and stacked; those of packs
+        made by `packing` are only stacked, if they are of one shape.
+        """
+        first = samples[0]
+        if isinstance(first, dict) or not has_fields(first):
+            return collate(samples, pad=self.packing is None)
+        return self._batch(samples, type(first), {"__subflavors__": list})
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        """Return a batch as the trainer gets it, or, as a generator, any number of batches."""
         return batch
 
-    def encode_batch(self, batch: T_raw_batch) -> T_batch:
-        """Return the batch as the trainer gets it; by default as it is."""
-        return batch  # type: ignore[return-value]  # the default is for T_batch = T_raw_batch
+    def _batch(
+        self,
+        samples: list[Any],
+        result_type: type[Any],
+        actions: Mapping[str, Batcher] | None = None,
+        default_action: Batcher = generic_batch,
+    ) -> Any:
+        """Return samples as one value of `result_type`, each field by its action or the default."""
+        if hasattr(result_type, "from_samples"):
+            return result_type.from_samples(samples)
+        return as_type(batch_fields(samples, actions or {}, default_action), result_type)
 
-    def collate(self, samples: list[T_encoded]) -> T_batch:
-        """Return `encode_batch(batch(samples))`."""
-        if "batch" in getattr(self, "__dict__", ()):  # perhaps put there after the run was made
-            samples = [without_rows(sample) for sample in samples]
-        return self.encode_batch(self.batch(samples))
+    def _is_overridden(
+        self, bound_method: Callable[..., Any], bases: Sequence[type] | None = None
+    ) -> bool:
+        """Return whether a method is not that of one of the base classes, by default of this."""
+        if not isinstance(bound_method, MethodType):
+            return True
+        function = bound_method.__func__
+        own = bases or (TaskEncoder,)
+        return not any(getattr(base, function.__name__, None) is function for base in own)
+
+    def _function(self, name: str) -> Callable[..., Any] | None:
+        """Return the method `name` if there is something to do, None if it is the default."""
+        method: Callable[..., Any] = getattr(self, name)
+        return method if self._is_overridden(method) else None
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether functions of the task see samples, which then say which sample they are."""
+        return bool(self.cookers or self.packing or any(map(self._function, _HOOKS)))
 
     @property
     def params(self) -> dict[str, Any]:
         """The parameters that a stage of a run may change, with their values.
 
-        By default the fields of a dataclass or attrs class, and none for others.
+        By default the fields of a dataclass or attrs class; other classes have none.
         """
         if is_dataclass(self):
             return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
@@ -111,49 +152,129 @@ class TaskEncoder(Generic[T_sample, T_encoded, T_raw_batch, T_batch]):
         raise TypeError(f"{type(self).__name__} has no params, got {', '.join(params)}")
 
     @property
-    def has_functions(self) -> bool:
-        """Whether something of it is called: then samples say which they are, for `sample_rng`."""
-        return any(getattr(type(self), name) is not getattr(TaskEncoder, name) for name in _CALLED)
+    def current_batch_index(self) -> int:
+        """The number in the run of the micro-batch that is being made."""
+        return CALL.batch
 
     @property
-    def only_collates(self) -> bool:
-        """Whether batches are made as by default, so that no code of others sees their samples."""
-        ours = MethodType(TaskEncoder.batch, self), MethodType(TaskEncoder.collate, self)
-        return (self.batch, self.collate) == ours
-
-    @property
-    def sample_encoder(self) -> Callable[[Any], Any] | None:
-        """What makes of a sample what is packed, or batched; None costs nothing."""
-        return self._overridden("preencode_sample") or self._overridden("encode_sample")
-
-    @property
-    def selected_encoder(self) -> Callable[[Any], Any] | None:
-        """What is made of a selected sample before it is packed; None costs nothing."""
-        return self._overridden("postencode_sample")
-
-    @property
-    def selector(self) -> Callable[[Any], Any] | None:
-        """What says which samples are packed together; None: nothing does."""
-        return self._overridden("select_samples_to_pack")
-
-    @property
-    def grouper(self) -> Callable[[Any], Any] | None:
-        """What says which samples are batched together; None: nothing does."""
-        return self._overridden("batch_group_criterion")
-
-    def _overridden(self, name: str) -> Callable[[Any], Any] | None:
-        """Return a method if this class has its own, else None: defaults are not called."""
-        if getattr(type(self), name) is getattr(TaskEncoder, name):
-            return None
-        method: Callable[[Any], Any] = getattr(self, name)
-        return method
+    def current_sample_index(self) -> int:
+        """A 63-bit hash of the seed, the running function and its sample; it is not a count."""
+        return sample_seed() >> 1
 
 
-_CALLED = (
-    *("packing", "encode_sample", "preencode_sample", "postencode_sample", "batch", "encode_batch"),
-    *("select_samples_to_pack", "pack_selected_samples", "batch_group_criterion", "collate"),
+_HOOKS = (
+    *("encode_sample", "preencode_sample", "postencode_sample", "select_samples_to_pack"),
+    *("pack_selected_samples", "batch_group_criterion", "batch", "encode_batch"),
 )
 
 
-class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded, T_raw_batch, T_batch]):
-    """The task encoder used when none is given; a base for one's own."""
+class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """The task encoder used when none is given. It converts to types, field by field.
+
+    A type is a dataclass, a NamedTuple or `dict`. Names of fields must match. A type may lack
+    `__key__` and the other fields that describe a sample.
+    """
+
+    _encoded_sample_type: type[Any] | None = None
+    _raw_batch_type: type[Any] | None = None
+    _batch_type: type[Any] | None = None
+
+    def __init__(
+        self,
+        *,
+        encoded_sample_type: type[T_encoded_sample] | None = None,
+        raw_batch_type: type[T_raw_batch] | None = None,
+        batch_type: type[T_batch] | None = None,
+    ) -> None:
+        """Set the types that `encode_sample`, `batch` and `encode_batch` convert to."""
+        self._encoded_sample_type = encoded_sample_type
+        self._raw_batch_type = raw_batch_type
+        self._batch_type = batch_type
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        """Return the sample as the type of encoded samples."""
+        return _converted(sample, self._encoded_sample_type)
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        """Return samples as one batch, of the type of raw batches if there is one."""
+        if self._raw_batch_type is None:
+            return super().batch(samples)
+        return self._batch(samples, self._raw_batch_type, {"__subflavors__": list})
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        """Return the batch as the type of batches."""
+        return _converted(batch, self._batch_type)
+
+    def _function(self, name: str) -> Callable[..., Any] | None:
+        types = {
+            "encode_sample": self._encoded_sample_type,
+            "batch": self._raw_batch_type,
+            "encode_batch": self._batch_type,
+        }
+        if name in types and types[name] is None:
+            method: Callable[..., Any] = getattr(self, name)
+            return (
+                method if self._is_overridden(method, (DefaultTaskEncoder, TaskEncoder)) else None
+            )
+        return super()._function(name)
+
+
+class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """Another task encoder with some functions changed. Override them, and call `super()`."""
+
+    def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
+        """Wrap the task encoder that does everything not overridden here."""
+        self._task_encoder = task_encoder
+        self.cookers, self.decoder = task_encoder.cookers, task_encoder.decoder
+
+    def encode_sample(self, sample: Any) -> Any:
+        """Return what the other task encoder makes of it."""
+        return self._task_encoder.encode_sample(sample)
+
+    def preencode_sample(self, sample: Any) -> Any:
+        """Return what the other task encoder makes of it."""
+        return self._task_encoder.preencode_sample(sample)
+
+    def postencode_sample(self, sample: Any) -> Any:
+        """Return what the other task encoder makes of it."""
+        return self._task_encoder.postencode_sample(sample)
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        """Return the packs of the other task encoder."""
+        return self._task_encoder.select_samples_to_pack(samples)
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        """Return the pack of the other task encoder."""
+        return self._task_encoder.pack_selected_samples(samples)
+
+    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
+        """Return the group of the other task encoder."""
+        return self._task_encoder.batch_group_criterion(sample)
+
+    @property
+    def packing(self) -> Packing | None:
+        """The packing of the other task encoder."""
+        return self._task_encoder.packing
+
+    def batch(self, samples: list[Any]) -> Any:
+        """Return the batch of the other task encoder."""
+        return self._task_encoder.batch(samples)
+
+    def encode_batch(self, batch: Any) -> Any:
+        """Return what the other task encoder makes of it."""
+        return self._task_encoder.encode_batch(batch)
+
+    def _function(self, name: str) -> Callable[..., Any] | None:
+        method: Callable[..., Any] = getattr(self, name)
+        if self._is_overridden(method, (AugmentTaskEncoder, TaskEncoder)):
+            return method
+        return self._task_encoder._function(name)
+
+
+def _converted(value: Any, kind: type[Any] | None) -> Any:
+    if kind is None or isinstance(value, kind):
+        return value
+    return as_type(fields_of(value), kind)

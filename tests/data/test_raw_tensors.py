@@ -242,7 +242,6 @@ def test_damaged_bytes_give_the_same_either_way(mixed, flips):
         (partial(stream, "x", 3), "'bin' must be a function of a part's bytes"),
         (partial(RawTensor, "uint8", 5), "shape: must be a tuple of whole numbers > 0, got 5"),
         (partial(get_train_dataset, "x", batch_size=1, decoders=["bin"]), "must be a dict by"),
-        (partial(stream, "x", samples="typed"), "decoders: they are for samples='dicts'"),
     ],
 )
 def test_mistakes_are_told(made, problem):

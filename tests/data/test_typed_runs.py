@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from itertools import islice
@@ -50,45 +51,44 @@ def run(path, **options):
 
 def plain(batch):
     return [
-        value.tolist() if isinstance(value, torch.Tensor) else value for value in batch.values()
+        value.tolist() if isinstance(value, torch.Tensor) else value
+        for value in dataclasses.astuple(batch)
     ]
 
 
 def test_other_configs_of_a_metadataset_are_used(mixture):
-    loader = run(mixture / "m.yaml", samples="typed", repeat=False)
-    texts = [text for batch in loader for text in batch["text"]]
+    loader = run(mixture / "m.yaml", repeat=False)
+    texts = [text for batch in loader for text in batch.text]
     assert sorted(text for text in texts if isinstance(text, int)) == list(range(6, 12))
     assert sum(isinstance(text, str) for text in texts) == 12
 
 
-def test_dicts_are_given_unless_types_are_asked_for(mixture):
-    batch = next(iter(run(mixture / "b")))
+def test_dicts_are_given_if_asked_for(mixture):
+    batch = next(iter(run(mixture / "b", samples="dicts")))
     assert {"txt", "json", "bin"} <= batch.keys()
     assert batch["__subflavors__"] == [{}, {}]
 
 
 @pytest.mark.parametrize("method", ["forkserver", "thread"])
 def test_batches_are_the_same_over_workers_and_after_a_restore(mixture, method):
-    whole = [plain(batch) for batch in islice(run(mixture / "m.yaml", samples="typed"), 20)]
-    loader = run(mixture / "m.yaml", samples="typed", num_workers=2, start_method=method)
+    whole = [plain(batch) for batch in islice(run(mixture / "m.yaml"), 20)]
+    loader = run(mixture / "m.yaml", num_workers=2, start_method=method)
     first = [plain(batch) for batch in islice(loader, 7)]
     state = json.loads(json.dumps(loader.state_dict()))
-    again = run(mixture / "m.yaml", samples="typed")
+    again = run(mixture / "m.yaml")
     again.load_state_dict(state)
     assert [*first, *(plain(batch) for batch in islice(again, 13))] == whole
 
 
 def test_validation_gives_types_too(mixture):
     config = WorkerConfig(lanes=4)
-    loader = get_loader(
-        get_val_dataset(mixture / "m.yaml", batch_size=5, worker_config=config, samples="typed")
-    )
-    keys = [key for batch in loader for key in batch["__restore_key__"]]
-    assert keys == [("Webdataset", n) for n in range(12)]
+    loader = get_loader(get_val_dataset(mixture / "m.yaml", batch_size=5, worker_config=config))
+    keys = [key for batch in loader for key in batch.__restore_key__]
+    assert [index for _, _, index in keys] == list(range(12))
 
 
 def test_the_word_for_the_kind_of_samples_is_checked(mixture):
-    with pytest.raises(SpecError, match="'dicts' or 'typed', got 'tpyed'"):
+    with pytest.raises(SpecError, match="'declared' or 'dicts', got 'tpyed'"):
         run(mixture / "b", samples="tpyed")
 
 
@@ -98,9 +98,9 @@ def test_code_of_a_dataset_is_allowed_by_the_run(mixture):
     said = {"sample_type": TEXT, "sample_loader": "sample_loader.py", "part_filter": ["txt"]}
     (meta / "dataset.yaml").write_text(yaml.safe_dump(said))
     with pytest.raises(SpecError, match="allow_modules="):
-        run(mixture / "b", samples="typed")
-    allowed = run(mixture / "b", samples="typed", allow_modules=[str(mixture / "b")])
-    assert next(iter(allowed))["text"] == ["mine", "mine"]
+        run(mixture / "b")
+    allowed = run(mixture / "b", allow_modules=[str(mixture / "b")])
+    assert next(iter(allowed)).text == ["mine", "mine"]
 
 
 def test_one_decoder_serves_datasets_that_need_different_parts(mixture):
@@ -130,9 +130,9 @@ def test_the_plain_way_calls_nothing_of_the_typed_one(tmp_path):
 def test_dicts_have_no_type_so_a_file_that_gives_one_is_refused(mixture):
     split = {"train": {"path": str(mixture / "a"), "dataset_config": "other.yaml"}}
     one = WorkerConfig()
-    with pytest.raises(SpecError, match=r"'other\.yaml' says of which type samples are"):
-        get_train_dataset({"splits": split}, batch_size=2, worker_config=one)
-    get_train_dataset({"splits": split}, batch_size=2, worker_config=one, samples="typed")
+    with pytest.raises(SpecError, match=r"'other\.yaml' declares the type of samples"):
+        get_train_dataset({"splits": split}, batch_size=2, worker_config=one, samples="dicts")
+    get_train_dataset({"splits": split}, batch_size=2, worker_config=one)
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "../other.yaml"])

@@ -18,7 +18,6 @@ from energy_data.energon import (
     get_loader,
     get_train_dataset,
 )
-from energy_data.errors import SpecError
 
 LANES = 4
 
@@ -88,26 +87,6 @@ def test_it_is_the_same_again_and_for_any_ranks_and_workers(mixture, expected, t
     loader = loader_of(mixture, num_workers=3)
     assert taken(loader, 16) == expected[:16]
     loader.close()
-
-
-def test_it_is_the_same_in_threads_with_files_read_ahead_and_goes_on_without(
-    mixture, expected, tmp_path
-):
-    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
-    loader = loader_of(mixture, num_workers=3, cache_pool=pool, start_method="thread")
-    assert taken(loader, 16) == expected[:16]
-    state = loader.save_state_rank()
-    loader.close()
-    again = loader_of(mixture)
-    again.restore_state_rank(state)
-    assert taken(again, 8) == expected[16:24]
-
-
-def test_a_thread_that_hangs_cannot_be_replaced_which_is_said_before(mixture):
-    dataset = loader_of(mixture).dataset
-    with pytest.raises(SpecError, match="fail_on_timeout: must be True"):
-        SavableDataLoader(dataset, start_method="thread")
-    SavableDataLoader(dataset, start_method="thread", watchdog_timeout_seconds=None)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 13])

@@ -15,7 +15,7 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #89 | fractions, the end of a pass, no number of epochs | test_fixed_bugs_mixtures.py::test_pr89_a_pass_stops_right_after_its_last_sample_and_the_next_begins_anew, test_fixed_bugs_mixtures.py::test_pr89_a_fraction_of_a_pass_is_exact_though_floats_are_not, test_fixed_bugs_mixtures.py::test_pr89_an_order_over_no_number_of_epochs_has_each_sample_once_in_each |
 | PR #147 | fractions of repetitions with workers | test_fixed_bugs_mixtures.py::test_pr147_fractions_of_repetitions_are_exact_with_any_workers |
 | 6f52019 | repetitions without end | test_fixed_bugs_mixtures.py::test_6f52019_repetitions_go_on_without_end_in_the_same_proportions |
-| PR #107 | ranges of shards | ../sources/test_energon_bugs.py::test_107_every_slice_of_uneven_shards_is_in_range |
+| PR #107 | ranges of shards | ../data/test_energon_bugs.py::test_107_every_slice_of_uneven_shards_is_in_range |
 | PR #145 | fewer samples than workers | test_fixed_bugs_mixtures.py::test_pr145_a_dataset_smaller_than_the_workers_is_whole_alone_and_in_a_mixture |
 | PR #68, #69 | workers without samples | test_fixed_bugs_mixtures.py::test_pr69_workers_without_samples_disturb_neither_keys_nor_restores |
 | PR #115, #114 | the end of what is packed | test_fixed_bugs_packing.py::test_pr115_at_its_end_a_pass_packs_what_is_left |
@@ -25,7 +25,7 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #32 | remainders of many datasets | test_fixed_bugs_mixtures.py::test_pr32_what_is_left_over_of_many_datasets_does_not_pile_up |
 | d0bcaf1 | an order that torch decided | ../order/test_permutation.py::test_the_order_is_the_same_for_ever, ../order/test_shares.py::test_the_order_is_the_same_for_ever |
 | PR #151 | a range of samples in a file of which a part is taken | test_pr151_a_range_of_samples_is_one_within_a_part_of_its_file_too |
-| PR #152 | other files in .nv-meta | ../sources/test_energon_bugs.py::test_152_other_split_and_dataset_files_count_in_metadatasets |
+| PR #152 | other files in .nv-meta | ../data/test_energon_bugs.py::test_152_other_split_and_dataset_files_count_in_metadatasets |
 | #241, PR #242 | a mapping in the place of a path | test_pr242_a_mapping_is_as_good_as_its_file |
 | #134 | remote paths | ../metadataset/test_metadataset_load.py::test_a_remote_path_is_not_supported_yet_and_never_joined |
 | PR #149 | one task encoder in two loaders | test_pr149_one_task_encoder_serves_several_loaders |
@@ -37,8 +37,8 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #190, 3431714 | deadlocks in finalizers | test_fixed_bugs_processes.py::test_pr190_what_is_let_go_of_within_a_lock_does_not_wait_for_it, test_fixed_bugs_processes.py::test_pr190_a_forked_child_lets_the_files_of_its_parent_be |
 | 18e39d2, ea89a0e | threads before a fork | test_fixed_bugs_processes.py::test_18e39d2_loaders_start_no_thread_before_they_fork_and_pools_begin_anew_after_it |
 | PR #128, #131 | batches that do not say which samples they have | test_pr128_batches_need_not_say_which_samples_they_are_of |
-| PR #173 | a database that must be locked | ../sources/test_energon_bugs.py::test_173_index_and_data_in_a_read_only_folder_are_read |
-| 7cdfb8c | an index that kept what was gone | ../sources/test_energon_bugs.py::test_7cdfb8c_preparing_again_leaves_nothing_of_the_old_index |
+| PR #173 | a database that must be locked | ../data/test_energon_bugs.py::test_173_index_and_data_in_a_read_only_folder_are_read |
+| 7cdfb8c | an index that kept what was gone | ../data/test_energon_bugs.py::test_7cdfb8c_preparing_again_leaves_nothing_of_the_old_index |
 | f6e3688 | samples by number, shifted by one | test_f6e3688_files_by_key_are_those_of_the_sample_with_the_key |
 | PR #6 | a loader that is stuck | ../loader/test_faults.py::test_a_sample_that_sleeps_for_ever_is_an_error_with_sample_and_stack |
 | Bridge PR #5245 | iterators that could not be saved | test_bridge_pr5245_whatever_is_iterated_can_be_saved |

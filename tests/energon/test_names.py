@@ -68,9 +68,15 @@ def test_the_name_is_public(name):
 
 
 def test_all_public_names_are_there_and_sorted():
-    names = energy_data.energon.__all__
-    assert list(names) == sorted(names)
-    assert all(hasattr(energy_data.energon, name) for name in names)
+    for names in (energy_data.__all__, energy_data.energon.__all__[len(energy_data.__all__) :]):
+        assert list(names) == sorted(names)
+    assert len(set(energy_data.energon.__all__)) == len(energy_data.energon.__all__)
+    assert all(hasattr(energy_data.energon, name) for name in energy_data.energon.__all__)
+
+
+@pytest.mark.parametrize("name", energy_data.__all__)
+def test_shared_names_are_the_same_objects(name):
+    assert getattr(energy_data.energon, name) is getattr(energy_data, name)
 
 
 @pytest.mark.parametrize(

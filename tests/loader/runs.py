@@ -6,13 +6,13 @@ from itertools import islice
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 
 
 def loader_of(spec: Spec, rank: int = 0, ranks: int = 1, lanes: int | None = 24, **facts) -> Loader:
     config = WorkerConfig(rank, ranks, lanes=lanes)
-    return Loader(Dataset(spec=spec, worker_config=config, **facts))
+    return Loader(SavableDataset(spec=spec, worker_config=config, **facts))
 
 
 def loaders_of(spec: Spec, ranks: int, lanes: int | None = 24, **facts) -> list[Loader]:

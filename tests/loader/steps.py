@@ -10,15 +10,14 @@ from attrs import evolve
 from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.exchange import Exchange, Message, StepsError, answer, failed
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.encode import EncodeSpec
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks import collate as collation
 
 WAIT_S = 20
 
@@ -104,7 +103,7 @@ STREAM = stream()
 def known_stream(batch_size=3, size=1000) -> BatchSpec:
     """A stream whose batches are full, and made by no user code: all ranks know what is in them."""
     spec = stream(numbered, batch_size, size)
-    return evolve(spec, of=EncodeSpec(of=spec.of), collate=DefaultTaskEncoder().collate)
+    return evolve(spec, collate=collation.collate, shows_none=True)
 
 
 def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[StepGrouper]:
@@ -114,7 +113,7 @@ def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
-        dataset = Dataset(spec=spec, worker_config=config, **(facts or {}))
+        dataset = SavableDataset(spec=spec, worker_config=config, **(facts or {}))
         loader = Loader(for_steps(dataset, rule), in_steps=True)
         loaders.append(StepGrouper(loader, rule, HubExchange(hub, rank)))
     return loaders

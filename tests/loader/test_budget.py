@@ -21,7 +21,7 @@ from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource
 from loader.runs import loader_of, loaders_of, run
 
@@ -141,9 +141,11 @@ def opened(path, *, split_part, subset, subflavors):
 
 
 def stream(node):
-    pipeline = Pipeline(batch_size=5, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4)
+    pipeline = StreamBuilder(
+        batch_size=5, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4
+    )
     data = load_metadataset({"splits": {"train": node}})
-    return compile_stream(data, "train", open_source=opened, pipeline=pipeline)
+    return compile_stream(data, "train", open_source=opened, pipeline=pipeline).spec
 
 
 def test_stages_that_end_are_counted_together():

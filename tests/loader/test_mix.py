@@ -17,7 +17,7 @@ from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource
 from loader.runs import loader_of, loaders_of, run
 
@@ -101,8 +101,8 @@ def metadataset(node):
 
 def test_a_mix_of_a_metadataset_takes_the_batch_size_of_the_run():
     mix = {"mix": {"parts": [{"path": "a", "weight": 3}, {"path": "b"}]}}
-    pipeline = Pipeline(batch_size=8, task_encoder=DefaultTaskEncoder())
-    spec = compile_stream(metadataset(mix), "train", open_source=opened, pipeline=pipeline)
+    pipeline = StreamBuilder(batch_size=8, task_encoder=DefaultTaskEncoder())
+    spec = compile_stream(metadataset(mix), "train", open_source=opened, pipeline=pipeline).spec
     for batch in run(loaders_of(spec, 2), 10).values():
         assert parts(batch["__key__"]) == {"a": 6, "b": 2}
 

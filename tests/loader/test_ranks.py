@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 from torch import distributed
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from attrs import evolve
 from loader.test_ranks import SPEC
@@ -29,7 +29,7 @@ from itertools import islice
 folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
 distributed.init_process_group("gloo")
 config = evolve(WorkerConfig.default_worker_config(0), lanes=12)
-loader = Loader(Dataset(spec=SPEC, worker_config=config))
+loader = Loader(SavableDataset(spec=SPEC, worker_config=config))
 saved = folder / "state.json"
 state = json.loads(saved.read_text()) if saved.exists() and config.rank == 0 else None
 if saved.exists():

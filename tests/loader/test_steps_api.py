@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tars import sample_files, write_tar
 
 from energy_data import (
-    Dataset,
     DocsPerStep,
+    SavableDataset,
     TaskEncoder,
     WorkerConfig,
     get_loader,
@@ -139,7 +139,7 @@ def test_one_pass_over_files_ends_with_a_short_step():
 
 def test_ranks_without_a_process_group_are_told_what_to_do():
     run = WorkerConfig(0, 2, lanes=4)
-    loader = get_loader(Dataset(spec=stream(), worker_config=run), docs_per_step=10)
+    loader = get_loader(SavableDataset(spec=stream(), worker_config=run), docs_per_step=10)
     with pytest.raises(SpecError, match=r"torch\.distributed is not initialised"):
         next(iter(loader))
 

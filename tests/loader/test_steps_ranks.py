@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from torch import distributed
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.loading.steps import gloo
 from energy_data.loading.steps.gloo import GlooExchange
@@ -50,7 +50,7 @@ distributed.init_process_group("gloo")
 config = evolve(WorkerConfig.default_worker_config(0), lanes=12)
 
 def loader_of(spec, **rules):
-    dataset = Dataset(spec=spec, worker_config=config)
+    dataset = SavableDataset(spec=spec, worker_config=config)
     return StepGrouper(Loader(dataset, in_steps=True), DocsPerStep(**{"timeout_s": 60, **rules}))
 
 def steps():
@@ -71,7 +71,7 @@ def steps():
 
 def trained():
     model = DistributedDataParallel(tiny_model())
-    dataset = Dataset(spec=stream(documents), worker_config=config)
+    dataset = SavableDataset(spec=stream(documents), worker_config=config)
     rules = DocsPerStep(**EXACT)
     loader = StepGrouper(Loader(for_steps(dataset, rules), in_steps=True), rules)
     found = []
@@ -94,7 +94,7 @@ def in_more_groups():
 def in_stages():
     found = []
     for spec, rules in ((CUT, STAGES), (SPEC, RULES)):
-        run = for_steps(Dataset(spec=spec, worker_config=config), rules)
+        run = for_steps(SavableDataset(spec=spec, worker_config=config), rules)
         loader = StepGrouper(Loader(run, in_steps=True), rules)
         given = plain(islice(loader, 7))
         state = loader.state_dict()

@@ -15,9 +15,9 @@ from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateMismatchError
-from energy_data.loading.dataset import Dataset
-from energy_data.loading.hosts import host_of
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
+from energy_data.loading.savable_loader import host_of
 from energy_data.loading.steps.counts import counts_of
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
@@ -55,7 +55,7 @@ def ranks_of(spec, rules, ranks=1, *, lanes=12, hub=None):
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
-        dataset = for_steps(Dataset(spec=spec, worker_config=config), rules)
+        dataset = for_steps(SavableDataset(spec=spec, worker_config=config), rules)
         loader = Loader(dataset, in_steps=True)
         loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
     return loaders
@@ -299,7 +299,7 @@ def test_a_run_of_steps_goes_on_as_the_stage_default():
 
 def pooled(workers=2, method="fork", prefetch=2, cuda=None):
     config = WorkerConfig(num_workers=workers, lanes=8)
-    dataset = for_steps(Dataset(spec=CUT, worker_config=config), EXACT)
+    dataset = for_steps(SavableDataset(spec=CUT, worker_config=config), EXACT)
     options = PoolOptions(start_method=method, prefetch=prefetch)
     host = host_of(dataset, options, pin_memory=False)
     host = OnDevice(host, DEVICE, 1, cuda) if cuda else host

@@ -8,7 +8,7 @@ from trees import UP, leaf, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.stage import DataEnd
@@ -25,7 +25,7 @@ def test_ranks_that_cannot_share_steps_of_one_size_are_refused():
 
 def test_without_a_rule_stages_that_count_steps_are_refused():
     with pytest.raises(SpecError, match="nothing says what a step is"):
-        Loader(Dataset(spec=SPEC, worker_config=WorkerConfig(lanes=8)))
+        Loader(SavableDataset(spec=SPEC, worker_config=WorkerConfig(lanes=8)))
 
 
 def test_some_stages_in_steps_and_some_in_micro_batches_are_refused():

@@ -10,9 +10,9 @@ from trees import finite, leaf
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loading.dataset import Dataset
-from energy_data.loading.hosts import host_of
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
+from energy_data.loading.savable_loader import host_of
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.workers.pool import PoolOptions
@@ -153,7 +153,7 @@ def pooled(ranks, workers, method="fork"):
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, num_workers=workers, lanes=8)
-        dataset = Dataset(spec=known_stream(), worker_config=config)
+        dataset = SavableDataset(spec=known_stream(), worker_config=config)
         host = host_of(dataset, PoolOptions(start_method=method), pin_memory=False)
         loaders.append(StepGrouper(Loader(dataset, host, in_steps=True), DocsPerStep(target=9)))
     return loaders

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from energy_data.core.context import WorkerConfig
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper
@@ -35,7 +35,7 @@ def large(batch):
 
 def loader_of(spec, workers=2, arena_bytes=1 << 30, cuda=None, **rules):
     config = WorkerConfig(num_workers=workers, lanes=8)
-    dataset = Dataset(spec=spec, worker_config=config)
+    dataset = SavableDataset(spec=spec, worker_config=config)
     options = PoolOptions(start_method="fork", arena_bytes=arena_bytes)
     host = Pool(dataset, options) if workers else InProcess()
     if cuda is not None:
@@ -132,7 +132,9 @@ def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
     hub, loaders = Hub(2), []
     for rank in range(2):
         config = WorkerConfig(rank, 2, num_workers=1 - rank, lanes=8)
-        dataset = Dataset(spec=stream(varying if rank else bad, size=100), worker_config=config)
+        dataset = SavableDataset(
+            spec=stream(varying if rank else bad, size=100), worker_config=config
+        )
         host = None if rank else Pool(dataset, PoolOptions(start_method="fork"))
         rules = DocsPerStep(target=12, timeout_s=WAIT_S)
         loader = Loader(dataset, host, in_steps=True)
@@ -160,7 +162,7 @@ def test_without_steps_a_loader_goes_through_none_of_it(monkeypatch):
     for name in ("next_batch", "run_state"):
         monkeypatch.setattr(StepGrouper, name, called)
     config = WorkerConfig(lanes=8)
-    loader = Loader(Dataset(spec=STREAM, worker_config=config))
+    loader = Loader(SavableDataset(spec=STREAM, worker_config=config))
     assert type(loader) is Loader
     assert all("__step__" not in batch for batch in islice(loader, 20))
     assert loader._host._steps._kept is None

@@ -296,7 +296,7 @@ import sys
 from itertools import islice
 import torch.multiprocessing as processes
 from attrs import evolve
-from energy_data import Dataset, WorkerConfig, get_loader
+from energy_data import SavableDataset, WorkerConfig, get_loader
 from torch import distributed
 from loader.encoders import encoding
 from loader.workers import STREAM, worker_loader
@@ -312,7 +312,7 @@ def rank(number, method, store):
         "gloo", init_method=f"file://{store}", rank=number, world_size=2
     )
     config = WorkerConfig(number, 2, 2, data_parallel_group=distributed.new_group([0, 1]))
-    dataset = Dataset(spec=STREAM, worker_config=config)
+    dataset = SavableDataset(spec=STREAM, worker_config=config)
     loader = get_loader(dataset, start_method=method)
     print("of a group", len(list(islice(loader, 3))), flush=True)
     loader.close()

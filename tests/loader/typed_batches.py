@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, assert_type
 import torch
 
 from energy_data import (
-    Dataset,
     DefaultTaskEncoder,
+    SavableDataset,
     TaskEncoder,
     get_loader,
     get_savable_loader,
@@ -32,7 +32,7 @@ class TwoSteps(DefaultTaskEncoder[dict[str, Any], torch.Tensor, list[torch.Tenso
 
 dataset = get_train_dataset("folder", batch_size=2, task_encoder=Encoder())
 loader = get_loader(dataset)
-assert_type(dataset, Dataset[Batch])
+assert_type(dataset, SavableDataset[Batch])
 assert_type(loader.next_batch(), Batch)
 assert_type(next(iter(loader)), Batch)
 for batch in loader:
@@ -44,6 +44,6 @@ for batch in loader.with_progress():
 for batch in get_savable_loader(get_val_dataset("folder", batch_size=2, task_encoder=TwoSteps())):
     assert_type(batch, Batch)
 for one, _leaf in get_val_datasets("folder", batch_size=2, task_encoder=Encoder()):
-    assert_type(one, Dataset[Batch])
+    assert_type(one, SavableDataset[Batch])
 for plain in get_loader(get_train_dataset("folder", batch_size=2)):
     assert_type(plain, dict[str, Any])

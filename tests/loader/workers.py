@@ -14,9 +14,9 @@ from trees import A, B, C, batches, leaf, not_third, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
-from energy_data.loading.dataset import Dataset
-from energy_data.loading.hosts import host_of
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
+from energy_data.loading.savable_loader import host_of
 from energy_data.loading.workers.pool import PoolOptions
 from energy_data.loading.workers.process import WorkerProcess
 from energy_data.nodes.blend import BlendSpec, Part
@@ -36,7 +36,7 @@ def worker_loader(
     """A loader over `spec`; `facts` are of the pool or of the dataset."""
     options = {name: facts.pop(name) for name in OPTIONS & set(facts)}
     config = WorkerConfig(rank, ranks, workers, lanes=lanes)
-    dataset = Dataset(spec=spec, worker_config=config, **facts)
+    dataset = SavableDataset(spec=spec, worker_config=config, **facts)
     return Loader(dataset, host_of(dataset, PoolOptions(**options), pin_memory=False))
 
 

@@ -10,7 +10,7 @@ from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
 from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 
 
 def parsed(node):
@@ -97,9 +97,9 @@ def test_a_file_with_steps_may_be_the_whole_of_a_split_but_no_part_of_it(tmp_pat
 
 
 def stages(text, datasets, **facts):
-    pipeline = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder(), **facts)
+    pipeline = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder(), **facts)
     metadataset = parse_metadataset(text, name="m.yaml")
-    spec = compile_stream(metadataset, "train", open_source=datasets, pipeline=pipeline)
+    spec = compile_stream(metadataset, "train", open_source=datasets, pipeline=pipeline).spec
     return spec.stages
 
 

@@ -13,7 +13,7 @@ from energy_data.config.resolve import resolve
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.yaml_nodes import read_text
 from energy_data.nodes.leaves import leaf_entries
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 
 FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))
 
@@ -105,10 +105,10 @@ def test_an_example_loads_compiles_resolves_and_fits_the_schema(path, datasets):
                 one,
                 split,
                 open_source=datasets,
-                pipeline=Pipeline(
+                pipeline=StreamBuilder(
                     batch_size=4, task_encoder=AnyTask({"seq_len": 4096}), microbatches_per_step=8
                 ),
-            ).describe()
+            ).spec.describe()
             for one in (metadataset, alone)
         ]
         assert described[0] == described[1]

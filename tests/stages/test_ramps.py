@@ -17,7 +17,7 @@ from energy_data.core.context import Context
 from energy_data.errors import SpecError
 from energy_data.nodes.ramp import ramped
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource
 
 SIZES = {"a": 3000, "b": 700, "c": 400}
@@ -37,7 +37,7 @@ def staged(*stages, **keys):
 
 
 def stream(*stages, batch_size=5, **keys):
-    pipeline = Pipeline(
+    pipeline = StreamBuilder(
         batch_size=batch_size, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4
     )
     return compile_stream(
@@ -46,7 +46,7 @@ def stream(*stages, batch_size=5, **keys):
         open_source=opened,
         pipeline=pipeline,
         run=Context(lanes=4),
-    )
+    ).spec
 
 
 def drawn(spec, ranks=1, rounds=320):
@@ -176,6 +176,6 @@ def test_a_ramp_into_the_last_stage_needs_to_know_its_unit_too(unit, first, last
             staged(*stages, unit=unit),
             "train",
             open_source=opened,
-            pipeline=Pipeline(batch_size=5, task_encoder=Cut()),
+            pipeline=StreamBuilder(batch_size=5, task_encoder=Cut()),
         )
     assert "stage 'two'" in str(caught.value)

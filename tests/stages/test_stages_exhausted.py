@@ -24,12 +24,12 @@ from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import DataEnd, Stage, end_with_data
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource
 
 LANES = 6
 SIZES = {"x": 103, "y": 61, "z": 400}
-PIPELINE = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4)
+PIPELINE = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4)
 
 
 def opened(path, *, split_part, subset, subflavors):
@@ -46,7 +46,7 @@ def compiled(*stages, lanes=LANES, pipeline=PIPELINE, seed=0, **facts):
         open_source=opened,
         pipeline=pipeline,
         run=lanes and Context(seed=seed, lanes=lanes),
-    )
+    ).spec
 
 
 def bounds(*stages, **facts):
@@ -214,7 +214,7 @@ class Packs(DefaultTaskEncoder):
 
 
 def test_packs_are_refused_as_only_running_them_tells_their_number():
-    packing = Pipeline(batch_size=4, task_encoder=Packs(), microbatches_per_step=4)
+    packing = StreamBuilder(batch_size=4, task_encoder=Packs(), microbatches_per_step=4)
     told = faults(FIRST, THEN, pipeline=packing)
     assert "how many items a pack gives is known only once it has run" in told
 

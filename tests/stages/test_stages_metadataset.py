@@ -17,7 +17,7 @@ from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource
 
 
@@ -42,7 +42,7 @@ def open_source(path, *, split_part, subset, subflavors):
     return Made(600, f"{path}:{split_part}")
 
 
-PIPELINE = Pipeline(batch_size=4, task_encoder=Cut(), microbatches_per_step=2)
+PIPELINE = StreamBuilder(batch_size=4, task_encoder=Cut(), microbatches_per_step=2)
 
 
 def compiled(staged, pipeline=PIPELINE, split="train"):
@@ -51,7 +51,7 @@ def compiled(staged, pipeline=PIPELINE, split="train"):
     )
     spec = compile_stream(
         parse_metadataset(text, name="m.yaml"), split, open_source=open_source, pipeline=pipeline
-    )
+    ).spec
     assert isinstance(spec, StagedSpec)
     return spec
 
@@ -116,7 +116,7 @@ def test_an_attrs_task_encoder_has_parameters_too():
 
     changed = PIPELINE.with_params({"batch_size": 3})
     assert changed.batch_size == 3
-    pipeline = Pipeline(batch_size=1, task_encoder=Coded(16)).with_params({"seq_len": 4})
+    pipeline = StreamBuilder(batch_size=1, task_encoder=Coded(16)).with_params({"seq_len": 4})
     assert pipeline.params["seq_len"] == 4
 
 
@@ -205,7 +205,7 @@ def test_the_end_of_the_run_may_be_said_and_is_checked():
 
 
 def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
-    plain = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder())
+    plain = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder())
     text = stages("name: a, end: 5", "name: b")
     assert (
         "m.yaml:7:26: splits.train.staged.stages[0]: stage 'a': the number of micro-batches in "
@@ -223,7 +223,7 @@ def test_stages_stand_above_all_that_mixes_and_are_for_streams_without_end():
     nested = "staged:\n  stages:\n    - name: a\n      staged: {stages: [{name: b, path: x}]}"
     told = faults(nested)
     assert "m.yaml:5:11: splits.train.staged.stages[0]: `staged` must be the outermost node" in told
-    finite = Pipeline(batch_size=4, task_encoder=Cut(), finite=True)
+    finite = StreamBuilder(batch_size=4, task_encoder=Cut(), finite=True)
     assert "stages need an endless stream. Remove `repeat=False`." in faults(
         stages("name: a"), pipeline=finite
     )
@@ -298,7 +298,7 @@ def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
     meta = parse_metadataset(whole, base_dir="/data")
     again = parse_metadataset(str(resolve(meta, "train")))
     specs = [
-        compile_stream(one, "train", open_source=open_source, pipeline=PIPELINE)
+        compile_stream(one, "train", open_source=open_source, pipeline=PIPELINE).spec
         for one in (meta, again)
     ]
     assert specs[0].describe() == specs[1].describe()
@@ -324,6 +324,6 @@ def test_the_plan_says_when_a_stage_is_and_how_large():
 
 def test_a_run_without_stages_is_one_stage_named_default():
     meta = parse_metadataset("splits: {train: {path: x}}")
-    spec = compile_stream(meta, "train", open_source=open_source, pipeline=PIPELINE)
+    spec = compile_stream(meta, "train", open_source=open_source, pipeline=PIPELINE).spec
     (only,) = Plan(spec).stages
     assert (only.name, only.microbatches) == ("default", None)

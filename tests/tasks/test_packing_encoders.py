@@ -179,11 +179,14 @@ def test_restored_at_any_batch_it_goes_on_identically(folder, encoder):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"packing_buffer_size": 8}, "DefaultTaskEncoder does not say how samples are packed"),
+        (
+            {"packing_buffer_size": 8},
+            "DefaultTaskEncoder: packing_buffer_size needs `packing`, or",
+        ),
         ({"packing_buffer_size": 0, "task_encoder": Chosen()}, "packing_buffer_size: must be >= 1"),
         (
             {"task_encoder": Packed(), "repeat": False, "even_batches": "drop"},
-            "nobody knows how many batches a pass has",
+            "the number of batches in a pass is not known",
         ),
     ],
 )

@@ -24,7 +24,7 @@ from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.pipeline import Pipeline
+from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import assert_resumes_exactly
 
 ORDER = BlendSpec((Part(A, 2), Part(leaf("d", 23), 3)))
@@ -44,7 +44,7 @@ class Throwing(DefaultTaskEncoder):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_each_sample_of_a_micro_batch_has_numbers_of_its_own_on_any_ranks(ranks):
-    spec = Pipeline(batch_size=4, task_encoder=Throwing()).over(ORDER)
+    spec = StreamBuilder(batch_size=4, task_encoder=Throwing()).over(ORDER).spec
     given_out = [
         one for batch in in_order(loaders_of(spec, ranks, 4), 60 // ranks) for one in batch
     ]
@@ -54,8 +54,8 @@ def test_each_sample_of_a_micro_batch_has_numbers_of_its_own_on_any_ranks(ranks)
 
 
 def test_the_default_task_encoder_asks_for_nothing_and_batches_say_nothing_more():
-    plain = Pipeline(batch_size=4, task_encoder=DefaultTaskEncoder()).over(A)
-    asking = Pipeline(batch_size=4, task_encoder=Throwing()).over(A)
+    plain = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder()).over(A).spec
+    asking = StreamBuilder(batch_size=4, task_encoder=Throwing()).over(A).spec
     keys = [
         inner.keys for spec in (plain, asking) for _, inner in spec.walk() if hasattr(inner, "keys")
     ]

@@ -167,7 +167,11 @@ class Failing(DefaultTaskEncoder):
 
 def test_an_error_in_a_task_encoder_says_which_sample_it_was(folder):
     dataset = get_train_dataset(
-        folder / "dogs", batch_size=2, worker_config=ALONE, task_encoder=Failing()
+        folder / "dogs",
+        batch_size=2,
+        worker_config=ALONE,
+        task_encoder=Failing(),
+        on_error="raise",
     )
     with pytest.raises(KeyError, match="caption") as caught:
         next(iter(dataset))
@@ -187,7 +191,7 @@ def test_a_bad_sample_is_left_out_or_raised_as_asked(tmp_path):
 
 def test_validation_sets_come_apart_too(folder):
     sets = get_val_datasets(folder / "meta.yaml", batch_size=8, worker_config=ALONE)
-    assert [leaf.num_samples for _, leaf in sets] == [20, 7]
+    assert [len(factory) for _, factory in sets] == [20, 7]
     assert [sum(len(batch["txt"]) for batch in dataset) for dataset, _ in sets] == [20, 7]
 
 

@@ -65,6 +65,7 @@ def _cut(spec: Spec, rules: DocsPerStep, shares: int, first_step: int) -> ShareS
         shares=shares,
         count="groups" if rules.count == "groups" else "documents",
         on_failure=spec.on_failure if is_batch else None,
+        shows_none=isinstance(spec, BatchSpec) and spec.shows_none,
     )
 
 

@@ -9,11 +9,9 @@ from energy_data.core.spec import Spec
 from energy_data.errors import DataError
 from energy_data.loading.steps.counts import Counts
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.encoder import TaskEncoder
 
 MAX_EMPTY_ROUNDS = 16  # in a row; more are an error, not a hang
 
@@ -127,11 +125,8 @@ def known_counts(spec: Spec, rules: DocsPerStep) -> KnownCounts | None:
 
 def makes_full_batches(spec: Any) -> bool:
     """Return whether batches of a batch spec are full, and user code does not decide otherwise."""
-    encoder = getattr(spec.collate, "__self__", None)
     return (
-        isinstance(encoder, TaskEncoder)
-        and not encoder.has_functions
-        and isinstance(spec.of, EncodeSpec)
-        and isinstance(spec.of.of, ReadSpec)
-        and isinstance(spec.of.of.of, ReferencesSpec | OrderSpec)
+        spec.shows_none
+        and isinstance(spec.of, ReadSpec)
+        and isinstance(spec.of.of, ReferencesSpec | OrderSpec)
     )

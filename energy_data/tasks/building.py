@@ -1,7 +1,7 @@
-"""How a task encoder builds datasets: what a task overrides to blend or batch in its own way.
+"""How a task encoder builds datasets: override these methods to blend or batch in another way.
 
-Older versions of Energon pass fewer arguments to these methods and give datasets as pairs
-(dataset, weight); what is overridden for them is called as they would have called it.
+Older versions of Energon pass fewer arguments to these methods. Overrides written for them are
+called with the arguments they take.
 """
 
 from __future__ import annotations
@@ -10,27 +10,64 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
+from attrs import evolve, frozen
+
 from energy_data.core.context import WorkerConfig
-from energy_data.core.user_call import ErrorPolicy
-from energy_data.data.files.stores import FileStore
-from energy_data.energon.batches import BatchDataset, GroupBatchDataset, PackingDataset
-from energy_data.energon.cooking import cooked, cooked_alike, cooked_by_leaf, recipe_of
-from energy_data.energon.dataset import SavableDataset, changed
-from energy_data.energon.epochs import EpochizeDataset, LimitDataset, RepeatDataset
-from energy_data.energon.loaded import DatasetBlendMode, LoadedDataset, LoadedDatasets
-from energy_data.energon.mapping import LogSampleDataset, MapDataset, ShuffleBufferDataset
-from energy_data.energon.mixing import BlendDataset, ConcatDataset
-from energy_data.energon.trees import on_failure, with_references
+from energy_data.core.packing import Packing
+from energy_data.core.spec import Spec
+from energy_data.core.user_call import CALL, ErrorPolicy, FunctionInfo
+from energy_data.data.files.cache import CachePool, NoCachePool
+from energy_data.data.files.stores import FileStore, PrimaryFileStore
 from energy_data.errors import SpecError
-from energy_data.tasks.cooking import Cooker
-from energy_data.tasks.stateless import get_failure_tolerance
+from energy_data.loading.dataset import SavableDataset, changed
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.buffered import gives_parts
+from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.tasks.batches import BatchDataset, GroupBatchDataset, PackingDataset
+from energy_data.tasks.cooking import Cooker, cooked, cooked_alike, cooked_by_leaf, recipe_of
+from energy_data.tasks.epochs import EpochizeDataset, LimitDataset, RepeatDataset
+from energy_data.tasks.mapping import LogSampleDataset, MapDataset, ShuffleBufferDataset
+from energy_data.tasks.mixing import BlendDataset, ConcatDataset
+from energy_data.tasks.mixture import DatasetBlendMode, LoadedDataset, LoadedDatasets
+from energy_data.tasks.stateless import get_failure_tolerance, stateless
+from energy_data.tasks.trees import on_failure, with_references
+
+# A finite pass is dealt to the lanes batch by batch. Where the number of samples in a batch is not
+# known in advance (packs, groups, generators), it is dealt in runs of so many neighbours: small, so
+# that lanes get equal shares, and neighbours, so that they are read together.
+UNCOUNTED_DEAL = 8
 
 
 class Building:
-    """The part of a task encoder that puts datasets together."""
+    """The part of a task encoder that builds datasets."""
 
     __default_failure_tolerance__: int | None
     cookers: Sequence[Cooker[Any]]
+    decoder: Any
+
+    @property
+    def packing(self) -> Packing | None:
+        """How to pack encoded samples by size. None: `select_samples_to_pack` packs, or nothing."""
+        return None
+
+    @stateless
+    def cook_crude_sample(
+        self, sample: Any, cooker: Cooker[Any], aux: Mapping[str, FileStore[Any]]
+    ) -> Any:
+        """Return a crude sample cooked, with the file stores and the cache the cooker needs."""
+        needs: dict[str, Any] = dict(aux)
+        if cooker.need_cache:
+            needs["cache"] = self.cache
+        if cooker.need_primary:
+            needs["primary"] = PrimaryFileStore(aux["primary"], current_key=sample["__key__"])
+        return cooker.cook(sample, **needs)
+
+    @property
+    def cache(self) -> CachePool:
+        """The cache pool of the loader. Without one, a pool that reads on demand."""
+        pool: CachePool | None = CALL.function.cache if CALL.function else None
+        return pool or NoCachePool()
 
     def build_train_datasets(
         self,
@@ -48,20 +85,22 @@ class Building:
         """Return the training dataset of a mixture, down to batches.
 
         Args:
-            datasets: What is mixed.
+            datasets: The datasets to mix.
             worker_config: Which part of the run this process is.
             batch_size: Samples per batch; None: samples are not batched.
-            batch_drop_last: Leave out the short batch at the end of a pass.
+            batch_drop_last: Drop the short batch at the end of a pass.
             packing_buffer_size: Samples that packs are selected from; None: no packing.
             virtual_epoch_length: Batches of this rank in an epoch; 0: no epochs.
-            shuffle_buffer_size: Neighbouring draws of a dataset that are mixed; None: none.
+            shuffle_buffer_size: Neighbouring draws of a dataset that are shuffled; None: none.
             blend_mode: Whether datasets have weights or repetitions.
-            repeat: Go on without end.
+            repeat: Continue without end.
         """
         if not datasets:
             raise SpecError("build_train_datasets: it got no datasets.")
         if isinstance(datasets, LoadedDatasets) and datasets.as_made:
-            dataset = self._whole(datasets, repeat=repeat)
+            dataset = self._whole(datasets)
+            if not repeat:
+                dataset = self._once(dataset, packing_buffer_size)
         else:
             dataset = self._mixed(datasets, blend_mode, repeat=repeat)
         if shuffle_buffer_size is not None and shuffle_buffer_size > 1:
@@ -74,9 +113,10 @@ class Building:
             packing_buffer_size=packing_buffer_size,
             worker_config=worker_config,
         )
+        dataset = _logging(dataset, "train", worker_config, level=1)
         if virtual_epoch_length > 0:
             dataset = EpochizeDataset(dataset, length=virtual_epoch_length)
-        return _logging(dataset, "train", worker_config, level=1)
+        return dataset
 
     def build_val_datasets(
         self,
@@ -94,8 +134,11 @@ class Building:
         """
         if not datasets:
             raise SpecError("build_val_datasets: it got no datasets.")
-        each = [self._load_dataset(loaded, 0, worker_config) for loaded in datasets]
-        dataset: SavableDataset[Any] = ConcatDataset(*each) if len(each) > 1 else each[0]
+        if isinstance(datasets, LoadedDatasets) and datasets.as_made:
+            dataset = self._once(self._whole(datasets), packing_buffer_size)
+        else:
+            each = [self._load_dataset(loaded, 0, worker_config) for loaded in datasets]
+            dataset = ConcatDataset(*each) if len(each) > 1 else each[0]
         dataset = self.build_encode_sample(dataset, worker_config=worker_config)
         dataset = self.build_batch(
             dataset,
@@ -131,18 +174,19 @@ class Building:
         worker_config: WorkerConfig,
     ) -> SavableDataset[Any]:
         """Return the dataset packed, grouped and batched, as far as the task does so."""
-        if packing_buffer_size is not None:
-            dataset = self._packed(dataset, packing_buffer_size)
-        else:
-            dataset = self._mapped(dataset, self._function("postencode_sample"))
-        batch = getattr(self, "batch")  # noqa: B009 - of the task encoder this is a part of
-        tolerance = self._tolerance(batch)
+        dataset = self._packed(dataset, packing_buffer_size)
+        batcher: Callable[[list[Any]], Any] = getattr(self, "batch")  # noqa: B009 - of the task encoder
+        tolerance = self._tolerance(batcher)
+        last = self._function("encode_batch")
+        is_default = not (last or self._function("batch"))
+        if last and not (gives_parts(batcher) or gives_parts(last)):
+            batcher, last = BatchAndEncode(batcher, last), None
         if criterion := self._function("batch_group_criterion"):
             dataset = GroupBatchDataset(
                 dataset,
                 fixed_batch_size=batch_size,
                 sample_group_key=criterion,
-                batcher=batch,
+                batcher=batcher,
                 drop_last=batch_drop_last,
                 failure_tolerance=tolerance,
             )
@@ -150,13 +194,11 @@ class Building:
             return dataset
         else:
             dataset = BatchDataset(
-                dataset,
-                batch_size,
-                batch,
-                drop_last=batch_drop_last,
-                failure_tolerance=tolerance,
+                dataset, batch_size, batcher, drop_last=batch_drop_last, failure_tolerance=tolerance
             )
-        return self._mapped(dataset, self._function("encode_batch"))
+            if is_default:
+                dataset = changed(dataset, spec=_showing_none(dataset.spec))
+        return self._mapped(dataset, last)
 
     def build_cook_crude_sample(
         self,
@@ -194,12 +236,30 @@ class Building:
             aux=dataset.aux,
         )
 
-    def _whole(self, datasets: LoadedDatasets, *, repeat: bool) -> SavableDataset[Any]:
-        """Return the mixture as the metadataset says it, nested as it is there."""
+    def _whole(self, datasets: LoadedDatasets) -> SavableDataset[Any]:
+        """Return the mixture as the metadataset nests it, cooked."""
         whole = datasets.whole
+        if not self.cookers:
+            return whole
         parts = [self._load_dataset(loaded, 0, whole.worker_config) for loaded in datasets]
-        whole = changed(whole, spec=cooked_alike(whole.spec, [part.spec for part in parts]))
-        return whole if repeat else changed(whole, spec=with_references(whole.spec, deal=1))
+        return changed(whole, spec=cooked_alike(whole.spec, [part.spec for part in parts]))
+
+    def _once(
+        self, dataset: SavableDataset[Any], packing_buffer_size: int | None
+    ) -> SavableDataset[Any]:
+        """Return one pass over a mixture, dealt to the lanes in runs of neighbours."""
+        deal = 1 if self.is_counted(packing_buffer_size) else UNCOUNTED_DEAL
+        return changed(dataset, spec=with_references(dataset.spec, deal=deal))
+
+    def is_counted(self, packing_buffer_size: int | None) -> bool:
+        """Return whether each sample of a batch is made of one sample that was read."""
+        several = map(self._function, ("encode_sample", "preencode_sample", "postencode_sample"))
+        return not (
+            packing_buffer_size is not None
+            or self.packing is not None
+            or self._function("batch_group_criterion")
+            or any(map(gives_parts, several))
+        )
 
     def _mixed(
         self,
@@ -208,7 +268,7 @@ class Building:
         *,
         repeat: bool,
     ) -> SavableDataset[Any]:
-        """Return a mixture of datasets that are not all of their metadataset, or others."""
+        """Return a mixture of datasets that were chosen by the user, not by a metadataset."""
         parts: list[tuple[SavableDataset[Any], float]] = []
         for loaded in datasets:
             dataset = self._load_dataset(loaded, 0, loaded.as_dataset().worker_config)
@@ -224,15 +284,23 @@ class Building:
         mixed: SavableDataset[Any] = BlendDataset(*parts)
         return RepeatDataset(mixed) if repeat else mixed
 
-    def _packed(self, dataset: SavableDataset[Any], buffer_size: int) -> SavableDataset[Any]:
+    def _packed(self, dataset: SavableDataset[Any], buffer_size: int | None) -> SavableDataset[Any]:
+        """Return the dataset with its samples post-encoded, and packed if the task packs."""
+        after = self._function("postencode_sample")
+        if buffer_size is None or self.packing is not None:
+            dataset = self._mapped(dataset, after)
+            if self.packing is None:
+                return dataset
+            size = {} if buffer_size is None else {"buffer_size": buffer_size}
+            return changed(dataset, spec=PackSpec(of=dataset.spec, packing=self.packing, **size))
         select = self._function("select_samples_to_pack")
         pack = self._function("pack_selected_samples")
         if select is None or pack is None:
             raise SpecError(
-                f"{type(self).__name__}: packing_buffer_size needs both select_samples_to_pack and "
-                f"pack_selected_samples. Override them, or leave packing_buffer_size out."
+                f"{type(self).__name__}: packing_buffer_size needs `packing`, or both "
+                f"select_samples_to_pack and pack_selected_samples. Override them, or leave "
+                f"packing_buffer_size out."
             )
-        after = self._function("postencode_sample")
         return PackingDataset(
             dataset,
             buffer_size,
@@ -259,11 +327,40 @@ class Building:
 
     def _function(self, name: str) -> Callable[..., Any] | None:
         """Return the method `name` if there is something to do, None if it is the default."""
-        raise NotImplementedError  # the task encoder that mixes this in knows its own defaults
+        raise NotImplementedError  # the task encoder that mixes this in knows its defaults
+
+
+@frozen
+class BatchAndEncode:
+    """`batch`, then `encode_batch`: what makes a batch of samples as the trainer gets it."""
+
+    batch: Callable[[list[Any]], Any]
+    encode: Callable[[Any], Any]
+
+    @property
+    def __name__(self) -> str:
+        """The name of the function, for messages and for random numbers."""
+        return "batch"
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch. Each function draws random numbers of its own."""
+        raw, info = self.batch(samples), CALL.function
+        if info is not None:
+            CALL.function = FunctionInfo(
+                info.seed, "encode_batch", info.cache, info.requires_identity
+            )
+        return self.encode(raw)
+
+
+def _showing_none(spec: Spec) -> Spec:
+    """Return a tree of default batches; no function of the user sees samples that are only read."""
+    if isinstance(spec, BatchSpec) and isinstance(spec.of, ReadSpec) and not spec.of.keys:
+        return evolve(spec, shows_none=True, on_failure=None)
+    return spec
 
 
 def called_as_it_takes(method: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a method with those of the arguments that it has, as older versions have fewer."""
+    """Call a method with those of the arguments that it takes; older versions take fewer."""
     takes = signature(method).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in takes.values()):
         return method(**arguments)

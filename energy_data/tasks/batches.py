@@ -7,13 +7,13 @@ from typing import Any, Generic, TypeVar
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
-from energy_data.energon.dataset import BaseWrapperDataset, tree_of
-from energy_data.energon.trees import batched, mapped, on_failure
 from energy_data.loading.run import Run
 from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.select_pack import PackFailures, SelectPackSpec
 from energy_data.tasks.batching import batch_list
+from energy_data.tasks.trees import batched, mapped, on_failure
+from energy_data.tasks.wrapper import BaseWrapperDataset, tree_of
 
 T = TypeVar("T")
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
@@ -41,8 +41,8 @@ class BatchDataset(BaseWrapperDataset[T], Generic[T]):
             batch_size: Samples per batch; the last of a pass may be short.
             batcher: Makes a batch of a list of samples. It may raise SkipSample, and may be a
                 generator function, which gives any number of batches for one list.
-            batcher_stateless: Taken for Energon's sake: it must be, in any case.
-            batcher_config: Taken for Energon's sake: states do not look at functions.
+            batcher_stateless: Accepted and ignored: it must always be.
+            batcher_config: Accepted and ignored: states do not contain functions.
             drop_last: Leave out the short batch.
             failure_tolerance: Failures in a row after which the run stops; 0: never.
             worker_config: That of the dataset, which is the default.
@@ -75,8 +75,8 @@ class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
             fixed_batch_size: Samples per batch; None: as `sample_group_key` says.
             sample_group_key: Returns the key of a sample, and the batch size of its group or None.
             batcher: Makes a batch of a list of samples; it may raise SkipSample.
-            batcher_stateless: Taken for Energon's sake: it must be, in any case.
-            batcher_config: Taken for Energon's sake: states do not look at functions.
+            batcher_stateless: Accepted and ignored: it must always be.
+            batcher_config: Accepted and ignored: states do not contain functions.
             drop_last: Leave out the groups that are not full at the end of a pass.
             failure_tolerance: Failures in a row after which the run stops; 0: never.
             worker_config: That of the dataset, which is the default.
@@ -122,10 +122,10 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
             pre_packer: Returns lists of the samples that go together.
             final_packer: Makes one sample of such a list. It may raise SkipSample, and may be a
                 generator function, which gives any number of samples for one list.
-            final_packer_stateless: Taken for Energon's sake: it must be, in any case.
+            final_packer_stateless: Accepted and ignored: it must always be.
             sample_encoder: Called for each sample that was selected, before it is packed.
-            sample_encoder_stateless: Taken for Energon's sake: it must be, in any case.
-            packer_config: Taken for Energon's sake: states do not look at functions.
+            sample_encoder_stateless: Accepted and ignored: it must always be.
+            packer_config: Accepted and ignored: states do not contain functions.
             pre_packer_failure_tolerance: Failures in a row of the function after which the run
                 stops; 0: never.
             final_packer_failure_tolerance: The same for `final_packer`.

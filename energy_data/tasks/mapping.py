@@ -10,11 +10,11 @@ from typing import Any, Generic, Literal, TypeVar
 from attrs import evolve
 
 from energy_data.core.context import WorkerConfig
-from energy_data.energon.dataset import BaseWrapperDataset, tree_of
-from energy_data.energon.trees import mapped, on_failure, references_of, with_references
 from energy_data.errors import SpecError
 from energy_data.loading.run import Run
 from energy_data.nodes.filter import FilterSpec
+from energy_data.tasks.trees import mapped, on_failure, references_of, with_references
+from energy_data.tasks.wrapper import BaseWrapperDataset, tree_of
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class MapDataset(BaseWrapperDataset[T], Generic[T]):
             dataset: What is mapped.
             map_fn: The function; it must depend on the item alone. It may raise SkipSample, and may
                 be a generator function, which gives any number of items for one.
-            stateless_map_fn: Taken for Energon's sake: it must be, in any case.
-            map_fn_config: Taken for Energon's sake: states do not look at functions.
+            stateless_map_fn: Accepted and ignored: it must always be.
+            map_fn_config: Accepted and ignored: states do not contain functions.
             failure_tolerance: Failures in a row after which the run stops; 0: never.
             worker_config: That of the dataset, which is the default.
         """
@@ -70,10 +70,10 @@ class IterMapDataset(BaseWrapperDataset[T], Generic[T]):
             dataset: What is mapped.
             iter_map_fn: The function. It gives any number of items for one, and keeps nothing from
                 one item to the next.
-            len_map_fn: Taken for Energon's sake.
+            len_map_fn: Accepted and ignored.
             stateless_iter_fn: Say so: True. A function that keeps items from one to the next could
                 not be saved; write a node, or pack or group with a task encoder.
-            iter_map_fn_config: Taken for Energon's sake.
+            iter_map_fn_config: Accepted and ignored.
             worker_config: That of the dataset, which is the default.
         """
         if not stateless_iter_fn:
@@ -107,7 +107,7 @@ class FilterDataset(BaseWrapperDataset[T], Generic[T]):
         Args:
             dataset: What is filtered.
             filter_fn: The test; it must depend on the item alone.
-            filter_fn_config: Taken for Energon's sake.
+            filter_fn_config: Accepted and ignored.
             worker_config: That of the dataset, which is the default.
         """
         super().__init__(

@@ -1,10 +1,13 @@
-"""What wrappers do to trees."""
+"""What wrappers do to trees.
+
+A blend of datasets whose samples are only read (and cooked) is a blend of *references*: each sample
+comes exactly once per epoch over all paths that lead to it, and the position is one integer per
+lane.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
-from math import ceil
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -14,27 +17,28 @@ from energy_data.core.spec import Spec
 from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
 from energy_data.nodes.buffered import gives_parts
+from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.flat_map import FlatMapSpec
-from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.tasks.batching import batch_list
+from energy_data.tasks.cooking import cooked_alike, uncooked
 from energy_data.tasks.stateless import DEFAULT_TOLERANCE
 
-_SAMPLEWISE = (ReadSpec, EncodeSpec, MapSpec, FilterSpec)  # give one item per item at most
+_SAMPLEWISE = (ReadSpec, EncodeSpec, MapSpec, FilterSpec)  # give at most one item per item
 
 
 def repeated(spec: Spec, times: float | None) -> Spec:
-    """Return a tree that is played several times, or for ever; what is for ever stays so.
+    """Return a tree that is played `times` times, or without end (None).
 
-    A fraction of a pass is for samples as they are read; None above them.
+    A tree without end stays as it is. A fraction is for samples as they are read only.
     """
     references = references_of(spec)
     if references is not None and not references.deal:
@@ -42,8 +46,8 @@ def repeated(spec: Spec, times: float | None) -> Spec:
     if references is None:
         if times is not None and times != int(times):
             raise SpecError(
-                f"repeats: a fraction of a pass can be given of samples only, got {times} of what "
-                f"is made of samples. Put it below, or use LimitDataset."
+                f"repeats: a fraction of a pass is for samples as they are read, got {times} over "
+                f"items made of them. Repeat the samples, or use LimitDataset."
             )
         return RepeatSpec(of=spec, times=None if times is None else int(times))
     if times is None:
@@ -53,7 +57,7 @@ def repeated(spec: Spec, times: float | None) -> Spec:
 
 
 def references_of(spec: Spec) -> ReferencesSpec | None:
-    """Return the references that a tree of samples reads one by one; None if it does more."""
+    """Return the references of a tree that makes each sample of one reference; None for others."""
     while not isinstance(spec, ReferencesSpec):
         if not isinstance(spec, _SAMPLEWISE) or getattr(spec, "yields", "one") != "one":
             return None
@@ -62,27 +66,11 @@ def references_of(spec: Spec) -> ReferencesSpec | None:
 
 
 def with_references(spec: Spec, **changes: object) -> Spec:
-    """Return a tree of `references_of` with its references changed."""
+    """Return a tree with its references changed; `references_of` must return some for it."""
     if isinstance(spec, ReferencesSpec):
         return evolve(spec, **changes)  # type: ignore[arg-type]  # fields by name
     assert isinstance(spec, _SAMPLEWISE)
     return evolve(spec, of=with_references(spec.of, **changes))  # type: ignore[arg-type]  # Read's stay references
-
-
-def items_per_pass(spec: Spec) -> Fraction:
-    """Return how many items a tree gives of one pass over its data, over all ranks."""
-    if isinstance(spec, ReferencesSpec):
-        return spec.of.size
-    below = [items_per_pass(child) for child in spec.children.values()]
-    if isinstance(spec, BatchSpec):
-        return Fraction(ceil(below[0] / spec.batch_size))
-    if isinstance(spec, EpochizeSpec):
-        return Fraction(spec.length)
-    if isinstance(spec, LimitSpec):
-        return min(Fraction(spec.length), below[0])
-    if isinstance(spec, RepeatSpec):
-        return below[0] * (spec.times or 1)
-    return sum(below, Fraction(0))
 
 
 def batched(
@@ -95,7 +83,7 @@ def batched(
 ) -> Spec:
     """Return a tree whose items are batched.
 
-    A pass over samples is dealt to the lanes batch by batch, so that one batch is short at most.
+    A pass over samples is dealt to the lanes batch by batch, so at most one batch is short.
     """
     if gives_parts(batcher):
         lists = batched(spec, batch_size, batch_list, policy, drop_last=drop_last)
@@ -115,12 +103,39 @@ def batched(
 
 
 def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) -> ErrorPolicy:
-    """Return what follows in a run when a function raises."""
+    """Return what happens in a run when a function of the user raises."""
     return ErrorPolicy(handler=worker_config.global_error_handler, tolerance=tolerance)
 
 
 def mapped(spec: Spec, function: Callable[[Any], Any], policy: ErrorPolicy) -> Spec:
-    """Return a tree whose items are mapped by a function of the user, to one or to several."""
+    """Return a tree whose items are mapped by a function of the user; a generator gives several."""
     if gives_parts(function) and spec.replay_blocker():
         return FlatMapSpec(of=spec, function=function, on_failure=policy)
     return EncodeSpec(of=spec, encode=function, on_failure=policy)
+
+
+def blended(specs: Sequence[Spec], weights: Sequence[float]) -> Spec:
+    """Return the blend of some trees."""
+
+    def blend(parts: Sequence[Spec]) -> BlendSpec:
+        return BlendSpec(tuple(map(Part, parts, weights)))
+
+    return _below_reading(specs, blend) or blend(specs)
+
+
+def concatenated(specs: Sequence[Spec]) -> Spec:
+    """Return trees one after another."""
+    return _below_reading(specs, lambda parts: ConcatSpec(tuple(parts))) or ConcatSpec(tuple(specs))
+
+
+def _below_reading(
+    specs: Sequence[Spec], join: Callable[[Sequence[OrderSpec]], OrderSpec]
+) -> Spec | None:
+    """Return one tree that reads what `join` makes of the orders; None if a tree does more."""
+    reads = [spec for spec in map(uncooked, specs) if isinstance(spec, ReadSpec)]
+    if len(reads) < len(specs):
+        return None
+    first = reads[0]
+    if any(with_references(read, of=first.of.of) != first for read in reads):
+        return None
+    return cooked_alike(with_references(first, of=join([read.of.of for read in reads])), specs)

@@ -1,49 +1,21 @@
-"""Datasets as Energon has them: objects that are wrapped in each other, and iterated.
+"""Wrapping datasets: a wrapper puts a node over the tree of a dataset.
 
-A `SavableDataset` is a run of ours (a tree of specs, its seed, and the part this process has), so
-wrapping one puts a node over its tree. Nothing is read, and no place is kept, before a loader does.
+Nothing is read, and no position is kept, before a loader iterates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil
 from typing import Any, Generic, TypeVar
-
-from attrs import fields
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
-from energy_data.energon.trees import items_per_pass
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import Dataset
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.run import Run
 from energy_data.nodes.epochize import EpochizeSpec
 
 T = TypeVar("T")
-
-
-class SavableDataset(Dataset[T], Generic[T]):
-    """A dataset that can be iterated, wrapped, and given to `get_loader`."""
-
-    def __len__(self) -> int:
-        """Return how many different items this rank has of one pass over the data.
-
-        Batches are counted as if nothing were left out.
-        """
-        return ceil(items_per_pass(self.spec) / self.worker_config.world_size)
-
-    def len_rank(self) -> int:
-        """Return the same as `len`."""
-        return len(self)
-
-    def can_restore_sample(self) -> bool:
-        """Return whether single items can be made again by their key: not by datasets."""
-        return False
-
-    def config(self) -> list[Any]:
-        """Return what decides the stream, as plain data; states are compared by it."""
-        return self.spec.describe()
 
 
 class BaseWrapperDataset(SavableDataset[T], Generic[T]):
@@ -67,12 +39,6 @@ class BaseWrapperDataset(SavableDataset[T], Generic[T]):
             even_batches=first.even_batches,
             virtual_epoch_length=virtual_epoch_length,
         )
-
-
-def changed(dataset: Run[T], **changes: Any) -> SavableDataset[T]:
-    """Return a dataset with some facts changed; of a wrapper, what it made is kept."""
-    facts = {field.name: getattr(dataset, field.name) for field in fields(SavableDataset)}
-    return SavableDataset(**{**facts, **changes})
 
 
 def tree_of(dataset: Run[Any]) -> Spec:

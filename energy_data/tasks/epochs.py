@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from energy_data.core.context import WorkerConfig
-from energy_data.energon.dataset import BaseWrapperDataset, SavableDataset, tree_of
-from energy_data.energon.trees import items_per_pass, repeated
 from energy_data.errors import SpecError
+from energy_data.loading.dataset import items_per_pass
 from energy_data.loading.run import Run
 from energy_data.nodes.limit import LimitSpec
+from energy_data.tasks.trees import repeated
+from energy_data.tasks.wrapper import BaseWrapperDataset, tree_of
 
 T = TypeVar("T")
 
@@ -99,6 +100,3 @@ class LimitDataset(BaseWrapperDataset[T], Generic[T]):
         """
         spec = LimitSpec(of=tree_of(dataset), length=length * dataset.worker_config.world_size)
         super().__init__(spec, [dataset], worker_config)
-
-
-__all__ = ["EpochizeDataset", "LimitDataset", "RepeatDataset", "SavableDataset"]

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from energy_data.core.context import WorkerConfig
-from energy_data.energon.dataset import BaseWrapperDataset, dataset_of, pairs_of, tree_of
-from energy_data.energon.orders import blended, concatenated
-from energy_data.energon.trees import batched, on_failure
 from energy_data.errors import SpecError
 from energy_data.tasks.batching import batch_list
+from energy_data.tasks.trees import batched, blended, concatenated, on_failure
+from energy_data.tasks.wrapper import BaseWrapperDataset, dataset_of, pairs_of, tree_of
 
 T = TypeVar("T")
 
