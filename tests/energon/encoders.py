@@ -104,5 +104,21 @@ class Everything(DefaultTaskEncoder):
         )
 
 
+class WithoutGlobalSeeds(Everything):
+    """The same with `sample_rng` alone, as worker threads need it."""
+
+    @stateless
+    def preencode_sample(self, sample):
+        for word in Everything.preencode_sample.__wrapped__(self, sample):
+            word.noise = sample_rng().random()
+            yield word
+
+    @stateless
+    def batch(self, samples):
+        batch = Everything.batch.__wrapped__(self, samples)
+        batch.noise = torch.tensor([sample.noise for sample in samples])
+        return batch
+
+
 def facts(batch: WordsBatch):
     return batch.text, batch.noise.tolist(), batch.number

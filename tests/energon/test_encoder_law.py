@@ -9,11 +9,10 @@ from itertools import islice
 import pytest
 from damaging import as_saved, check, damaged, sampled
 from data import CRUDE, TEXTS, make_dataset
-from encoders import Everything, alone, facts
+from encoders import Everything, WithoutGlobalSeeds, alone, facts
 
 from energy_data.energon import (
     FileStoreCachePool,
-    SavableDataLoader,
     WorkerConfig,
     get_loader,
     get_train_dataset,
@@ -42,12 +41,12 @@ def mixture(tmp_path_factory):
                 joiner: {__module__: megatron.energon, __class__: TextSample}
         """
     )
-    logging.getLogger("energy_data.failures").setLevel(logging.CRITICAL)
+    logging.getLogger("energy_data.core.user_call").setLevel(logging.CRITICAL)
     yield folder / "meta.yaml"
-    logging.getLogger("energy_data.failures").setLevel(logging.NOTSET)
+    logging.getLogger("energy_data.core.user_call").setLevel(logging.NOTSET)
 
 
-def loader_of(mixture, rank=0, ranks=1, num_workers=0, **options):
+def loader_of(mixture, rank=0, ranks=1, num_workers=0, encoder=Everything, **options):
     config = WorkerConfig(rank=rank, world_size=ranks, num_workers=num_workers, lanes=LANES)
     dataset = get_train_dataset(
         mixture,
@@ -56,10 +55,8 @@ def loader_of(mixture, rank=0, ranks=1, num_workers=0, **options):
         shuffle_buffer_size=8,
         max_samples_per_sequence=4,
         worker_config=config,
-        task_encoder=Everything(),
+        task_encoder=encoder(),
     )
-    if "start_method" in options:
-        return SavableDataLoader(dataset, fail_on_timeout=True, **options)
     return get_loader(dataset, **options)
 
 
@@ -87,6 +84,21 @@ def test_it_is_the_same_again_and_for_any_ranks_and_workers(mixture, expected, t
     loader = loader_of(mixture, num_workers=3)
     assert taken(loader, 16) == expected[:16]
     loader.close()
+
+
+def test_it_is_the_same_in_threads_with_files_read_ahead_and_goes_on_without(mixture, tmp_path):
+    encoder = WithoutGlobalSeeds
+    expected = taken(loader_of(mixture, encoder=encoder), 24)
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    loader = loader_of(
+        mixture, num_workers=3, encoder=encoder, cache_pool=pool, start_method="thread"
+    )
+    assert taken(loader, 16) == expected[:16]
+    state = loader.save_state_rank()
+    loader.close()
+    again = loader_of(mixture, encoder=encoder)
+    again.restore_state_rank(state)
+    assert taken(again, 8) == expected[16:24]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 13])

@@ -113,7 +113,7 @@ def test_another_encoder_can_be_augmented(folder, caplog):
     assert louder == [[text + "!" for text in batch] for batch in plain]
     everything = training(folder / "texts", Everything(), packing_buffer_size=4)
     augmented = training(folder / "texts", AugmentTaskEncoder(Everything()), packing_buffer_size=4)
-    caplog.set_level(logging.CRITICAL, "energy_data.failures")
+    caplog.set_level(logging.CRITICAL, "energy_data.core.user_call")
     ours, theirs = (
         [facts(one) for one in islice(get_loader(d), 5)] for d in (everything, augmented)
     )

@@ -198,7 +198,7 @@ class AllBad(Bad):
 
 @pytest.fixture
 def quiet(caplog):
-    caplog.set_level(logging.CRITICAL, "energy_data.failures")
+    caplog.set_level(logging.CRITICAL, "energy_data.core.user_call")
 
 
 @pytest.mark.usefixtures("quiet")
@@ -359,7 +359,7 @@ def test_every_row_of_the_table_names_tests_that_are_there():
 
 def test_everything_at_once_can_be_saved_at_every_batch(folder, caplog):
     """All of them together: packs, groups, generators, failures and workers, saved each time."""
-    caplog.set_level(logging.CRITICAL, "energy_data.failures")
+    caplog.set_level(logging.CRITICAL, "energy_data.core.user_call")
 
     def new(num_workers):
         return get_loader(

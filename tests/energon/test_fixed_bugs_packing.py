@@ -205,7 +205,7 @@ class Strict(Packing):
 
 def test_nemo_rl_pr4070_a_sample_that_is_too_long_does_not_end_the_run(texts, caplog):
     """NeMo-RL PR #4070: one that is above the limit ended the job; it is left out and counted."""
-    caplog.set_level("CRITICAL", "energy_data.failures")
+    caplog.set_level("CRITICAL", "energy_data.core.user_call")
     loader = loader_of(texts, Strict(), lanes=1, packing_buffer_size=4)
     given = numbers(islice(loader, 60))
     assert len(given) == 60 * 2

@@ -26,9 +26,9 @@ def folder(tmp_path_factory):
     make_dataset(made / "more" / "typed", TEXTS, count=26, images=False)
     (made / "files").mkdir()
     (made / "files" / "note.txt").write_text("!")
-    logging.getLogger("energy_data.failures").setLevel(logging.CRITICAL)
+    logging.getLogger("energy_data.core.user_call").setLevel(logging.CRITICAL)
     yield made
-    logging.getLogger("energy_data.failures").setLevel(logging.NOTSET)
+    logging.getLogger("energy_data.core.user_call").setLevel(logging.NOTSET)
 
 
 def dataset_in(folder, rng, number):

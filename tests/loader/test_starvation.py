@@ -262,10 +262,10 @@ def test_a_bar_outlives_an_error():
     expected = list(worker_loader(PASS, workers=0, from_start=True))
     loader = worker_loader(PASS, workers=0, from_start=True)
     stream = loader.with_progress(console=Console(file=io.StringIO()))
-    first, loader._take = next(stream), None
+    first, loader.take = next(stream), None
     with pytest.raises(TypeError):
         next(stream)
-    del loader._take
+    del loader.take
     assert [first, *stream] == expected
 
 

@@ -17,7 +17,7 @@ from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.transport.device import OnDevice
-from energy_data.loading.workers.pool import Pool, PoolOptions
+from energy_data.loading.workers.pool import PoolOptions, ProcessPool
 from energy_data.order.step_rules import DocsPerStep
 from loader.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying
 from loader.test_device import DEVICE, FakeCuda
@@ -37,7 +37,7 @@ def loader_of(spec, workers=2, arena_bytes=1 << 30, cuda=None, **rules):
     config = WorkerConfig(num_workers=workers, lanes=8)
     dataset = SavableDataset(spec=spec, worker_config=config)
     options = PoolOptions(start_method="fork", arena_bytes=arena_bytes)
-    host = Pool(dataset, options) if workers else InProcess()
+    host = ProcessPool(dataset, options) if workers else InProcess()
     if cuda is not None:
         host = OnDevice(host, DEVICE, 1, cuda)
     return StepGrouper(Loader(dataset, host, in_steps=True), DocsPerStep(**rules))
@@ -135,7 +135,7 @@ def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
         dataset = SavableDataset(
             spec=stream(varying if rank else bad, size=100), worker_config=config
         )
-        host = None if rank else Pool(dataset, PoolOptions(start_method="fork"))
+        host = None if rank else ProcessPool(dataset, PoolOptions(start_method="fork"))
         rules = DocsPerStep(target=12, timeout_s=WAIT_S)
         loader = Loader(dataset, host, in_steps=True)
         loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
@@ -165,4 +165,4 @@ def test_without_steps_a_loader_goes_through_none_of_it(monkeypatch):
     loader = Loader(SavableDataset(spec=STREAM, worker_config=config))
     assert type(loader) is Loader
     assert all("__step__" not in batch for batch in islice(loader, 20))
-    assert loader._host._steps._kept is None
+    assert loader._host._journal._kept is None
