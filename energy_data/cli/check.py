@@ -6,9 +6,8 @@ import click
 
 from energy_data.cli.stream import is_staged, stream
 from energy_data.config.compile import compile_split
+from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import Metadataset, load
-from energy_data.config.resolve import expand
-from energy_data.config.twigs import twigs
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.errors import DataError, SpecError
@@ -52,7 +51,7 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
             if with_data:
                 facts.append(_facts(name, _compiled(metadataset, name)))
             else:
-                leaves = {twig.id for twig in twigs(expand(metadataset, name))}
+                leaves = {leaf.id for leaf in leaf_uses(metadataset.tree(name))}
                 facts.append(f"{name}: {_leaves(len(leaves))}")
         except SpecError as error:
             faults += error.faults

@@ -14,9 +14,8 @@ from rich.table import Table
 from energy_data.cli.plan import plain_plan, show_plan
 from energy_data.cli.stream import is_staged, params_of, stream
 from energy_data.config.compile import compile_split, mode_of
-from energy_data.config.describe import Row, describe_tree
+from energy_data.config.inspect import Row, describe_tree
 from energy_data.config.load import Metadataset, load
-from energy_data.config.schedules import plain_schedule, shown_schedule
 from energy_data.core.context import LANES_PER_RANK, Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -24,6 +23,7 @@ from energy_data.nodes.leaves import distinct_leaves, leaf_entries
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.run_plan import Plan
 from energy_data.order.schedule import Clock, Schedule
+from energy_data.order.weight_rule import plain_weight, shown_schedule
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 
@@ -190,7 +190,7 @@ def _shown(name: str, share: float | Schedule) -> str:
     """Return what a parent gives a child."""
     if isinstance(share, Schedule):
         return shown_schedule(share)
-    return f"{'x ' if name == 'repetitions' else ''}{share:g}"
+    return f"{'x ' if name == 'repetitions' else ''}{float(share):g}"
 
 
 def _cells(row: Row, share: Mapping[str, Any], drawn: Mapping[str, int]) -> list[str]:
@@ -235,4 +235,4 @@ def _plain(
 
 
 def _plain_share(share: float | Schedule) -> Any:
-    return plain_schedule(share) if isinstance(share, Schedule) else share
+    return plain_weight(share)

@@ -8,11 +8,9 @@ from typing import Any
 import yaml
 
 from energy_data.config.compile import compile_stream
-from energy_data.config.compile_staged import PIPELINE_PARAMS, changed_params
-from energy_data.config.kind_staged import StagedDefinition
 from energy_data.config.load import Metadataset
-from energy_data.config.resolve import expand
-from energy_data.config.step_size import FOR_STEPS
+from energy_data.config.staged import StagedRecipe
+from energy_data.config.stages import PIPELINE_PARAMS, STEP_SIZES, changed_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -39,7 +37,7 @@ class AnyTask(TaskEncoder[Any, Any, Any, Any]):
 
 def is_staged(metadataset: Metadataset, split: str) -> bool:
     """Return whether a split has stages. SpecError if there is no such split."""
-    return isinstance(expand(metadataset, split).definition, StagedDefinition)
+    return isinstance(metadataset.tree(split), StagedRecipe)
 
 
 def stream(
@@ -55,8 +53,8 @@ def stream(
 
     run: its seed and its lanes, as far as they are known.
     """
-    own = {*PIPELINE_PARAMS, *FOR_STEPS} - {"seq_len"}
-    named = [name for name in changed_params(expand(metadataset, split)) if name not in own]
+    own = {*PIPELINE_PARAMS, *STEP_SIZES} - {"seq_len"}
+    named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
     free: dict[str, Any] = dict.fromkeys(named)
     pipeline = StreamBuilder(
         batch_size=batch_size,

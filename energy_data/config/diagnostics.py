@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from attrs import frozen
 
@@ -29,9 +28,11 @@ class Diagnostics:
 
     def __init__(self) -> None:
         self._texts: dict[tuple[Place, str, str], str] = {}
+        self._num_reports = 0
 
     def __len__(self) -> int:
-        return len(self._texts)
+        """Return the number of reports, including those of known problems."""
+        return self._num_reports
 
     def report(self, place: Place, where: str, problem: str) -> None:
         """Add a problem.
@@ -40,6 +41,7 @@ class Diagnostics:
         problem: *what is wrong, what was found. What to do.* A value that is used twice through an
         alias is reported once.
         """
+        self._num_reports += 1
         text = f"{place}: {where}: {problem}" if where else f"{place}: {problem}"
         # Without a line, only the key tells two places apart.
         self._texts.setdefault((place, "" if place.line else where, problem), text)
@@ -60,11 +62,6 @@ class Diagnostics:
             raise SpecError(self.messages())
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word nearest to `word`, if one is near."""
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
-
-
 def slip_of(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that `word` misspells by one missing, doubled or swapped letter.
 
@@ -82,9 +79,3 @@ def slip_of(word: str, known: Iterable[str]) -> str | None:
 def shown(text: str) -> str:
     """Return `text` in quotes, on one line, shortened for a message."""
     return repr(text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "...")
-
-
-def listed(words: Iterable[str]) -> str:
-    """Return words joined for a sentence: `a, b or c`."""
-    *most, last = list(words)
-    return f"{', '.join(most)} or {last}" if most else last

@@ -1,4 +1,4 @@
-"""Opening what a twig says: the source of its samples, and the files beside them."""
+"""Opening leaves: the source of their samples, and the files for their cookers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
-from energy_data.config.aux import Aux
-from energy_data.config.kind_join import JoinDefinition
-from energy_data.config.twigs import DatasetPart, Joined, Twig
+from energy_data.config.keys import JoinSpec
+from energy_data.config.leaves import DatasetPart, JoinedDataset, LeafUse
+from energy_data.config.rules import Aux
 from energy_data.data.files.stores import FileStore, SystemFileStore
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.join.source import Joiner, JoinMember, keyed, open_join
@@ -36,11 +36,11 @@ SpecError if there is no such dataset or part.
 
 @frozen(kw_only=True)
 class Options:
-    """What a run says of all its datasets."""
+    """Options of a run for all its datasets."""
 
-    shuffle_over_epochs_multiplier: int | None = 1  # as the key of that name, for the whole tree
-    trust: ImportPolicy = field(factory=ImportPolicy)  # the code that may be named
-    # Opens what is joined to a declared type, as dataset.yaml types it; None: `open_source` does.
+    shuffle_over_epochs_multiplier: int | None = 1  # at the root of the tree
+    trust: ImportPolicy = field(factory=ImportPolicy)  # code that files may name
+    # Opens datasets that are joined to a declared type, typed by dataset.yaml; None: `open_source`.
     open_typed: OpenSource | None = None
 
 
@@ -48,7 +48,7 @@ DEFAULT = Options()
 
 
 class Opener:
-    """Opens what twigs say; what says the same is opened once."""
+    """Opens leaves; equal parts of datasets are opened once."""
 
     def __init__(self, open_source: OpenSource, options: Options) -> None:
         self._open_source, self._options = open_source, options
@@ -56,35 +56,35 @@ class Opener:
         self._stores: dict[Aux, FileStore[bytes]] = {}
 
     def samples(
-        self, twig: Twig, subset: Range | None, subflavors: Mapping[str, Any] | None = None
+        self, leaf: LeafUse, subset: Range | None, subflavors: Mapping[str, Any] | None = None
     ) -> Source:
-        """Return the samples of a twig. subflavors: others than its own."""
-        said = twig.subflavors if subflavors is None else subflavors
-        if isinstance(twig.of, DatasetPart):
-            return self._dataset(twig.of, subset, said)
-        assert isinstance(twig.definition, JoinDefinition)
-        names = twig.definition.join.names
-        joiner, code = self._joiner(twig.definition), twig.definition.joiner
-        key = (twig.of, _text([one.subflavors for one in twig.of]), names, code, subset)
+        """Return the samples of a leaf. subflavors: others than its own."""
+        said = leaf.subflavors if subflavors is None else subflavors
+        if isinstance(leaf.of, DatasetPart):
+            return self._dataset(leaf.of, subset, said)
+        assert isinstance(leaf.recipe, JoinSpec)
+        names = leaf.recipe.names
+        joiner, code = self._joiner(leaf.recipe), leaf.recipe.joiner
+        key = (leaf.of, _text([one.subflavors for one in leaf.of]), names, code, subset)
         if key not in self._sources:
             typed = self._options.open_typed if isinstance(joiner, type) else None
-            members = [self._member(member, typed) for member in twig.of]
+            members = [self._member(member, typed) for member in leaf.of]
             self._sources[key] = open_join(
                 dict(zip(names, members, strict=True)) if names else members,
                 joiner=joiner,
                 subset=subset,
-                folder=twig.cache,
+                folder=leaf.cache,
             )
         return self._sources[key]
 
-    def keyed(self, twig: Twig) -> list[Member]:
-        """Return what the keys of the datasets of a join are found by. No joiner is looked at."""
-        assert not isinstance(twig.of, DatasetPart)
-        return [keyed(self._member(member, None)) for member in twig.of]
+    def keyed(self, leaf: LeafUse) -> list[Member]:
+        """Return the keys of the datasets of a join. The joiner is not imported."""
+        assert not isinstance(leaf.of, DatasetPart)
+        return [keyed(self._member(member, None)) for member in leaf.of]
 
-    def stores(self, twig: Twig) -> dict[str, FileStore[bytes]]:
-        """Return the files beside the samples, by name. SpecError if there are none at a path."""
-        return {name: self._store(name, aux) for name, aux in twig.aux.items()}
+    def stores(self, leaf: LeafUse) -> dict[str, FileStore[bytes]]:
+        """Return the files for cookers, by name. Raises SpecError if a path has none."""
+        return {name: self._store(name, aux) for name, aux in leaf.aux.items()}
 
     def _dataset(
         self,
@@ -106,30 +106,30 @@ class Opener:
             )
         return self._sources[key]
 
-    def _member(self, member: Joined, typed: OpenSource | None) -> JoinMember:
+    def _member(self, member: JoinedDataset, typed: OpenSource | None) -> JoinMember:
         return JoinMember(self._dataset(member.of, None, member.subflavors, typed), member.nonmatch)
 
-    def _joiner(self, definition: JoinDefinition) -> Joiner | None:
-        code = definition.joiner
+    def _joiner(self, recipe: JoinSpec) -> Joiner | None:
+        code = recipe.joiner
         if code is None:
             return None
         joiner = self._options.trust.find(code.module, code.name, SAMPLE_TYPES)
         if not callable(joiner) or isinstance(joiner, type) != code.is_class:
             what = "class" if code.is_class else "function"
-            raise SpecError(f"{code} is no {what}, found {joiner!r}. Name one.")
+            raise SpecError(f"{code} is not a {what}, found {joiner!r}. Name one.")
         if code.is_class and not hasattr(joiner, "from_joined"):
             raise SpecError(
-                f"{code} cannot be made of joined samples: it has no class method `from_joined`. "
-                "Derive it from Sample, or name a function by `__function__`."
+                f"{code} cannot be created from joined samples: it has no class method "
+                "`from_joined`. Derive it from Sample, or name a function by `__function__`."
             )
         found: Joiner = joiner
         return found
 
     def _store(self, name: str, aux: Aux) -> FileStore[bytes]:
         if aux not in self._stores:
-            if aux.kind == "filesystem" and not Path(aux.path).is_dir():
-                raise SpecError(f"{name!r}: there is no folder {aux.path}. Look at the path.")
-            if aux.kind == "filesystem":
+            if aux.kind == "fs_path" and not Path(aux.path).is_dir():
+                raise SpecError(f"{name!r}: there is no folder {aux.path}. Check the path.")
+            if aux.kind == "fs_path":
                 self._stores[aux] = SystemFileStore(aux.path)
             else:
                 self._stores[aux] = open_store(aux.path)

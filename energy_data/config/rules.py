@@ -1,225 +1,123 @@
-"""What a key may hold: the check of the loader and the schema for editors, side by side."""
+"""Rules of the keys of leaves: ranges, epochs, files in `.nv-meta`, named code, stores of files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from energy_data.config.diagnostics import Place, did_you_mean, listed
-from energy_data.config.subset import Subset
-from energy_data.config.yaml_nodes import Value
+from energy_data.core.recipe import Rule
+from energy_data.core.rules import MAX_COUNT, TEXT_PATTERN, matching, whole_number
 
-MAX_COUNT = 2**62
 MAX_EPOCHS = 2**20  # mixed with each other
 
-TEXT_PATTERN = re.compile(r"^[^\u0000-\u001f\u007f\ud800-\udfff]+$")
-NAME_PATTERN = re.compile(
-    r"^[^\s\u0000-\u001f\u007f\ud800-\udfff./]([^\u0000-\u001f\u007f\ud800-\udfff./]*[^\s\u0000-\u001f\u007f\ud800-\udfff./])?$"
-)
-_AMOUNT = re.compile(r"^([0-9]{1,18}(?:\.[0-9]{1,9})?)([KMBT])$")
-SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _META_FILE = re.compile(r"^(?!/)(?!(.*/)?\.\.(/|$))[^\u0000-\u001f\u007f\ud800-\udfff]+$")
-_PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
+META_FILE = matching(
+    _META_FILE,
+    "the name of a file",
+    "It is the name of a file in `.nv-meta`, without folders above it.",
+)
 
 
-class WrongInsideError(ValueError):
-    """What breaks a rule is inside a value, at places of its own."""
-
-    def __init__(self, faults: list[tuple[Place, str, str]]) -> None:
-        super().__init__()
-        self.faults = faults  # place, what to add to the path of the key, problem
-
-
-@frozen(eq=False)
-class Rule:
-    """What one key may hold."""
-
-    says: str  # completes "must be ..."
-    schema: dict[str, Any]  # the same as JSON Schema
-    accept: Callable[[Value], Any]
-    """Returns the value as the definitions hold it.
-
-    Raises ValueError if it breaks the rule, with what to do where an example is not enough;
-    `WrongInsideError` where that is told best of values inside it.
-    """
-
-
-def number(maximum: float) -> Rule:
-    """Return the rule of a finite number >= 0."""
-
-    def accept(value: Value) -> float:
-        found = value.data
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ValueError  # noqa: TRY004 - the caller tells the fault
-        if not 0 <= found <= maximum:  # NaN is not
-            raise ValueError
-        return found
-
-    schema = {"type": "number", "minimum": 0, "maximum": maximum}
-    return Rule(f"a number from 0 to {maximum:g}", schema, accept)
-
-
-def _positive(value: Value) -> float:
-    found: float = number(_MOST).accept(value)
-    if not found:
-        raise ValueError
-    return found
-
-
-def one_of(*words: str) -> Rule:
-    """Return the rule of one of a few words."""
-
-    def accept(value: Value) -> str:
-        if value.data not in words:
-            near = did_you_mean(str(value.data), words)
-            raise ValueError(f"Did you mean '{near}'?" if near else "")
-        return str(value.data)
-
-    return Rule(listed(f"'{word}'" for word in words), {"enum": list(words)}, accept)
-
-
-def _count(value: Value) -> int:
-    return _whole(value.data, 1)
-
-
-def _text(value: Value) -> str:
-    if not isinstance(value.data, str) or not TEXT_PATTERN.fullmatch(value.data):
-        raise ValueError
-    return value.data
-
-
-def _name(value: Value) -> str:
-    if not isinstance(value.data, str) or not NAME_PATTERN.fullmatch(value.data):
-        raise ValueError
-    return value.data
-
-
-def _flag(value: Value) -> bool:
-    if not isinstance(value.data, bool):
-        raise ValueError  # noqa: TRY004 - the caller tells the fault
-    return value.data
-
-
-def _epochs(value: Value) -> int | None:
-    if value.data is None:
+def _epochs(found: Any) -> int | None:
+    if found is None:
         return None
-    epochs = _whole(value.data, -1)
+    epochs = whole_number(found, -1)
     if not epochs or epochs > MAX_EPOCHS:
         raise ValueError
     return epochs
 
 
-def _meta_file(value: Value) -> str:
-    name = _text(value)
-    if not _META_FILE.fullmatch(name):
-        raise ValueError("It is the name of a file in `.nv-meta`, without folders above it.")
-    return name
-
-
-def _mapping(value: Value) -> dict[str, Any]:
-    if not isinstance(value.data, dict):
-        raise ValueError  # noqa: TRY004 - the caller tells the fault
-    plain: dict[str, Any] = value.plain()
-    return plain
-
-
-def _amount(value: Value) -> Fraction:
-    found = value.data
-    if isinstance(found, str) and (match := _AMOUNT.fullmatch(found)):
-        number, suffix = match.groups()
-        return Fraction(number) * SUFFIXES[suffix]
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_COUNT:
-        raise ValueError
-    return Fraction(str(found))
-
-
-AMOUNT = Rule(
-    "a number from 0, or one with K, M, B or T, such as 20B",
-    {
-        "anyOf": [
-            {"type": "number", "minimum": 0, "maximum": MAX_COUNT},
-            {"type": "string", "pattern": _AMOUNT.pattern},
-        ]
-    },
-    _amount,
-)
-_MOST = 1e15
-POSITIVE = Rule(
-    f"a number above 0, to {_MOST:g}",
-    {"type": "number", "exclusiveMinimum": 0, "maximum": _MOST},
-    _positive,
-)
-
-
-def _target(value: Value) -> int | tuple[tuple[int, int], ...]:
-    if not isinstance(value.data, list):
-        return _whole(value.data, 1)
-    pairs = [each.data for each in value.data if isinstance(each.data, list)]
-    if not pairs or [len(pair) for pair in pairs] != [2] * len(value.data):
-        raise ValueError
-    return tuple((_whole(step.data, 0), _whole(amount.data, 1)) for step, amount in pairs)
-
-
-COUNT = Rule("a whole number >= 1", {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, _count)
-TEXT = Rule(
-    "text, not empty, without control characters",
-    {"type": "string", "pattern": TEXT_PATTERN.pattern},
-    _text,
-)
-NAME = Rule(
-    "a name without '/', '.' or blanks at its ends",
-    {"type": "string", "pattern": NAME_PATTERN.pattern},
-    _name,
-)
-TARGET = Rule(
-    "a whole number >= 1, or pairs [step, number from then on]",
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": 1, "maximum": MAX_COUNT},
-            {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "array",
-                    "prefixItems": [
-                        {"type": "integer", "minimum": 0, "maximum": MAX_COUNT},
-                        {"type": "integer", "minimum": 1, "maximum": MAX_COUNT},
-                    ],
-                    "items": False,
-                    "minItems": 2,
-                },
-            },
-        ]
-    },
-    _target,
-)
-FLAG = Rule("true or false", {"type": "boolean"}, _flag)
 EPOCHS = Rule(
     "a whole number >= 1, or -1, or null",
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": 1, "maximum": MAX_EPOCHS},
-            {"enum": [-1, None]},
-        ]
-    },
+    {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_EPOCHS}, {"enum": [-1, None]}]},
     _epochs,
 )
-META_FILE = Rule(
-    "the name of a file",
-    {"type": "string", "pattern": _META_FILE.pattern},
-    _meta_file,
-)
-MAPPING = Rule("a mapping of names to plain data", {"type": "object"}, _mapping)
+
+
+@frozen
+class Subset:
+    """A range of samples: first an absolute range, then a relative one of what that leaves."""
+
+    first: int = 0
+    end: int | None = None  # None: the end of the dataset
+    low: Fraction = Fraction(0)  # of the samples [first, end)
+    high: Fraction = Fraction(1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is all of a dataset."""
+        return self == FULL
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether it has numbers of samples."""
+        return self.first != 0 or self.end is not None
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether it has percentages."""
+        return self.low != 0 or self.high != 1
+
+    def within(self, inner: Subset | None) -> Subset:
+        """Return this relative range, applied to what `inner` leaves."""
+        inner = inner or FULL
+        if not self.is_relative:
+            return inner
+        span = inner.high - inner.low
+        return evolve(inner, low=inner.low + self.low * span, high=inner.low + self.high * span)
+
+    def bounds(self, num_samples: int) -> tuple[int, int]:
+        """Return the range in a dataset of `num_samples`. Raises ValueError if it exceeds it."""
+        end = num_samples if self.end is None else self.end
+        if end > num_samples or self.first > end:
+            raise ValueError(f"the range {self} exceeds the dataset")
+        total = end - self.first
+        return self.first + int(total * self.low), self.first + int(total * self.high)
+
+    def plain(self) -> dict[str, Any] | None:
+        """Return it as it is written in YAML; None: it is all of a dataset.
+
+        The relative part of an absolute range without an end takes a node of its own and is left
+        out here.
+        """
+        if self.is_absolute and self.end is not None:
+            return {"range": list(self.bounds(self.end))}
+        if self.is_absolute:
+            return {"range": [self.first, "end"]}
+        return self.plain_relative()
+
+    def plain_relative(self) -> dict[str, Any] | None:
+        """Return its relative part as it is written in YAML; None: it has none."""
+        return {"range": [percent(self.low), percent(self.high)]} if self.is_relative else None
+
+    def __str__(self) -> str:
+        absolute = f"[{self.first}:{'end' if self.end is None else self.end}]"
+        relative = f"[{percent(self.low)}:{percent(self.high)}]"
+        return (absolute if self.is_absolute else "") + (relative if self.is_relative else "")
+
+
+FULL = Subset()
+
+
+def percent(fraction: Fraction) -> str:
+    """Return a finite decimal fraction as exact percents: Fraction(1, 8) -> `12.5%`."""
+    value, digits = fraction * 100, 0
+    while value.denominator > 1:
+        value, digits = value * 10, digits + 1
+    text = str(value.numerator).rjust(digits + 1, "0")
+    return f"{text[:-digits]}.{text[-digits:]}%" if digits else f"{text}%"
+
+
+_PERCENT = re.compile(r"^(100(\.0{1,200})?|[0-9]{1,2}(\.[0-9]{1,200})?)%$")
 
 
 def subset_range(*, absolute: bool) -> Rule:
     """Return the rule of `range: [start, end]`.
 
-    absolute: whether it may be in samples, as well as in percent.
+    absolute: whether numbers of samples are allowed, as well as percentages.
     """
     percentage = {"type": "string", "pattern": _PERCENT.pattern}
     index = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT}
@@ -239,27 +137,27 @@ def subset_range(*, absolute: bool) -> Rule:
         "additionalProperties": False,
     }
     both = " or two numbers of samples" if absolute else ""
-    says = f"`range: [start, end]` with two percentages{both}, start before end"
-    return Rule(says, schema, lambda value: _subset(value, absolute=absolute))
+    must_be = f"`range: [start, end]` with two percentages{both}, start before end"
+    return Rule(must_be, schema, lambda found: _subset(found, absolute=absolute), Subset.plain)
 
 
-def _subset(value: Value, *, absolute: bool) -> Subset:
-    if not isinstance(value.data, dict) or list(value.data) != ["range"]:
+def _subset(found: Any, *, absolute: bool) -> Subset:
+    if not isinstance(found, dict) or list(found) != ["range"]:
         raise ValueError
-    bounds = value.data["range"].data
-    if not isinstance(bounds, list) or len(bounds) != 2:
+    if not isinstance(found["range"], list) or len(found["range"]) != 2:
         raise ValueError
-    start, end = bounds[0].data, bounds[1].data
+    start, end = found["range"]
     if isinstance(start, str):
         subset = Subset(low=_fraction(start), high=_fraction("100%" if end == "end" else end))
         empty = subset.low >= subset.high
     elif absolute:
-        subset = Subset(first=_whole(start, 0), end=None if end == "end" else _whole(end, 0))
-        empty = subset.end is not None and subset.first >= subset.end
+        last = None if end == "end" else whole_number(end, 0)
+        subset = Subset(first=whole_number(start, 0), end=last)
+        empty = last is not None and subset.first >= last
     else:
         raise ValueError("Numbers of samples are for single datasets: use percentages here.")
     if empty:
-        raise ValueError("The range is empty: let it end after its start.")
+        raise ValueError("The range is empty: its end must be greater than its start.")
     return subset
 
 
@@ -269,9 +167,126 @@ def _fraction(percentage: Any) -> Fraction:
     return Fraction(percentage.removesuffix("%")) / 100
 
 
-def _whole(found: Any, minimum: int) -> int:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError  # noqa: TRY004 - the caller tells the fault
-    if not minimum <= found <= MAX_COUNT or found != int(found):
+_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_KEYS_OF_CODE = ("__class__", "__function__")
+
+
+@frozen
+class Code:
+    """The name of a class or a function in a module. Whether it may run is decided elsewhere."""
+
+    module: str
+    name: str
+    is_class: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def plain(self) -> dict[str, str]:
+        """Return it as it is written in YAML."""
+        return {"__module__": self.module, _KEYS_OF_CODE[not self.is_class]: self.name}
+
+
+def _code(found: Any) -> Code:
+    if not isinstance(found, dict) or len(found) != 2 or "__module__" not in found:
         raise ValueError
-    return int(found)
+    named = next((key for key in _KEYS_OF_CODE if key in found), None)
+    if named is None:
+        raise ValueError
+    module, name = found["__module__"], found[named]
+    if not (isinstance(module, str) and re.fullmatch(_MODULE, module)):
+        raise ValueError("The name of a module is like `package.module`.")
+    if not (isinstance(name, str) and re.fullmatch(_NAME, name)):
+        raise ValueError("The name of a class or function is like `CaptioningSample`.")
+    return Code(module, name, is_class=named == "__class__")
+
+
+CODE = Rule(
+    "a mapping with `__module__` and one of `__class__` and `__function__`",
+    {
+        "type": "object",
+        "properties": {
+            "__module__": {"type": "string", "pattern": _MODULE},
+            **{key: {"type": "string", "pattern": _NAME} for key in _KEYS_OF_CODE},
+        },
+        "required": ["__module__"],
+        "additionalProperties": False,
+        "oneOf": [{"required": [key]} for key in _KEYS_OF_CODE],
+    },
+    _code,
+    Code.plain,
+)
+
+
+@frozen
+class Aux:
+    """A store of files for cookers."""
+
+    path: str  # as written, without a scheme; absolute once it is resolved
+    kind: Literal["path", "fs_path"]  # a prepared dataset of tars, or a folder
+
+
+Stores: TypeAlias = dict[str, Aux]
+
+_SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*://"
+_FOLDER = "filesystem://"
+
+
+def _stores(found: Any) -> Stores:
+    if not isinstance(found, dict):
+        raise ValueError  # noqa: TRY004 - the caller reports the problem
+    return {name: _store(name, each) for name, each in found.items()}
+
+
+def _store(name: str, found: Any) -> Aux:
+    if not isinstance(found, dict):
+        if isinstance(found, str) and found.startswith(_FOLDER) and found != _FOLDER:
+            return Aux(_text(name, found.removeprefix(_FOLDER)), "fs_path")
+        return Aux(_local(name, found), "path")
+    if list(found) == ["path"]:
+        return Aux(_local(name, found["path"]), "path")
+    if list(found) == ["fs_path"]:
+        return Aux(_local(name, found["fs_path"]), "fs_path")
+    raise ValueError(f"'{name}' has one key: `path` of a dataset, or `fs_path` of a folder.")
+
+
+def _text(name: str, found: Any) -> str:
+    if not isinstance(found, str) or not TEXT_PATTERN.fullmatch(found):
+        raise ValueError(f"'{name}' must be a path.")
+    return found
+
+
+def _local(name: str, found: Any) -> str:
+    path = _text(name, found)
+    if re.match(_SCHEME, path):
+        raise ValueError(
+            f"'{name}' is remote, which is not supported yet. Give a local path: of a dataset, or "
+            f"after `{_FOLDER}` of a folder."
+        )
+    return path
+
+
+_TEXT: dict[str, Any] = {"type": "string", "pattern": TEXT_PATTERN.pattern}
+_LOCAL: dict[str, Any] = {**_TEXT, "not": {"pattern": _SCHEME}}
+_ONE_KEY = [
+    {
+        "type": "object",
+        "properties": {key: _LOCAL},
+        "required": [key],
+        "additionalProperties": False,
+    }
+    for key in ("path", "fs_path")
+]
+
+STORES = Rule(
+    "a mapping of names to paths, of prepared datasets or after `filesystem://` of folders",
+    {
+        "type": "object",
+        "additionalProperties": {
+            "anyOf": [_LOCAL, {**_TEXT, "allOf": [{"pattern": f"^{_FOLDER}."}]}, *_ONE_KEY]
+        },
+    },
+    _stores,
+    lambda stores: {name: {aux.kind: aux.path} for name, aux in stores.items()},
+)

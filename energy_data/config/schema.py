@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import NOTHING, Attribute
-
-from energy_data.config.definitions import (
+from energy_data.config.grammar import (
+    KINDS,
+    PARTS,
     SPLITS,
-    Definition,
-    FileDefinition,
-    Group,
-    Keyed,
-    Node,
-    Nodes,
-    Part,
-    SplitPart,
-    keys_of,
+    FileKeys,
+    InNode,
+    InSplit,
+    Keys,
+    keys_next_to,
+    kinds_in,
+    node_keys,
+    refused_in,
 )
-from energy_data.config.kinds import KINDS, PARTS, kinds_of
-from energy_data.config.rules import Rule
+from energy_data.config.keys import NodeKeys
+from energy_data.core.recipe import Child, Children, Group, Key, keys_of
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
@@ -29,59 +28,54 @@ Schema = dict[str, Any]
 def metadataset_schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a metadataset file.
 
-    It accepts what the loader accepts of one file, but for what a schema cannot say: the order of
-    a range's two ends and of places in a schedule, schedules that are all 0 somewhere, slips in the
-    names of splits, `nonmatch` of the first dataset of a join, kinds that are not of the class in
-    the header, NaN, duplicate keys, and everything about other files.
+    It accepts what the loader accepts of one file, except for what a schema cannot express: the
+    order of a range's two ends and of places in a schedule, schedules that are all 0 somewhere,
+    slips in the names of splits, `nonmatch` of the first dataset of a join, kinds that do not match
+    the class in the header, NaN, duplicate keys, and everything about other files.
     """
-    parts: list[type[Part]] = [Part, SplitPart, *PARTS]
-    nodes = {_name(part): _node(part) for part in parts}
+    parts: list[type[Any]] = [InNode, InSplit, *PARTS]
     return {
         "$schema": SCHEMA,
         "title": "metadataset",
         "description": "Which datasets a run draws from, and in which proportions.",
-        **_keys(FileDefinition),
-        "$defs": nodes,
+        **_mapping(keys_of(FileKeys)),
+        "$defs": {_name(part): _node(part) for part in parts},
     }
 
 
-def _name(part: type[Part]) -> str:
+def _name(part: type[Any]) -> str:
     """Return the name of the schema of a node in such a part."""
-    if part is SplitPart:
+    if part is InSplit:
         return "node_of_split"
     return f"node_of_{PARTS[part]}" if part in PARTS else "node"
 
 
-def _node(part: type[Part]) -> Schema:
+def _node(part: type[Any]) -> Schema:
     """Return the schema of a node: exactly one kind, and the keys that go with it."""
-    owners: dict[str, Schema] = {
-        name: {
-            key: schema
-            for key, schema in _keys(cls)["properties"].items()
-            if key not in part.refuses
-        }
-        for name, cls in kinds_of(part).items()
-    }
-    shared = {name for name in keys_of(Definition) if _alike(name, owners)} - {*part.refuses}
-    properties: Schema = dict(_keys(part)["properties"])
-    for keys in owners.values():
-        for name, schema in keys.items():
-            # What differs from kind to kind is said below; here it is only known by name.
+    owners: dict[str, Schema] = {}
+    for kind, cls in kinds_in(part).items():
+        refused = refused_in(part, cls)
+        keys = {**keys_of(node_keys(cls)), **keys_next_to(cls)}
+        schemas = _mapping(keys)["properties"]
+        owners[kind] = {name: schema for name, schema in schemas.items() if name not in refused}
+    shared = {name for name in keys_of(NodeKeys) if _alike(name, owners)}
+    own = _mapping(keys_of(part))
+    properties: Schema = dict(own["properties"])
+    for schemas in owners.values():
+        for name, schema in schemas.items():
+            # What differs from kind to kind is expressed below; here it is only known by name.
             same = name in shared or name in KINDS
             properties.setdefault(name, schema if same else {"description": schema["description"]})
-    differing = [name for name in properties if name not in {*shared, *KINDS, *keys_of(part)}]
-    required = _keys(part).get("required", [])
+    differing = [name for name in properties if name not in {*shared, *KINDS, *own["properties"]}]
     return {
-        "type": "object",
+        **own,
         "properties": properties,
-        "additionalProperties": False,
-        **({"required": required} if required else {}),
         "oneOf": [
             {
                 "required": [kind],
-                "properties": {name: keys.get(name, False) for name in differing},
+                "properties": {name: schemas.get(name, False) for name in differing},
             }
-            for kind, keys in owners.items()
+            for kind, schemas in owners.items()
         ],
     }
 
@@ -91,62 +85,61 @@ def _alike(name: str, owners: dict[str, Schema]) -> bool:
     return all(each == first for each in others)
 
 
-def _keys(cls: type[Any]) -> Schema:
-    """Return the schema of a mapping with the keys of a class."""
-    keys = keys_of(cls)
-    required = [name for name, attribute in keys.items() if attribute.default is NOTHING]
+def _mapping(keys: Keys) -> Schema:
+    """Return the schema of a mapping with some keys."""
+    required = [name for name, one in keys.items() if one.required]
     schema: Schema = {
         "type": "object",
-        "properties": {name: _held(attribute) for name, attribute in keys.items()},
+        "properties": {name: _held(one) for name, one in keys.items()},
         "additionalProperties": False,
     }
     return {**schema, "required": required} if required else schema
 
 
-def _held(attribute: Attribute[Any]) -> Schema:
+def _held(one: Key) -> Schema:
     """Return the schema of what a key holds."""
-    holds = attribute.metadata["holds"]
-    schema: Schema = {"description": attribute.metadata["about"]}
-    if isinstance(holds, Rule):
-        schema |= holds.schema
-    elif isinstance(holds, Node):
-        schema |= {"$ref": "#/$defs/node"}
-    elif isinstance(holds, Keyed):
-        children = {"$ref": f"#/$defs/{_name(holds.part)}"}
-        schema |= {
-            "anyOf": [
-                {"type": "array", "minItems": 2, "items": children},
-                {"type": "object", "minProperties": 2, "additionalProperties": children},
-            ]
-        }
-    elif isinstance(holds, Nodes):
-        schema |= {
-            "type": "array",
-            "minItems": 1,
-            "items": {"$ref": f"#/$defs/{_name(holds.part)}"},
-            **_some_share(holds.part),
-        }
-    elif isinstance(holds, Group):
-        schema |= _keys(holds.of)
-    else:
-        split = {"$ref": f"#/$defs/{_name(SplitPart)}"}
-        schema |= {
-            "type": "object",
-            "properties": dict.fromkeys(SPLITS, split),
-            "additionalProperties": split,
-            "minProperties": 1,
-        }
-    if isinstance(attribute.default, str | int | float):
-        schema["default"] = attribute.default
-    if attribute.metadata["or_null"]:
+    schema = {"description": one.about, **_value(one)}
+    if isinstance(one.default, str | int | float):
+        schema["default"] = one.default
+    if one.or_null:
         about = schema.pop("description")
         schema = {"description": about, "anyOf": [schema, {"type": "null"}]}
     return schema
 
 
-def _some_share(part: type[Part]) -> Schema:
-    """Return that at least one child has a share > 0."""
-    share = part.share_key
-    if share is None:
-        return {}
-    return {"contains": {"not": {"properties": {share: {"const": 0}}, "required": [share]}}}
+def _value(one: Key) -> Schema:
+    holds = one.holds
+    if isinstance(holds, Children):
+        return _children(holds)
+    if isinstance(holds, Group):
+        return _mapping(keys_of(holds.of))
+    if not isinstance(holds, Child):
+        return dict(holds.schema)
+    if one.name != "splits":
+        return {"$ref": f"#/$defs/{_name(InNode)}"}
+    split = {"$ref": f"#/$defs/{_name(InSplit)}"}
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(SPLITS, split),
+        "additionalProperties": split,
+        "minProperties": 1,
+    }
+
+
+def _children(holds: Children) -> Schema:
+    node = {"$ref": f"#/$defs/{_name(holds.part or InNode)}"}
+    if holds.named:
+        return {
+            "anyOf": [
+                {"type": "array", "minItems": 2, "items": node},
+                {"type": "object", "minProperties": 2, "additionalProperties": node},
+            ]
+        }
+    share = getattr(holds.part, "share_key", None)
+    zero = {"properties": {share: {"const": 0}}, "required": [share]}
+    return {
+        "type": "array",
+        "minItems": 1,
+        "items": node,
+        **({} if share is None else {"contains": {"not": zero}}),
+    }

@@ -1,4 +1,4 @@
-"""Compiling `staged`: the length and the ramp of a stage, in micro-batches of the run."""
+"""Lengths of stages: bounds in steps, samples, tokens or epochs become micro-batches; and ramps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from attrs import evolve, frozen
 
 from energy_data.config.builder import Builder
-from energy_data.config.definitions import Definition
-from energy_data.config.diagnostics import Diagnostics, listed
-from energy_data.config.kind_staged import Ramp, Staged, StagePart
-from energy_data.config.stage_bounds import StageBounds
-from energy_data.config.twigs import Branch, Twig
+from energy_data.config.diagnostics import Diagnostics
+from energy_data.config.grammar import Origins
+from energy_data.config.staged import Ramp, StageBounds, StagedRecipe, StagePart
+from energy_data.core.rules import listed
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.ramp import ramped
 from energy_data.nodes.references import OrderSpec, follows_run
@@ -21,179 +21,166 @@ from energy_data.nodes.stage import OnEnter
 
 
 @frozen(kw_only=True)
-class Body:
-    """A stage whose order tree is compiled, with everything that its length depends on."""
+class StageBody:
+    """A stage whose node is compiled: all that its length may depend on is known."""
 
-    span: StageBounds
-    definition: Definition  # of its node, as written
-    part: StagePart | None  # None: `default`
-    tree: Branch | Twig
+    bounds: StageBounds
+    part: StagePart | None  # None: it is the default
+    tree: Spec  # with leaves that are not opened
     order: OrderSpec
     pipeline: Builder[Any]
-    counts_steps: bool = False  # bounds count steps of any size
+    counts_steps: bool  # bounds are steps of any size, each counted as one
     ends_early: bool = False  # with its data
     ramp_batches: int = 0  # micro-batches at its beginning that the ramp takes
 
     @property
     def per_step(self) -> int:
-        """Micro-batches of all ranks in a step; 1 where bounds count steps of any size."""
+        """Micro-batches of all ranks in a step; what a step counts as."""
         return 1 if self.counts_steps else self.pipeline.microbatches_per_step or 1
 
     @property
-    def lasts(self) -> bool:
-        """Whether it is written with `for`, so that it moves with the end of the stage before."""
+    def has_length(self) -> bool:
+        """Whether it is written with `for`, and so moves with the end of the stage before."""
         return self.part is not None and self.part.length is not None
 
-    @property
-    def asked(self) -> Fraction:
-        """The written length or end."""
-        assert self.span.end is not None
-        return self.span.end - self.span.start if self.lasts else self.span.end
+    def end_as_written(self, unit: str) -> str:
+        """Return how its end is written, for people."""
+        if self.bounds.end is None:
+            return ""
+        end = self.bounds.end - self.bounds.start if self.has_length else self.bounds.end
+        number = f"{int(end):,}" if end.denominator == 1 else f"{float(end):g}"
+        return f"{'' if self.has_length else 'an end at '}{number} {unit}"
 
 
 @frozen
-class Counted:
-    """The end of the stages compiled so far, in `unit`."""
+class Elapsed:
+    """The total of the stages compiled so far, in `unit`."""
 
-    amount: Fraction = Fraction(0)  # more than written where lengths were rounded up
-    moved: Fraction = Fraction(0)  # later than written; below 0 where a stage ends with its data
+    amount: Fraction = Fraction(0)  # more than written where stages were rounded up
+    shift: Fraction = Fraction(0)  # written bounds are so much later: stages ended with their data
 
-    def after(self, body: Body, amount: Fraction, *, early: bool) -> Counted:
-        """Return the end after one more stage. early: the stage ended with its data."""
+    def after(self, body: StageBody, amount: Fraction, *, early: bool) -> Elapsed:
+        """Return the total after one more stage. early: it ended with its data."""
         amount += self.amount
-        if early or body.span.end is None:
-            return Counted(amount, amount - (body.span.end or body.span.start))
-        return Counted(amount, self.moved if body.lasts else Fraction(0))
+        bounds = body.bounds
+        if early or bounds.end is None:
+            return Elapsed(amount, amount - (bounds.end or bounds.start))
+        return Elapsed(amount, self.shift if body.has_length else Fraction(0))
 
 
-def length_of(faults: Diagnostics, body: Body, staged: Staged, counted: Counted) -> int | None:
-    """Return the micro-batches of a stage with an end, in full steps; None: problem reported."""
-    unit, span = staged.unit, body.span
-    if span.end is None:
-        return 0
-    if not is_known(faults, body, staged):
-        return None
-    each = worth(body, staged)
-    end = span.end + (counted.moved if body.lasts else 0)
-    begin = span.start + counted.moved if unit in ("steps", "epochs") else counted.amount
-    length = max(ceil((end - begin) / each / body.per_step) * body.per_step, 0)
-    if 0 < length < body.ramp_batches:
-        most = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {length}"
-        report_ramp(faults, body, f"{most}. Shorten it")
-        return None
-    return length
+class StageLengths:
+    """Computes lengths and ramps of the stages of one run, and reports their problems."""
 
+    def __init__(self, diagnostics: Diagnostics, origins: Origins, staged: StagedRecipe) -> None:
+        self.diagnostics, self.origins, self.staged = diagnostics, origins, staged
 
-def check_counted(faults: Diagnostics, body: Body) -> None:
-    """Report what a stage cannot have whose bounds count steps of any size."""
-    follows = "and where a stage of steps begins is known only during the run"
-    if follows_run(body.order):
-        problem = f"weights that change follow the micro-batches of the run, {follows}."
-        report(faults, body, f"{problem} Use weights that do not change.", "weight")
-    if body.part is not None and body.part.ramp is not None:
-        problem = f"a ramp follows the micro-batches of the run, {follows}. Remove it."
-        report(faults, body, problem, "ramp")
+    def report(self, bounds: StageBounds, problem: str, *keys: str) -> None:
+        """Report a problem of a stage, at the last of `keys` that is written there."""
+        path = "default" if bounds.number is None else f"stages[{bounds.number}]"
+        origin = self.origins.of(self.staged)
+        place, where = origin.locate(f"staged.{path}")
+        for name in keys:
+            at, found = origin.locate(f"staged.{path}.{name}")
+            if found.endswith(f".{name}"):
+                place, where = at, found
+        self.diagnostics.report(place, where, f"stage {bounds.name!r}: {problem}")
 
+    def length(self, body: StageBody, elapsed: Elapsed) -> int | None:
+        """Return the micro-batches of a stage with an end, in whole steps; without one, 0.
 
-def worth(body: Body, staged: Staged) -> Fraction:
-    """Return how much of `unit` a micro-batch of a stage is; 0: unknown."""
-    unit, pipeline = staged.unit, body.pipeline
-    if unit == "microbatches":
-        return Fraction(1)
-    if unit == "steps":
-        if body.counts_steps:
+        None: a problem was reported.
+        """
+        bounds = body.bounds
+        if bounds.end is None:
+            return 0
+        if not self.is_known(body):
+            return None
+        end = bounds.end + (elapsed.shift if body.has_length else 0)
+        moves = self.staged.unit in ("steps", "epochs")
+        start = bounds.start + elapsed.shift if moves else elapsed.amount
+        length = max(ceil((end - start) / self.worth(body) / body.per_step) * body.per_step, 0)
+        if 0 < length < body.ramp_batches:
+            problem = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {length}"
+            self.report(bounds, f"{problem}. Shorten it.", "ramp")
+            return None
+        return length
+
+    def worth(self, body: StageBody) -> Fraction:
+        """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
+        unit, pipeline = self.staged.unit, body.pipeline
+        if unit == "microbatches":
             return Fraction(1)
-        return Fraction(1, pipeline.microbatches_per_step or 1)
-    samples = Fraction(pipeline.samples_per_batch)
-    if unit == "samples":
-        return samples
-    if unit == "tokens":
-        tokens = pipeline.params.get("seq_len")
-        return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
-    return samples / body.order.size
+        if unit == "steps":
+            if body.counts_steps:
+                return Fraction(1)
+            return Fraction(1, pipeline.microbatches_per_step or 1)
+        samples = Fraction(pipeline.samples_per_batch)
+        if unit == "samples":
+            return samples
+        if unit == "tokens":
+            tokens = pipeline.params.get("seq_len")
+            return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
+        return samples / body.order.size
 
-
-def is_known(faults: Diagnostics, body: Body, staged: Staged) -> bool:
-    """Return whether the size of `unit` is known for a stage; report if it is not."""
-    unit, found = staged.unit, body.pipeline.params.get("seq_len")
-    per_step = body.pipeline.microbatches_per_step
-    if unit == "steps" and per_step is None and not body.counts_steps:
-        problem = (
-            "the number of micro-batches in a step is not known. Give `microbatches_per_step`, "
-            "the micro-batches of all ranks in an optimizer step."
-        )
-    elif worth(body, staged):
-        return True
-    elif unit == "tokens" and found is None:
-        problem = (
-            "the number of tokens in a sample is not known. Give the task encoder a parameter "
-            "`seq_len`, or count samples."
-        )
-    elif unit == "tokens":
-        problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
-        if body.part is not None and "seq_len" in body.part.params:
-            report_params(faults, body.part, problem)
+    def is_known(self, body: StageBody) -> bool:
+        """Return whether `unit` can be counted in a stage; if not, report it."""
+        unit, found = self.staged.unit, body.pipeline.params.get("seq_len")
+        per_step = body.pipeline.microbatches_per_step
+        if unit == "steps" and per_step is None and not body.counts_steps:
+            problem = (
+                "the number of micro-batches in a step is not known. Give `microbatches_per_step`, "
+                "the micro-batches of all ranks in an optimizer step."
+            )
+        elif self.worth(body):
+            return True
+        elif unit == "tokens" and found is None:
+            problem = (
+                "the number of tokens in a sample is not known. Give the task encoder a parameter "
+                "`seq_len`, or count samples."
+            )
+        elif unit == "tokens":
+            problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
+            self.report(body.bounds, problem, "for", "end", "params")
             return False
-    else:
-        problem = f"the size of its {unit} is not known. Count steps or samples."
-    report(faults, body, problem)
-    return False
+        else:
+            problem = f"the size of its {unit} is not known. Count steps or samples."
+        self.report(body.bounds, problem, "for", "end")
+        return False
 
+    def check_counted(self, body: StageBody) -> None:
+        """Report what a stage cannot have that counts steps of any size."""
+        reason = "and where a stage of steps begins is known only during the run"
+        if follows_run(body.order):
+            problem = f"weights that change follow the micro-batches of the run, {reason}."
+            self.report(body.bounds, f"{problem} Use weights that do not change.", "weight")
+        if body.part is not None and body.part.ramp is not None:
+            problem = f"a ramp follows the micro-batches of the run, {reason}. Remove it."
+            self.report(body.bounds, problem, "ramp")
 
-def report(faults: Diagnostics, body: Body, problem: str, *keys: str) -> None:
-    """Report a problem of a stage, at the last of `keys` that it has."""
-    definition = body.definition
-    place = definition.place
-    for name in keys or ("for", "end"):
-        place = definition.places.get(name, place)
-    faults.report(place, definition.where, f"stage {body.span.name!r}: {problem}")
-
-
-def report_params(faults: Diagnostics, part: StagePart | None, problem: str) -> None:
-    """Report a problem of the parameters of a stage."""
-    assert part is not None, problem
-    place = part.of.places.get("params", part.of.place)
-    faults.report(place, f"{part.of.where}.params", f"stage {part.name!r}: {problem}")
-
-
-def report_ramp(faults: Diagnostics, body: Body, problem: str) -> None:
-    """Report a problem of the ramp of a stage."""
-    assert body.part is not None, problem
-    part = body.part.of
-    place = part.places.get("ramp", part.place)
-    faults.report(place, f"{part.where}.ramp", f"stage {body.span.name!r}: {problem}.")
-
-
-def written_end(body: Body, staged: Staged) -> str:
-    """Return how the end of a stage is written."""
-    if body.span.end is None:
-        return ""
-    number = f"{int(body.asked):,}" if body.asked.denominator == 1 else f"{float(body.asked):g}"
-    return f"{'' if body.lasts else 'an end at '}{number} {staged.unit}"
-
-
-def with_ramp(
-    faults: Diagnostics, previous: Body | None, body: Body, staged: Staged, on_enter: OnEnter
-) -> Body | None:
-    """Return a stage with its ramp, if it has one. None: problems were reported."""
-    ramp = None if body.part is None else body.part.ramp
-    if ramp is None or body.counts_steps:  # `check_counted` reports a ramp of counted steps
-        return body
-    if not is_known(faults, body, staged):
+    def with_ramp(
+        self, previous: StageBody | None, body: StageBody, on_enter: OnEnter
+    ) -> StageBody | None:
+        """Return a stage with its ramp, if it has one. None: problems were reported."""
+        ramp = None if body.part is None else body.part.ramp
+        if ramp is None or body.counts_steps:  # `check_counted` reports a ramp of counted steps
+            return body
+        if not self.is_known(body):
+            return None
+        batches = ceil(ramp.over / self.worth(body) / body.per_step) * body.per_step
+        problem = _ramp_problem(previous, body, on_enter, batches)
+        if problem is None:
+            assert previous is not None
+            try:
+                return _ramped(previous, body, ramp, batches)
+            except SpecError as error:
+                problem = str(error).removesuffix(".")
+        self.report(body.bounds, f"{problem}.", "ramp")
         return None
-    batches = ceil(ramp.over / worth(body, staged) / body.per_step) * body.per_step
-    problem = _problem(previous, body, on_enter, batches)
-    if problem is None:
-        assert previous is not None
-        try:
-            return _ramped(previous, body, ramp, batches)
-        except SpecError as error:
-            problem = str(error).removesuffix(".")
-    report_ramp(faults, body, problem)
-    return None
 
 
-def _problem(previous: Body | None, body: Body, on_enter: OnEnter, batches: int) -> str | None:
+def _ramp_problem(
+    previous: StageBody | None, body: StageBody, on_enter: OnEnter, batches: int
+) -> str | None:
     if previous is None:
         return "the first stage has no stage before it to ramp from. Remove the ramp"
     if previous.ends_early:
@@ -213,14 +200,14 @@ def _problem(previous: Body | None, body: Body, on_enter: OnEnter, batches: int)
     return None
 
 
-def _changed(previous: Body, body: Body) -> list[str]:
+def _changed(previous: StageBody, body: StageBody) -> list[str]:
     """Return the parameters that differ and decide what becomes of a sample."""
     ours, theirs = body.pipeline.params, previous.pipeline.params
     names = sorted(ours.keys() | theirs.keys() - {"microbatches_per_step"})
     return [name for name in names if ours.get(name) != theirs.get(name)]
 
 
-def _ramped(previous: Body, body: Body, ramp: Ramp, batches: int) -> Body:
+def _ramped(previous: StageBody, body: StageBody, ramp: Ramp, batches: int) -> StageBody:
     samples = batches * (body.pipeline.samples_per_microbatch or body.pipeline.samples_per_batch)
     order = ramped(previous.order, body.order, samples=samples, kind=ramp.kind)
     return evolve(body, order=order, ramp_batches=batches)

@@ -12,16 +12,30 @@ from typing import Any, ClassVar, Literal
 
 from energy_data.core.context import Context
 from energy_data.core.node import Node
+from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.errors import SpecError
 
 ItemKind = Literal["references", "samples", "batches"]
 
 
+class InvalidRecipeError(SpecError):
+    """A spec whose fields contradict each other or are out of range."""
+
+    def __init__(self, kind: str, problems: Sequence[FieldProblem]) -> None:
+        super().__init__([f"{kind}: {problem}" for _, problem in problems])
+        self.kind, self.problems = kind, tuple(problems)
+
+    def __reduce__(self) -> tuple[type[InvalidRecipeError], tuple[Any, ...]]:
+        return type(self), (self.kind, self.problems)
+
+
 class Spec(ABC):
-    """A frozen description of one node and what is under it; small, and picklable."""
+    """A frozen description of one node and its children; small, and picklable."""
 
     kind: ClassVar[str]
     """The name of this class of specs in states, errors and paths. Unique."""
+
+    yaml: ClassVar[Yaml | None] = None  # how it is written in YAML; None: it is not
 
     children_are_sequential: ClassVar[bool] = False  # children share their leaves, each in its time
 
@@ -29,6 +43,17 @@ class Spec(ABC):
     def is_one_to_one(self) -> bool:
         """Whether item n is made of item n of the one child, if nothing is skipped."""
         return False
+
+    def __attrs_post_init__(self) -> None:
+        if problems := list(self.check()):
+            raise InvalidRecipeError(self.kind, problems)
+
+    def check(self) -> Iterator[FieldProblem]:
+        """Yield the problems of the fields: the key at fault, such as `blend[1].weight`, and text.
+
+        The empty key stands for the node. Constructors raise SpecError with all of them.
+        """
+        yield from ()
 
     @property
     def children(self) -> Mapping[str, Spec]:

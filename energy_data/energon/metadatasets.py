@@ -12,11 +12,11 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.config.compile import compile_split
+from energy_data.config.files import is_metadataset
+from energy_data.config.leaves import DatasetPart, leaf_uses
 from energy_data.config.load import Metadataset as _Metadataset
-from energy_data.config.load import is_metadataset, load, load_metadataset
+from energy_data.config.load import load, load_metadataset
 from energy_data.config.opening import Options
-from energy_data.config.resolve import expand
-from energy_data.config.twigs import DatasetPart, twigs
 from energy_data.core.context import WorkerConfig
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
@@ -104,12 +104,12 @@ class DatasetLoaderInterface(ABC):
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets of a split, without opening them."""
         found = []
-        for twig in twigs(expand(self.metadataset(), split_part)):
-            parts = (twig.of,) if isinstance(twig.of, DatasetPart) else [one.of for one in twig.of]
-            aux = {name: store.path for name, store in twig.aux.items()}
+        for leaf in leaf_uses(self.metadataset().tree(split_part)):
+            parts = (leaf.of,) if isinstance(leaf.of, DatasetPart) else [one.of for one in leaf.of]
+            aux = {name: store.path for name, store in leaf.aux.items()}
             found += [
                 TraversedDatasetReference(
-                    Path(part.path), part.split_part, aux, dict(twig.subflavors)
+                    Path(part.path), part.split_part, aux, dict(leaf.subflavors)
                 )
                 for part in parts
             ]

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
+from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem, shorten
 from energy_data.core.keys import key
 from energy_data.core.node import Cursor, EmptyGuard, Items, Node
+from energy_data.core.recipe import FieldProblem, Yaml
+from energy_data.core.rules import one_of
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
@@ -29,6 +32,7 @@ from energy_data.order.schedule import (
 )
 from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
+from energy_data.order.weight_rule import WEIGHT
 from energy_data.order.weighted import ExhaustingChoice, Place, ScheduledChoice, WeightedChoice
 
 PLANNED_ITEMS = 256  # choices computed ahead
@@ -38,9 +42,15 @@ PLANNED_ITEMS = 256  # choices computed ahead
 class Part:
     """One child of a blend."""
 
+    share_key = "weight"
+
     of: Spec
-    # Relative, on any scale; 0: listed, never drawn. A schedule: it changes over the run.
-    weight: Weight | Schedule = 1.0
+    weight: Weight | Schedule = recipe.key(
+        WEIGHT,
+        "Share among its siblings, on any scale, or how it changes. 0: listed, never drawn.",
+        "weight: 2.5",
+        default=1.0,
+    )
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.weight, Schedule):
@@ -61,7 +71,20 @@ class BlendSpec(MultiChildSpec, OrderSpec):
     keeps_place = True
     is_finite = False
 
-    parts: tuple[Part, ...]
+    yaml = Yaml()
+
+    parts: tuple[Part, ...] = recipe.children(
+        Part,
+        "Children drawn in proportion to their `weight`; one after another in validation.",
+        "blend: [{path: ./coco, weight: 2}, {path: ./coyo}]",
+        name="blend",
+    )
+    weight_unit: Literal["samples", "tokens"] = recipe.key(
+        one_of("samples", "tokens"),
+        "What weights are shares of: of tokens, each is divided by the mean length of its child.",
+        "weight_unit: tokens",
+        default="samples",
+    )
     # Exact, or to 2**-32; empty where weights change.
     weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
 
@@ -70,22 +93,24 @@ class BlendSpec(MultiChildSpec, OrderSpec):
         weights = [part.weight for part in self.parts]
         constant = [weight for weight in weights if not isinstance(weight, Schedule)]
         if len(constant) < len(weights):
+            return ()
+        return tuple(integer_weights(constant)) if any(constant) else ()
+
+    def check(self) -> Iterator[FieldProblem]:
+        weights = [part.weight for part in self.parts]
+        changing = [n for n, weight in enumerate(weights) if isinstance(weight, Schedule)]
+        if not any(weights):
+            yield "blend", "no child has weight > 0. Give at least one weight > 0."
+        elif changing:
             try:
                 check_weights(weights)
             except ValueError as error:
-                raise SpecError(f"blend: {error}.") from error
-            return ()
-        if not any(constant):
-            raise SpecError("blend: no child has a weight > 0. Give at least one a weight.")
-        return tuple(integer_weights(constant))
-
-    def __attrs_post_init__(self) -> None:
+                yield f"blend[{changing[0]}].weight", f"{error}."
         if len({part.of.item_kind for part in self.parts}) > 1:
-            raise SpecError("blend: the children give different things (references and samples).")
-        if not self.weights and self.item_kind != "references":
-            raise SpecError(
-                "blend: weights that change are for blends below reading. Put the blend there."
-            )
+            yield "blend", "the children give different things (references and samples)."
+        elif changing and self.item_kind != "references":
+            problem = "weights that change are for blends below reading. Put the blend there."
+            yield "blend", problem
 
     @property
     def follows_run(self) -> bool:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from attrs import field, frozen
 
+from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.keys import key
+from energy_data.core.recipe import FieldProblem, Yaml
+from energy_data.core.rules import number
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.epochized import EpochizedChoice
 from energy_data.order.permutation import permute
 from energy_data.order.tree import ChoiceOrder, LeafOrder, Order
+
+MAX_REPETITIONS = 1e9
 
 
 def _exact(times: float | str | Fraction) -> Fraction:
@@ -26,10 +31,18 @@ def _exact(times: float | str | Fraction) -> Fraction:
 class Repeated:
     """One child of an epochized blend."""
 
+    share_key = "repetitions"
+
     of: OrderSpec
     repetitions: Fraction = field(
-        default=Fraction(1), converter=_exact
-    )  # times per epoch; fractions are exact over epochs
+        default=Fraction(1),
+        converter=_exact,
+        metadata=recipe.declare(
+            number(MAX_REPETITIONS),
+            "How often each of its samples comes per epoch; fractions are exact over epochs.",
+            "repetitions: 1.5",
+        ),
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.repetitions < 0:
@@ -47,13 +60,19 @@ class BlendEpochizedSpec(OrderSpec):
     kind = "blend_epochized"
     needs_sizes = True
 
-    parts: tuple[Repeated, ...]
+    yaml = Yaml()
 
-    def __attrs_post_init__(self) -> None:
-        if not self.size:
-            raise SpecError(
-                "blend_epochized: an epoch has no samples. Give a child repetitions > 0."
-            )
+    parts: tuple[Repeated, ...] = recipe.children(
+        Repeated,
+        "Children drawn `repetitions` times per epoch; once, one after another, in validation.",
+        "blend_epochized: [{path: ./coco, repetitions: 2}, {path: ./coyo}]",
+        name="blend_epochized",
+    )
+
+    def check(self) -> Iterator[FieldProblem]:
+        if not any(part.repetitions for part in self.parts):
+            problem = "no child has repetitions > 0. Give at least one repetitions > 0."
+            yield "blend_epochized", problem
 
     @property
     def children(self) -> Mapping[str, Spec]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from attrs import frozen
 
+from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.cursor_check import Problem
 from energy_data.core.node import Cursor, Items, Node
+from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.spec import Spec, order_children
-from energy_data.errors import SpecError
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.tree import ConcatOrder
@@ -26,13 +27,20 @@ class ConcatSpec(MultiChildSpec, OrderSpec):
     kind = "concat"
     needs_sizes = True
 
-    parts: tuple[Spec, ...]
+    yaml = Yaml()
 
-    def __attrs_post_init__(self) -> None:
+    parts: tuple[Spec, ...] = recipe.children(
+        None,
+        "Children played one after another, each to its end.",
+        "concat: [{path: ./coco}, {path: ./coyo}]",
+        name="concat",
+    )
+
+    def check(self) -> Iterator[FieldProblem]:
         if not self.parts:
-            raise SpecError("concat: it has no children. List at least one.")
+            yield "concat", "it has no children. List at least one."
         if len({part.item_kind for part in self.parts}) > 1:
-            raise SpecError("concat: the children give different things (references and samples).")
+            yield "concat", "the children give different things (references and samples)."
 
     @property
     def children(self) -> Mapping[str, Spec]:

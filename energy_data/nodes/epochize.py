@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from attrs import frozen
 
+from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.keys import key
 from energy_data.core.node import Cursor, Items, Node
-from energy_data.errors import SpecError
+from energy_data.core.recipe import FieldProblem, Yaml
+from energy_data.core.rules import COUNT
+from energy_data.core.spec import Spec
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.permutation import permute
@@ -26,11 +29,19 @@ class EpochizeSpec(UnarySpec, OrderSpec):
     kind = "epochize"
     keeps_place = True
 
-    length: int
+    yaml = Yaml(
+        about="Epochs of a given length; the next one continues where the last one ended.",
+        example="epochize: {length: 100000, of: {path: ./coco}}",
+    )
 
-    def __attrs_post_init__(self) -> None:
+    of: Spec = recipe.child("Where the samples come from; it continues.", "of: {path: ./coco}")
+    length: int = recipe.key(
+        COUNT, "Samples in an epoch, over all ranks and workers.", "length: 100000"
+    )
+
+    def check(self) -> Iterator[FieldProblem]:
         if self.length < 1:
-            raise SpecError(f"epochize: length must be >= 1, got {self.length}.")
+            yield "length", f"length must be >= 1, got {self.length}."
 
     @property
     def size(self) -> Fraction:

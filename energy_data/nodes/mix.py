@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
+from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.keys import key
 from energy_data.core.node import Cursor, EmptyGuard, Items, Node
+from energy_data.core.recipe import FieldProblem, Yaml
+from energy_data.core.rules import NUMBER, one_of
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
@@ -30,8 +33,15 @@ MixedBy = Literal["samples", "batches"]
 class Mixed:
     """One child of a mix."""
 
+    share_key = "weight"
+
     of: Spec
-    weight: float = 1.0  # relative; any scale; 0: listed, never drawn
+    weight: float = recipe.key(
+        NUMBER,
+        "Part of each batch, on any scale. 0: listed, never drawn.",
+        "weight: 2.5",
+        default=1.0,
+    )
 
     def __attrs_post_init__(self) -> None:
         if not (isfinite(self.weight) and self.weight >= 0):
@@ -56,31 +66,47 @@ class MixSpec(MultiChildSpec, OrderSpec):
     is_finite = False
     only_root = True
 
-    parts: tuple[Mixed, ...]
-    by: MixedBy = "samples"
+    yaml = Yaml(
+        about="Children of which every batch has its exact part; the outermost node of a split.",
+        example="mix: {parts: [{path: ./coco, weight: 3}, {path: ./coyo}]}",
+    )
+
+    parts: tuple[Mixed, ...] = recipe.children(
+        Mixed,
+        "The children; one after another in validation.",
+        "parts: [{path: ./coco, weight: 3}, {path: ./coyo}]",
+    )
+    by: MixedBy = recipe.key(
+        one_of("samples", "batches"),
+        "Each batch has its exact part of each child, or it is of one child, by weight.",
+        "by: batches",
+        default="samples",
+    )
     batch_size: int | None = None
     weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
 
     @weights.default
     def _integers(self) -> tuple[int, ...]:
-        if not any(part.weight for part in self.parts):
-            raise SpecError("mix: no child has a weight > 0. Give at least one a weight.")
-        return tuple(integer_weights([part.weight for part in self.parts]))
+        weights = [part.weight for part in self.parts]
+        return tuple(integer_weights(weights)) if any(weights) else ()
 
-    def __attrs_post_init__(self) -> None:
+    def check(self) -> Iterator[FieldProblem]:
+        if not self.weights:
+            yield "", "no child has weight > 0. Give at least one weight > 0."
         if self.by not in ("samples", "batches"):
-            raise SpecError(f"mix: by must be 'samples' or 'batches', got {self.by!r}.")
+            yield "by", f"by must be 'samples' or 'batches', got {self.by!r}."
         if {part.of.item_kind for part in self.parts} - {
             self.item_kind
         } or self.item_kind == "batches":
-            raise SpecError("mix: the children must all give references, or all give samples.")
+            yield "parts", "the children must all give references, or all give samples."
         if (self.batch_size is None) != (self.item_kind == "references"):
-            raise SpecError(
-                "mix: give `batch_size` over streams, and leave it out below reading, where it is "
-                "that of the run."
+            yield (
+                "",
+                "give `batch_size` over streams, and omit it below reading, where it is that of "
+                "the run.",
             )
         if self.batch_size is not None and self.batch_size < 1:
-            raise SpecError(f"mix: batch_size must be >= 1, got {self.batch_size}.")
+            yield "", f"batch_size must be >= 1, got {self.batch_size}."
 
     @property
     def children(self) -> Mapping[str, Spec]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from attrs import frozen
 
+from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.node import Cursor, Items, Node
-from energy_data.errors import SpecError
+from energy_data.core.recipe import FieldProblem, Yaml
+from energy_data.core.rules import COUNT
+from energy_data.core.spec import Spec
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.tree import RepeatOrder
@@ -24,13 +27,21 @@ class RepeatSpec(UnarySpec, OrderSpec):
     kind = "repeat"
     needs_sizes = True
 
-    times: int | None = None
+    yaml = Yaml(
+        about="Several passes over one child, each its next epoch.",
+        example="repeat: {times: 3, of: {path: ./coco}}",
+    )
 
-    def __attrs_post_init__(self) -> None:
+    of: Spec = recipe.child("What is repeated.", "of: {path: ./coco}")
+    times: int | None = recipe.key(
+        COUNT, "Number of passes.", "times: 3", default=None, required=True
+    )
+
+    def check(self) -> Iterator[FieldProblem]:
         if self.times is not None and self.times < 1:
-            raise SpecError(f"repeat: times must be >= 1, got {self.times}.")
+            yield "times", f"times must be >= 1, got {self.times}."
         if self.times is None and self.item_kind == "references":
-            raise SpecError("repeat: give `times`; training repeats without end by itself.")
+            yield "", "the key 'times' is missing; training repeats forever by itself. Add it."
 
     @property
     def size(self) -> Fraction:

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import field, frozen
 
+from energy_data.core import recipe
+from energy_data.core.rules import COUNT, POSITIVE, TARGET, one_of
 from energy_data.errors import SpecError
 
 Counted = Literal["documents", "samples", "tokens", "labels", "groups"]
@@ -58,27 +60,71 @@ class DocsPerStep:
     batches and packs are cut where a share is full. Ranks with fewer micro-batches get empty ones.
     """
 
-    target: tuple[tuple[int, int], ...] = field(converter=_schedule)
+    target: tuple[tuple[int, int], ...] = field(
+        converter=_schedule,
+        metadata=recipe.declare(
+            TARGET,
+            "The amount that a step holds over all ranks; or how it changes with the step.",
+            "target: [[0, 64], [1000, 256]]",
+        ),
+    )
     """The amount that a step holds; or pairs [step, amount from that step on], from step 0."""
-    count: Measure | Callable[[Any], ReportedCounts] = "documents"
+    count: Measure | Callable[[Any], ReportedCounts] = recipe.key(
+        one_of(*MEASURES),
+        "What the target counts. With `microbatches`, of all ranks, steps have one size.",
+        "count: tokens",
+        default="documents",
+    )
     """What the target counts; or a function that takes a micro-batch and returns what it holds.
     "microbatches" counts those of all ranks: every step has the same number of micro-batches."""
-    mode: Literal["at_least", "exact"] = "at_least"
-    max_microbatches: int | None = None
+    mode: Literal["at_least", "exact"] = recipe.key(
+        one_of("at_least", "exact"),
+        "Micro-batches are added until the target is reached, or cut to meet it.",
+        "mode: exact",
+        default="at_least",
+    )
+    max_microbatches: int | None = recipe.key(
+        COUNT, "A step that needs more is an error.", "max_microbatches: 64", default=None
+    )
     """A step that needs more micro-batches per rank is an error."""
-    lookahead: int = 4
+    lookahead: int = recipe.key(
+        COUNT,
+        "Rounds whose counts are exchanged in one message. 1: nothing is drawn ahead.",
+        "lookahead: 16",
+        default=4,
+    )
     """Rounds whose counts are exchanged in one message. With 1, no micro-batch is drawn before the
     step needs it; with more, micro-batches are drawn ahead while a step is handed out."""
-    last: Literal["drop", "short"] = "drop"
-    """Whether micro-batches left at the end of a pass are dropped, or form a short step."""
-    on_rank_end: Literal["stop", "pad"] = "stop"
+    last: Literal["drop", "short"] = recipe.key(
+        one_of("drop", "short"),
+        "Whether micro-batches left at the end of a pass are dropped, or form a short step.",
+        "last: short",
+        default="drop",
+    )
+    on_rank_end: Literal["stop", "pad"] = recipe.key(
+        one_of("stop", "pad"),
+        "Whether a pass ends when the first lane ends, or when all lanes have ended.",
+        "on_rank_end: pad",
+        default="stop",
+    )
     """Whether a pass ends when the first lane ends, or when all lanes have ended. Until then,
     ranks without a micro-batch get empty ones."""
-    shares: int | None = None
+    shares: int | None = recipe.key(
+        COUNT,
+        "With `exact`, parts of a step; with `at_least`, micro-batches of a round. The number "
+        "of ranks must divide it. Default: the number of ranks.",
+        "shares: 64",
+        default=None,
+    )
     """With "exact", the number of parts that a step is cut into; the stream depends on it. With
     "at_least", the number of micro-batches of the run in a round. The number of ranks must divide
     it, and steps do not depend on the number of ranks. None: the number of ranks."""
-    timeout_s: float = 600.0
+    timeout_s: float = recipe.key(
+        POSITIVE,
+        "Seconds after which a silent rank is reported as missing.",
+        "timeout_s: 60",
+        default=600.0,
+    )
     """Seconds after which a silent rank that others wait for is reported as missing."""
 
     def __attrs_post_init__(self) -> None:

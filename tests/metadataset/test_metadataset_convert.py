@@ -2,7 +2,6 @@ from textwrap import dedent
 
 import pytest
 
-from energy_data.config.kinds import KINDS
 from energy_data.config.load import load_metadataset, parse_metadataset
 from energy_data.errors import SpecError
 
@@ -66,8 +65,8 @@ PATH = "Write it like `path: ./coco`."
         ),
         (
             "{id: x}",
-            "2:10: splits.train: names no kind, found {id: x}. Add one of path, join, blend, "
-            "blend_epochized, concat, epochize, repeat, mix, staged or docs_per_step.",
+            "2:10: splits.train: the node has no kind, found {id: x}. Add one of path, join, "
+            "blend, blend_epochized, concat, epochize, repeat, mix, staged or docs_per_step.",
         ),
         (
             "./coco",
@@ -125,18 +124,17 @@ PATH = "Write it like `path: ./coco`."
         ),
         (
             "{blend: [{path: x, weight: 0}, {path: y, weight: 0.0}]}",
-            "2:18: splits.train.blend: no child has weight > 0, found only 0. Give at least one "
-            "weight > 0.",
+            "2:18: splits.train.blend: no child has weight > 0. Give at least one weight > 0.",
         ),
         (
             "{blend_epochized: [{path: x, repetitions: 0}]}",
-            "2:28: splits.train.blend_epochized: no child has repetitions > 0, found only 0. Give "
-            "at least one repetitions > 0.",
+            "2:28: splits.train.blend_epochized: no child has repetitions > 0. Give at least "
+            "one repetitions > 0.",
         ),
         (
             "{path: x, __class__: Boom}",
             "2:20: splits.train: '__class__' does not belong here. A metadataset is data and runs "
-            "no code; the header may stand at the top of a file. Take it out.",
+            "no code; the header may stand at the top of a file. Remove it.",
         ),
     ],
 )
@@ -174,7 +172,7 @@ def test_a_range_is_two_percentages_or_two_numbers(bounds):
 @pytest.mark.parametrize("bounds", ["[5, 5]", "[9, 3]", "[50%, 50%]", "[60%, 10.5%]"])
 def test_an_empty_range_is_a_fault(bounds):
     line = train(f"{{path: x, subset: {{range: {bounds}}}}}")
-    assert line.endswith("The range is empty: let it end after its start.")
+    assert line.endswith("The range is empty: its end must be greater than its start.")
 
 
 def test_an_inner_node_takes_no_numbers_of_samples():
@@ -187,23 +185,23 @@ def test_an_inner_node_takes_no_numbers_of_samples():
     [
         (
             "{join: [{path: x}]}",
-            "2:17: splits.train.join: a join takes two datasets or more, found 1. Add one, or "
+            "2:17: splits.train.join: a join needs at least two datasets, found 1. Add one, or "
             "write `path`.",
         ),
         (
             "{join: [{path: x, nonmatch: none}, {path: y}]}",
             "2:38: splits.train.join[0].nonmatch: the others are matched to the first dataset, "
-            "found 'none' for the first itself. Take it out, or put another first.",
+            "found 'none' for the first itself. Remove it, or put another dataset first.",
         ),
         (
             "{join: {a: {path: x, nonmatch: skip}, b: {path: y}}}",
             "2:41: splits.train.join.a.nonmatch: the others are matched to the first dataset, "
-            "found 'skip' for the first itself. Take it out, or put another first.",
+            "found 'skip' for the first itself. Remove it, or put another dataset first.",
         ),
         (
             "{join: [{path: x}, {path: y, subset: {range: [0, 5]}}]}",
             "2:39: splits.train.join[1]: 'subset' does not belong here. It is of the join as a "
-            "whole: write it beside `join`.",
+            "whole: write it next to `join`.",
         ),
         (
             "{join: [{path: x}, {blend: [{path: y}]}]}",
@@ -248,8 +246,8 @@ def test_an_inner_node_takes_no_numbers_of_samples():
         ),
         (
             "{datasets: [{path: x}], subflavors: {a: b}}",
-            "2:46: splits.train: 'subflavors' does not belong beside `datasets`. It is of the "
-            "newer `MetadatasetV2`: write `blend` in place of `datasets` to use it.",
+            "2:34: splits.train: 'subflavors' does not belong here. It is of the newer "
+            "`MetadatasetV2`: write `blend` in place of `datasets` to use it.",
         ),
     ],
 )
@@ -299,23 +297,23 @@ def test_a_split_may_have_any_name_that_is_no_slip(written, meant):
         (
             "__module__: os\nsplits: {train: {path: x}}",
             "m.yaml:1:13: __module__: must be 'megatron.energon' or 'energy_data', found the text "
-            "'os'. A metadataset is data and runs no code, so nothing else can be named here: take "
-            "the line out.",
+            "'os'. A metadataset is data and runs no code, so nothing else can be named here: "
+            "remove the line.",
         ),
         (
             "__class__: MetadatasetV3\nsplits: {train: {path: x}}",
             "m.yaml:1:12: __class__: must be 'MetadatasetV2' or 'Metadataset', found the text "
             "'MetadatasetV3'. A metadataset is data and runs no code, so nothing else can be named "
-            "here: take the line out.",
+            "here: remove the line.",
         ),
         (
             "__class__: Metadataset\nsplits: {train: {path: x}}",
-            "m.yaml:2:17: splits.train: 'path' is of `MetadatasetV2`, found it in a `Metadataset`. "
+            "m.yaml:2:17: splits.train: 'path' is of `MetadatasetV2`, found in a `Metadataset`. "
             "Write `datasets`, or another `__class__`.",
         ),
         (
             "__class__: MetadatasetV2\nsplits: {train: {datasets: [{path: x}]}}",
-            "m.yaml:2:17: splits.train: 'datasets' is of `Metadataset`, found it in a "
+            "m.yaml:2:17: splits.train: 'datasets' is of `Metadataset`, found in a "
             "`MetadatasetV2`. Write `blend`, or another `__class__`.",
         ),
     ],
@@ -368,10 +366,6 @@ def test_a_mapping_has_the_same_faults_with_keys_for_places():
 def test_the_header_of_energon_is_accepted(module):
     text = f"__module__: {module}\n__class__: MetadatasetV2\nsplits: {{train: {{path: x}}}}"
     assert parse_metadataset(text).splits == ("train",)
-
-
-def test_every_kind_has_a_class_with_its_key():
-    assert all(cls.__name__.endswith("Definition") for cls in KINDS.values())
 
 
 @pytest.mark.parametrize("wrong", [{"repeat": {}}, {"blend": None}])

@@ -7,9 +7,10 @@ import pytest
 from tars import write_tar
 
 from energy_data.config.compile import compile_split
-from energy_data.config.definitions import FileDefinition, keys_of
-from energy_data.config.kinds import GROUPS, KINDS, PARTS
+from energy_data.config.grammar import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
+from energy_data.config.keys import LeafKeys, NodeKeys
 from energy_data.config.load import load
+from energy_data.core.recipe import keys_of
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError
@@ -65,8 +66,12 @@ def test_the_ids_are_as_the_page_says(datasets):
     assert [leaf.id for _, leaf in leaf_entries(spec)] == ["coco", "coco", "coco@2"]
 
 
-@pytest.mark.parametrize("cls", [FileDefinition, *KINDS.values(), *PARTS, *GROUPS])
-def test_the_tables_have_every_key_with_its_meaning(cls):
-    for name, attribute in keys_of(cls).items():
+@pytest.mark.parametrize(
+    "keys",
+    [keys_of(cls) for cls in (FileKeys, NodeKeys, LeafKeys, *PARTS, *GROUPS)]
+    + [keys_next_to(cls) for cls in KINDS.values()],
+)
+def test_the_tables_have_every_key_with_its_meaning(keys):
+    for name, one in keys.items():
         rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
-        assert any(attribute.metadata["about"] in row for row in rows), name
+        assert any(one.about in row for row in rows), name

@@ -145,7 +145,7 @@ def test_below_one_rule_stages_count_its_steps_where_nothing_else_is_a_step(
         ),
         (
             "path: y, for: 1, on_exhausted: advance",
-            "how much a stage of steps of any size takes is not known beforehand",
+            "the length of a stage of steps of any size is not known in advance",
         ),
         (
             "docs_per_step: {target: 3, of: {path: y}}",

@@ -5,10 +5,10 @@ from tars import write_tar
 
 from energy_data import get_train_dataset
 from energy_data.config.compile import compile_split
+from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load, parse_metadataset
 from energy_data.config.opening import Options
-from energy_data.config.resolve import expand, resolve
-from energy_data.config.twigs import twigs
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
 
@@ -78,7 +78,7 @@ def test_one_id_for_two_orders_of_a_dataset_is_a_fault(write):
     node = "[{path: x, id: a}, {path: x, id: a, shuffle_over_epochs_multiplier: 2}]"
     path = write("m.yaml", f"splits: {{train: {{blend: {node}}}}}")
     with pytest.raises(SpecError, match="the id 'a' stands for two different datasets"):
-        expand(load(path), "train")
+        load(path).tree("train")
 
 
 def test_another_number_of_epochs_is_another_fingerprint(write, datasets):
@@ -145,11 +145,11 @@ def test_older_files_blend_as_new_ones_do(datasets):
 def test_aux_paths_start_at_their_file_and_stay_when_written_out(write, tmp_path):
     write("n.yaml", "splits: {train: {path: x, aux: {a: ../y, f: 'filesystem://./z'}}}")
     path = write("m.yaml", "splits: {train: {path: n.yaml}}")
-    (twig,) = twigs(expand(load(path), "train"))
+    (twig,) = leaf_uses(load(path).tree("train"))
     folder = str(tmp_path.resolve())
     assert {name: (aux.path, aux.kind) for name, aux in twig.aux.items()} == {
-        "a": (f"{folder.rpartition('/')[0]}/y", "dataset"),
-        "f": (f"{folder}/z", "filesystem"),
+        "a": (f"{folder.rpartition('/')[0]}/y", "path"),
+        "f": (f"{folder}/z", "fs_path"),
     }
     assert resolve(load(path), "train")["splits"]["train"]["aux"] == {
         "a": {"path": f"{folder.rpartition('/')[0]}/y"},

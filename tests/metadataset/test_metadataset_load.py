@@ -3,10 +3,9 @@ import re
 
 import pytest
 
-from energy_data.config import load as loading
+from energy_data.config import leaves
+from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load, load_metadataset, parse_metadataset
-from energy_data.config.resolve import expand
-from energy_data.config.twigs import twigs
 from energy_data.errors import SpecError
 
 
@@ -23,7 +22,7 @@ def fault(path):
 
 
 def paths(metadataset, split="train"):
-    return [leaf.of.path for leaf in twigs(expand(metadataset, split))]
+    return [leaf.of.path for leaf in leaf_uses(metadataset.tree(split))]
 
 
 def test_paths_start_at_the_file_that_holds_them(write, tmp_path):
@@ -49,7 +48,7 @@ def test_file_text_and_mapping_are_the_same_metadataset(write, tmp_path):
         parse_metadataset(text, base_dir=tmp_path),
         load_metadataset(mapping, base_dir=tmp_path),
     ]
-    found = {(leaf.id, leaf.data) for m in loaded for leaf in twigs(expand(m, "train"))}
+    found = {(leaf.id, leaf.data) for m in loaded for leaf in leaf_uses(m.tree("train"))}
     assert len(found) == 1
 
 
@@ -64,16 +63,18 @@ def test_a_nested_file_gives_the_split_asked_for_or_its_split_part(write):
         """,
     )
     metadataset = load(path)
-    assert [(leaf.written, leaf.of.split_part) for leaf in twigs(expand(metadataset, "train"))] == [
+    assert [
+        (leaf.written, leaf.of.split_part) for leaf in leaf_uses(metadataset.tree("train"))
+    ] == [
         ("x", "train"),
         ("y", "val"),
     ]
-    assert [leaf.id for leaf in twigs(expand(metadataset, "val"))] == ["y:val"]
+    assert [leaf.id for leaf in leaf_uses(metadataset.tree("val"))] == ["y:val"]
 
 
 def test_a_file_may_name_another_split_of_itself(write):
     path = write("a.yaml", "splits: {train: {path: a.yaml, split_part: val}, val: {path: x}}")
-    assert [leaf.id for leaf in twigs(expand(load(path), "train"))] == ["x:val"]
+    assert [leaf.id for leaf in leaf_uses(load(path).tree("train"))] == ["x:val"]
 
 
 def test_a_nested_metadataset_without_the_split_is_a_fault(write):
@@ -91,7 +92,7 @@ def test_a_cycle_of_files_is_a_fault_that_shows_it(write):
     path = write("a.yaml", "splits: {train: {path: b.yaml}}")
     assert fault(path) == (
         "b2.yaml:1:24: splits.train.path: the files form a cycle, found a.yaml (train) -> b.yaml "
-        "(train) -> b2.yaml (train) -> a.yaml (train). Take one of these paths out."
+        "(train) -> b2.yaml (train) -> a.yaml (train). Remove one of these paths."
     )
 
 
@@ -187,8 +188,8 @@ def test_a_long_chain_of_files_is_a_fault_not_a_crash(write):
 
 
 def test_nodes_are_not_nested_without_measure(write, monkeypatch):
-    monkeypatch.setattr(loading, "MAX_DEPTH", 3)
-    assert "found 4 nodes below each other where 3 are allowed" in fault(
+    monkeypatch.setattr(leaves, "MAX_DEPTH", 3)
+    assert "found more than 3 nodes below each other" in fault(
         write("a.yaml", "splits: {train: {concat: [{concat: [{concat: [{path: x}]}]}]}}")
     )
 
@@ -197,7 +198,7 @@ def test_nodes_are_not_nested_without_measure(write, monkeypatch):
 def test_a_dataset_is_loaded_like_a_metadataset_that_names_it(tmp_path, name):
     metadataset = load(tmp_path / name if name != "coco/" else f"{tmp_path}/coco/")
     assert metadataset.splits == ("train", "val", "test")
-    (leaf,) = twigs(expand(metadataset, "my_part"))
+    (leaf,) = leaf_uses(metadataset.tree("my_part"))
     name = name.rstrip("/")
     assert (leaf.id, leaf.of.split_part) == (f"{name}:my_part", "my_part")
     assert leaf.of.path == f"{os.path.realpath(tmp_path)}/{name}"
@@ -229,7 +230,7 @@ def test_an_unknown_split_names_those_that_exist(write):
     with pytest.raises(
         SpecError, match=r"a.yaml: splits: there is no split 'test', it has train or"
     ):
-        metadataset.split("test")
+        metadataset.tree("test")
 
 
 def test_a_file_with_faults_does_not_hide_those_of_the_files_it_names(write):

@@ -3,15 +3,15 @@ import shutil
 import pytest
 
 from energy_data.config.compile import compile_split
+from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load, parse_metadataset
-from energy_data.config.resolve import expand, resolve
-from energy_data.config.twigs import twigs
+from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
 
 
 def leaves(metadataset, split="train"):
-    return list(twigs(expand(metadataset, split)))
+    return list(leaf_uses(metadataset.tree(split)))
 
 
 def ids(nodes, base_dir="/data"):
@@ -93,7 +93,7 @@ def test_independent_places_are_leaves_of_their_own():
 def test_an_id_for_two_datasets_is_a_fault_with_both_places():
     text = "splits:\n  train:\n    blend:\n    - {id: a, path: x}\n    - {path: y, id: a}\n"
     with pytest.raises(SpecError) as caught:
-        expand(parse_metadataset(text, name="m.yaml"), "train")
+        parse_metadataset(text, name="m.yaml").tree("train")
     assert caught.value.faults == [
         "m.yaml:5:21: splits.train.blend[1]: the id 'a' stands for two different datasets, found "
         "y:train here and x:train at m.yaml:4:7. Give one of them another `id`."

@@ -3,7 +3,7 @@
 import pytest
 
 from energy_data.config.compile import compile_split
-from energy_data.config.describe import describe_tree
+from energy_data.config.inspect import describe_tree
 from energy_data.config.load import load_metadataset, parse_metadataset
 from energy_data.config.resolve import resolve
 from energy_data.errors import SpecError
@@ -45,7 +45,7 @@ def test_every_fault_of_a_schedule_has_its_own_place():
     node = "{blend: [{path: x, weight: {linear: {0: 1, 1k: 2, 9: -3}, unti: steps}}]}"
     assert faults(node) == [
         "m.yaml:2:53: splits.train.blend[0].weight.linear: a place must be a whole number from 0, "
-        "or one with K, M, B or T behind it, found '1k'. Write it like "
+        "or one followed by K, M, B or T, found '1k'. Write it like "
         "`weight: {linear: {0: 1, 10K: 3}}`.",
         "m.yaml:2:63: splits.train.blend[0].weight.linear.9: must be a number from 0 to 1e+15, "
         "found the number -3. Write it like `weight: {linear: {0: 1, 10K: 3}}`.",
@@ -56,8 +56,8 @@ def test_every_fault_of_a_schedule_has_its_own_place():
 @pytest.mark.parametrize(
     ("weight", "expected"),
     [
-        ("{linear: {9: 1, 5: 2}}", "{}.linear: places must rise, found 5 after 9."),
-        ("{linear: {1K: 1, 1000: 2}}", "places must rise, found 1,000 after 1,000."),
+        ("{linear: {9: 1, 5: 2}}", "{}.linear: places must ascend, found 5 after 9."),
+        ("{linear: {1K: 1, 1000: 2}}", "places must ascend, found 1,000 after 1,000."),
         (
             "{step: {0: 1}, unit: step}",
             "{}.unit: must be steps, samples or tokens, found the",

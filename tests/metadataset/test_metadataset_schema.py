@@ -3,17 +3,25 @@ from copy import deepcopy
 import pytest
 from jsonschema import Draft202012Validator
 
-from energy_data.config.definitions import FileDefinition, keys_of
 from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.kind_blend import BlendDefinition
-from energy_data.config.kind_join import JoinDefinition, JoinedPart
-from energy_data.config.kind_mix import MixedPart
-from energy_data.config.kind_staged import StagePart
-from energy_data.config.kinds import KINDS, PARTS
+from energy_data.config.grammar import (
+    GROUPS,
+    KINDS,
+    PARTS,
+    FileKeys,
+    keys_next_to,
+)
+from energy_data.config.keys import JoinedPart, JoinSpec, LeafKeys, NodeKeys
 from energy_data.config.load import parse_metadataset
 from energy_data.config.schema import metadataset_schema
+from energy_data.config.staged import DocsPerStepSpec, Ramp, StagedRecipe, StagePart
 from energy_data.config.yaml_nodes import read_text
+from energy_data.core.recipe import keys_of
 from energy_data.errors import SpecError
+from energy_data.nodes.blend import BlendSpec
+from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.nodes.repeat import RepeatSpec
 
 SCHEMA = metadataset_schema()
 
@@ -208,45 +216,73 @@ def test_schema_and_loader_agree_on_the_top_of_a_file(text, good):
     assert verdicts(text) == (good, good)
 
 
+IN_TRAIN = "splits: {train: {%s}}"
 TEMPLATES = {
-    JoinDefinition: "splits: {train: {%s, join: [{path: x}, {path: y}]}}",
-    StagePart: "splits: {train: {staged: {stages: [{name: first, end: 1000, path: y}, "
-    "{name: second, %s, path: x}]}}}",
-    BlendDefinition: "splits: {train: {%s, blend: [{path: x, tokens_per_sample: 3}]}}",
-    MixedPart: "splits: {train: {mix: {parts: [{%s, path: x}]}}}",
-    JoinedPart: "splits: {train: {join: [{path: x}, {%s, path: y}]}}",
+    NodeKeys: IN_TRAIN % "%s, concat: [{path: x}]",
+    JoinSpec: IN_TRAIN % "%s, join: [{path: x}, {path: y}]",
+    BlendSpec: IN_TRAIN % "%s, blend: [{path: x, tokens_per_sample: 3}]",
+    MixSpec: IN_TRAIN % "mix: {%s, parts: [{path: x}]}",
+    EpochizeSpec: IN_TRAIN % "epochize: {%s, length: 5, of: {path: x}}",
+    RepeatSpec: IN_TRAIN % "repeat: {%s, times: 5, of: {path: x}}",
+    DocsPerStepSpec: IN_TRAIN % "docs_per_step: {%s, target: 5, of: {path: x}}",
+    StagedRecipe: IN_TRAIN % "staged: {%s, stages: [{name: anneal, start: 5, path: x}]}",
+    StagePart: IN_TRAIN % "staged: {stages: [{name: first, end: 1000, path: y}, "
+    "{%s, name: second, path: x}]}",
+    Ramp: IN_TRAIN % "staged: {stages: [{name: first, end: 1000, path: y}, "
+    "{name: second, ramp: {%s, over: 5}, path: x}]}",
+    Mixed: IN_TRAIN % "mix: {parts: [{%s, path: x}]}",
+    JoinedPart: IN_TRAIN % "join: [{path: x}, {%s, path: y}]",
     **{
-        part: f"splits: {{train: {{{PARTS[part]}: [{{%s, path: x}}]}}}}"
+        part: IN_TRAIN % f"{PARTS[part]}: [{{%s, path: x}}]"
         for part in PARTS
-        if part not in (JoinedPart, MixedPart, StagePart)
+        if part not in (JoinedPart, Mixed, StagePart)
     },
 }
-"""What an example of a key stands in, if not beside a path."""
+"""What an example of a key stands in, if not next to a path."""
+
+
+def text_of(cls, one):
+    """Return a file with the example of a key of a class."""
+    if cls is FileKeys:
+        rest = "" if one.name == "splits" else "splits: {train: {path: x}}"
+        return f"{one.example}\n{rest}"
+    if one.name in KINDS:
+        return IN_TRAIN % one.example
+    template = TEMPLATES.get(cls, IN_TRAIN % "%s, path: x")
+    if one.name == "default":
+        return template % one.example
+    for key in ("name: second, ", "length: 5, ", "times: 5, ", "target: 5, ", "over: 5"):
+        if key.startswith(f"{one.name}: "):
+            template = template.replace(key, "")
+    if one.name == "of":
+        template = template.replace(", of: {path: x}", "")
+    if one.name == "parts":
+        template = template.replace(", parts: [{path: x}]", "")
+    if one.name == "stages":
+        return template.replace(", stages: [{name: anneal, start: 5, path: x}]", "") % one.example
+    if cls is StagedRecipe:
+        template = template.replace("start: 5", "end: 120000, start: 0")
+    return template % one.example
 
 
 def keys():
-    for cls in (FileDefinition, *KINDS.values(), *PARTS):
-        for name, attribute in keys_of(cls).items():
-            yield pytest.param(cls, name, attribute.metadata, id=f"{cls.__name__}-{name}")
+    owners = [FileKeys, NodeKeys, LeafKeys, *PARTS, *GROUPS]
+    for cls in owners:
+        for one in keys_of(cls).values():
+            yield pytest.param(cls, one, id=f"{cls.__name__}-{one.name}")
+    for cls in KINDS.values():
+        for one in keys_next_to(cls).values():
+            yield pytest.param(cls, one, id=f"{cls.__name__}-{one.name}")
 
 
-@pytest.mark.parametrize(("cls", "name", "metadata"), list(keys()))
-def test_every_key_has_a_description_and_an_example_that_loads(cls, name, metadata):
-    assert metadata["about"].endswith(".")
-    example = metadata["example"]
-    assert example.startswith(f"{name}: ")
-    if cls is FileDefinition:
-        rest = "" if name == "splits" else "splits: {train: {path: x}}"
-        text = f"{example}\n{rest}"
-    else:
-        text = TEMPLATES.get(cls, "splits: {train: {%s, path: x}}")
-        if name == "name":
-            text = text.replace("name: second, ", "")
-        text = ("splits: {train: {%s}}" if name in KINDS else text) % example
-    assert verdicts(text) == (True, True)
+@pytest.mark.parametrize(("cls", "one"), list(keys()))
+def test_every_key_has_a_description_and_an_example_that_loads(cls, one):
+    assert one.about.endswith(".")
+    assert one.example.startswith(f"{one.name}: ")
+    assert verdicts(text_of(cls, one)) == (True, True)
 
 
-def test_the_schema_is_made_anew_each_time():
+def test_the_schema_is_built_each_time():
     before = deepcopy(metadataset_schema())
     metadataset_schema()["$defs"].clear()
     assert metadataset_schema() == before

@@ -118,6 +118,6 @@ def test_a_metadataset_says_lengths_and_the_unit(datasets):
 
 def test_unknown_lengths_are_told_with_the_place_of_the_blend(datasets):
     node = "{weight_unit: tokens, blend: [{path: x}, {path: y, tokens_per_sample: 4}]}"
-    with pytest.raises(SpecError, match=r"m.yaml:2:\d+: splits.train: .*'x:train'") as caught:
+    with pytest.raises(SpecError, match=r"m.yaml:2:\d+: splits.train.blend: .*'x:train'") as caught:
         spec_of(node, datasets)
     assert "Give their mean, `tokens_per_sample`" in str(caught.value)

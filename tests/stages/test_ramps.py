@@ -23,7 +23,7 @@ from energy_data.testing import NumberSource
 SIZES = {"a": 3000, "b": 700, "c": 400}
 BEFORE = {"name": "one", "end": 20, "blend": [{"path": "a", "weight": 3}, {"path": "b"}]}
 AFTER = {"name": "two", "for": 60, "blend": [{"path": "a"}, {"path": "c", "weight": 3}]}
-RAMP = {"kind": "linear", "over": 30}
+RAMP = {"over": 30}
 
 
 def opened(path, *, split_part, subset, subflavors):

@@ -203,7 +203,7 @@ def test_what_has_no_end_that_is_known_is_refused_with_its_place(problem, rule):
     told = faults(f"{{name: a, end: 50, on_exhausted: {rule}, {UNKNOWN[problem]}}}", THEN)
     assert told.startswith("m.yaml:1:")
     assert f"stage 'a': `on_exhausted: {rule}`: {problem}" in told
-    assert "Or let it go on: `on_exhausted: repeat`." in told
+    assert "Or write `on_exhausted: repeat`." in told
 
 
 @dataclass
@@ -221,7 +221,7 @@ def test_packs_are_refused_as_only_running_them_tells_their_number():
 
 def test_the_number_of_lanes_must_be_known():
     told = faults(FIRST, THEN, lanes=None)
-    assert "follows from the number of lanes, which is not known. Pass WorkerConfig(" in told
+    assert "depends on the number of lanes, which is not known. Pass WorkerConfig(" in told
 
 
 def test_a_stage_that_lasts_longer_than_its_data_may_be_an_error():
@@ -229,7 +229,7 @@ def test_a_stage_that_lasts_longer_than_its_data_may_be_an_error():
     assert bounds(stage.format(6), THEN)[0] == (0, 24)
     told = faults(stage.format(7), THEN)
     assert (
-        "stage 'a': its data end at micro-batch 24 of the run, and it lasts until 28 (`on" in told
+        "stage 'a': its data ends at micro-batch 24 of the run, and it lasts until 28 (`on" in told
     )
     told = faults(THEN.replace("path", "end: 2, path"), "{name: a, on_exhausted: error, path: x}")
     assert "it lasts until the end" in told

@@ -152,8 +152,8 @@ WRONG = {
         "name: a, end: 5, for: 5",
         "name: b",
     ),
-    "8:18: splits.train.staged.stages[1].name: stage 'a': the name is taken at "
-    "m.yaml:7:18. Choose another.": ("name: a, end: 5", "name: a"),
+    "8:18: splits.train.staged.stages[1].name: stage 'a': an earlier stage has this "
+    "name. Choose another.": ("name: a, end: 5", "name: a"),
     "8:18: splits.train.staged.stages[1].name: stage 'b': its beginning is not known": (
         "name: a",
         "name: b",
@@ -208,8 +208,8 @@ def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
     plain = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder())
     text = stages("name: a, end: 5", "name: b")
     assert (
-        "m.yaml:7:26: splits.train.staged.stages[0]: stage 'a': the number of micro-batches in "
-        "a step is not known" in faults(text, pipeline=plain)
+        "m.yaml:7:26: splits.train.staged.stages[0].end: stage 'a': the number of micro-batches "
+        "in a step is not known" in faults(text, pipeline=plain)
     )
     said = stages("name: a, end: 5", "name: b", more="microbatches_per_step: 3")
     assert bounds(said, pipeline=plain)[0] == ("a", 0, 15)

@@ -1,0 +1,126 @@
+"""The tree of a split as rows, for people: what is drawn, how much, and where that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.config.compile import Mode, mode_of
+from energy_data.config.diagnostics import Place
+from energy_data.config.grammar import Origins, is_below
+from energy_data.config.leaves import LeafUse
+from energy_data.config.load import Metadataset
+from energy_data.core.recipe import Rule, keys_of, parts_of, share_of
+from energy_data.core.spec import Spec
+from energy_data.nodes.blend import BlendSpec
+from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.repeat import RepeatSpec
+from energy_data.order.schedule import Schedule
+
+
+@frozen(kw_only=True)
+class Row:
+    """One node of a tree."""
+
+    depth: int
+    kind: str  # `path` for a dataset
+    label: str  # of a dataset: its path as written; otherwise its kind, with its required keys
+    share: Any  # the weight or the repetitions, as written; None: it has none
+    fraction: float | None  # of all draws; None: it changes, or needs unknown sizes
+    num_samples: int | None  # of a dataset; None: not known
+    id: str | None  # of a dataset
+    place: Place
+
+
+def describe_tree(
+    metadataset: Metadataset, split: str, spec: Spec | None = None, *, mode: Mode | None = None
+) -> Iterator[Row]:
+    """Yield the nodes of a split, parents first, with nested files written out.
+
+    spec: the result of `compile_split` or `compile_stream` for it. Without it, numbers of samples
+    are not known, and only fractions that do not need them. mode: as there.
+    """
+    sizes = {leaf.id: leaf.num_samples for _, leaf in leaf_entries(spec)} if spec else {}
+    describer = _Describer(sizes, mode_of(split, mode), metadataset.origins)
+    endless = describer.mode == "train"
+    yield from describer.rows(metadataset.tree(split), None, 0, Fraction(1), endless=endless)
+
+
+def _label(tree: Spec) -> str:
+    keys = keys_of(type(tree)).values() if is_below(type(tree)) else ()
+    shown = [one for one in keys if isinstance(one.holds, Rule) and one.required]
+    return ", ".join([tree.kind, *(f"{one.name} {getattr(tree, one.attribute)}" for one in shown)])
+
+
+class _Describer:
+    def __init__(self, sizes: Mapping[str, int], mode: Mode, origins: Origins) -> None:
+        self.sizes, self.mode, self.origins = sizes, mode, origins
+
+    def rows(
+        self, tree: Spec, part: Any, depth: int, fraction: Fraction | None, *, endless: bool
+    ) -> Iterator[Row]:
+        leaf = tree if isinstance(tree, LeafUse) else None
+        recipe = tree if leaf is None else leaf.recipe
+        yield Row(
+            depth=depth,
+            kind=recipe.kind,
+            label=_label(tree) if leaf is None else leaf.written,
+            share=share_of(part),
+            fraction=None if fraction is None else float(fraction),
+            num_samples=None if leaf is None else self.sizes.get(leaf.id),
+            id=None if leaf is None else leaf.id,
+            place=self.origins.of(recipe).place,
+        )
+        if leaf is not None:
+            return
+        keeps_place = getattr(tree, "keeps_place", False)
+        endless = (endless and keeps_place) or isinstance(tree, EpochizeSpec)
+        fractions = self.fractions(tree, endless=endless)
+        for (child, own), share in zip(parts_of(tree), fractions, strict=True):
+            of_all = None if share is None or fraction is None else fraction * share
+            yield from self.rows(child, own, depth + 1, of_all, endless=endless)
+
+    def fractions(self, tree: Spec, *, endless: bool) -> list[Fraction | None]:
+        """Return the part of a node's draws that each child has."""
+        parts = list(parts_of(tree))
+        if len(parts) == 1 or tree.children_are_sequential:
+            return [Fraction(1)] * len(parts)
+        weighted = getattr(type(parts[0][1]), "share_key", None) == "weight"
+        if not (endless and weighted):
+            sizes = [self.drawn(child, part) for child, part in parts]
+        elif (isinstance(tree, BlendSpec) and tree.weight_unit == "tokens") or any(
+            isinstance(share_of(part), Schedule) for _, part in parts
+        ):
+            sizes = [Fraction(0) if share_of(part) == 0 else None for _, part in parts]
+        else:
+            sizes = [Fraction(share_of(part)) for _, part in parts]
+        total = sum(size for size in sizes if size is not None)
+        if None in sizes:
+            return [Fraction(0) if size == 0 else None for size in sizes]
+        return [size / total if size is not None and total else None for size in sizes]
+
+    def drawn(self, child: Spec, part: Any) -> Fraction | None:
+        """Return the draws of a child in one pass of its parent; None: not known."""
+        share = share_of(part)
+        size = Fraction(0) if share == 0 else self.size(child)
+        if size is None or self.mode == "val" or getattr(part, "share_key", "") != "repetitions":
+            return size
+        return size * Fraction(str(share))
+
+    def size(self, tree: Spec) -> Fraction | None:
+        """Return the draws in one pass of a node; None: not known."""
+        if isinstance(tree, LeafUse):
+            known = self.sizes.get(tree.id)
+            return None if known is None else Fraction(known)
+        if isinstance(tree, EpochizeSpec):
+            return Fraction(tree.length)
+        sizes = [self.drawn(child, part) for child, part in parts_of(tree)]
+        known_sizes = [size for size in sizes if size is not None]
+        if tree.children_are_sequential or len(known_sizes) < len(sizes):
+            return None
+        passes = tree.times or 1 if isinstance(tree, RepeatSpec) else 1
+        return sum(known_sizes, Fraction(0)) * passes

@@ -1,0 +1,218 @@
+"""Recipes: classes of specs, and of what stands in them, that can be written in YAML.
+
+One attribute is one key. Its rule, its description, its example and its default stand with it; the
+checker, the JSON Schema, the reference page and the error texts follow from them.
+
+    @frozen
+    class RepeatSpec(OrderSpec):
+        kind = "repeat"
+        of: Spec = child("What is repeated.", "of: {path: ./coco}")
+        times: int = key(COUNT, "Number of passes.", "times: 3")
+
+A kind whose name is the key of one of its attributes, such as `blend: [...]`, has its other keys
+next to it. The keys of all other kinds stand below the kind: `repeat: {times: 3, of: ...}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
+
+from attrs import NOTHING, Attribute, evolve, field, fields, frozen
+
+T = TypeVar("T")
+
+_METADATA = "energy_data key"
+
+
+@frozen
+class ValueProblem:
+    """A problem inside the value of a key."""
+
+    path: tuple[str, ...]  # from the key to the problem, such as ("step", "5k")
+    problem: str  # `{}` stands for a description of what was found
+    at_key: bool = False  # it is the last key of the path, and not its value
+
+
+class InvalidValueError(ValueError):
+    """Problems inside the value of a key."""
+
+    def __init__(self, problems: Sequence[ValueProblem]) -> None:
+        super().__init__("; ".join(each.problem for each in problems))
+        self.problems = tuple(problems)
+
+
+@frozen(eq=False)
+class Rule:
+    """What the value of one key may be."""
+
+    must_be: str  # completes "must be ..."
+    schema: Mapping[str, Any]  # the same as JSON Schema
+    accept: Callable[[Any], Any]
+    """Converts plain data to the value of the attribute.
+
+    Raises ValueError if the rule is broken, with advice where an example is not enough, or
+    `InvalidValueError` for problems inside the value.
+    """
+    plain: Callable[[Any], Any] = lambda value: value  # the inverse of `accept`
+
+
+@frozen
+class Child:
+    """A key that holds one node."""
+
+
+@frozen
+class Children:
+    """A key that holds a list of nodes."""
+
+    part: type[Any] | None  # the class of the items, whose `of` is the node; None: only nodes
+    named: bool = False  # may also be a mapping of names to nodes; then the names are kept
+
+
+@frozen
+class Group:
+    """A key that holds a mapping with the keys of a class."""
+
+    of: type[Any]
+
+
+FieldProblem: TypeAlias = tuple[str, str]
+"""A key, as a path from the node or from the mapping below the kind, and what is wrong."""
+
+
+@frozen(kw_only=True)
+class Yaml:
+    """How a kind is written in YAML, and where it may stand."""
+
+    about: str = ""  # one line for users, of a kind whose keys stand below it
+    example: str = ""
+    under_split_only: bool = False  # it stands directly below a split
+    is_legacy: bool = False  # it is of Energon's older `Metadataset`
+    advice: str = "Name datasets by their `path`."  # if it is not allowed where it stands
+    refuses: Mapping[str, str] = field(factory=dict)  # keys of nodes it cannot have -> advice
+
+
+Holds: TypeAlias = Rule | Child | Children | Group
+
+
+@frozen(eq=False)
+class Key:
+    """The description of one key."""
+
+    name: str
+    attribute: str
+    holds: Holds
+    about: str  # one line for users
+    example: str  # `key: value`
+    default: Any
+    required: bool
+    or_null: bool  # null is allowed, as in Energon, and means the default
+
+
+def declare(
+    holds: Holds,
+    about: str,
+    example: str,
+    *,
+    name: str | None = None,
+    or_null: bool = False,
+    required: bool = False,
+) -> dict[str, Any]:
+    """Return the metadata of an attrs field that is a key.
+
+    name: the key, if it is not the attribute's name. required: whether YAML must have it, although
+    the attribute has a default.
+    """
+    return {_METADATA: (holds, about, example, name, or_null, required)}
+
+
+def key(
+    holds: Holds,
+    about: str,
+    example: str,
+    *,
+    default: Any = NOTHING,
+    factory: Callable[[], Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Return an attribute that is a key. options: as for `declare`."""
+    metadata = declare(holds, about, example, **options)
+    if factory is not None:
+        return field(factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def child(about: str, example: str, *, default: Any = NOTHING) -> Any:
+    """Return an attribute that holds one node."""
+    return key(Child(), about, example, default=default)
+
+
+def children(part: type[Any] | None, about: str, example: str, *, name: str | None = None) -> Any:
+    """Return an attribute that holds a tuple of nodes, or of parts whose `of` is a node."""
+    return key(Children(part), about, example, name=name)
+
+
+def keys_of(cls: type[Any]) -> Mapping[str, Key]:
+    """Return the keys of a class, by name."""
+    return _keys(cls)  # type: ignore[arg-type]  # mypy does not know that classes are hashable
+
+
+@cache
+def _keys(cls: type[Any]) -> Mapping[str, Key]:
+    found = {}
+    for attribute in fields(cls):
+        if _METADATA in attribute.metadata:
+            one = _key(attribute)
+            found[one.name] = one
+    return MappingProxyType(found)
+
+
+def _key(attribute: Attribute[Any]) -> Key:
+    holds, about, example, name, or_null, required = attribute.metadata[_METADATA]
+    return Key(
+        name=name or attribute.name,
+        attribute=attribute.name,
+        holds=holds,
+        about=about,
+        example=example,
+        default=attribute.default,
+        required=required or attribute.default is NOTHING,
+        or_null=or_null,
+    )
+
+
+def parts_of(recipe: Any) -> Iterator[tuple[Any, Any | None]]:
+    """Yield the children of a recipe in order, each with the part that holds it, if one does."""
+    for one in keys_of(type(recipe)).values():
+        value = getattr(recipe, one.attribute)
+        if isinstance(one.holds, Child) and value is not None:
+            yield value, None
+        elif isinstance(one.holds, Children):
+            for item in value:
+                yield (item, None) if one.holds.part is None else (item.of, item)
+
+
+def with_children(recipe: T, nodes: Sequence[Any]) -> T:
+    """Return a recipe with other children, in the order of `parts_of`."""
+    rest = iter(nodes)
+    changes: dict[str, Any] = {}
+    for one in keys_of(type(recipe)).values():
+        value = getattr(recipe, one.attribute)
+        if isinstance(one.holds, Child) and value is not None:
+            changes[one.attribute] = next(rest)
+        elif isinstance(one.holds, Children):
+            bare = one.holds.part is None
+            changes[one.attribute] = tuple(
+                next(rest) if bare else evolve(item, of=next(rest)) for item in value
+            )
+    changed: T = evolve(recipe, **changes)  # type: ignore[misc]  # recipes are attrs classes
+    return changed
+
+
+def share_of(part: Any | None) -> Any:
+    """Return the number a parent gives a child, its weight for example; None: there is none."""
+    name = getattr(part, "share_key", None)
+    return None if name is None else getattr(part, name)
