@@ -123,7 +123,7 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         return ()
 
     def allow_batch_views(self) -> None:
-        """Allow samples whose tensors are rows of one batch tensor (`core/rows.py`).
+        """Allow samples whose tensors are rows of one batch tensor (`core/batch_memory.py`).
 
         A parent calls it if it only draws, and shows samples to no other code.
         """

@@ -102,7 +102,7 @@ class Source(ABC):
         return samples
 
     def read_rows(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
-        """Return the same as `read`, but tensors may be rows of one: see `core/rows.py`."""
+        """Return the same as `read`, but tensors may be rows of one: see `core/batch_memory.py`."""
         return self.read(indices)
 
     @classmethod

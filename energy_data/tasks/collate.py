@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from energy_data.core.memory import empty
-from energy_data.core.rows import Row, as_tensors, gathered, owned
+from energy_data.core.batch_memory import TensorRow, as_tensors, detach, empty, stack_rows
 from energy_data.tasks.batching import batch_pad_stack
 
 
@@ -42,12 +41,12 @@ def collate(samples: Sequence[Any], *, pad: bool = False) -> Any:
 
 def stack_or_list(values: list[Any], *, pad: bool = False) -> torch.Tensor | list[Any]:
     """Return the values stacked along a new first axis if they are of one form, else as is."""
-    if Row in set(map(type, values)):
-        whole = gathered(values)
-        if whole is not None:
-            return whole
+    if TensorRow in set(map(type, values)):
+        block = stack_rows(values)
+        if block is not None:
+            return block
         stacked = stack_or_list(as_tensors(values), pad=pad)
-        return stacked if isinstance(stacked, torch.Tensor) else owned(values)
+        return stacked if isinstance(stacked, torch.Tensor) else detach(values)
     first = values[0]
     if isinstance(first, torch.Tensor):
         return _joined(values, pad=pad)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tars import one_shard, sample_files, write_tar
 
 from energy_data import RawTensor, SampleError, StructureError
-from energy_data.core.rows import Row
+from energy_data.core.batch_memory import TensorRow
 from energy_data.data.registry import open_source
 from energy_data.data.tar import native, reader
 from energy_data.data.tar.header import are_idle
@@ -53,7 +53,7 @@ def plain(value):
     """Return something that is equal for equal values, of any kind."""
     if isinstance(value, SampleError):
         return "bad", str(value), value.offset, value.key, value.index
-    if isinstance(value, Row):
+    if isinstance(value, TensorRow):
         return plain(value.tensor)
     if isinstance(value, torch.Tensor | np.ndarray):
         return type(value).__name__, str(value.dtype), value.tolist()
@@ -240,8 +240,8 @@ def test_nothing_is_kept(tmp_path):
     def alive():
         gc.collect()
         own = source.options.subflavors, source.layout.origin, source.part.shards[0]
-        counted = (*own, RAW, decoders["bin"])
-        return [*map(sys.getrefcount, (*counted, source.path, Row, bytes))], len(gc.get_objects())
+        counted = (*own, RAW, decoders["bin"], source.path, TensorRow, bytes)
+        return list(map(sys.getrefcount, counted)), len(gc.get_objects())
 
     for read in (source.read, source.read_rows):
         read(numbers)

@@ -26,7 +26,7 @@ from trees import samples
 from energy_data import (
     DefaultTaskEncoder,
 )
-from energy_data.core.rows import make_row, new_rows
+from energy_data.core.batch_memory import make_row, new_rows
 from energy_data.data.decode.parts import Decoding
 from energy_data.data.registry import open_source
 from energy_data.data.source import OpenOptions
@@ -175,13 +175,13 @@ def test_others_take_the_rows_of_samples_left_out(tmp_path, stacked):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), min_size=1, max_size=8))
-def test_rows_in_any_order_are_gathered_as_they_would_be_stacked(places):
-    made = [new_rows(6, SHAPE, torch.float32).whole for _ in range(2)]
-    wholes = [[make_row((whole, number)) for number in range(6)] for whole in made]
-    for number, row in enumerate(row for rows in wholes for row in rows):
+def test_rows_in_any_order_are_stacked_like_other_tensors(places):
+    made = [new_rows(6, SHAPE, torch.float32).tensor for _ in range(2)]
+    blocks = [[make_row((block, number)) for number in range(6)] for block in made]
+    for number, row in enumerate(row for rows in blocks for row in rows):
         row.tensor.fill_(number)
     tensors = [values(number) for number in range(100, 106)]
-    picked = [[*wholes, tensors][which][number] for which, number in places]
+    picked = [[*blocks, tensors][which][number] for which, number in places]
     wanted = torch.stack([getattr(one, "tensor", one) for one in picked])
     assert torch.equal(stack_or_list(picked), wanted)
 

@@ -16,7 +16,7 @@ import pytest
 from tars import one_shard, sample_files
 
 from energy_data import RawTensor
-from energy_data.core.rows import Row, new_rows
+from energy_data.core.batch_memory import TensorRow, new_rows
 from energy_data.data.decode.parts import decode_text
 from energy_data.data.tar import native, reader
 from energy_data.data.tar.spans import locate
@@ -132,7 +132,7 @@ def test_a_signal_is_heard_while_tensors_are_read(tmp_path, alarm):
     alarm()
     with pytest.raises(AlarmError):
         native.TAR.read_rows(
-            found, *columns, numbers, rows.data, 4096, lambda *_: True, Row, rows.whole
+            found, *columns, numbers, rows.data, 4096, lambda *_: True, TensorRow, rows.tensor
         )
     assert len(found) < 160_000
 

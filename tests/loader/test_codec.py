@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.core.memory import MakingIn, empty
+from energy_data.core.batch_memory import allocate_in, empty
 from energy_data.core.sample import SampleSource
 from energy_data.loading.transport import codec
 from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
@@ -132,7 +132,7 @@ def test_a_view_that_is_not_contiguous_in_its_slot_is_copied():
     writer = ArenaWriter(16 * MIB)
     writer.write({"first": torch.zeros(MIB)})
     allocator = writer.allocator()
-    with MakingIn(allocator):
+    with allocate_in(allocator):
         made = empty((4, LARGE), torch.int64)
     made.copy_(torch.arange(4 * LARGE).reshape(4, LARGE))
     batch = {"made": made, "across": made.T, "first": made[:1], "other": torch.arange(LARGE)}

@@ -161,8 +161,8 @@ def test_memory_is_pinned_while_it_lives_or_a_warning_says_why_not(error, monkey
     assert runtime.pinned == []
     assert caplog.messages == (
         [
-            "pinning 1 MiB failed with CUDA error 2: batches come unpinned, copies to the GPU are "
-            "slower. Is `ulimit -l` too small?"
+            "pinning 1 MiB failed with CUDA error 2: batches are not pinned, and copies to the GPU "
+            "are slower. Is `ulimit -l` too small?"
         ]
         if error
         else []

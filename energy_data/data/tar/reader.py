@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from energy_data.core.rows import Row, Rows, make_row
+from energy_data.core.batch_memory import RowBlock, TensorRow, make_row
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import (
     Buffer,
@@ -46,7 +46,7 @@ def read_samples(spans: Spans) -> list[Sample | SampleError]:
 
 
 def read_into_rows(
-    spans: Spans, places: list[int], rows: Rows, tensor: RawTensor
+    spans: Spans, places: list[int], rows: RowBlock, tensor: RawTensor
 ) -> list[Sample | SampleError]:
     """Return the samples in the order of `spans`; their tensors are read into rows of one tensor.
 
@@ -62,7 +62,7 @@ def read_into_rows(
     if native.TAR is None:
         found = [None] * len(places)
     else:
-        into = rows.data, tensor.num_bytes, is_tensor, Row, rows.whole
+        into = rows.data, tensor.num_bytes, is_tensor, TensorRow, rows.tensor
         if not native.TAR.read_rows(found, *spans.columns(), places, *into):
             return found
     return [
@@ -74,17 +74,17 @@ def read_into_rows(
 class TensorSlot:
     """The row for the tensor of one sample."""
 
-    def __init__(self, tensor: RawTensor, rows: Rows, place: int) -> None:
+    def __init__(self, tensor: RawTensor, rows: RowBlock, place: int) -> None:
         self._tensor, self._rows, self._place = tensor, rows, place
 
-    def fill(self, file: LocalFile, member: TarMember, decode: PartDecoder) -> Row | None:
+    def fill(self, file: LocalFile, member: TarMember, decode: PartDecoder) -> TensorRow | None:
         """Read a part into the row if it is the first such tensor of its sample."""
         size = self._tensor.num_bytes
         if self._place < 0 or decode != self._tensor or member.size != size:
             return None
         at, self._place = self._place, -1
         file.read_into(self._rows.data[at * size : (at + 1) * size], member.data)
-        return make_row((self._rows.whole, at))
+        return make_row((self._rows.tensor, at))
 
 
 def read_strictly(spans: Spans, row: int, slot: TensorSlot | None = None) -> Sample | SampleError:

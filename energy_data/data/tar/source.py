@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.core.rows import new_rows
+from energy_data.core.batch_memory import new_rows
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import Decoders
 from energy_data.data.decode.raw_tensor import RawTensor

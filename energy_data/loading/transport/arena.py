@@ -66,38 +66,44 @@ class FreeNotice(weakref.ref[Any]):
 
 
 class SlotAllocator:
-    """Allocates the memory of one slot piece by piece; an `energy_data.core.memory.Place`.
+    """Allocates the tensors of one batch in a slot; an `energy_data.core.batch_memory.Allocator`.
 
-    `freed` receives `notice` when this process no longer uses any of that memory.
+    The slot is acquired when the first tensor is made: other batches need none.
     """
 
-    def __init__(self, slot: Slot, memory: memoryview, freed: deque[FreeNotice]) -> None:
-        self.slot = slot
+    def __init__(self, acquire: Callable[[], tuple[Slot, Any, FreeNotice] | None]) -> None:
+        self._acquire: Callable[[], tuple[Slot, Any, FreeNotice] | None] | None = acquire
+        self.slot: Slot | None = None
         self.end = 0  # bytes allocated
-        owner = keepalive(memory)
-        self.notice = FreeNotice.create(owner, slot.number, freed)
-        self._begin = ctypes.addressof(owner)
-        self._view: memoryview | None = memoryview(owner).cast("B")
+        self._begin = 0  # address
+        self._view: memoryview | None = None
+        self._notice: FreeNotice | None = None
 
     def take(self, num_bytes: int) -> memoryview | None:
-        """Return `num_bytes` bytes with any contents, or None if the slot has no room for them."""
+        """Return `num_bytes` bytes with any contents, or None if there is no room for them."""
+        if self._acquire is not None:
+            acquired, self._acquire = self._acquire(), None
+            if acquired is not None:
+                self.slot, owner, self._notice = acquired
+                self._begin = ctypes.addressof(owner)
+                self._view = memoryview(owner).cast("B")
         begin = _aligned(self.end)
-        if self._view is None or begin + num_bytes > self.slot.size:
+        if self._view is None or begin + num_bytes > len(self._view):
             return None
         self.end = begin + num_bytes
         return self._view[begin : self.end]
 
     def place_of(self, data: memoryview) -> int | None:
         """Return the offset of some bytes in the slot, or None if they are elsewhere."""
-        if data.readonly:
+        if self.slot is None or data.readonly:
             return None
         place = ctypes.addressof(ctypes.c_char.from_buffer(data)) - self._begin
         return place if 0 <= place < self.end else None
 
     def close(self) -> bool:
         """Stop allocating. Return whether this process uses none of the memory any more."""
-        self._view = None
-        return self.notice() is None
+        self._acquire = self._view = None
+        return self._notice is None or self._notice() is None
 
 
 class ArenaWriter:
@@ -118,18 +124,21 @@ class ArenaWriter:
         self._num_slots_made = 0
         self._last_size = 0  # bytes of the last batch
 
-    def allocator(self) -> SlotAllocator | None:
-        """Return an allocator of a slot that fits a batch as large as the last; None if full."""
+    def allocator(self) -> SlotAllocator:
+        """Return an allocator in a slot that fits a batch as large as the last, if there is one."""
+        return SlotAllocator(self._acquire)
+
+    def _acquire(self) -> tuple[Slot, Any, FreeNotice] | None:
         if not self._last_size:
             return None
         try:
             slot = self._take(self._last_size)
         except ArenaFullError:
             return None
-        memory = memoryview(self.memory)[slot.offset : slot.offset + slot.size]
-        allocator = SlotAllocator(slot, memory, self._freed)
-        self._allocated[slot.number] = allocator.notice
-        return allocator
+        owner = keepalive(memoryview(self.memory)[slot.offset : slot.offset + slot.size])
+        notice = FreeNotice.create(owner, slot.number, self._freed)
+        self._allocated[slot.number] = notice
+        return slot, owner, notice
 
     def write(self, batch: Any, allocator: SlotAllocator | None = None) -> BatchHandle:
         """Write the batch and return its handle. ArenaFullError if there is no room now.
@@ -145,9 +154,8 @@ class ArenaWriter:
         places = [allocator.place_of(data) if allocator else None for data in buffers]
         spans = _layout(buffers, places, allocator.end if allocator else 0)
         self._last_size = max(end for _, end in spans)
-        if allocator and self._last_size <= allocator.slot.size:
-            slot = allocator.slot
-        else:
+        slot = allocator.slot if allocator else None
+        if slot is None or self._last_size > slot.size:
             places = [None] * len(buffers)
             spans = _layout(buffers, places, 0)
             slot = self._take(spans[-1][1])

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from energy_data.core.memory import buffer_of
 from energy_data.core.sample import SampleSource
 from energy_data.data.tar.native import TAR
 
@@ -62,7 +61,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
     if not _is_dense(tensor):
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]  # torch has no types here
-    data = buffer_of(tensor.contiguous())
+    data = _buffer(tensor.contiguous())
     return _tensor, (
         data if tensor.nbytes >= _OUT_OF_BAND else bytearray(data),
         _DTYPE_NAMES[tensor.dtype],
@@ -76,6 +75,18 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
 
 def _reduce_source(source: SampleSource) -> Any:
     return SampleSource, tuple(source)
+
+
+def _buffer(tensor: torch.Tensor) -> pickle.PickleBuffer:
+    """Return the bytes of a contiguous dense tensor."""
+    array: Any  # the stubs of numpy make it a buffer from Python 3.12 on
+    try:
+        array = tensor.numpy()
+    except TypeError:  # numpy lacks the dtype
+        # Not `reshape`: a dimension of size 1 may have any stride, which `view` refuses.
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        array = flat.view(torch.uint8).numpy()
+    return pickle.PickleBuffer(array)
 
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {

@@ -1,7 +1,7 @@
-"""The CUDA calls we make, all of them; tests put a fake in their place.
+"""Every CUDA call of the package; tests replace them by a fake.
 
-Nothing here runs, and no CUDA context is made, unless there is a GPU and pinning or copies are
-asked for. The device is the one the trainer has made current.
+None of them runs, and no CUDA context is created, unless there is a GPU and pinned batches or
+`device=` are requested. The device is the current one of the trainer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import logging
 import mmap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,21 +21,21 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the proce
 
 
 class Cuda:
-    """Pins memory, and copies batches to a device beside what runs there."""
+    """Pins memory, and copies batches to a device while it computes."""
 
     def available(self) -> bool:
         """Return whether there is a GPU."""
         return torch.cuda.is_available()
 
     def pin(self, memory: mmap.mmap) -> None:
-        """Register memory with CUDA, once, for as long as it is mapped: views of it are pinned."""
+        """Register memory with CUDA until it is unmapped. Every view of it is then pinned."""
         size = len(memory)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no types here
         if error := int(runtime.cudaHostRegister(address, size, _PORTABLE)):
             log.warning(
-                "pinning %d MiB failed with CUDA error %d: batches come unpinned, copies to the "
-                "GPU are slower. Is `ulimit -l` too small?",
+                "pinning %d MiB failed with CUDA error %d: batches are not pinned, and copies to "
+                "the GPU are slower. Is `ulimit -l` too small?",
                 size >> 20,
                 error,
             )
@@ -43,9 +43,10 @@ class Cuda:
         weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
     def pinner(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return what copies a tensor to pinned memory, in any thread, for the device of this one.
+        """Return a function that copies a tensor to pinned memory, and may run in any thread.
 
-        A new thread has GPU 0, and would make a context there.
+        It uses the current device of this thread: in a new thread that is GPU 0, and pinning would
+        create a context there.
         """
         device = torch.cuda.current_device()
 
@@ -57,7 +58,7 @@ class Cuda:
                     return tensor.pin_memory()
             except RuntimeError as error:
                 log.warning(
-                    "pinning %d bytes failed: the batch comes unpinned, its copy to the GPU is "
+                    "pinning %d bytes failed: the batch is not pinned, and its copy to the GPU is "
                     "slower. Is `ulimit -l` too small? (%s)",
                     tensor.nbytes,
                     error,
@@ -67,20 +68,22 @@ class Cuda:
         return pinned
 
     def stream(self, device: torch.device) -> Any:
-        """Return a stream of our own on the device."""
+        """Return a new stream on the device."""
         return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as above
 
     def copied(self, tensor: torch.Tensor, device: torch.device, stream: Any) -> torch.Tensor:
-        """Return the tensor on the device; the copy runs on `stream`."""
+        """Start copying the tensor on `stream`, and return the copy."""
         with torch.cuda.stream(stream):
             return tensor.to(device, non_blocking=True)
 
     def mark(self, stream: Any) -> Any:
-        """Return an event: what `stream` was given so far is done."""
+        """Return an event that is reached when all current work of `stream` is done."""
         return stream.record_event()
 
-    def await_copies(self, event: Any, tensors: list[torch.Tensor], device: torch.device) -> None:
-        """Make the trainer's stream wait for the copies, and keep their memory until it is done."""
+    def await_copies(
+        self, event: Any, tensors: Sequence[torch.Tensor], device: torch.device
+    ) -> None:
+        """Let the stream of the trainer wait for the copies; keep their memory until it is done."""
         current = torch.cuda.current_stream(device)
         current.wait_event(event)
         for tensor in tensors:

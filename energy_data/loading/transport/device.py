@@ -1,4 +1,4 @@
-"""Batches on a device: copied one ahead of the trainer, on a stream of their own."""
+"""Copies batches to a device, one ahead of the trainer, on a separate stream."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from energy_data.loading.lanes import LaneRunner, Nodes
 from energy_data.loading.transport.cuda import Cuda
 
 
-class _Ahead(NamedTuple):
-    """A micro-batch that was taken from the host and is being copied."""
+class _Copy(NamedTuple):
+    """A micro-batch that is being copied to the device, or the error in its place."""
 
-    lane: int
     batch: int
-    items: Sequence[Any]
-    error: BaseException | None
-    event: Any
-    tensors: list[torch.Tensor]
+    items: Sequence[Any] = ()  # on the device
+    tensors: Sequence[torch.Tensor] = ()  # of the items
+    event: Any = None  # reached when the copies are done
+    error: BaseException | None = None
 
 
 class OnDevice(LaneRunner):
-    """Gives the batches of another host on a device.
+    """Returns the batches of another lane runner on a device.
 
-    While the trainer works on one batch, the next is copied. Its host memory is kept until the copy
-    is done, and the place of the run is that of the batch handed over, not of the one copied ahead.
+    The next batch is copied while the trainer works on the current one. Its memory on the CPU is
+    kept until the copy is done. The state of the run is that of the batch handed over, not of the
+    one copied ahead.
     """
 
     def __init__(self, host: LaneRunner, device: torch.device, stride: int, cuda: Cuda) -> None:
         self._host, self._device, self._stride, self._cuda = host, device, stride, cuda
         self._num_lanes = 1
         self._ended: set[int] = set()
-        self._ahead: _Ahead | None = None
+        self._ahead: _Copy | None = None
         self._stream: Any = None
-        self._copying: deque[tuple[Any, Any]] = deque()  # event, host batch kept until then
+        self._copying: deque[tuple[Any, Any]] = deque()  # event, batch on the CPU kept until then
 
     @property
     def profiler(self) -> Profiler:  # noqa: D102
@@ -79,13 +79,13 @@ class OnDevice(LaneRunner):
         self._copying.clear()
         self._host.close()
 
-    def _fetch(self, lane: int, batch: int) -> _Ahead:
+    def _fetch(self, lane: int, batch: int) -> _Copy:
         try:
             items = self._host.take(lane, batch)
-        except (Exception, StopIteration) as error:  # noqa: BLE001 - raised when its turn comes
-            return _Ahead(lane, batch, (), error, None, [])
+        except (Exception, StopIteration) as error:  # noqa: BLE001 - raised when the trainer asks for the batch
+            return _Copy(batch, error=error)
         if not items:
-            return _Ahead(lane, batch, (), None, None, [])
+            return _Copy(batch)
         if self._stream is None:
             self._stream = self._cuda.stream(self._device)
         tensors: list[torch.Tensor] = []
@@ -99,11 +99,11 @@ class OnDevice(LaneRunner):
         self._copying.append((event, items))
         while len(self._copying) > 1 and self._copying[0][0].query():
             self._copying.popleft()
-        return _Ahead(lane, batch, [on_device], None, event, tensors)
+        return _Copy(batch, [on_device], tensors, event)
 
 
 def with_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the batch with `change` done to each tensor in it, however deep; types are kept."""
+    """Return the batch with `change` applied to every tensor; containers keep their types."""
     return with_values(
         batch,
         lambda value: change(value) if isinstance(value, torch.Tensor) else value,

@@ -19,18 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energy_data.core.memory import MakingIn
-from energy_data.core.profiler import HELD, SENDING
+from energy_data.core.batch_memory import allocate_in
+from energy_data.core.profiler import HELD
 from energy_data.core.user_call import CALL
 from energy_data.errors import add_note
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.run import Run
-from energy_data.loading.transport.arena import (
-    ArenaFullError,
-    ArenaWriter,
-    BatchHandle,
-    SlotAllocator,
-)
+from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter
+from energy_data.loading.transport.sender import BatchSender
 from energy_data.loading.workers.prefetcher import Prefetcher, Superseded
 from energy_data.loading.workers.protocol import (
     PEER_GONE,
@@ -42,7 +38,6 @@ from energy_data.loading.workers.protocol import (
 )
 from energy_data.loading.workers.watchdog import Heartbeat, exit_with
 
-_MAX_WITHOUT = 30  # consecutive batches without an allocator
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
@@ -91,9 +86,7 @@ class _ProcessPrefetcher(Prefetcher):
         self.heartbeat = Heartbeat(self.arena.memory)
         channel.send_files([self.arena.fd, self.heartbeat.stacks])
         self._run = self._unpickled(setup.run)
-        self._allocates = True  # batches are made where they will be sent from
-        # Batches without an allocator: still to come, and the length of the last such pause.
-        self._without = self._pause = 0
+        self._sender = BatchSender(self.arena, self._wait_for_room, self.profiler)
 
     def _unpickled(self, run: Run[Any] | bytes) -> Run[Any]:
         if not isinstance(run, bytes):
@@ -129,10 +122,10 @@ class _ProcessPrefetcher(Prefetcher):
 
     def make(self, lane: int) -> Message:
         node = self.nodes[lane]
-        allocator = self._allocator()
+        allocator = self._sender.allocator()
         CALL.batch = self.batch
         try:
-            with MakingIn(allocator):
+            with allocate_in(allocator):
                 items = list(node.take(1))
         except StopIteration:
             self.living.discard(lane)
@@ -141,7 +134,7 @@ class _ProcessPrefetcher(Prefetcher):
         if not items:
             return self.message("skipped", state=state)
         try:
-            return self.message("batch", self._packed(items, allocator), state)
+            return self.message("batch", self._sender.write(items, allocator), state)
         except ArenaFullError as error:
             return self.message("full", error=portable(error))
         except Superseded:
@@ -150,69 +143,20 @@ class _ProcessPrefetcher(Prefetcher):
             add_note(error, "while sending a batch to the trainer: it must be picklable")
             raise
 
-    def _allocator(self) -> SlotAllocator | None:
-        """Return the memory for the next batch; None if batches are rarely made in it."""
-        if self._without:
-            self._without -= 1
-            return None
-        return self.arena.allocator() if self._allocates else None
+    def _wait_for_room(self) -> bool:
+        """Wait until the trainer receives a message; return False if it has received all.
 
-    def _packed(self, items: list[Any], allocator: SlotAllocator | None) -> BatchHandle:
-        """Return the one batch of `items` in the arena; `items` is empty afterwards."""
-        if allocator and allocator.end:
-            self._pause = 0
-        elif allocator:  # nothing was made in it
-            allocator.close()
-            allocator = None
-            # An even number, so that alternating kinds of batches are both tried again.
-            self._without = self._pause = min(2 * self._pause + 2, _MAX_WITHOUT)
-        handle = self._fitted(items, allocator)
-        if handle is None:  # the batch needs the room that the allocator takes
-            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own
-            assert allocator is not None
-            allocator.close()
-            allocator = None
-            handle = self._written(items[0], None)
-        items.clear()
-        if allocator is None or allocator.close() or handle.slot != allocator.slot:
-            return handle
-        # The task encoder keeps a reference to its batch, which must not change later.
-        self._allocates = False
-        return self._written(self.arena.read(handle), None)
-
-    def _fitted(self, items: list[Any], allocator: SlotAllocator | None) -> BatchHandle | None:
-        """Return the batch in the arena, None if it does not fit next to its allocator.
-
-        A function of its own, because the traceback of a handled error keeps the batch alive.
+        It then has sent all free slots, so the arena is full only because of batches that the user
+        keeps.
         """
-        try:
-            return self._written(items[0], allocator)
-        except ArenaFullError:
-            if allocator is None:
-                raise
-        return None
-
-    def _written(self, batch: Any, allocator: SlotAllocator | None) -> BatchHandle:
-        """Return the batch in the arena. Waits for room while messages are on their way.
-
-        After the trainer has received all of them, it has sent all free slots. So the arena is
-        full only because of batches that the user keeps.
-        """
-        while True:
-            began = time.perf_counter()
-            try:
-                handle = self.arena.write(batch, allocator)
-            except ArenaFullError:
-                if not self.ahead:
-                    raise
-            else:
-                self.profiler.add(SENDING, time.perf_counter() - began)
-                return handle
-            generation = self.start.generation
-            self.obey(self.channel.receive_order())
-            self.profiler.add(HELD, time.perf_counter() - began)
-            if self.start.generation != generation:
-                raise Superseded
+        if not self.ahead:
+            return False
+        began, generation = time.perf_counter(), self.start.generation
+        self.obey(self.channel.receive_order())
+        self.profiler.add(HELD, time.perf_counter() - began)
+        if self.start.generation != generation:
+            raise Superseded
+        return True
 
 
 def _keep_memory() -> None:
