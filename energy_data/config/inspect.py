@@ -10,7 +10,8 @@ from attrs import frozen
 
 from energy_data.config.compile import Mode, mode_of
 from energy_data.config.diagnostics import Place
-from energy_data.config.grammar import Origins, is_below
+from energy_data.config.grammar import Origins
+from energy_data.config.kinds import is_below
 from energy_data.config.leaves import LeafUse
 from energy_data.config.load import Metadataset
 from energy_data.core.recipe import Rule, keys_of, parts_of, share_of

@@ -19,7 +19,8 @@ from energy_data.config.files import (
     is_remote,
     joined,
 )
-from energy_data.config.grammar import SPLITS, Origins
+from energy_data.config.grammar import Origins
+from energy_data.config.kinds import SPLITS
 from energy_data.config.leaves import Expander
 from energy_data.config.yaml_nodes import Value, read_data, read_text
 from energy_data.core.rules import listed

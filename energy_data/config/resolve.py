@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from energy_data.config.grammar import is_below
+from energy_data.config.kinds import is_below
 from energy_data.config.leaves import DatasetPart, LeafUse
 from energy_data.config.load import Metadataset
 from energy_data.config.rules import STORES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from energy_data.config.grammar import (
+from energy_data.config.keys import NodeKeys
+from energy_data.config.kinds import (
     KINDS,
     PARTS,
     SPLITS,
@@ -17,7 +18,6 @@ from energy_data.config.grammar import (
     node_keys,
     refused_in,
 )
-from energy_data.config.keys import NodeKeys
 from energy_data.core.recipe import Child, Children, Group, Key, keys_of
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"

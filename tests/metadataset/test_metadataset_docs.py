@@ -7,8 +7,8 @@ import pytest
 from tars import write_tar
 
 from energy_data.config.compile import compile_split
-from energy_data.config.grammar import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
 from energy_data.config.keys import LeafKeys, NodeKeys
+from energy_data.config.kinds import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
 from energy_data.config.load import load
 from energy_data.core.recipe import keys_of
 from energy_data.data.registry import open_source
