@@ -24,8 +24,6 @@ ALLOWED = {
     "local:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
     "index:_SHARDS": "open shards, changed under a lock; what it gives never is",
     "parts:_known_npy": "a cache; one step of the interpreter each to look up and to add",
-    "header:_plain_check": "lru_cache, which has a lock, of a pure function",
-    "header:_plain_size": "as above",
     "cursor_check:kinds_of": "lru_cache of a pure function",
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
