@@ -28,10 +28,11 @@ ALLOWED = {
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
     "main:main": "click's; where it runs no loader has threads",
+    "recipe:_keys": "lru_cache of a pure function",
     "process:_START_LOCK": "a lock",
     "process:_OPEN": "a worker is added and discarded by the thread that uses it",
     "user_call:CALL": "of each thread its own",
-    "memory:_HERE": "of each thread its own",
+    "batch_memory:_CURRENT": "of each thread its own",
 }
 
 CHANGING = (MutableMapping, MutableSequence, MutableSet, np.ndarray, threading.local)
