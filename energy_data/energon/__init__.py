@@ -12,7 +12,7 @@ below stand where programs import from. Differences are in docs/migrating-from-e
 from importlib.metadata import version
 
 import energy_data
-from energy_data import *  # noqa: F403
+from energy_data import *
 from energy_data.data.files.cache import DirectLazy, FileCacheLazy, MockLazy
 from energy_data.data.files.stores import (
     DecodeFileStore,

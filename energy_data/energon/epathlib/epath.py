@@ -1,0 +1,5 @@
+"""Energon's module of this name: paths are those of the standard library."""
+
+from pathlib import Path as EPath
+
+__all__ = ["EPath"]

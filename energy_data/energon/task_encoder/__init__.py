@@ -1,0 +1,3 @@
+"""Energon's module of this name."""
+
+from energy_data.energon import *
