@@ -53,11 +53,6 @@ def stateless(
     return marked if fn is None else marked(fn)
 
 
-def get_stateless(fn: Callable[..., Any]) -> bool:
-    """Return whether a function is marked as stateless."""
-    return getattr(fn, "__stateless__", False)
-
-
 def get_failure_tolerance(
     fn: Callable[..., Any], default_failure_tolerance: int | None = DEFAULT_TOLERANCE
 ) -> int:
