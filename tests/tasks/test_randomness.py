@@ -11,7 +11,7 @@ import torch
 from energy_data.core.rng import GlobalSeeds, sample_rng, sample_seed
 from energy_data.core.user_call import CALL, FunctionInfo
 from energy_data.errors import EnergyDataError, SpecError
-from energy_data.tasks.stateless import get_failure_tolerance, get_stateless, stateless
+from energy_data.tasks.stateless import get_failure_tolerance, stateless
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +131,8 @@ def test_marks_are_kept_with_and_without_arguments():
     def tolerant(item):
         return item
 
-    assert get_stateless(plain)
-    assert get_stateless(tolerant)
-    assert not get_stateless(len)
+    assert plain.__stateless__
+    assert tolerant.__stateless__
     assert (get_failure_tolerance(plain), get_failure_tolerance(tolerant)) == (100, 3)
     assert get_failure_tolerance(plain, None) == 0
     with pytest.raises(SpecError, match="failure_tolerance must be >= 0, got -1"):
