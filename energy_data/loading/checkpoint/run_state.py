@@ -285,4 +285,4 @@ def _listed(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return [*map(_plain, value)] if isinstance(value, tuple) else value
