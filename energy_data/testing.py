@@ -7,15 +7,16 @@ NumberSource(n)                  n samples that say their own index
 from __future__ import annotations
 
 import json
-from itertools import islice
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.context import Context
+from energy_data.core.cursor import State, restore, save
 from energy_data.core.keys import key
-from energy_data.core.node import Node, State
+from energy_data.core.node import EmptyGuard, Node
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.core.spec import Spec
 from energy_data.data.source import Source
@@ -69,8 +70,8 @@ def assert_resumes_exactly(spec: Spec, *, lane: int = 0, lanes: int = 1, steps: 
         loaded = json.loads(saved)
         for _ in range(2):
             node = spec.build(Context(lane=lane, lanes=lanes))
-            node.load_state_dict(loaded)
-            assert json.dumps(node.state_dict()) == saved, f"step {step}: saved again, it differs"
+            restore(node, loaded)
+            assert json.dumps(save(node)) == saved, f"step {step}: saved again, it differs"
             rest = take(node, steps - step)
             assert rest == items[step:], f"step {step}: restored, it goes on differently"
         assert json.dumps(loaded) == saved, f"step {step}: loading changed the state"
@@ -82,19 +83,31 @@ def record(
     """Return the first items of a tree, and the state before each and after the last."""
     node = spec.build(Context(lane=lane, lanes=lanes))
     items: list[Any] = []
-    states = [node.state_dict()]
+    states = [save(node)]
     while len(items) < steps and (drawn := take(node, 1)):
         items += drawn
-        states.append(node.state_dict())
-        assert node.state_dict() == states[-1], "taking the state changed it"
+        states.append(save(node))
+        assert save(node) == states[-1], "taking the state changed it"
     if len(items) < steps:
         assert not take(node, 1), "an ended tree gave another item"
     return items, states
 
 
-def take(node: Node[Any, Any], count: int) -> list[Any]:
+def take(node: Node[Any], count: int) -> list[Any]:
     """Return the next `count` items of a node, fewer at its end."""
-    return list(islice(node, count))
+    items: list[Any] = []
+    with suppress(StopIteration):
+        while len(items) < count:
+            items.append(next_item(node))
+    return items
+
+
+def next_item(node: Node[Any]) -> Any:
+    """Return the next item of a node. StopIteration at its end."""
+    guard = EmptyGuard()
+    while not (items := node.take(1)):
+        guard.count(items)
+    return items[0]
 
 
 def _shape(state: State) -> str:

@@ -24,7 +24,7 @@ ALLOWED = {
     "local:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
     "index:_SHARDS": "open shards, changed under a lock; what it gives never is",
     "parts:_known_npy": "a cache; one step of the interpreter each to look up and to add",
-    "cursor_check:kinds_of": "lru_cache of a pure function",
+    "cursor:kinds_of": "lru_cache of a pure function",
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
     "main:main": "click's; where it runs no loader has threads",

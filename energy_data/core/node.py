@@ -1,34 +1,26 @@
-"""The contract of a node: an iterator over one lane of a run whose position can be saved.
+"""The contract of a node: it produces the items of one lane of a run; its position can be saved.
 
 Everything that changes in a node is in its cursor, a small plain dataclass. Saving a tree reads its
 cursors; restoring replaces them. A node may cache what its cursor can rebuild. It compares the
 cache with the cursor before use, so it needs no notice of a restore.
 
 A new kind of node is a cursor and a `draw`. Subclass `UnaryNode` for one child, `MultiChildNode`
-for several, and `BufferedNode` to hold items back.
+for several, and `BufferedNode` to hold items back. `nodes/filter.py` is a short example.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
-from energy_data.errors import DataError, StateMismatchError
+from energy_data.core.cursor import Cursor, Fields, Problem
+from energy_data.errors import DataError
 
-T_co = TypeVar("T_co", covariant=True)
-C = TypeVar("C", bound="Cursor")
+C = TypeVar("C", bound=Cursor)
 
 MAX_EMPTY_DRAWS = 10_000  # in a row
-
-Fields = dict[str, Any]
-"""The fields of a cursor."""
-
-State = dict[str, Fields]
-"""Path of a node in its tree -> the fields of its cursor. Plain JSON data."""
 
 ItemRef = tuple[Any, ...]
 """What an item is made from, as nested tuples of ints.
@@ -37,10 +29,10 @@ A sample is (entry, epoch, index); a pack is a tuple of the references of its sa
 put a number in front, such as the number of the child.
 """
 
-PendingRef = tuple["Node[Any, Any]", ItemRef]
+PendingRef = tuple["Node[Any]", ItemRef]
 """The root of an order tree, and a reference (entry, epoch, index) in it."""
 
-Change = Callable[["Node[Any, Any]", ItemRef], ItemRef | None]
+Change = Callable[["Node[Any]", ItemRef], ItemRef | None]
 """Maps a reference (entry, epoch, index) to the same sample after an edit of the order tree.
 
 Takes the root of the order tree and the reference. Returns None if the leaf was removed.
@@ -54,25 +46,7 @@ class Items(NamedTuple):
     refs: Sequence[Any]  # an ItemRef per value; None where `Spec.replay_blocker` names a node
 
 
-@dataclass
-class Cursor:
-    """Everything that changes while a node runs: ints, strings, None and tuples of these.
-
-    Replace fields, never change them in place: a copy of the cursor is a snapshot.
-    """
-
-    def copy(self: C) -> C:
-        """Return a snapshot. Takes a tenth of the time of `copy.copy`."""
-        return self.with_fields(self.__dict__)
-
-    def with_fields(self: C, fields: Mapping[str, Any]) -> C:
-        """Return a cursor of this class with the given fields."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(fields)
-        return twin
-
-
-class Node(ABC, Iterator[T_co], Generic[T_co, C]):
+class Node(ABC, Generic[C]):
     """Produces items in blocks, keeps its position in `cursor`, and owns its named children.
 
     Every node implements `draw`. The other methods to override are `rewind`, `replay`, `remap`,
@@ -84,11 +58,11 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
 
     _replaced: ClassVar[int] = 0  # children replaced so far, in all trees
 
-    def __init__(self, start: C, children: Mapping[str, Node[Any, Any]] | None = None) -> None:
-        self.children: Mapping[str, Node[Any, Any]] = MappingProxyType(dict(children or {}))
+    def __init__(self, start: C, children: Mapping[str, Node[Any]] | None = None) -> None:
+        self.children: Mapping[str, Node[Any]] = MappingProxyType(dict(children or {}))
         self.cursor = start
         self._start = start.copy()
-        self._below: tuple[int, list[tuple[str, Node[Any, Any]]]] = -1, []  # see `tree`
+        self._below: tuple[int, list[tuple[str, Node[Any]]]] = -1, []  # see `tree`
 
     @abstractmethod
     def draw(self, count: int) -> Items:
@@ -106,7 +80,7 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             child.rewind()
         self.cursor = self._start.copy()
 
-    def replay(self, refs: Sequence[ItemRef]) -> Sequence[T_co]:
+    def replay(self, refs: Sequence[ItemRef]) -> Sequence[Any]:
         """Return the items of references, made again. Does not move the node.
 
         Raises DataError for an item that can no longer be made.
@@ -142,7 +116,7 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             items = self.draw(count)
         return items
 
-    def take(self, count: int) -> Sequence[T_co]:
+    def take(self, count: int) -> Sequence[Any]:
         """Return the values that `draw` returns. If it raises, the tree stays where it was."""
         before = self.snapshot()
         try:
@@ -150,12 +124,6 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         except BaseException:
             self.rollback(before)
             raise
-
-    def __next__(self) -> T_co:
-        guard = EmptyGuard()
-        while not (items := self.take(1)):
-            guard.count(items)
-        return items[0]
 
     def snapshot(self) -> list[Fields]:
         """Return the cursors of the whole tree, parents first; for `rollback`."""
@@ -166,18 +134,18 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
         for (_, node), fields in zip(self.tree(), cursors, strict=True):
             node.cursor = node.cursor.with_fields(fields)
 
-    def replace_child(self, name: str, child: Node[Any, Any]) -> None:
+    def replace_child(self, name: str, child: Node[Any]) -> None:
         """Replace a child. The only way to change `children`."""
         self.children = MappingProxyType({**self.children, name: child})
         Node._replaced += 1
 
-    def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any, Any]]]:
+    def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any]]]:
         """Yield every node of the tree with its path, parents first."""
         yield path, self
         for name, child in self.children.items():
             yield from child.walk(f"{path}/{name}")
 
-    def tree(self) -> Sequence[tuple[str, Node[Any, Any]]]:
+    def tree(self) -> Sequence[tuple[str, Node[Any]]]:
         """Return what `walk` yields. Cached, because every batch needs it."""
         replaced, below = self._below
         if replaced != Node._replaced:
@@ -185,36 +153,6 @@ class Node(ABC, Iterator[T_co], Generic[T_co, C]):
             _, *below = self.walk()  # without this node, which would keep itself alive
             self._below = replaced, below
         return [("root", self), *below]
-
-    def state_dict(self) -> State:
-        """Return the position of the whole tree, path by path. Reads no data, changes nothing."""
-        return {path: {**fields} for path, node in self.tree() if (fields := node.cursor.__dict__)}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go to a saved position. If it raises, no node has moved.
-
-        Raises:
-            StateMismatchError: The state belongs to another tree.
-            StateError: A value cannot be the value of its field.
-        """
-        ours = {path: set(fields) for path, fields in self.state_dict().items()}
-        saved = {path: set(fields) for path, fields in state.items()}
-        if wrong := sorted(path for path in ours | saved if ours.get(path) != saved.get(path)):
-            raise StateMismatchError(f"state: it is of another tree, {', '.join(wrong)} differ.")
-        cursors = [node.restored(path, state.get(path, {})) for path, node in self.walk()]
-        for (_, node), cursor in zip(self.walk(), cursors, strict=True):
-            node.cursor = cursor
-
-    def restored(self, path: str, found: Mapping[str, Any]) -> C:
-        """Return the cursor of this node, which is at `path`, with saved fields.
-
-        Raises StateError for damaged fields. Reads no data, changes nothing.
-        """
-        values = {name: as_tuples(value) for name, value in found.items()}
-        raise_if(path, lambda: wrong_kinds(type(self._start), values))
-        cursor = replace(self._start, **values)
-        raise_if(path, lambda: self.faults(cursor))
-        return cursor
 
 
 class EmptyGuard:
@@ -231,15 +169,3 @@ class EmptyGuard:
                 f"no item was returned in {MAX_EMPTY_DRAWS} draws in a row. Check what skips "
                 f"items: a filter, SkipSample, a limit that all exceed, or bad data."
             )
-
-
-def places(tree: Sequence[tuple[str, Node[Any, Any]]], cursors: Sequence[Fields]) -> State:
-    """Return a snapshot of a tree as its state, without nodes that have nothing to save."""
-    return {path: {**fields} for (path, _), fields in zip(tree, cursors, strict=True) if fields}
-
-
-def as_tuples(value: Any) -> Any:
-    """Return a value with its lists, at any depth, as tuples."""
-    if isinstance(value, list | tuple):
-        return tuple(map(as_tuples, value))
-    return value

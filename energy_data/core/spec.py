@@ -66,7 +66,7 @@ class Spec(ABC):
         """What flows out of the node."""
 
     @abstractmethod
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         """Return the node for one lane. Opens nothing: that happens on the first draw."""
 
     def num_items(self, context: Context, epoch: int) -> int | None:

@@ -28,7 +28,8 @@ from energy_data.errors import (
 
 if TYPE_CHECKING:  # `context` imports the handlers
     from energy_data.core.context import Context
-    from energy_data.core.node import Cursor, ItemRef
+    from energy_data.core.cursor import Cursor
+    from energy_data.core.node import ItemRef
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from energy_data.core.node import Node, State, places
+from energy_data.core.cursor import State, save
+from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.user_call import CALL
 
-Nodes = Mapping[int, Node[Any, Any]]
+Nodes = Mapping[int, Node[Any]]
 """Lane -> the root of its tree."""
 
 
@@ -132,7 +133,7 @@ class InProcess(LaneRunner):
         self._journal.keep(batch)
 
     def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
-        states = {lane: node.state_dict() for lane, node in self._nodes.items()}
+        states = {lane: save(node) for lane, node in self._nodes.items()}
         for taken in self._journal.since(batch):
-            states[taken.lane] = places(self._nodes[taken.lane].tree(), taken.before)
+            states[taken.lane] = save(self._nodes[taken.lane], taken.before)
         return states

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from energy_data.core.node import State
+from energy_data.core.cursor import State, restore
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.history import Gone
 from energy_data.loading.checkpoint.ledger import Ledgers, go_on
@@ -259,7 +259,7 @@ class Loader(RankLoader[T_batch]):
         """Return new nodes for the lanes of this rank, at these places."""
         nodes = self.dataset.build(places, self.num_lanes, profiler=self._host.profiler)
         for lane, node in nodes.items():
-            node.load_state_dict(places[lane])
+            restore(node, places[lane])
         return nodes
 
     def _move(self, nodes: Nodes, num_lanes: int, position: RunPosition) -> None:
@@ -333,7 +333,7 @@ class Loader(RankLoader[T_batch]):
         keep = on_mismatch == "keep_matching"
         if not changed:
             for lane, node in nodes.items():
-                node.load_state_dict(saved.places[lane])
+                restore(node, saved.places[lane])
         elif not fitted(saved, self._record, self.dataset.spec, nodes, keep=keep):
             if not keep:
                 found = differences(TreeRecord.unpack(saved.tree), self._record)

@@ -9,7 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 from attrs import field, frozen
 
 from energy_data.core.context import Context, WorkerConfig
-from energy_data.core.node import Node, State
+from energy_data.core.cursor import State, save
+from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
@@ -63,7 +64,7 @@ class Run(Generic[T_co]):
 
     def start(self, num_lanes: int) -> State:
         """Return the place of a lane that has not begun, of lane 0: so all ranks say the same."""
-        return self.build([0], num_lanes)[0].state_dict()
+        return save(self.build([0], num_lanes)[0])
 
     def build(
         self,
@@ -72,7 +73,7 @@ class Run(Generic[T_co]):
         *,
         trace: Callable[[Any], None] | None = None,
         profiler: Profiler | None = None,
-    ) -> dict[int, Node[T_co, Any]]:
+    ) -> dict[int, Node[Any]]:
         """Return the root nodes of some lanes, for one process. Opens nothing.
 
         trace: called with each sample before it is encoded; costs some time per sample.

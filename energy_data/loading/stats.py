@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from energy_data.core.node import State
+from energy_data.core.cursor import State, restore
 from energy_data.core.profiler import HELD, READING, STARTING, Activity, Profiler, ReadAmount
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.run import Run
@@ -88,7 +88,7 @@ class Counting:
         """Return nodes at some places, for inspection; not the nodes that make batches."""
         nodes = self._built(places, num_lanes)
         for lane, node in nodes.items():
-            node.load_state_dict(places[lane])
+            restore(node, places[lane])
         return nodes
 
     def skipped(self, places: Mapping[int, State], num_lanes: int) -> dict[str, int]:

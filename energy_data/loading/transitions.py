@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from energy_data.core.node import State
+from energy_data.core.cursor import State
 from energy_data.loading.run import Run
 from energy_data.loading.stats import Counting
 from energy_data.nodes.leaf_history import held

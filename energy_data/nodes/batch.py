@@ -10,7 +10,8 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind

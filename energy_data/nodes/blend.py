@@ -12,9 +12,9 @@ from attrs import field, frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, shorten
+from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, EmptyGuard, Items, Node
+from energy_data.core.node import EmptyGuard, Items, Node
 from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.rules import one_of
 from energy_data.core.spec import Spec, order_children
@@ -189,7 +189,7 @@ class BlendSpec(MultiChildSpec, OrderSpec):
         )
         return ScheduledChoice(cut, leaves.place, **_draw(context))
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         if self.item_kind == "references":
             return OrderSpec.build(self, context)
         return BlendNode(self, context)

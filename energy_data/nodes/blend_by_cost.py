@@ -10,9 +10,9 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, shorten
+from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, EmptyGuard, Items
+from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from energy_data.core.cursor_check import Problem
-from energy_data.core.node import Change, Cursor, ItemRef, Node, PendingRef
+from energy_data.core.cursor import Cursor, Problem
+from energy_data.core.node import Change, ItemRef, Node, PendingRef
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.references import ReferencesNode
@@ -83,7 +83,7 @@ class BufferedNode(UnaryNode[B]):
         return self.child.remap(refs, change)
 
 
-def _if_known(tree: Node[Any, Any], ref: ItemRef) -> ItemRef | None:
+def _if_known(tree: Node[Any], ref: ItemRef) -> ItemRef | None:
     assert isinstance(tree, ReferencesNode)
     return ref if tree.has_sample(ref) else None
 
@@ -94,7 +94,7 @@ def samples_in(
     """Return the samples in references, each once. remap: applies a change to references."""
     found: dict[PendingRef, None] = {}
 
-    def note(tree: Node[Any, Any], ref: ItemRef) -> ItemRef:
+    def note(tree: Node[Any], ref: ItemRef) -> ItemRef:
         found[tree, ref] = None
         return ref
 

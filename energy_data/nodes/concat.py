@@ -11,8 +11,8 @@ from attrs import frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem
-from energy_data.core.node import Cursor, Items, Node
+from energy_data.core.cursor import Cursor, Problem
+from energy_data.core.node import Items, Node
 from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.spec import Spec, order_children
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
@@ -69,7 +69,7 @@ class ConcatSpec(MultiChildSpec, OrderSpec):
     def items_per_lane(self, context: Context) -> int:
         return sum(part.items_per_lane(context.under(name)) for name, part in self.children.items())
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         if self.item_kind == "references":
             return OrderSpec.build(self, context)
         return ConcatNode(self, context)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem
-from energy_data.core.node import Change, Cursor, ItemRef, Items, Node, PendingRef
+from energy_data.core.cursor import Cursor, Problem
+from energy_data.core.node import Change, ItemRef, Items, Node, PendingRef
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
 from energy_data.core.user_call import ErrorPolicy, Skipped, UserCall
@@ -65,7 +65,7 @@ class EncodeSpec(UnarySpec):
     def is_one_to_one(self) -> bool:
         return self.yields == "one"
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         if self.yields == "several":
             return EncodePartsNode(self, context)
         return EncodeNode(self, context)

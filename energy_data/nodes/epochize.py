@@ -11,8 +11,9 @@ from attrs import frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
+from energy_data.core.cursor import Cursor
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, Items, Node
+from energy_data.core.node import Items, Node
 from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.rules import COUNT
 from energy_data.core.spec import Spec
@@ -64,7 +65,7 @@ class EpochizeSpec(UnarySpec, OrderSpec):
             child, length=self.length, position=int(position), lanes=context.lanes
         )
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         if self.item_kind == "references":
             return OrderSpec.build(self, context)
         return EpochizeNode(self, context)

@@ -11,7 +11,8 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Items
 from energy_data.core.profiler import FILTERING
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import UserCall

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Items
 from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import DataError
 from energy_data.nodes.unary import UnaryNode, UnarySpec

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem
+from energy_data.core.cursor import Problem
 from energy_data.core.node import EmptyGuard, ItemRef, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source

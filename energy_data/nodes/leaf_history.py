@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from energy_data.core.cursor_check import Problem, is_count
-from energy_data.core.node import Cursor, ItemRef, Node
+from energy_data.core.cursor import Cursor, Problem, is_count
+from energy_data.core.node import ItemRef, Node
 from energy_data.errors import StateError
 from energy_data.nodes.leaves import Leaf, leaf_entries
 from energy_data.nodes.plan_cache import LeafOffsets
@@ -93,10 +93,10 @@ def are_references(marks: Any, num_leaves: int) -> bool:
     )
 
 
-def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
+def held(node: Node[Any]) -> Iterator[tuple[str, int, int]]:
     """Yield what nodes under `node` have drawn and not returned: leaf id, epoch, sample number."""
     for inner in nodes_of(node):
-        entries: dict[Node[Any, Any], list[Leaf]] = {}
+        entries: dict[Node[Any], list[Leaf]] = {}
         for tree, reference in inner.pending_refs:
             assert isinstance(tree, ReferencesNode)
             if tree not in entries:
@@ -110,12 +110,12 @@ def held(node: Node[Any, Any]) -> Iterator[tuple[str, int, int]]:
             yield entries[tree][entry].id, epoch, number
 
 
-def nodes_of(node: Node[Any, Any]) -> Iterator[Node[Any, Any]]:
+def nodes_of(node: Node[Any]) -> Iterator[Node[Any]]:
     """Yield every node of a tree, parents first."""
     return (inner for _, inner in node.walk())
 
 
-def order_trees(node: Node[Any, Any]) -> Sequence[ReferencesNode]:
+def order_trees(node: Node[Any]) -> Sequence[ReferencesNode]:
     """Return the order trees under a node."""
     return [inner for inner in nodes_of(node) if isinstance(inner, ReferencesNode)]
 
@@ -180,7 +180,7 @@ class StageHistory:
 
     def __init__(
         self,
-        node: Node[Any, Any],
+        node: Node[Any],
         stages: Sequence[PlayedStage],
         carried: Callable[[], LeafHistory],
     ) -> None:
@@ -220,7 +220,7 @@ class StageHistory:
             past.play(tree)
         past.give_back(held(self._child(number)))
 
-    def _child(self, number: int) -> Node[Any, Any]:
+    def _child(self, number: int) -> Node[Any]:
         return self._node.children[self._stages[number].name]
 
     def _trees(self, number: int) -> Sequence[ReferencesNode]:

@@ -8,7 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Items
 from energy_data.errors import SpecError
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, ItemRef, Items, Node
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Change, ItemRef, Items, Node
 from energy_data.core.spec import ItemKind, Spec
 
 C = TypeVar("C", bound=Cursor)
@@ -25,7 +26,7 @@ class MultiChildSpec(Spec):
         )
 
 
-class MultiChildNode(Node[Any, C]):
+class MultiChildNode(Node[C]):
     """A node over several children. A reference begins with the number of the child."""
 
     def draw_from(self, number: int, count: int) -> Items:
@@ -50,6 +51,6 @@ class MultiChildNode(Node[Any, C]):
         return found
 
 
-def built(children: Mapping[str, Spec], context: Context) -> dict[str, Node[Any, Any]]:
+def built(children: Mapping[str, Spec], context: Context) -> dict[str, Node[Any]]:
     """Return the nodes of children by name, for one lane."""
     return {name: child.build(context.under(name)) for name, child in children.items()}

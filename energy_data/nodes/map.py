@@ -10,7 +10,8 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, ItemRef, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import ItemRef, Items
 from energy_data.core.profiler import MAPPING
 from energy_data.core.user_call import Skipped, UserCall
 from energy_data.nodes.buffered import not_reproducible

@@ -12,8 +12,9 @@ from attrs import field, frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
+from energy_data.core.cursor import Cursor
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, EmptyGuard, Items, Node
+from energy_data.core.node import EmptyGuard, Items, Node
 from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.rules import NUMBER, one_of
 from energy_data.core.spec import Spec, order_children
@@ -159,7 +160,7 @@ class MixSpec(MultiChildSpec, OrderSpec):
         whole = WeightedChoice(weights, key=mix_key, lane=context.lane, lanes=context.lanes)
         return WholeBatches(whole, size)
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         if self.item_kind == "references":
             return OrderSpec.build(self, context)
         return MixNode(self, context)

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, shorten
+from energy_data.core.cursor import Problem, shorten
 from energy_data.core.node import Change, EmptyGuard, ItemRef, Items, PendingRef
 from energy_data.core.packing import Packing
 from energy_data.core.profiler import PACKING

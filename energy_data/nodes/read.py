@@ -13,7 +13,8 @@ import numpy as np
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, ItemRef, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import READING
 from energy_data.core.references import Integers, References
 from energy_data.core.sample import Sample

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, Signed
+from energy_data.core.cursor import Cursor, Problem, Signed
 from energy_data.core.keys import key
-from energy_data.core.node import Cursor, ItemRef, Items, Node
-from energy_data.core.references import Integers, Reference, References, rank_within
+from energy_data.core.node import ItemRef, Items, Node
+from energy_data.core.references import Integers, References, rank_within
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
@@ -81,7 +81,7 @@ class OrderSpec(Spec):
     def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> OrderSpec:
         """Return the spec that `describe` described, over `children`."""
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         return ReferencesSpec(of=self).build(context)
 
 
@@ -233,7 +233,7 @@ class ReferencesSpec(Spec):
         return ReferencesNode(self, context)
 
 
-class ReferencesNode(Node[Reference, DrawsCursor]):
+class ReferencesNode(Node[DrawsCursor]):
     """References of one lane, without end."""
 
     def __init__(self, spec: ReferencesSpec, context: Context) -> None:

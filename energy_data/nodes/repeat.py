@@ -11,7 +11,8 @@ from attrs import frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, Items, Node
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Items, Node
 from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.rules import COUNT
 from energy_data.core.spec import Spec
@@ -60,7 +61,7 @@ class RepeatSpec(UnarySpec, OrderSpec):
         child = self.of.order(context.under("of"), leaves, endless=False)
         return RepeatOrder(child, times=self.times or 1)
 
-    def build(self, context: Context) -> Node[Any, Any]:
+    def build(self, context: Context) -> Node[Any]:
         if self.item_kind == "references":
             return OrderSpec.build(self, context)
         return RepeatNode(self, context)

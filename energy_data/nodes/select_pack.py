@@ -12,8 +12,8 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, shorten
-from energy_data.core.node import Change, Cursor, ItemRef, Items
+from energy_data.core.cursor import Cursor, Problem, shorten
+from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import PACKING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind

@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Cursor, EmptyGuard, Items
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, shorten
-from energy_data.core.node import Cursor, Items, Node
+from energy_data.core.cursor import Cursor, Problem, shorten
+from energy_data.core.node import Items, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.leaf_history import (
@@ -150,7 +150,7 @@ class _Entered:
     """The pipeline a lane draws from, and all that the places of its leaves follow from."""
 
     at: tuple[Any, ...]  # number of its stage, what was carried, its first micro-batch
-    stopped: list[tuple[Node[Any, Any], Cursor]]  # nodes of others, where they are
+    stopped: list[tuple[Node[Any], Cursor]]  # nodes of others, where they are
 
     def holds(self, at: tuple[Any, ...]) -> bool:
         """Return whether nothing has moved since."""
@@ -159,7 +159,7 @@ class _Entered:
         )
 
 
-class StagedNode(Node[Any, StagedCursor]):
+class StagedNode(Node[StagedCursor]):
     """The stages in one lane.
 
     What earlier stages have drawn follows from their cursors, which stay in the state; so a state
@@ -175,7 +175,7 @@ class StagedNode(Node[Any, StagedCursor]):
         self._entered: _Entered | None = None
         self._played = StageHistory(self, spec.stages, self.carried)
 
-    def _built(self, stage: Stage) -> Node[Any, Any]:
+    def _built(self, stage: Stage) -> Node[Any]:
         return stage.of.build(stage.context(self.context))
 
     def faults(self, at: StagedCursor) -> Iterator[Problem]:
@@ -232,7 +232,7 @@ class StagedNode(Node[Any, StagedCursor]):
             items = [marked(item, number, stage.name) for item in items]
         return Items(items, [None] * len(items))
 
-    def _drawn(self, stage: Stage, child: Node[Any, Any]) -> Sequence[Any]:
+    def _drawn(self, stage: Stage, child: Node[Any]) -> Sequence[Any]:
         try:
             return child.draw(1).values
         except StopIteration:
@@ -264,7 +264,7 @@ class StagedNode(Node[Any, StagedCursor]):
             return self.cursor.entered[number - 1] if number else 0
         return self.spec.stages[number].begin
 
-    def _child(self, number: int) -> Node[Any, Any]:
+    def _child(self, number: int) -> Node[Any]:
         return self.children[self.spec.stages[number].name]
 
     def _forget(self, number: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.node import Change, Cursor, ItemRef, Items, Node
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import Change, ItemRef, Items, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.core.user_call import SKIPPED, Skipped
 
@@ -42,7 +43,7 @@ class UnarySpec(Spec):
         return self.of.replay_blocker()
 
 
-class UnaryNode(Node[Any, C]):
+class UnaryNode(Node[C]):
     """A node over one child, whose items have the references of the child's items."""
 
     def __init__(self, start: C, spec: UnarySpec, context: Context) -> None:

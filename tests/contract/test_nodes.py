@@ -14,8 +14,7 @@ from trees import KINDS, B, batches, finite, leaf, samples
 
 import energy_data.nodes
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import ANNOTATIONS, kinds_of
-from energy_data.core.node import Cursor
+from energy_data.core.cursor import ANNOTATIONS, Cursor, kinds_of, restore, save
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
 from energy_data.nodes.leaf import LeafSpec
@@ -23,7 +22,7 @@ from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
-from energy_data.testing import NumberSource, assert_resumes_exactly, record, take
+from energy_data.testing import NumberSource, assert_resumes_exactly, next_item, record, take
 
 ALL = [
     pytest.param(spec, id=f"{kind}{n}")
@@ -78,7 +77,7 @@ def test_an_error_loses_no_item(spec):
     items = []
     while len(items) < 10:
         try:
-            items.append(next(node))
+            items.append(next_item(node))
         except OSError:
             continue
         except StopIteration:
@@ -120,10 +119,10 @@ def test_rewound_it_begins_the_next_epoch_with_as_much_as_the_first(spec):
 def test_a_foreign_state_is_refused_and_moves_nothing(spec):
     node = spec.build(Context())
     take(node, 2)
-    before = node.state_dict()
+    before = save(node)
     with pytest.raises(StateMismatchError, match="another tree"):
-        node.load_state_dict({"root/elsewhere": {"draws": 3}})
-    assert node.state_dict() == before
+        restore(node, {"root/elsewhere": {"draws": 3}})
+    assert save(node) == before
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -148,7 +147,7 @@ def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
 
     spec = batches(MapSpec(of=samples(B), function=never), 2)
     with pytest.raises(DataError, match="no item was returned"):
-        next(spec.build(Context()))
+        next_item(spec.build(Context()))
 
 
 def test_a_finite_stream_of_bad_samples_ends():

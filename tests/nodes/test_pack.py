@@ -11,11 +11,13 @@ import torch
 from trees import cut, finite, leaf, lengths, packs, references, samples
 
 from energy_data.core.context import Context
+from energy_data.core.cursor import restore, save
 from energy_data.core.packing import CutFields, Joined, Packing, Quota
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
+from energy_data.testing import next_item
 
 LENGTHS = np.random.default_rng(0).lognormal(6, 1, 5000).clip(1, 2048).astype(int).tolist()
 
@@ -228,9 +230,9 @@ def test_an_encoder_that_changes_its_mind_is_found_out_after_a_restore():
         packing=Packing(limits={"tokens": 8}, over_long="split"),
     )
     node = spec.build(Context())
-    next(node)
+    next_item(node)
     again = spec.build(Context())
-    again.load_state_dict(json.loads(json.dumps(node.state_dict())))
+    restore(again, json.loads(json.dumps(save(node))))
     with pytest.raises(DataError, match="another length than before the save"):
         list(islice(again, 200))
 
@@ -251,11 +253,11 @@ def test_restored_it_reads_what_is_pending_and_the_next_block_only():
     spec = PackSpec(of=ReadSpec(of=references(source)), packing=packing(), buffer_size=64)
     node = spec.build(Context())
     for _ in range(300):
-        next(node)
-    state = json.loads(json.dumps(node.state_dict()))
-    expected = [next(node) for _ in range(20)]
+        next_item(node)
+    state = json.loads(json.dumps(save(node)))
+    expected = [next_item(node) for _ in range(20)]
     again = spec.build(Context())
-    again.load_state_dict(state)
+    restore(again, state)
     before = source.leaf.source.num_read
     first = next(again)
     assert source.leaf.source.num_read - before <= 64 + 8

@@ -24,12 +24,14 @@ from trees import (
 )
 
 from energy_data.core.context import Context
+from energy_data.core.cursor import restore, save
 from energy_data.errors import DataError, SkipSample, SpecError, StateError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.testing import next_item
 
 ONE_PASS = samples(leaf("x", 23), deal=4)
 
@@ -201,11 +203,11 @@ def test_a_map_that_changes_its_mind_is_found_out_after_a_restore():
     node = spec.build(Context())
     state = None
     while len(calls) <= 30:
-        next(node)
-        state = json.loads(json.dumps(node.state_dict()))
+        next_item(node)
+        state = json.loads(json.dumps(save(node)))
     calls.extend([None] * 40)
     again = spec.build(Context())
-    again.load_state_dict(state)
+    restore(again, state)
     with pytest.raises(DataError, match="now skipped"):
         next(again)
 
@@ -226,9 +228,9 @@ def test_packing_that_changes_its_mind_is_found_out_after_a_restore(kind):
         spec = groups(evolve(made, pack=joined_or_left_out))
     node = spec.build(Context())
     while not node.cursor.pending:
-        next(node)
-    state, again = node.state_dict(), spec.build(Context())
-    again.load_state_dict(json.loads(json.dumps(state)))
+        next_item(node)
+    state, again = save(node), spec.build(Context())
+    restore(again, json.loads(json.dumps(state)))
     left_out.append(True)
     with pytest.raises(DataError, match=r"the pack that begins with .*: it was made before"):
         next(again)
@@ -236,10 +238,10 @@ def test_packing_that_changes_its_mind_is_found_out_after_a_restore(kind):
 
 def test_a_pack_of_nothing_is_a_damaged_state():
     spec = groups(packs(samples(leaf("x", 60))))
-    state = spec.build(Context()).state_dict()
+    state = save(spec.build(Context()))
     state["root"]["pending"] = [[]]
     with pytest.raises(StateError, match="damaged: 'pending' of root has references to what"):
-        spec.build(Context()).load_state_dict(state)
+        restore(spec.build(Context()), state)
 
 
 def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang(monkeypatch):

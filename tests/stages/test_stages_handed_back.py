@@ -20,6 +20,7 @@ from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec
 from energy_data.order.schedule import Schedule
+from energy_data.testing import next_item
 
 LEAVES = {name: leaf(name, 3000) for name in "xy"}  # so many that no lane comes to an end
 X, Y = LEAVES.values()
@@ -74,7 +75,7 @@ def three(first, second, third):
 def order(name, lane, lanes):
     """What a lane draws of a leaf, in its order."""
     node = batches(samples(LEAVES[name]), 1).build(Context(lane=lane, lanes=lanes))
-    return [key for _ in range(1500 // lanes) for key in next(node)]
+    return [key for _ in range(1500 // lanes) for key in next_item(node)]
 
 
 def plain(state):

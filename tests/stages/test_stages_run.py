@@ -23,7 +23,7 @@ from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
-from energy_data.testing import NumberSource
+from energy_data.testing import NumberSource, next_item
 
 X, Y = leaf("x", 100), leaf("y", 60)
 
@@ -167,10 +167,10 @@ def test_a_stage_opens_nothing_before_it_is_entered_and_holds_nothing_after():
     first, second = leaf("x", 100), leaf("y", 60)
     node = staged(batches(samples(first)), batches(samples(second))).build(Context())
     for _ in range(5):
-        next(node)
+        next_item(node)
     assert second.leaf.source.num_read == 0
     assert planned(node.children["s0"])
-    next(node)
+    next_item(node)
     assert second.leaf.source.num_read > 0
     assert not planned(node.children["s0"])
 
@@ -190,7 +190,7 @@ def test_a_pipeline_that_ends_is_played_again_or_is_an_error():
     )
     node = StagedSpec(stages=(evolve(stages[0], of=empty), stages[1])).build(Context())
     with pytest.raises(DataError, match="stage 'a' has no batch at micro-batch 0 of the run"):
-        next(node)
+        next_item(node)
 
 
 def test_ranks_that_could_not_switch_together_are_refused():
@@ -282,7 +282,7 @@ def test_whatever_the_stages_each_leaf_is_drawn_from_as_if_it_were_alone(data, l
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=5, max_size=5))
     pipelines = [batches(samples(order), size) for order, size in bodies]
     node = staged(*pipelines, steps=lengths).build(Context(lane=lane, lanes=3))
-    keys = [key for _ in range(15) for key in next(node)]
+    keys = [key for _ in range(15) for key in next_item(node)]
     for name, one in known.items():
         of_leaf = [key for key in keys if key.startswith(name)]
         alone = batches(samples(one), 1).build(Context(lane=lane, lanes=3))

@@ -17,7 +17,7 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
 from energy_data.nodes.leaf_history import held
 from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.testing import assert_resumes_exactly
+from energy_data.testing import assert_resumes_exactly, next_item
 
 X, Y = leaf("x", 100), leaf("y", 60)
 SWITCHING = staged(batches(samples(X)), batches(samples(Y), 2), batches(samples(X), 4), every=2)
@@ -92,7 +92,7 @@ PACKED = staged(
 def alone(lane, count):
     """What a lane draws of X first."""
     node = batches(samples(X), 1).build(Context(lane=lane, lanes=4))
-    return [key for _ in range(count) for key in next(node)]
+    return [key for _ in range(count) for key in next_item(node)]
 
 
 @pytest.mark.parametrize("lane", range(4))
@@ -100,9 +100,9 @@ def alone(lane, count):
 def test_what_a_stage_has_drawn_and_not_given_comes_first_in_the_next_that_draws(lane, stage):
     node = PACKED.build(Context(lane=lane, lanes=4))
     before = len(range(lane, PACKED.stages[stage].begin, 4))
-    given = [key for _ in range(before) for key in flat(next(node))]
+    given = [key for _ in range(before) for key in flat(next_item(node))]
     of_x = [key for key in given if key.startswith("x")]
-    next(node)
+    next_item(node)
     returned = node.history(stage).returned
     waiting = [f"x/{n}" for _, n in returned["x"]]
     assert waiting
@@ -126,11 +126,11 @@ def test_every_sample_of_the_first_epoch_comes_once_over_both_visits():
 def test_a_stage_that_restarts_gets_nothing_back():
     stages = (*PACKED.stages[:2], evolve(PACKED.stages[2], on_enter="restart"), PACKED.stages[3])
     node = evolve(PACKED, stages=stages).build(Context())
-    first = [key for _ in range(7) for key in flat(next(node))]
+    first = [key for _ in range(7) for key in flat(next_item(node))]
     waiting = {f"x/{n}" for _, _, n in held(node.children["s0"])}
     for _ in range(6 + 9):
-        next(node)
-    last = [key for _ in range(len(waiting)) for key in next(node)]
+        next_item(node)
+    last = [key for _ in range(len(waiting)) for key in next_item(node)]
     assert set(last) == waiting
     assert not waiting & set(first)
 

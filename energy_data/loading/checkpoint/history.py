@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from energy_data.core.cursor_check import is_count
+from energy_data.core.cursor import is_count
 from energy_data.core.node import ItemRef
 from energy_data.nodes.leaf_history import LeafHistory, are_references
 

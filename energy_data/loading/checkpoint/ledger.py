@@ -15,8 +15,8 @@ from typing import Any
 from attrs import evolve
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
-from energy_data.core.node import Change, ItemRef, Node, as_tuples
+from energy_data.core.cursor import Problem, as_tuples, raise_if, restore, wrong_kinds
+from energy_data.core.node import Change, ItemRef, Node
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.history import Gone
 from energy_data.loading.checkpoint.remembered import remembered
@@ -90,7 +90,7 @@ class Ledgers:
         waiting = held(self.remembered(lane))
         return LeafHistory(_of_tree(ledgers, ""), (one for one in waiting if times[one[0]] == 1))
 
-    def remembered(self, lane: int) -> Node[Any, Any]:
+    def remembered(self, lane: int) -> Node[Any]:
         """Return the tree of a lane as far as it knows what it had drawn and not given."""
         return remembered(
             self.record.description,
@@ -102,7 +102,7 @@ class Ledgers:
     def _tree(self, path: str, lane: int) -> ReferencesNode:
         """Return an order tree where it was in a lane."""
         node = self.trees[path].build(self._context(path, lane))
-        node.load_state_dict({"root": self.state.places[lane][path]})
+        restore(node, {"root": self.state.places[lane][path]})
         return node
 
     def before_edits(self, lane: int) -> LeafHistory:
@@ -141,7 +141,7 @@ class Ledgers:
         return evolve(context, path=tuple(path.split("/")[1:]))
 
 
-def go_on(nodes: dict[int, Node[Any, Any]], ours: TreeRecord, saved: Ledgers) -> None:
+def go_on(nodes: dict[int, Node[Any]], ours: TreeRecord, saved: Ledgers) -> None:
     """Set the order trees of `nodes` to where the saved run's leaves were, lane by lane.
 
     A leaf counts as the same if its id and its samples are; all others start at 0.
@@ -183,9 +183,7 @@ class Pending:
         self.lost = 0
         self._entries = {path: _entries(tree) for path, tree in saved.trees.items()}
 
-    def move(
-        self, root: Node[Any, Any], lane: int, of: Callable[[str], bool] = lambda _: True
-    ) -> None:
+    def move(self, root: Node[Any], lane: int, of: Callable[[str], bool] = lambda _: True) -> None:
         """Let the nodes of a lane go on with what is pending of leaves that are kept.
 
         of: returns whether it is of the node at a path; others stay as they are.
@@ -193,7 +191,7 @@ class Pending:
         nodes = dict(root.walk())
         paths = {id(node): path for path, node in nodes.items()}
 
-        def change(order: Node[Any, Any], reference: ItemRef) -> ItemRef | None:
+        def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
             assert isinstance(order, ReferencesNode)
             was, now = self._entries[paths[id(order)]], _entries(order.spec)
             leaf_id = was[reference[0]]  # IndexError if damaged

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from energy_data.core.cursor_check import raise_if, wrong_kinds
-from energy_data.core.node import Change, Cursor, ItemRef, Node, PendingRef, State, as_tuples
+from energy_data.core.cursor import Cursor, State, as_tuples, raise_if, wrong_kinds
+from energy_data.core.node import Change, ItemRef, Node, PendingRef
 from energy_data.errors import StateMismatchError
 from energy_data.loading.checkpoint.tree import built_children
 from energy_data.nodes.buffered import BufferedCursor, of_whole, remap_packs, samples_in
@@ -33,7 +33,7 @@ class RememberedBranches(MultiChildNode[Cursor]):
         raise TypeError(f"a remembered node has nothing to give, asked for {count}")
 
 
-class RememberedNode(Node[Any, Cursor]):
+class RememberedNode(Node[Cursor]):
     """A node of a saved run over one stream, or over stages.
 
     Args:
@@ -48,7 +48,7 @@ class RememberedNode(Node[Any, Cursor]):
         said: Sequence[Any],
         path: str,
         saved: Mapping[str, Any],
-        children: Mapping[str, Node[Any, Any]],
+        children: Mapping[str, Node[Any]],
     ) -> None:
         super().__init__(Cursor(), children)
         self.said, self.path, self.saved = said, path, saved
@@ -113,7 +113,7 @@ class RememberedNode(Node[Any, Cursor]):
 
 def remembered(
     said: list[Any], path: str, place: State, tree: Callable[[str], ReferencesNode]
-) -> Node[Any, Any]:
+) -> Node[Any]:
     """Return a described node of a lane with what is under it.
 
     path: of the node. place: of the lane. tree: returns the order tree at a path, where it was.

@@ -17,8 +17,7 @@ from typing import Any
 
 from attrs import evolve
 
-from energy_data.core.cursor_check import is_count, raise_if, shorten, wrong_kinds
-from energy_data.core.node import State
+from energy_data.core.cursor import State, is_count, raise_if, restore, save, shorten, wrong_kinds
 from energy_data.core.spec import Spec
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.ledger import Ledgers, Pending, put
@@ -219,7 +218,7 @@ def _refused(wrong: list[str], clock: int, now: Plan, rule: Resume | None) -> st
 def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int) -> None:
     """Go on with all that was played as it was; what lies ahead is new."""
     for lane, node in nodes.items():
-        state = node.state_dict()
+        state = save(node)
         for path, cursor in saved.places[lane].items():
             row = before.row_of(path)
             if path in state and (row is None or row.begin < clock):
@@ -227,7 +226,7 @@ def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int
         known = before.carried(saved.places[lane].get(before.path, {}))
         # It is of the leaves before.
         state[before.path] = {**state[before.path], "carried": (), "returned": ()}
-        node.load_state_dict(state)
+        restore(node, state)
         staged = _staged_of(node)
         gone = saved.gone.past_of(lane, now.leaves)
         gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())

@@ -26,8 +26,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from energy_data.core.cursor_check import is_count, shorten
-from energy_data.core.node import State, as_tuples
+from energy_data.core.cursor import State, as_tuples, is_count, shorten
 from energy_data.errors import (
     StateError,
     StateIncompleteError,

@@ -8,8 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor_check import Problem, raise_if, wrong_kinds
-from energy_data.core.node import as_tuples
+from energy_data.core.cursor import Problem, as_tuples, raise_if, wrong_kinds
 from energy_data.loading.checkpoint.tree import TreeRecord
 from energy_data.nodes.leaf_history import LeafHistory, StagedCursor, carried_by, wrong_carried
 from energy_data.nodes.stage import DEFAULT, stage_context

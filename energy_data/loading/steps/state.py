@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from energy_data.core.cursor_check import is_count, shorten
+from energy_data.core.cursor import is_count, shorten
 from energy_data.errors import StateError
 from energy_data.loading.position import RunPosition
 from energy_data.loading.steps.counts import EMPTY, Counts

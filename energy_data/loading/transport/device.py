@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from energy_data.core.node import State
+from energy_data.core.cursor import State
 from energy_data.core.profiler import Profiler
 from energy_data.loading.epoch_end import with_values
 from energy_data.loading.lanes import LaneRunner, Nodes

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from attrs import field, frozen
 
-from energy_data.core.node import State
+from energy_data.core.cursor import State, save
 from energy_data.core.profiler import STARTING, Profiler
 from energy_data.errors import EnergyDataError, SpecError, add_note
 from energy_data.loading.lanes import Journal, LaneRunner, Nodes, Taken
@@ -131,7 +131,7 @@ class WorkerPool(LaneRunner, Generic[W]):
 
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
         self._journal.clear()
-        self._places = {lane: node.state_dict() for lane, node in nodes.items()}
+        self._places = {lane: save(node) for lane, node in nodes.items()}
         count = max(1, min(self.run.worker_config.num_workers, len(nodes)))
         self._owner = {lane: number % count for number, lane in enumerate(nodes)}
         self._num_lanes = num_lanes

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from energy_data.core.cursor import restore
 from energy_data.core.profiler import Profiler, Usage
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.workers.protocol import Ack, Kind, Message, Start
@@ -91,7 +92,7 @@ class Prefetcher(ABC):
                 self.nodes = {}
                 self.nodes = self.build(order)
             for lane, state in order.places.items():
-                self.nodes[lane].load_state_dict(state)
+                restore(self.nodes[lane], state)
         except self.catches as error:
             self._next_lane()
             self._finish(self.message("error", error=self.error(error)))

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from energy_data.core.cursor import save
 from energy_data.core.profiler import SENDING, STARTING
 from energy_data.core.user_call import CALL
 from energy_data.errors import SpecError, add_note
@@ -130,12 +131,12 @@ class _ThreadPrefetcher(Prefetcher):
             items = list(node.take(1))
         except StopIteration:
             self.living.discard(lane)
-            return self.message("end", state=node.state_dict())
+            return self.message("end", state=save(node))
         if items and self._pin is not None:
             began = time.perf_counter()
             items[0] = with_tensors(items[0], self._pin)
             self.profiler.add(SENDING, time.perf_counter() - began)
-        return self.message("batch" if items else "skipped", items, node.state_dict())
+        return self.message("batch" if items else "skipped", items, save(node))
 
 
 def _unpickled(packed: bytes) -> Run[Any]:

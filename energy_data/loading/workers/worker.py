@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from energy_data.core.batch_memory import allocate_in
+from energy_data.core.cursor import save
 from energy_data.core.profiler import HELD
 from energy_data.core.user_call import CALL
 from energy_data.errors import add_note
@@ -129,8 +130,8 @@ class _ProcessPrefetcher(Prefetcher):
                 items = list(node.take(1))
         except StopIteration:
             self.living.discard(lane)
-            return self.message("end", state=node.state_dict())
-        state = node.state_dict()
+            return self.message("end", state=save(node))
+        state = save(node)
         if not items:
             return self.message("skipped", state=state)
         try:
