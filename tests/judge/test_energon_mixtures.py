@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from textwrap import indent
 
@@ -25,6 +24,7 @@ from energy_data.errors import SpecError
 from energy_data.nodes.leaves import Shuffle, leaf_entries
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
+from energy_data.testing import take
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ def our_samples(path, split="train", *, training=True, count=None, repeat=True):
     node = ReadSpec(of=ReferencesSpec(of=spec, shuffle=shuffle, deal=deal), on_error="raise").build(
         Context()
     )
-    return [plain_sample(sample) for sample in islice(node, count)]
+    return [plain_sample(sample) for sample in take(node, count)]
 
 
 def bag(samples):

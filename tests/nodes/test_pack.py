@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from energy_data.errors import DataError, SpecError
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.testing import next_item
+from energy_data.testing import next_item, take
 
 LENGTHS = np.random.default_rng(0).lognormal(6, 1, 5000).clip(1, 2048).astype(int).tolist()
 
@@ -39,7 +38,7 @@ def listed(samples):
 
 
 def taken(spec, count=10**6, **context):
-    return list(islice(spec.build(Context(**context)), count))
+    return take(spec.build(Context(**context)), count)
 
 
 def one_pass(size=40):
@@ -93,7 +92,7 @@ def test_what_is_above_the_limit_in_something_else_cannot_be_cut():
 @pytest.mark.parametrize("over_long", ["skip", "truncate", "split"])
 def test_tokens_in_are_tokens_out_and_what_is_counted_as_lost(over_long):
     node = packs(one_pass(), limits={"tokens": 5}, over_long=over_long).build(Context())
-    given = list(node)
+    given = take(node, 100)
     whole = [lengths({"number": n})["tokens"] for n in range(40)]
     at = node.cursor
     assert sum(pack["__tokens__"] for pack in given) + at.cut == sum(whole)
@@ -234,7 +233,7 @@ def test_an_encoder_that_changes_its_mind_is_found_out_after_a_restore():
     again = spec.build(Context())
     restore(again, json.loads(json.dumps(save(node))))
     with pytest.raises(DataError, match="another length than before the save"):
-        list(islice(again, 200))
+        take(again, 200)
 
 
 class Growing:
@@ -259,9 +258,9 @@ def test_restored_it_reads_what_is_pending_and_the_next_block_only():
     again = spec.build(Context())
     restore(again, state)
     before = source.leaf.source.num_read
-    first = next(again)
+    first = next_item(again)
     assert source.leaf.source.num_read - before <= 64 + 8
-    assert [first, *islice(again, 19)] == expected
+    assert [first, *take(again, 19)] == expected
 
 
 def test_cut_documents_of_the_tests_have_the_length_they_say():

@@ -50,7 +50,7 @@ def test_restored_it_looks_at_all_stages_before_once(plans):
     after = MANY.build(Context())
     restore(after, state)
     plans.clear()
-    following = [next(after) for _ in range(10)]
+    following = [next_item(after) for _ in range(10)]
     assert len(plans) == 14 + 3  # those before, its own, and those that are entered then
     assert following == [next_item(node) for _ in range(10)]
 

@@ -184,7 +184,7 @@ def test_a_pipeline_that_ends_is_played_again_or_is_an_error():
     once = BatchSpec(of=LimitSpec(of=samples(A), length=4), batch_size=2, collate=tuple)
     stages = (Stage(name="a", of=once, begin=0, end=6), Stage(name="b", of=once, begin=6))
     again = StagedSpec(stages=stages).build(Context())
-    assert len([next(again) for _ in range(12)]) == 12
+    assert len([next_item(again) for _ in range(12)]) == 12
     empty = BatchSpec(
         of=LimitSpec(of=samples(A), length=1), batch_size=2, collate=tuple, drop_last=True
     )
@@ -286,4 +286,4 @@ def test_whatever_the_stages_each_leaf_is_drawn_from_as_if_it_were_alone(data, l
     for name, one in known.items():
         of_leaf = [key for key in keys if key.startswith(name)]
         alone = batches(samples(one), 1).build(Context(lane=lane, lanes=3))
-        assert of_leaf == [key for _ in of_leaf for key in next(alone)]
+        assert of_leaf == [key for _ in of_leaf for key in next_item(alone)]
