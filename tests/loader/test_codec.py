@@ -195,7 +195,7 @@ BLOB = b"a" * 50_000
 @pytest.mark.parametrize(
     ("values", "beside"),
     [
-        ([bytes([n]) * 50_000 for n in range(8)], 8),
+        ([bytes([n]) * (50_000 + n) for n in range(8)], 1),
         ([BLOB, b"small"], 0),
         ([BLOB, "text"], 0),
         ([BLOB, bytearray(50_000)], 0),
@@ -208,6 +208,13 @@ def test_large_bytes_travel_beside_the_pickle(values, beside):
     arrived, found = sent({"data": values})
     assert facts(arrived["data"]) == facts(values)
     assert found == beside
+
+
+def test_one_list_in_two_fields_stays_one():
+    for values in ([BLOB, BLOB + b"b"], [(ONE,), (TWO,)]):
+        arrived = crossed({"a": values, "b": values, "c": list(values)})
+        assert arrived["a"] is arrived["b"] is not arrived["c"]
+        assert arrived["a"] == arrived["c"] == values
 
 
 def test_one_object_many_times_stays_one():

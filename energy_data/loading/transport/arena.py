@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from energy_data.errors import EnergyDataError
-from energy_data.loading.transport.codec import decode, encode
+from energy_data.loading.transport.codec import Part, decode, encode
 
 _PAGE = mmap.PAGESIZE  # the first page is for the status of the worker
 _ALIGNMENT = 64  # bytes
@@ -93,11 +93,11 @@ class SlotAllocator:
         self.end = begin + num_bytes
         return self._view[begin : self.end]
 
-    def place_of(self, data: memoryview) -> int | None:
-        """Return the offset of some bytes in the slot, or None if they are elsewhere."""
-        if self.slot is None or data.readonly:
+    def place_of(self, part: Part) -> int | None:
+        """Return the offset of a buffer in the slot, or None if it is elsewhere."""
+        if self.slot is None or isinstance(part, list) or part.readonly:
             return None
-        place = ctypes.addressof(ctypes.c_char.from_buffer(data)) - self._begin
+        place = ctypes.addressof(ctypes.c_char.from_buffer(part)) - self._begin
         return place if 0 <= place < self.end else None
 
     def close(self) -> bool:
@@ -145,26 +145,34 @@ class ArenaWriter:
 
         What was made with the allocator stays where it is; the rest is copied.
         """
-        pickled, buffers = encode(batch)
+        pickled, parts = encode(batch)
         inline = bytes(pickled) if len(pickled) <= _INLINE else None
         if inline is None:
-            buffers.append(pickled)
-        elif not buffers:
+            parts.append(pickled)
+        elif not parts:
             return BatchHandle(inline)
-        places = [allocator.place_of(data) if allocator else None for data in buffers]
-        spans = _layout(buffers, places, allocator.end if allocator else 0)
+        sizes = [sum(map(len, part)) if type(part) is list else len(part) for part in parts]
+        places = [allocator.place_of(part) if allocator else None for part in parts]
+        spans = _layout(sizes, places, allocator.end if allocator else 0)
         self._last_size = max(end for _, end in spans)
         slot = allocator.slot if allocator else None
         if slot is None or self._last_size > slot.size:
-            places = [None] * len(buffers)
-            spans = _layout(buffers, places, 0)
+            places = [None] * len(parts)
+            spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        for (begin, end), place, data in zip(spans, places, buffers, strict=True):
+        for (begin, _), place, part in zip(spans, places, parts, strict=True):
             if place is None:
-                self.memory[slot.offset + begin : slot.offset + end] = data
+                self._copy(part, slot.offset + begin)
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return BatchHandle(inline, slot, tuple(spans), retired)
+
+    def _copy(self, part: Part, begin: int) -> None:
+        pieces: Sequence[bytes | memoryview] = part if isinstance(part, list) else [part]
+        for piece in pieces:
+            end = begin + len(piece)
+            self.memory[begin:end] = piece
+            begin = end
 
     def read(self, handle: BatchHandle) -> Any:
         """Return a copy of a batch that will not be sent, and free its slot."""
@@ -318,16 +326,14 @@ def _decoded(handle: BatchHandle, buffers: list[Any]) -> Any:
     return decode(pickled, buffers)
 
 
-def _layout(
-    buffers: Sequence[memoryview], places: Sequence[int | None], end: int
-) -> list[tuple[int, int]]:
+def _layout(sizes: Sequence[int], places: Sequence[int | None], end: int) -> list[tuple[int, int]]:
     """Return begin and end of each buffer in a slot: at its place, or behind `end`."""
     spans = []
-    for data, place in zip(buffers, places, strict=True):
+    for size, place in zip(sizes, places, strict=True):
         begin = _aligned(end) if place is None else place
-        spans.append((begin, begin + data.nbytes))
+        spans.append((begin, begin + size))
         if place is None:
-            end = begin + data.nbytes
+            end = begin + size
     return spans
 
 
