@@ -7,7 +7,7 @@
     state = loader.state_dict()
 
 The order of samples is arithmetic, state belongs to lanes, hardware only hosts lanes: see
-docs/design.md.
+docs/architecture.md.
 """
 
 from energy_data.api import get_train_dataset, get_val_dataset, get_val_datasets

@@ -286,7 +286,7 @@ def _encoder(
         raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
     if not deprecated:
         return encoder
-    log.warning("%s: deprecated; see docs/migrating-from-energon.md", ", ".join(deprecated))
+    log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(deprecated))
     own = ("image_decode", "av_decode", "video_decode_audio")
     if not deprecated.get("auto_decode", True):
         encoder.decoder = None

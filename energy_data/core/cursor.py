@@ -135,7 +135,8 @@ ANNOTATIONS = frozenset({*_SINGLE, *_ITEMS})
 @cache
 def kinds_of(cursor: type) -> Mapping[str, str]:
     """Return the annotations of the fields of a cursor."""
-    return {field.name: str(field.type) for field in fields(cursor)}
+    types = {field.name: field.type for field in fields(cursor)}  # text, or in some modules a type
+    return {name: of.__name__ if type(of) is type else str(of) for name, of in types.items()}
 
 
 def wrong_kinds(cursor: type, found: Mapping[str, Any]) -> Iterator[Problem]:

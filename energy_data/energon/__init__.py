@@ -6,7 +6,7 @@
     loader = get_savable_loader(get_train_dataset("meta.yaml", batch_size=32, worker_config=config))
 
 These are the objects of `energy_data`, and the names of Energon that it leaves out. The modules
-below stand where programs import from. Differences are in docs/migrating-from-energon.md.
+below stand where programs import from. Differences are in docs/coming-from-energon.md.
 """
 
 from importlib.metadata import version

@@ -10,17 +10,22 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 from pathlib import Path
 
 import pytest
 
+from energy_data.config.kinds import KINDS
 from energy_data.config.load import parse_metadataset
+from energy_data.data import registry
+from energy_data.loading.checkpoint.run_state import VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|yaml|console) runnable\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+FILE = re.compile(r"`([a-z_/]+/\w+\.(?:py|c|h))`")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -58,6 +63,8 @@ RUN = {"python": run_python, "yaml": run_yaml, "console": run_console}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_runnable_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(KINDS, "repeat", KINDS["repeat"])  # pages may add to both tables
+    monkeypatch.setattr(registry, "FORMATS", [*registry.FORMATS])
     names = {"__name__": "page"}
     for kind, text in BLOCK.findall(page.read_text()):
         RUN[kind](text, names)
@@ -69,11 +76,32 @@ def test_the_tests_and_links_of_a_page_exist(page):
     for file, name in TEST.findall(text):
         assert (ROOT / file).is_file(), file
         assert not name or f"def {name}(" in (ROOT / file).read_text(), name
+    for file in FILE.findall(text):
+        assert any((root / file).is_file() for root in (ROOT, ROOT / "energy_data")), file
     for link in LINK.findall(text):
         assert (page.parent / link).exists(), link
 
 
-def test_the_readme_has_blocks_of_every_kind_and_names_tests():
+def test_the_page_about_states_describes_the_version_of_the_code():
+    assert f"# State format, version {VERSION}\n" in (ROOT / "docs" / "state.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_a_page_shows_the_layers_of_the_import_rule(page):
+    rule = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (layers,) = (
+        one["layers"] for one in rule["tool"]["importlinter"]["contracts"] if "layers" in one
+    )
+    assert "\n".join(["```text", *layers, "```"]) in (ROOT / page).read_text()
+
+
+def test_the_readme_is_short_and_has_blocks_of_every_kind():
     text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
     assert {kind for kind, _ in BLOCK.findall(text)} == set(RUN)
-    assert len(TEST.findall(text)) >= 10
+
+
+def test_the_page_about_guarantees_names_a_test_for_each():
+    rows = re.findall(r"^\| [^|]+\. \| (.*) \|$", (ROOT / "docs/guarantees.md").read_text(), re.M)
+    assert len(rows) >= 40
+    assert all(TEST.search(row) for row in rows)
