@@ -115,11 +115,11 @@ class Sees(DefaultTaskEncoder):
 
 
 class Delegates(DefaultTaskEncoder):
-    def __init__(self):
-        self.collate = Sees().collate
+    def batch(self, samples):
+        return Sees().batch(samples)
 
 
-def test_another_encoder_that_collates_sees_tensors(tmp_path):
+def test_another_encoder_that_batches_sees_tensors(tmp_path):
     assert len(list(stream(tensors(tmp_path), task_encoder=Delegates()))) == 10
 
 
