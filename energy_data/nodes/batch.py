@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor import Cursor
-from energy_data.core.node import Items
+from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.profiler import COLLATING
-from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import ErrorPolicy, UserCall
-from energy_data.errors import DataError, SkipSample, SpecError
-from energy_data.nodes.unary import UnaryNode, UnarySpec
-
-MAX_LEFT_OUT = 1_000  # batches in a row
+from energy_data.core.user_call import MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
+from energy_data.errors import SpecError
+from energy_data.nodes.unary import SkipCursor, UnaryNode, UnarySpec
 
 
 @frozen(kw_only=True)
@@ -67,60 +61,32 @@ class BatchSpec(UnarySpec):
         return BatchNode(self, context)
 
 
-@dataclass
-class BatchCursor(Cursor):
-    skipped: int = 0  # batches left out
-
-
-@dataclass
-class FailingBatchCursor(BatchCursor):
-    failures: int = 0  # since the last success
-
-
-class BatchNode(UnaryNode[BatchCursor]):
+class BatchNode(UnaryNode[SkipCursor]):
     """Collates blocks of samples."""
 
     leaves_out = (("skipped", "SkipSample while making batches"),)
 
     def __init__(self, spec: BatchSpec, context: Context) -> None:
-        start = BatchCursor() if spec.on_failure is None else FailingBatchCursor()
-        super().__init__(start, spec, context)
-        doing = "making the batch that begins with"
-        self.collate = UserCall(spec.collate, context, spec.on_failure, doing)
-        self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
-        if spec.shows_none and spec.on_failure is None:  # who hears of failures would see them
+        super().__init__(SkipCursor(), spec, context)
+        self.spec = spec
+        policy = spec.on_failure
+        self.collate = UserCall(spec.collate, context, MAKING_BATCH, COLLATING, on_failure=policy)
+        if spec.shows_none and policy is None:  # an error handler would see samples
             self.child.allow_batch_views()
 
     def draw(self, count: int) -> Items:
-        batches: list[Any] = []
-        left_out = 0
-        while len(batches) < count:
-            try:
-                samples = self._aligned() if self.spec.aligned else self._filled()
-            except StopIteration:
-                if not batches:
-                    raise
-                break
-            if self.trace is not None and samples:
-                self.trace(f"the batch that begins with {describe_source(samples[0])}")
-            began = time.perf_counter()
-            try:
-                batches += [self.collate(samples, self.cursor)] if samples else []
-            except SkipSample:
+        guard: EmptyGuard | None = None
+        while True:
+            samples = self._aligned() if self.spec.aligned else self._filled()
+            if samples:
+                (batch,) = self.collate.each([samples], self.cursor)
+                if batch is not SKIPPED:
+                    return Items([batch], [None])
                 self.cursor.skipped += 1
-                samples = []
-                left_out += 1
-            else:
-                left_out = 0
-            if left_out > MAX_LEFT_OUT:
-                raise DataError(
-                    f"no batch came through in {left_out} in a row: making batches raises "
-                    f"SkipSample for all of them. Look at what it does."
-                )
-            self.profiler.add(COLLATING, time.perf_counter() - began)
-            if not samples and self.spec.aligned:
-                break  # a skipped batch keeps its place: the caller counts micro-batches
-        return Items(batches, [None] * len(batches))
+            if self.spec.aligned:
+                return Items([], [])  # the caller counts micro-batches, also skipped ones
+            guard = guard or EmptyGuard()
+            guard.count(())
 
     def _aligned(self) -> list[Any]:
         return list(self.child.draw(self.spec.batch_size).values)

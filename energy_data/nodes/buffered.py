@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from energy_data.core.cursor import Cursor, Problem
 from energy_data.core.node import Change, ItemRef, Node, PendingRef
 from energy_data.core.spec import Spec
-from energy_data.errors import DataError, SpecError
+from energy_data.errors import SpecError
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.unary import UnaryNode
 
@@ -146,11 +146,3 @@ def gives_parts(encode: Callable[[Any], Any] | None) -> bool:
     while isinstance(encode, partial):
         encode = encode.func
     return encode is not None and inspect.isgeneratorfunction(inspect.unwrap(encode))
-
-
-def not_reproducible(what: str) -> DataError:
-    """Return the error for a function that skips an item which it made before."""
-    return DataError(
-        f"{what}: it was made before the save and is now skipped, or has fewer parts. Functions of "
-        f"a task must depend on their arguments alone: no global random numbers, no counters."
-    )

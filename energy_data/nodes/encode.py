@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -17,18 +16,17 @@ from energy_data.core.cursor import Cursor, Problem
 from energy_data.core.node import Change, ItemRef, Items, Node, PendingRef
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
-from energy_data.core.user_call import ErrorPolicy, Skipped, UserCall
+from energy_data.core.user_call import ErrorPolicy, UserCall
 from energy_data.errors import SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
     BufferedNode,
     ReplayCache,
     gives_parts,
-    not_reproducible,
     require_replayable,
     samples_in,
 )
-from energy_data.nodes.unary import UnaryNode, UnarySpec, without_skipped
+from energy_data.nodes.unary import CallNode, SkipCursor, UnaryNode, UnarySpec, not_reproducible
 
 
 @frozen(kw_only=True)
@@ -66,73 +64,40 @@ class EncodeSpec(UnarySpec):
         return self.yields == "one"
 
     def build(self, context: Context) -> Node[Any]:
+        if self.encode is None:
+            return PassNode(self, context)
+        call = UserCall(self.encode, context, "encoding", ENCODING, on_failure=self.on_failure)
         if self.yields == "several":
-            return EncodePartsNode(self, context)
-        return EncodeNode(self, context)
+            return EncodePartsNode(self, context, call)
+        return EncodeNode(self, context, call)
 
 
-@dataclass
-class EncodeCursor(Cursor):
-    skipped: int = 0  # samples left out
-
-
-@dataclass
-class FailingEncodeCursor(EncodeCursor):
-    failures: int = 0  # since the last success
-
-
-class EncodeNode(UnaryNode[EncodeCursor]):
+class EncodeNode(CallNode):
     """Encodes block by block."""
 
     leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
-    def __init__(self, spec: EncodeSpec, context: Context) -> None:
-        start = EncodeCursor() if spec.on_failure is None else FailingEncodeCursor()
-        super().__init__(start, spec, context)
-        self.trace, self.profiler = context.trace, context.profiler
-        self.encode = spec.encode and UserCall(spec.encode, context, spec.on_failure, "encoding")
-
-    def allow_batch_views(self) -> None:
-        if self.encode is None:
-            self.child.allow_batch_views()
-
-    def draw(self, count: int) -> Items:
-        items = self.child.draw(count)
-        if self.encode is None:
-            return items
-        encoded = self._encoded(*items, self.cursor)
-        kept = without_skipped(encoded, items.refs)
-        self.cursor.skipped += len(encoded) - len(kept.values)
-        return kept
-
-    def replay(self, refs: Sequence[ItemRef]) -> Sequence[Any]:
-        samples = self.child.replay(refs)
-        if self.encode is None:
-            return samples
-        encoded = self._encoded(samples, refs, copy(self.cursor))
-        for sample, one in zip(samples, encoded, strict=True):
-            if type(one) is Skipped:
-                raise not_reproducible(describe_source(sample))
-        return encoded
-
-    def _encoded(self, samples: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
-        assert self.encode is not None
-        began = time.perf_counter()
-        traced = samples if self.trace is None else map(self._traced, samples)
-        encoded = self.encode.each(traced, cursor, refs)
-        self.profiler.add(ENCODING, time.perf_counter() - began)
+    def made_of(self, values: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
+        encoded = super().made_of(values, refs, cursor)
         if GeneratorType in set(map(type, encoded)):
             raise SpecError(
-                "encode: it gave a generator, so it gives several samples for one, which cannot be "
-                'seen from outside. Say EncodeSpec(yields="several"), or write it with `yield`.'
+                "encode: it returned a generator, which cannot be seen before the call. Pass "
+                'EncodeSpec(yields="several"), or write the function with `yield`.'
             )
         return encoded
 
-    def _traced(self, sample: Any) -> Any:
-        """Return the sample. Report first that it comes next: it may kill the process."""
-        assert self.trace is not None
-        self.trace(sample)
-        return sample
+
+class PassNode(UnaryNode[SkipCursor]):
+    """Passes samples on. Its state fits an `EncodeNode`."""
+
+    def __init__(self, spec: EncodeSpec, context: Context) -> None:
+        super().__init__(SkipCursor(), spec, context)
+
+    def allow_batch_views(self) -> None:
+        self.child.allow_batch_views()
+
+    def draw(self, count: int) -> Items:
+        return self.child.draw(count)
 
 
 @dataclass
@@ -147,11 +112,9 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
 
     leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
-    def __init__(self, spec: EncodeSpec, context: Context) -> None:
-        assert spec.encode is not None
+    def __init__(self, spec: EncodeSpec, context: Context, call: UserCall) -> None:
         super().__init__(PartsCursor(), spec, context)
-        self.trace, self.profiler = context.trace, context.profiler
-        self.encode = UserCall(spec.encode, context, spec.on_failure, "encoding")
+        self.call = call
         self.samples: ReplayCache[Any] = ReplayCache(self.child.replay)
         # The parts of one sample that are left: a cache, valid at one position only.
         self._under_way: tuple[ItemRef, int, Iterator[Any]] | None = None
@@ -180,7 +143,7 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
         for (ref, last), sample in zip(
             wanted.items(), self.child.replay(list(wanted)), strict=True
         ):
-            made = self._parts(sample, lambda: aside, ref)
+            made = self.call.parts(sample, lambda: aside, ref)
             parts |= {(n, *ref): part for n, part in enumerate(islice(made, last + 1))}
             if (last, *ref) not in parts:
                 raise not_reproducible(describe_source(sample))
@@ -208,14 +171,12 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
         ref = at.pending[0]
         under_way, self._under_way = self._under_way, None
         if under_way is None or under_way[:2] != (ref, at.part):
-            parts = self._parts(samples[0], lambda: self.cursor, ref)
+            parts = self.call.parts(samples[0], lambda: self.cursor, ref)
             if len(list(islice(parts, at.part))) < at.part:
                 raise not_reproducible(describe_source(samples[0]))
         else:
             parts = under_way[2]
-        began = time.perf_counter()
         drawn = list(islice(parts, count))
-        self.profiler.add(ENCODING, time.perf_counter() - began)
         refs = [(at.part + n, *ref) for n in range(len(drawn))]
         at.part += len(drawn)
         if len(drawn) == count:
@@ -225,8 +186,3 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
         at.pending, at.part = at.pending[1:], 0
         self.samples.keep(at.pending, samples[1:])
         return Items(drawn, refs)
-
-    def _parts(self, sample: Any, cursor: Callable[[], Cursor], ref: ItemRef) -> Iterator[Any]:
-        if self.trace is not None:
-            self.trace(sample)
-        return self.encode.parts(sample, cursor, ref)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
@@ -46,14 +45,11 @@ class FilterNode(UnaryNode[FilterCursor]):
 
     def __init__(self, spec: FilterSpec, context: Context) -> None:
         super().__init__(FilterCursor(), spec, context)
-        self.test = UserCall(spec.predicate, context, None, "testing", requires_identity=True)
-        self.profiler = context.profiler
+        self.call = UserCall(spec.predicate, context, "testing", FILTERING, requires_identity=True)
 
     def draw(self, count: int) -> Items:
         items, refs = self.child.draw(count)
-        began = time.perf_counter()
-        passed = self.test.each(items, self.cursor, refs)
+        passed = self.call.each(items, self.cursor, refs)
         kept = Items(list(compress(items, passed)), list(compress(refs, passed)))
-        self.profiler.add(FILTERING, time.perf_counter() - began)
         self.cursor.rejected += len(items) - len(kept.values)
         return kept

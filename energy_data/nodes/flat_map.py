@@ -59,7 +59,7 @@ class FlatMapNode(UnaryNode[FlatMapCursor]):
 
     def __init__(self, spec: FlatMapSpec, context: Context) -> None:
         super().__init__(FlatMapCursor(), spec, context)
-        self.call = UserCall(spec.function, context, spec.on_failure, "taking apart")
+        self.call = UserCall(spec.function, context, "taking apart", on_failure=spec.on_failure)
         self._under_way: UnderWay | None = None
 
     def draw(self, count: int) -> Items:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from energy_data.core.node import EmptyGuard, ItemRef, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import ErrorPolicy, UserCall
-from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.core.user_call import MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
+from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import BufferedCursor, BufferedNode, require_replayable
 from energy_data.nodes.unary import UnarySpec
 
@@ -118,10 +117,11 @@ class GroupNode(BufferedNode[GroupCursor]):
 
     def __init__(self, spec: GroupSpec, context: Context) -> None:
         super().__init__(GroupCursor(), spec, context)
-        self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
-        policy, batch = spec.on_failure, "making the batch that begins with"
-        self.criterion = UserCall(spec.criterion, context, policy, "grouping", "key_failures")
-        self.collate = UserCall(spec.collate, context, policy, batch)
+        self.spec, policy = spec, spec.on_failure
+        self.criterion = UserCall(
+            spec.criterion, context, "grouping", on_failure=policy, counter="key_failures"
+        )
+        self.collate = UserCall(spec.collate, context, MAKING_BATCH, COLLATING, on_failure=policy)
         self.groups: Groups | None = Groups()
         self.grouped: tuple[ItemRef, ...] = ()
 
@@ -199,17 +199,16 @@ class GroupNode(BufferedNode[GroupCursor]):
     def _group(self, groups: Groups, cursor: GroupCursor) -> tuple[Hashable, int]:
         """Put the first of the unseen samples in its group; return the group and its full size."""
         one = groups.unseen.pop()
-        try:
-            key, size = self._key(one.sample, cursor, groups.refs[one.number])
-        except SkipSample:
+        found = self.criterion(one.sample, cursor, groups.refs[one.number])
+        if found is SKIPPED:
             groups.let_go([one])
             cursor.skipped += 1
             return _NO_GROUP, 1
+        key, size = self._key(one.sample, found)
         groups.by_key.setdefault(key, []).append(one)
         return key, size
 
-    def _key(self, sample: Any, cursor: GroupCursor, ref: ItemRef) -> tuple[Hashable, int]:
-        found = self.criterion(sample, cursor, ref)
+    def _key(self, sample: Any, found: Any) -> tuple[Hashable, int]:
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], int | None):
             size = found[1] or self.spec.batch_size
             if size is not None:
@@ -228,13 +227,8 @@ class GroupNode(BufferedNode[GroupCursor]):
             )
 
     def _collated(self, samples: list[Any]) -> list[Any]:
-        if self.trace is not None:
-            self.trace(f"the batch that begins with {describe_source(samples[0])}")
-        began = time.perf_counter()
-        try:
-            return [self.collate(samples, self.cursor)]
-        except SkipSample:
+        batch = self.collate(samples, self.cursor)
+        if batch is SKIPPED:
             self.cursor.skipped_batches += 1
             return []
-        finally:
-            self.profiler.add(COLLATING, time.perf_counter() - began)
+        return [batch]

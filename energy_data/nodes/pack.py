@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +15,18 @@ from energy_data.core.packing import Packing
 from energy_data.core.profiler import PACKING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import Measure
-from energy_data.errors import DataError, SkipSample, SpecError, add_note
+from energy_data.core.user_call import MAKING_PACK, SKIPPED, Measure, UserCall
+from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
     BufferedNode,
-    not_reproducible,
     of_whole,
     remap_packs,
     require_replayable,
     samples_in,
 )
 from energy_data.nodes.packing_buffer import Buffer, Document, documents_of
-from energy_data.nodes.unary import UnarySpec
+from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 
 @frozen(kw_only=True)
@@ -78,13 +76,12 @@ class PackNode(BufferedNode[PackCursor]):
     def __init__(self, spec: PackSpec, context: Context) -> None:
         super().__init__(PackCursor(), spec, context)
         self.buffer_size = spec.buffer_size
-        self.measures = [Measure(spec.packing.cut, context), Measure(spec.packing.pack, context)]
-        cut, self.pack = self.measures
+        self.pack = UserCall(spec.packing.pack, context, MAKING_PACK, PACKING)
+        cut = Measure(spec.packing.cut, context)
         lengths = spec.packing.lengths and Measure(spec.packing.lengths, context)
-        self.measures += [lengths] if lengths else []
+        self.measures = [cut, lengths] if lengths else [cut]
         self.packing = evolve(spec.packing, lengths=lengths, cut=cut)
         self.lane, self.lanes = context.lane, context.lanes
-        self.trace, self.profiler = context.trace, context.profiler
         # The reference of a part begins with its start, its stop and the length of its sample.
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
         # A cache: the buffer, and its references. With other references it is made again.
@@ -116,12 +113,12 @@ class PackNode(BufferedNode[PackCursor]):
         ended = not buffer
         while buffer and len(packs) < count:
             documents = self._choose(buffer) if within is None else buffer.take(within)
-            try:
-                packs.append(self._packed(documents))
-            except SkipSample:
+            pack = self._packed(documents)
+            if pack is SKIPPED:
                 self.cursor.skipped += len(documents)
                 self.cursor.cut += sum(one.sizes[0] for one in documents)
                 break  # the block is short or empty: a function may skip every pack
+            packs.append(pack)
             refs.append(tuple(one.ref for one in documents))
             self.cursor.packs += 1
             self.cursor.docs += sum(one.docs for one in documents)
@@ -136,11 +133,11 @@ class PackNode(BufferedNode[PackCursor]):
         return [self._packed_again([found[ref] for ref in pack]) for pack in refs]
 
     def _packed_again(self, documents: Sequence[Document]) -> Any:
-        try:
-            return self._packed(documents)
-        except SkipSample:
+        pack = self._packed(documents)
+        if pack is SKIPPED:
             which = f"that begins with {describe_source(documents[0].item)}" if documents else "[]"
-            raise not_reproducible(f"the pack {which}") from None
+            raise not_reproducible(f"the pack {which}")
+        return pack
 
     def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         quota = self.packing.quota
@@ -236,21 +233,8 @@ class PackNode(BufferedNode[PackCursor]):
 
     def _packed(self, documents: Sequence[Document]) -> Any:
         items = [document.item for document in documents]
-        first = describe_source(items[0]) if items else "nothing"
-        if self.trace is not None:
-            self.trace(f"the pack that begins with {first}")
-        n = self.num_prefixed
-        self.pack.reference = tuple(document.ref[n:] for document in documents)
-        began = time.perf_counter()
-        try:
-            pack = self.pack(items)
-        except SkipSample:
-            raise
-        except Exception as error:
-            add_note(error, f"while making the pack that begins with {first}")
-            raise
-        finally:
-            self.profiler.add(PACKING, time.perf_counter() - began)
+        refs = tuple(document.ref[self.num_prefixed :] for document in documents)
+        pack = self.pack(items, self.cursor, refs)
         if isinstance(pack, dict):
             pack["__docs__"] = sum(document.docs for document in documents)
             for at, name in enumerate(self.packing.limits):

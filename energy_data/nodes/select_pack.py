@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -14,21 +13,27 @@ from attrs import field, frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.node import Change, ItemRef, Items
-from energy_data.core.profiler import PACKING
+from energy_data.core.profiler import ENCODING, PACKING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import RESTORE_KEY, ErrorPolicy, UserCall, restore_key
-from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.core.user_call import (
+    MAKING_PACK,
+    RESTORE_KEY,
+    SKIPPED,
+    ErrorPolicy,
+    UserCall,
+    restore_key,
+)
+from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
     BufferedNode,
     ReplayCache,
     gives_parts,
-    not_reproducible,
     remap_packs,
     require_replayable,
 )
-from energy_data.nodes.unary import UnarySpec
+from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 
 @frozen(kw_only=True)
@@ -97,14 +102,32 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
 
     def __init__(self, spec: SelectPackSpec, context: Context) -> None:
         super().__init__(SelectPackCursor(), spec, context)
-        self.spec, self.trace, self.profiler = spec, context.trace, context.profiler
+        self.spec = spec
         self.samples: ReplayCache[Any] = ReplayCache(self.child.replay)
         policy = spec.on_failure
-        select, pack = "selecting from samples that begin with", "making the pack that begins with"
-        self.select = UserCall(spec.select, context, policy.select, select, "select_failures")
-        self.pack = UserCall(spec.pack, context, policy.pack, pack, "pack_failures")
+        self.select = UserCall(
+            spec.select,
+            context,
+            "selecting from samples that begin with",
+            PACKING,
+            on_failure=policy.select,
+            counter="select_failures",
+        )
+        self.pack = UserCall(
+            spec.pack,
+            context,
+            MAKING_PACK,
+            PACKING,
+            on_failure=policy.pack,
+            counter="pack_failures",
+        )
         self.encode = spec.encode and UserCall(
-            spec.encode, context, policy.encode, "encoding", "encode_failures"
+            spec.encode,
+            context,
+            "encoding",
+            ENCODING,
+            on_failure=policy.encode,
+            counter="encode_failures",
         )
 
     def own_faults(self, at: SelectPackCursor) -> Iterator[Problem]:
@@ -153,29 +176,21 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         at.groups = (rest, *at.groups[1:]) if rest else at.groups[1:]
         at.pending = at.pending[size:]
         self.samples.keep(at.pending, samples[size:])
-        encoded = self._encoded(refs, group, at)
-        at.skipped += size - len(encoded)
-        try:
-            if not encoded:
-                return None
-            return self._packed(refs, encoded, at), len(encoded)
-        except SkipSample:
-            at.skipped += len(encoded)
-            return None
+        pack, num_samples = self._packed(refs, group, at)
+        at.skipped += size - num_samples
+        return (pack, num_samples) if num_samples else None
 
     def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
         samples = iter(self.child.replay([ref for pack in refs for ref in pack]))
         aside = copy(self.cursor)  # replayed packs are not counted
-        return [self._packed_again(pack, list(islice(samples, len(pack))), aside) for pack in refs]
-
-    def _packed_again(self, refs: ItemRef, samples: list[Any], aside: Cursor) -> Any:
-        encoded = self._encoded(refs, samples, aside)
-        try:
-            if encoded:
-                return self._packed(refs, encoded, aside)
-        except SkipSample:
-            pass
-        raise not_reproducible(f"the pack that begins with {describe_source(samples[0])}")
+        packs: list[Any] = []
+        for pack_refs in refs:
+            group = list(islice(samples, len(pack_refs)))
+            pack, num_samples = self._packed(pack_refs, group, aside)
+            if not num_samples:
+                raise not_reproducible(f"the pack that begins with {describe_source(group[0])}")
+            packs.append(pack)
+        return packs
 
     def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         return remap_packs(refs, lambda pack: self.child.remap(pack, change), may_be_empty=False)
@@ -202,12 +217,8 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
 
     def _select(self, buffer: Items) -> None:
         place = {id(sample): number for number, sample in enumerate(buffer.values)}
-        began = time.perf_counter()
-        try:
-            selected = self.select(list(buffer.values), self.cursor)
-        except SkipSample:
-            selected = []
-        self.profiler.add(PACKING, time.perf_counter() - began)
+        found = self.select(list(buffer.values), self.cursor)
+        selected = [] if found is SKIPPED else found
         groups = [group for group in map(list, selected) if group]
         samples = list(chain.from_iterable(groups))
         foreign = [sample for sample in samples if id(sample) not in place]
@@ -224,27 +235,13 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         at.pending = tuple(buffer.refs[number] for number in numbers)
         self.samples.keep(at.pending, samples)
 
-    def _packed(self, refs: ItemRef, samples: list[Any], cursor: Cursor) -> Any:
-        if self.trace is not None:
-            self.trace(f"the pack that begins with {describe_source(samples[0])}")
-        began = time.perf_counter()
-        try:
-            made = self.pack(samples, cursor, refs)
-        finally:
-            self.profiler.add(PACKING, time.perf_counter() - began)
+    def _packed(self, refs: ItemRef, group: list[Any], cursor: Cursor) -> tuple[Any, int]:
+        """Return a pack and the number of its samples; 0 if all of them, or it, were skipped."""
+        encoded = self.encode.each(group, cursor, refs) if self.encode else group
+        samples = [sample for sample in encoded if sample is not SKIPPED]
+        made = self.pack(samples, cursor, refs) if samples else SKIPPED
+        if made is SKIPPED:
+            return None, 0
         if getattr(made, RESTORE_KEY, None) == ():  # as task encoders for Energon leave it to us
             setattr(made, RESTORE_KEY, tuple(restore_key(sample) for sample in samples))
-        return made
-
-    def _encoded(self, refs: ItemRef, group: Sequence[Any], cursor: Cursor) -> list[Any]:
-        if self.encode is None:
-            return list(group)
-        samples = []
-        for ref, sample in zip(refs, group, strict=True):
-            if self.trace is not None:
-                self.trace(sample)
-            try:
-                samples.append(self.encode(sample, cursor, ref))
-            except SkipSample:
-                continue
-        return samples
+        return made, len(samples)

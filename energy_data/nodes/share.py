@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count as count_from
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
@@ -13,14 +13,11 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.profiler import COLLATING
-from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import CALL, ErrorPolicy, UserCall
-from energy_data.errors import DataError, SkipSample, SpecError
+from energy_data.core.user_call import CALL, MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
+from energy_data.errors import SpecError
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.step_rules import share_size
-
-MAX_LEFT_OUT = 10_000  # batches in a row
 
 
 @frozen(kw_only=True)
@@ -68,12 +65,8 @@ class ShareSpec(UnarySpec):
 @dataclass
 class ShareCursor(Cursor):
     given: int = 0  # shares
-    skipped: int = 0  # batches left out
-
-
-@dataclass
-class FailingShareCursor(ShareCursor):
-    failures: int = 0  # since the last success
+    skipped: int = 0  # batches skipped by `collate`
+    failures: int = 0  # consecutive failures of `collate`
 
 
 @runtime_checkable
@@ -90,12 +83,12 @@ class ShareNode(UnaryNode[ShareCursor]):
     leaves_out = (("skipped", "SkipSample while making batches"),)
 
     def __init__(self, spec: ShareSpec, context: Context) -> None:
-        start = ShareCursor() if spec.on_failure is None else FailingShareCursor()
-        super().__init__(start, spec, context)
-        doing = "making the batch that begins with"
-        self.collate = spec.collate and UserCall(spec.collate, context, spec.on_failure, doing)
+        super().__init__(ShareCursor(), spec, context)
         self.spec, self.first, self.lanes = spec, context.lane, context.lanes
-        self.trace, self.profiler = context.trace, context.profiler
+        policy = spec.on_failure
+        self.collate = spec.collate and UserCall(
+            spec.collate, context, MAKING_BATCH, COLLATING, on_failure=policy
+        )
 
     def begin_at(self, first: int) -> None:
         """Take the first share of this lane for number `first` of all lanes; else it is its own.
@@ -113,22 +106,18 @@ class ShareNode(UnaryNode[ShareCursor]):
         return Items(items, [None] * count)
 
     def _share(self, left: int) -> tuple[Any, ...]:
-        batches: list[Any] = []
-        tried = skipped = 0  # in all, and in a row
-        while left:
+        batches, guard = list[Any](), EmptyGuard()
+        for tried in count_from(0):
+            if not left:
+                break
             CALL.mark = (tried,)  # batches of a share have one number in the run
-            tried += 1
             try:
                 made, amount = self._batch(left)
             finally:
                 CALL.mark = ()
+            guard.count(made)
             batches += made
-            left, skipped = left - amount, 0 if made else skipped + 1
-            if skipped > MAX_LEFT_OUT:
-                raise DataError(
-                    f"{skipped} batches in a row were left out while they were made. Look at what "
-                    f"leaves them out: SkipSample in `batch` or `encode_batch`, or errors there."
-                )
+            left -= amount
         return tuple(batches)
 
     def _batch(self, left: int) -> tuple[list[Any], int]:
@@ -136,16 +125,11 @@ class ShareNode(UnaryNode[ShareCursor]):
         if self.collate is None:
             return self._grouped(left)
         samples, documents = self._samples(left)
-        if self.trace is not None:
-            self.trace(f"the batch that begins with {describe_source(samples[0])}")
-        began = time.perf_counter()
-        try:
-            return [self.collate(samples, self.cursor)], documents
-        except SkipSample:
+        batch = self.collate(samples, self.cursor)
+        if batch is SKIPPED:
             self.cursor.skipped += 1
             return [], 0
-        finally:
-            self.profiler.add(COLLATING, time.perf_counter() - began)
+        return [batch], documents
 
     def _grouped(self, left: int) -> tuple[list[Any], int]:
         child = self.child

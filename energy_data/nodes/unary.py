@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -11,8 +12,10 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items, Node
+from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import SKIPPED, Skipped
+from energy_data.core.user_call import SKIPPED, Skipped, UserCall
+from energy_data.errors import DataError
 
 C = TypeVar("C", bound=Cursor)
 
@@ -57,9 +60,46 @@ class UnaryNode(Node[C]):
         return self.child.remap(refs, change)
 
 
-def without_skipped(values: Sequence[Any], refs: Sequence[Any]) -> Items:
-    """Return the results of a user's function without the items that it skipped."""
-    if Skipped not in set(map(type, values)):
-        return Items(values, refs)
-    kept = [value is not SKIPPED for value in values]
-    return Items(list(compress(values, kept)), list(compress(refs, kept)))
+@dataclass
+class SkipCursor(Cursor):
+    """The cursor of a node that calls one user function."""
+
+    skipped: int = 0  # items that the function skipped
+    failures: int = 0  # consecutive failures of the function
+
+
+class CallNode(UnaryNode[SkipCursor]):
+    """A node that returns what a user function makes of each item, without skipped ones."""
+
+    def __init__(self, spec: UnarySpec, context: Context, call: UserCall) -> None:
+        super().__init__(SkipCursor(), spec, context)
+        self.call = call
+
+    def draw(self, count: int) -> Items:
+        values, refs = self.child.draw(count)
+        made = self.made_of(values, refs, self.cursor)
+        if Skipped not in set(map(type, made)):
+            return Items(made, refs)
+        kept = [value is not SKIPPED for value in made]
+        self.cursor.skipped += kept.count(False)
+        return Items(list(compress(made, kept)), list(compress(refs, kept)))
+
+    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
+        values = self.child.replay(refs)
+        made = self.made_of(values, refs, self.cursor.copy())  # replayed items are not counted
+        for value, result in zip(values, made, strict=True):
+            if result is SKIPPED:
+                raise not_reproducible(describe_source(value))
+        return made
+
+    def made_of(self, values: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
+        """Return the function's result for each item, or SKIPPED."""
+        return self.call.each(values, cursor, refs)
+
+
+def not_reproducible(what: str) -> DataError:
+    """Return the error for a function that skips an item which it made before."""
+    return DataError(
+        f"{what}: it was made before the save and is now skipped, or has fewer parts. Functions of "
+        f"a task must depend on their arguments alone: no global random numbers, no counters."
+    )

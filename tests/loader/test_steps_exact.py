@@ -119,9 +119,9 @@ def test_batches_that_are_all_left_out_are_an_error_and_not_a_hang(monkeypatch):
     def none(batch):
         raise SkipSample
 
-    monkeypatch.setattr("energy_data.nodes.share.MAX_LEFT_OUT", 30)
+    monkeypatch.setattr("energy_data.core.node.MAX_EMPTY_DRAWS", 30)
     (loader,) = ranks_of(stream(none), mode="exact")
-    with pytest.raises(DataError, match="31 batches in a row were left out while they were made"):
+    with pytest.raises(DataError, match="no item was returned in 30 draws in a row"):
         next(iter(loader))
 
 

@@ -18,8 +18,7 @@ from energy_data.core.sample import describe_source
 from energy_data.core.user_call import Measure, UserCall, describe
 
 _CALLS = frozenset(
-    function.__code__
-    for function in (UserCall.__call__, UserCall.each, UserCall.parts, Measure.__call__)
+    function.__code__ for function in (UserCall.each, UserCall.parts, Measure.__call__)
 )
 _REPORTED, _ANSWERED, _END = 8, 1536, 3072  # bytes of the page; two texts that end with a zero
 # Frames below the loop of a worker: how processes and threads are started, and in a forked process
