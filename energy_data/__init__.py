@@ -62,8 +62,7 @@ from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.batch import Batch
-from energy_data.tasks.batches import BatchDataset, GroupBatchDataset, PackingDataset
+from energy_data.tasks.batches import Batch, BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.tasks.batching import (
     batch_list,
     batch_pad_stack,
@@ -74,17 +73,21 @@ from energy_data.tasks.batching import (
     homogeneous_concat_mix,
 )
 from energy_data.tasks.cooking import Cooker, basic_sample_keys, cooker
-from energy_data.tasks.encoder import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
-from energy_data.tasks.epochs import EpochizeDataset, LimitDataset, RepeatDataset
-from energy_data.tasks.mapping import (
+from energy_data.tasks.datasets import (
+    BlendDataset,
+    ConcatDataset,
+    EpochizeDataset,
     FilterDataset,
     GcDataset,
     IterMapDataset,
+    LimitDataset,
     LogSampleDataset,
     MapDataset,
+    MixBatchDataset,
+    RepeatDataset,
     ShuffleBufferDataset,
 )
-from energy_data.tasks.mixing import BlendDataset, ConcatDataset, MixBatchDataset
+from energy_data.tasks.encoder import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
 from energy_data.tasks.stateless import stateless
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""What users call: datasets from a path, and loaders over them."""
+"""The functions that return datasets for a path."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
@@ -30,7 +30,7 @@ from energy_data.loading.run import EvenBatches
 from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.read import OnError
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
-from energy_data.tasks.mixture import BaseCoreDatasetFactory, LoadedDatasets
+from energy_data.tasks.mixture import BaseCoreDatasetFactory, LoadedDataset, LoadedDatasets
 from energy_data.tasks.stream import StreamBuilder
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def get_train_dataset(
         metadataset,
         split_part,
         open_source=open_one,
-        pipeline=builder,
+        builder=builder,
         mode="train",
         options=_options(policy, builder.task_encoder, shuffle_over_epochs_multiplier),
         run=None if config.lanes is None else Context(seed=builder.seed, lanes=config.lanes),
@@ -190,20 +190,19 @@ def get_val_dataset(
     `limit`: the first so many batches of each rank; None or 0: all. The other arguments are those
     of `get_train_dataset`.
     """
-    encoder, config = _encoder(task_encoder, deprecated), _worker_config(worker_config, on_error)
-    datasets = _validation(
-        path, split_part, config, batch_size, encoder, samples, decoders, allow_modules
-    )
-    dataset: SavableDataset[T_batch] = encoder.build_val_datasets(
-        datasets=datasets,
-        worker_config=config,
+    datasets, build = _validation(
+        path,
+        split_part,
+        _worker_config(worker_config, on_error),
+        _encoder(task_encoder, deprecated),
+        (samples, decoders, allow_modules),
+        even_batches,
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
-    _check_even(dataset.spec, even_batches)
-    return changed(dataset, even_batches=even_batches)
+    return build(datasets)
 
 
 def get_val_datasets(
@@ -227,35 +226,34 @@ def get_val_datasets(
 
     The arguments are those of `get_val_dataset`.
     """
-    encoder, config = _encoder(task_encoder, deprecated), _worker_config(worker_config, on_error)
-    streams: list[tuple[SavableDataset[T_batch], BaseCoreDatasetFactory[Any]]] = []
-    for loaded in _validation(
-        path, split_part, config, batch_size, encoder, samples, decoders, allow_modules
-    ):
-        dataset = encoder.build_val_datasets(
-            datasets=[loaded],
-            worker_config=config,
-            batch_size=batch_size,
-            batch_drop_last=batch_drop_last,
-            packing_buffer_size=packing_buffer_size,
-            limit=limit,
-        )
-        _check_even(dataset.spec, even_batches)
-        streams.append((changed(dataset, even_batches=even_batches), loaded.dataset))
-    return streams
+    datasets, build = _validation(
+        path,
+        split_part,
+        _worker_config(worker_config, on_error),
+        _encoder(task_encoder, deprecated),
+        (samples, decoders, allow_modules),
+        even_batches,
+        batch_size=batch_size,
+        batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size,
+        limit=limit,
+    )
+    return [(build([loaded]), loaded.dataset) for loaded in datasets]
 
 
 def _validation(
     path: PathOrDict,
     split_part: str,
     config: WorkerConfig,
+    encoder: TaskEncoder[Any, Any, Any, T_batch],
+    opening: tuple[Samples, Overrides | None, Sequence[str]],
+    even_batches: EvenBatches | None,
+    *,
     batch_size: int | None,
-    encoder: TaskEncoder[Any, Any, Any, Any],
-    samples: Samples,
-    decoders: Overrides | None,
-    allow_modules: Sequence[str],
-) -> LoadedDatasets:
-    """Return the datasets of a split for validation."""
+    **options: Any,
+) -> tuple[LoadedDatasets, Callable[[list[LoadedDataset[Any]]], SavableDataset[T_batch]]]:
+    """Return the datasets of a split for validation, and the function that builds batches."""
+    samples, decoders, allow_modules = opening
     policy = ImportPolicy.of(allow_modules)
     order = compile_split(
         load(path),
@@ -265,7 +263,15 @@ def _validation(
         options=_options(policy, encoder),
     )
     builder = StreamBuilder(task_encoder=encoder, batch_size=batch_size, worker_config=config)
-    return LoadedDatasets(order, builder.reading(order, deal=1))
+
+    def build(datasets: list[LoadedDataset[Any]]) -> SavableDataset[T_batch]:
+        dataset: SavableDataset[T_batch] = encoder.build_val_datasets(
+            datasets=datasets, worker_config=config, batch_size=batch_size, **options
+        )
+        _check_even(dataset.spec, even_batches)
+        return changed(dataset, even_batches=even_batches)
+
+    return LoadedDatasets(order, builder.reading(order, deal=1)), build
 
 
 def _worker_config(worker_config: WorkerConfig | None, on_error: OnError) -> WorkerConfig:

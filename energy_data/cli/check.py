@@ -7,7 +7,7 @@ import click
 from energy_data.cli.stream import is_staged, stream
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
-from energy_data.config.load import Metadataset, load
+from energy_data.config.load import LoadedMetadataset, load
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.errors import DataError, SpecError
@@ -61,7 +61,7 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
     return faults, facts
 
 
-def _compiled(metadataset: Metadataset, split: str) -> Spec:
+def _compiled(metadataset: LoadedMetadataset, split: str) -> Spec:
     if split == "train" and is_staged(metadataset, split):
         return stream(metadataset, split, params={"seq_len": 1})  # what a token is, is not asked
     return compile_split(metadataset, split, open_source=open_source)

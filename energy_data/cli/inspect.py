@@ -14,8 +14,8 @@ from rich.table import Table
 from energy_data.cli.plan import plain_plan, show_plan
 from energy_data.cli.stream import is_staged, params_of, stream
 from energy_data.config.compile import compile_split, mode_of
-from energy_data.config.inspect import Row, describe_tree
-from energy_data.config.load import Metadataset, load
+from energy_data.config.inspect import TreeRow, describe_tree
+from energy_data.config.load import LoadedMetadataset, load
 from energy_data.core.context import LANES_PER_RANK, Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -33,7 +33,7 @@ def _or_zero(number: int | None) -> int:
 
 
 @frozen(kw_only=True)
-class Run:
+class DrawSettings:
     """As much of a run as decides how often each leaf is drawn."""
 
     batches: int = field(converter=_or_zero)  # micro-batches of all ranks; 0: none are asked about
@@ -98,7 +98,7 @@ def command(
     are of a leaf, over all places that list it and all lanes; they are computed from the order, not
     by reading, and leave skipped samples out of account.
     """
-    run = Run(**facts)
+    run = DrawSettings(**facts)
     metadataset = load(meta)
     if split == "train" and is_staged(metadataset, split):
         spec = stream(
@@ -125,12 +125,14 @@ def command(
     _show(rows, drawn)
 
 
-def _show_stages(meta: str, metadataset: Metadataset, spec: Spec, *, as_json: bool) -> None:
+def _show_stages(meta: str, metadataset: LoadedMetadataset, spec: Spec, *, as_json: bool) -> None:
     """Show a split with stages: its plan, and what each stage draws from."""
     plan = Plan(spec)
     rows = list(describe_tree(metadataset, "train", spec))
     if as_json:
-        nodes = _plain(meta, "train", rows, {}, Run(batches=0, batch_size=0, lanes=0, seed=0))
+        nodes = _plain(
+            meta, "train", rows, {}, DrawSettings(batches=0, batch_size=0, lanes=0, seed=0)
+        )
         click.echo(json.dumps({**nodes, "plan": plain_plan(plan)}, indent=2))
         return
     click.echo(f"{meta}, split train: {_summary(spec)}, {len(plan.stages)} stages")
@@ -139,7 +141,7 @@ def _show_stages(meta: str, metadataset: Metadataset, spec: Spec, *, as_json: bo
     _show(rows, {})
 
 
-def draws(spec: OrderSpec, run: Run, *, endless: bool) -> dict[str, int]:
+def draws(spec: OrderSpec, run: DrawSettings, *, endless: bool) -> dict[str, int]:
     """Return how often each leaf is drawn in the first micro-batches of a run, by its id.
 
     endless: training without end; else one pass, dealt to the lanes. Costs one look at the order
@@ -169,7 +171,7 @@ def _summary(spec: Spec) -> str:
     return f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
 
 
-def _show(rows: Sequence[Row], drawn: Mapping[str, int]) -> None:
+def _show(rows: Sequence[TreeRow], drawn: Mapping[str, int]) -> None:
     # Ids have brackets in them.
     console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -193,7 +195,7 @@ def _shown(name: str, share: float | Schedule) -> str:
     return f"{'x ' if name == 'repetitions' else ''}{float(share):g}"
 
 
-def _cells(row: Row, share: Mapping[str, Any], drawn: Mapping[str, int]) -> list[str]:
+def _cells(row: TreeRow, share: Mapping[str, Any], drawn: Mapping[str, int]) -> list[str]:
     where = f"{row.place.file}:{row.place.line}" if row.place.line else row.place.file
     percent = "?" if row.fraction is None else f"{100 * row.fraction:.2f}"
     samples = "" if row.num_samples is None else f"{row.num_samples:,}"
@@ -207,7 +209,7 @@ def _cells(row: Row, share: Mapping[str, Any], drawn: Mapping[str, int]) -> list
     return [*cells, row.id or "", where]
 
 
-def _with_shares(rows: Iterable[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
+def _with_shares(rows: Iterable[TreeRow]) -> Iterator[tuple[TreeRow, dict[str, Any]]]:
     """Yield each row with the weight or the repetitions that its parent gives it, by that name."""
     kinds: dict[int, str] = {}  # by depth
     for row in rows:
@@ -216,12 +218,12 @@ def _with_shares(rows: Iterable[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
         yield row, {} if row.share is None else {name: row.share}
 
 
-def _epochs(row: Row, drawn: Mapping[str, int]) -> float | None:
+def _epochs(row: TreeRow, drawn: Mapping[str, int]) -> float | None:
     return drawn.get(row.id or "", 0) / row.num_samples if row.num_samples else None
 
 
 def _plain(
-    meta: str, split: str, rows: Sequence[Row], drawn: Mapping[str, int], run: Run
+    meta: str, split: str, rows: Sequence[TreeRow], drawn: Mapping[str, int], run: DrawSettings
 ) -> dict[str, Any]:
     """Return what is shown as plain data."""
     nodes = []

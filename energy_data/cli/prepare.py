@@ -22,7 +22,7 @@ from energy_data.cli.prepare_prompts import (
     show_samples,
 )
 from energy_data.config.load import load
-from energy_data.config.prepare import prepare_joins
+from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.tar.index import find_tars

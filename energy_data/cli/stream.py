@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from energy_data.config.compile import compile_stream
-from energy_data.config.load import Metadataset
+from energy_data.config.load import LoadedMetadataset
 from energy_data.config.staged import StagedRecipe
-from energy_data.config.stages import PIPELINE_PARAMS, STEP_SIZES, changed_params
+from energy_data.config.stages import BUILDER_PARAMS, STEP_SIZES, changed_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -35,13 +35,13 @@ class AnyTask(TaskEncoder[Any, Any, Any, Any]):
         return AnyTask({**self._values, **params})
 
 
-def is_staged(metadataset: Metadataset, split: str) -> bool:
+def is_staged(metadataset: LoadedMetadataset, split: str) -> bool:
     """Return whether a split has stages. SpecError if there is no such split."""
     return isinstance(metadataset.tree(split), StagedRecipe)
 
 
 def stream(
-    metadataset: Metadataset,
+    metadataset: LoadedMetadataset,
     split: str,
     *,
     batch_size: int = 1,
@@ -53,16 +53,16 @@ def stream(
 
     run: its seed and its lanes, as far as they are known.
     """
-    own = {*PIPELINE_PARAMS, *STEP_SIZES} - {"seq_len"}
+    own = {*BUILDER_PARAMS, *STEP_SIZES} - {"seq_len"}
     named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
     free: dict[str, Any] = dict.fromkeys(named)
-    pipeline = StreamBuilder(
+    builder = StreamBuilder(
         batch_size=batch_size,
         task_encoder=AnyTask({**free, **(params or {})}),
         microbatches_per_step=microbatches_per_step,
     )
     return compile_stream(
-        metadataset, split, open_source=open_source, pipeline=pipeline, mode="train", run=run
+        metadataset, split, open_source=open_source, builder=builder, mode="train", run=run
     ).spec
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from energy_data.config.builder import B_co, Builder
 from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.leaves import LeafUse
-from energy_data.config.load import Metadataset
+from energy_data.config.load import LoadedMetadataset
 from energy_data.config.opening import DEFAULT, Opener, OpenSource, Options
+from energy_data.config.stage_lengths import B_co, Builder
 from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
 from energy_data.config.stages import (
     StageCompiler,
@@ -36,7 +36,7 @@ Mode: TypeAlias = Literal["train", "val"]
 
 
 def compile_split(
-    metadataset: Metadataset,
+    metadataset: LoadedMetadataset,
     split: str,
     *,
     open_source: OpenSource,
@@ -64,43 +64,43 @@ def compile_split(
 
 
 def compile_stream(
-    metadataset: Metadataset,
+    metadataset: LoadedMetadataset,
     split: str,
     *,
     open_source: OpenSource,
-    pipeline: Builder[B_co],
+    builder: Builder[B_co],
     mode: Mode | None = None,
     options: Options = DEFAULT,
     run: Context | None = None,
 ) -> B_co:
-    """Return the batches of one split, as `pipeline` builds them, or its stages.
+    """Return the batches of one split, as `builder` builds them, or its stages.
 
     run: its seed and its lanes, for stages that end with their data. Otherwise as `compile_split`.
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     mode, opener = mode_of(split, mode), Opener(open_source, options)
-    compiler = _Compiler(metadataset, opener, mode, finite=pipeline.finite)
+    compiler = _Compiler(metadataset, opener, mode, finite=builder.finite)
     below = below_steps(tree)
     if mode == "train" and isinstance(below, StagedRecipe):
         spec = StageCompiler(
             staged=below,
-            pipeline=pipeline,
+            builder=builder,
             order=compiler.order,
             diagnostics=compiler.diagnostics,
             origins=metadataset.origins,
             run=run,
-            counts_steps=counts_steps(tree, pipeline),
+            counts_steps=counts_steps(tree, builder),
         ).spec()
-        dataset = None if spec is None else pipeline.of(spec)
+        dataset = None if spec is None else builder.of(spec)
     else:
         order = compiler.order(below)
-        dataset = None if order is None else pipeline.over(order)
+        dataset = None if order is None else builder.over(order)
     compiler.diagnostics.raise_if_any()
     assert dataset is not None
     return dataset
 
 
-def steps_of(metadataset: Metadataset, split: str) -> DocsPerStep | None:
+def steps_of(metadataset: LoadedMetadataset, split: str) -> DocsPerStep | None:
     """Return how a split groups its micro-batches into steps; None if it does not."""
     tree = metadataset.tree(split)
     return tree.rules if isinstance(tree, DocsPerStepSpec) else None
@@ -115,7 +115,7 @@ class _Compiler:
     """Opens the leaves of a tree. A node with problems below it becomes None."""
 
     def __init__(
-        self, metadataset: Metadataset, opener: Opener, mode: Mode, *, finite: bool = False
+        self, metadataset: LoadedMetadataset, opener: Opener, mode: Mode, *, finite: bool = False
     ) -> None:
         self.origins, self.opener, self.mode, self.finite = (
             metadataset.origins,

@@ -50,7 +50,7 @@ _HEADER = ("__module__", "__class__")
 
 
 @frozen(eq=False)
-class Origin:
+class RecipeOrigin:
     """Where a recipe was written, and the keys that it shares with every node."""
 
     value: Value
@@ -82,14 +82,14 @@ class Origins:
     """The origins of recipes, which know nothing of files themselves."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, Origin]] = {}
+        self._known: dict[int, tuple[object, RecipeOrigin]] = {}
 
-    def add(self, recipe: T, origin: Origin) -> T:
+    def add(self, recipe: T, origin: RecipeOrigin) -> T:
         """Keep the origin of a recipe, and return the recipe."""
         self._known[id(recipe)] = recipe, origin
         return recipe
 
-    def of(self, recipe: object) -> Origin:
+    def of(self, recipe: object) -> RecipeOrigin:
         """Return the origin of a recipe."""
         return self._known[id(recipe)][1]
 
@@ -159,12 +159,14 @@ class Grammar:
             return None
         arguments = found[kind][kind.kind] if is_below(kind) else found[kind]
         shared = node_keys(kind)(**found[node_keys(kind)])
-        recipe = self.built(kind, arguments, Origin(value, where, shared))
+        recipe = self.built(kind, arguments, RecipeOrigin(value, where, shared))
         if recipe is None or part in (InNode, InSplit):
             return recipe
         return part(of=recipe, **found[part])
 
-    def built(self, kind: type[Spec], arguments: Mapping[str, Any], origin: Origin) -> Spec | None:
+    def built(
+        self, kind: type[Spec], arguments: Mapping[str, Any], origin: RecipeOrigin
+    ) -> Spec | None:
         """Return a recipe of these arguments."""
         try:
             return self.origins.add(kind(**arguments), origin)

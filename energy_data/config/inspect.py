@@ -13,7 +13,7 @@ from energy_data.config.diagnostics import Place
 from energy_data.config.grammar import Origins
 from energy_data.config.kinds import is_below
 from energy_data.config.leaves import LeafUse
-from energy_data.config.load import Metadataset
+from energy_data.config.load import LoadedMetadataset
 from energy_data.core.recipe import Rule, keys_of, parts_of, share_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendSpec
@@ -24,7 +24,7 @@ from energy_data.order.schedule import Schedule
 
 
 @frozen(kw_only=True)
-class Row:
+class TreeRow:
     """One node of a tree."""
 
     depth: int
@@ -38,8 +38,12 @@ class Row:
 
 
 def describe_tree(
-    metadataset: Metadataset, split: str, spec: Spec | None = None, *, mode: Mode | None = None
-) -> Iterator[Row]:
+    metadataset: LoadedMetadataset,
+    split: str,
+    spec: Spec | None = None,
+    *,
+    mode: Mode | None = None,
+) -> Iterator[TreeRow]:
     """Yield the nodes of a split, parents first, with nested files written out.
 
     spec: the result of `compile_split` or `compile_stream` for it. Without it, numbers of samples
@@ -63,10 +67,10 @@ class _Describer:
 
     def rows(
         self, tree: Spec, part: Any, depth: int, fraction: Fraction | None, *, endless: bool
-    ) -> Iterator[Row]:
+    ) -> Iterator[TreeRow]:
         leaf = tree if isinstance(tree, LeafUse) else None
         recipe = tree if leaf is None else leaf.recipe
-        yield Row(
+        yield TreeRow(
             depth=depth,
             kind=recipe.kind,
             label=_label(tree) if leaf is None else leaf.written,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 from attrs import evolve, frozen
 
-from energy_data.config.builder import Builder
 from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.grammar import Origins
 from energy_data.config.staged import Ramp, StageBounds, StagedRecipe, StagePart
@@ -20,6 +20,56 @@ from energy_data.nodes.references import OrderSpec, follows_run
 from energy_data.nodes.stage import OnEnter
 
 
+class Built(Protocol):
+    """A dataset of batches."""
+
+    @property
+    def spec(self) -> Spec:
+        """Its tree."""
+
+
+B_co = TypeVar("B_co", bound=Built, covariant=True)
+
+
+class Builder(Protocol[B_co]):
+    """Builds the batches of a mixture: those of a run, or of one of its stages.
+
+    `energy_data.tasks.stream.StreamBuilder` is one.
+    """
+
+    @property
+    def finite(self) -> bool:
+        """Whether the stream is one pass."""
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples, or packs, in a micro-batch."""
+
+    @property
+    def samples_per_microbatch(self) -> int | None:
+        """Samples drawn for a micro-batch, on average; None: as many as it has."""
+
+    @property
+    def microbatches_per_step(self) -> int | None:
+        """Micro-batches of all ranks in an optimizer step."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What a stage may change, with the values it has here."""
+
+    def with_params(self, params: Mapping[str, Any]) -> Self:
+        """Return the builder with some of its `params` changed. SpecError for an invalid value."""
+
+    def with_step_size(self, microbatches: int | None) -> Self:
+        """Return the builder with another number of micro-batches in a step."""
+
+    def over(self, order: OrderSpec, *, first_microbatch: int = 0) -> B_co:
+        """Return the batches of a mixture, from a micro-batch of the run on."""
+
+    def of(self, spec: Spec) -> B_co:
+        """Return a tree of batches as a dataset."""
+
+
 @frozen(kw_only=True)
 class StageBody:
     """A stage whose node is compiled: all that its length may depend on is known."""
@@ -28,7 +78,7 @@ class StageBody:
     part: StagePart | None  # None: it is the default
     tree: Spec  # with leaves that are not opened
     order: OrderSpec
-    pipeline: Builder[Any]
+    builder: Builder[Any]
     counts_steps: bool  # bounds are steps of any size, each counted as one
     ends_early: bool = False  # with its data
     ramp_batches: int = 0  # micro-batches at its beginning that the ramp takes
@@ -36,7 +86,7 @@ class StageBody:
     @property
     def per_step(self) -> int:
         """Micro-batches of all ranks in a step; what a step counts as."""
-        return 1 if self.counts_steps else self.pipeline.microbatches_per_step or 1
+        return 1 if self.counts_steps else self.builder.microbatches_per_step or 1
 
     @property
     def has_length(self) -> bool:
@@ -107,25 +157,25 @@ class StageLengths:
 
     def worth(self, body: StageBody) -> Fraction:
         """Return how much of `unit` a micro-batch of a stage is; 0: not known."""
-        unit, pipeline = self.staged.unit, body.pipeline
+        unit, builder = self.staged.unit, body.builder
         if unit == "microbatches":
             return Fraction(1)
         if unit == "steps":
             if body.counts_steps:
                 return Fraction(1)
-            return Fraction(1, pipeline.microbatches_per_step or 1)
-        samples = Fraction(pipeline.samples_per_batch)
+            return Fraction(1, builder.microbatches_per_step or 1)
+        samples = Fraction(builder.samples_per_batch)
         if unit == "samples":
             return samples
         if unit == "tokens":
-            tokens = pipeline.params.get("seq_len")
+            tokens = builder.params.get("seq_len")
             return samples * tokens if type(tokens) is int and tokens >= 1 else Fraction(0)
         return samples / body.order.size
 
     def is_known(self, body: StageBody) -> bool:
         """Return whether `unit` can be counted in a stage; if not, report it."""
-        unit, found = self.staged.unit, body.pipeline.params.get("seq_len")
-        per_step = body.pipeline.microbatches_per_step
+        unit, found = self.staged.unit, body.builder.params.get("seq_len")
+        per_step = body.builder.microbatches_per_step
         if unit == "steps" and per_step is None and not body.counts_steps:
             problem = (
                 "the number of micro-batches in a step is not known. Give `microbatches_per_step`, "
@@ -202,12 +252,12 @@ def _ramp_problem(
 
 def _changed(previous: StageBody, body: StageBody) -> list[str]:
     """Return the parameters that differ and decide what becomes of a sample."""
-    ours, theirs = body.pipeline.params, previous.pipeline.params
+    ours, theirs = body.builder.params, previous.builder.params
     names = sorted(ours.keys() | theirs.keys() - {"microbatches_per_step"})
     return [name for name in names if ours.get(name) != theirs.get(name)]
 
 
 def _ramped(previous: StageBody, body: StageBody, ramp: Ramp, batches: int) -> StageBody:
-    samples = batches * (body.pipeline.samples_per_microbatch or body.pipeline.samples_per_batch)
+    samples = batches * (body.builder.samples_per_microbatch or body.builder.samples_per_batch)
     order = ramped(previous.order, body.order, samples=samples, kind=ramp.kind)
     return evolve(body, order=order, ramp_batches=batches)

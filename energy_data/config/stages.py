@@ -7,11 +7,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from energy_data.config.builder import Builder
 from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse, leaf_uses
-from energy_data.config.stage_lengths import Elapsed, StageBody, StageLengths
+from energy_data.config.stage_lengths import Builder, Elapsed, StageBody, StageLengths
 from energy_data.config.staged import DocsPerStepSpec, StageBounds, StagedRecipe
 from energy_data.core.context import Context
 from energy_data.core.rules import did_you_mean, listed
@@ -29,7 +28,7 @@ from energy_data.nodes.stage import (
 from energy_data.nodes.staged import StagedSpec
 
 # Reported of every stage, and kept in states; of the other parameters, those that a stage changes.
-PIPELINE_PARAMS = (
+BUILDER_PARAMS = (
     "batch_size",
     "seq_len",
     "shuffle_buffer_size",
@@ -54,7 +53,7 @@ def changed_params(tree: Spec) -> list[str]:
     return [name for stage in staged.stages for name in stage.params]
 
 
-def counts_steps(tree: Spec, pipeline: Builder[Any]) -> bool:
+def counts_steps(tree: Spec, builder: Builder[Any]) -> bool:
     """Return whether the stages of a split count the steps of `docs_per_step`.
 
     They do with `unit: steps`, if steps are exact or nothing else gives the size of a step.
@@ -64,30 +63,30 @@ def counts_steps(tree: Spec, pipeline: Builder[Any]) -> bool:
         return False
     if staged.unit != "steps":
         return False
-    sizes = [staged.microbatches_per_step, staged.global_batch_size, pipeline.microbatches_per_step]
+    sizes = [staged.microbatches_per_step, staged.global_batch_size, builder.microbatches_per_step]
     has_size = any(size is not None for size in sizes) or not {*STEP_SIZES}.isdisjoint(
         changed_params(tree)
     )
     return tree.mode == "exact" or not has_size
 
 
-def with_step_size(pipeline: Builder[Any], sizes: Mapping[str, Any]) -> Builder[Any]:
-    """Return the pipeline with the size of a step. Raises SpecError if it is impossible."""
+def with_step_size(builder: Builder[Any], sizes: Mapping[str, Any]) -> Builder[Any]:
+    """Return the builder with the size of a step. Raises SpecError if it is impossible."""
     if not sizes:
-        return pipeline
+        return builder
     if len(sizes) > 1:
         raise SpecError("both `microbatches_per_step` and `global_batch_size` are given. Keep one.")
     ((name, value),) = sizes.items()
     if type(value) is not int or value < 1:
         raise SpecError(f"{name}: must be a whole number >= 1, got {value!r}.")
     if name == "global_batch_size":
-        if value % pipeline.samples_per_batch:
+        if value % builder.samples_per_batch:
             raise SpecError(
                 f"global_batch_size: must be a multiple of the batch size "
-                f"{pipeline.samples_per_batch}, got {value}."
+                f"{builder.samples_per_batch}, got {value}."
             )
-        value //= pipeline.samples_per_batch
-    return pipeline.with_step_size(value)
+        value //= builder.samples_per_batch
+    return builder.with_step_size(value)
 
 
 def stage_of_validation(
@@ -114,7 +113,7 @@ class StageCompiler:
     """Compiles the stages of a run."""
 
     staged: StagedRecipe
-    pipeline: Builder[Any]  # of a stage without parameters
+    builder: Builder[Any]  # of a stage without parameters
     order: Callable[[Spec], OrderSpec | None]  # opens the leaves; None: problems were reported
     diagnostics: Diagnostics
     origins: Origins
@@ -129,7 +128,7 @@ class StageCompiler:
     def spec(self) -> Spec | None:
         """Return the stages of the run; None: problems were reported."""
         before, origin = len(self.diagnostics), self.origins.of(self.staged)
-        if self.pipeline.finite:
+        if self.builder.finite:
             problem = "stages need an endless stream. Remove `repeat=False`."
             self.diagnostics.report(origin.place, origin.where, problem)
             return None
@@ -201,36 +200,36 @@ class StageCompiler:
         """Return what a stage is made of; None: problems were reported."""
         part = None if bounds.number is None else self.staged.stages[bounds.number]
         tree = self.staged.children[bounds.name]
-        pipeline = self.pipeline_of(bounds)
+        builder = self.builder_of(bounds)
         order = self.order(tree)
-        if pipeline is None or order is None:
+        if builder is None or order is None:
             return None
         return StageBody(
             bounds=bounds,
             part=part,
             tree=tree,
             order=order,
-            pipeline=pipeline,
+            builder=builder,
             counts_steps=self.counts_steps,
         )
 
-    def pipeline_of(self, bounds: StageBounds) -> Builder[Any] | None:
-        """Return the pipeline with the parameters of a stage; None: problems were reported."""
+    def builder_of(self, bounds: StageBounds) -> Builder[Any] | None:
+        """Return the builder with the parameters of a stage; None: problems were reported."""
         params = {} if bounds.number is None else self.staged.stages[bounds.number].params
         defaults = {name: getattr(self.staged, name) for name in STEP_SIZES}
         sizes = {name: params[name] for name in STEP_SIZES if name in params} or {
             name: value for name, value in defaults.items() if value is not None
         }
         own = {name: value for name, value in params.items() if name not in STEP_SIZES}
-        known = [*self.pipeline.params, "global_batch_size"]
+        known = [*self.builder.params, "global_batch_size"]
         problems: list[str] = []
-        for name in own.keys() - self.pipeline.params.keys():
+        for name in own.keys() - self.builder.params.keys():
             near = did_you_mean(name, known)
             advice = f"Did you mean {near!r}?" if near else f"There are {listed(known)}."
             problems.append(f"unknown parameter {name!r}. {advice}")
         if not problems:
             try:
-                return with_step_size(self.pipeline.with_params(own), sizes)
+                return with_step_size(self.builder.with_params(own), sizes)
             except SpecError as error:
                 problems = error.faults
         for problem in problems:
@@ -239,17 +238,17 @@ class StageCompiler:
 
     def stage(self, body: StageBody, begin: int, end: int | None) -> Stage | None:
         """Return a stage of the run; None: problems were reported."""
-        pipeline = body.pipeline
+        builder = body.builder
         if body.counts_steps:
             self.lengths.check_counted(body)
-            pipeline = pipeline.with_step_size(None)
+            builder = builder.with_step_size(None)
         try:
-            of = pipeline.over(body.order, first_microbatch=begin).spec
+            of = builder.over(body.order, first_microbatch=begin).spec
         except SpecError as error:
             for problem in error.faults:
                 self.lengths.report(body.bounds, problem, "for", "end")
             return None
-        reported = {*PIPELINE_PARAMS, *changed_params(self.staged)}
+        reported = {*BUILDER_PARAMS, *changed_params(self.staged)}
         stage = Stage(
             name=body.bounds.name,
             of=of,
@@ -260,10 +259,10 @@ class StageCompiler:
             seed=None if body.part is None else body.part.seed,
             params={
                 name: value
-                for name, value in pipeline.params.items()
+                for name, value in builder.params.items()
                 if name in reported and _is_plain(value)
             },
-            microbatches_per_step=pipeline.microbatches_per_step,
+            microbatches_per_step=builder.microbatches_per_step,
             asked=body.end_as_written(self.staged.unit),
         )
         own = None if body.part is None else body.part.on_exhausted

@@ -14,8 +14,7 @@ from attrs import field, frozen
 from energy_data.config.compile import compile_split
 from energy_data.config.files import is_metadataset
 from energy_data.config.leaves import DatasetPart, leaf_uses
-from energy_data.config.load import Metadataset as _Metadataset
-from energy_data.config.load import load, load_metadataset
+from energy_data.config.load import LoadedMetadataset, load, load_metadataset
 from energy_data.config.opening import Options
 from energy_data.core.context import WorkerConfig
 from energy_data.data.import_policy import ImportPolicy
@@ -49,7 +48,7 @@ class DatasetLoaderInterface(ABC):
     """A dataset or a metadataset that can be loaded."""
 
     @abstractmethod
-    def metadataset(self) -> _Metadataset:
+    def metadataset(self) -> LoadedMetadataset:
         """Return it, read and checked."""
 
     def get_datasets(
@@ -132,7 +131,7 @@ class DatasetLoader(DatasetLoaderInterface):
     dataset_config: str | None = None
     split_config: str | None = None
 
-    def metadataset(self) -> _Metadataset:
+    def metadataset(self) -> LoadedMetadataset:
         """Return a metadataset of the one dataset, or the one at the path."""
         said = {
             "split_part": self.split_part,
@@ -158,7 +157,7 @@ class Metadataset(DatasetLoaderInterface):
         """Take the splits of the file at `path`; or, with `splits`, paths in them from there."""
         self.__attrs_init__(path, splits)
 
-    def metadataset(self) -> _Metadataset:
+    def metadataset(self) -> LoadedMetadataset:
         """Return it, read and checked."""
         if self.splits is None:
             return load(self.path)
@@ -175,7 +174,7 @@ class _Given(DatasetLoaderInterface):
 
     said: Mapping[str, Any]
 
-    def metadataset(self) -> _Metadataset:
+    def metadataset(self) -> LoadedMetadataset:
         return load(self.said)
 
 

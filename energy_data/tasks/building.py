@@ -26,9 +26,16 @@ from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.tasks.batches import BatchDataset, GroupBatchDataset, PackingDataset
 from energy_data.tasks.cooking import Cooker, cooked, cooked_alike, cooked_by_leaf, recipe_of
-from energy_data.tasks.epochs import EpochizeDataset, LimitDataset, RepeatDataset
-from energy_data.tasks.mapping import LogSampleDataset, MapDataset, ShuffleBufferDataset
-from energy_data.tasks.mixing import BlendDataset, ConcatDataset
+from energy_data.tasks.datasets import (
+    BlendDataset,
+    ConcatDataset,
+    EpochizeDataset,
+    LimitDataset,
+    LogSampleDataset,
+    MapDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+)
 from energy_data.tasks.mixture import DatasetBlendMode, LoadedDataset, LoadedDatasets
 from energy_data.tasks.stateless import get_failure_tolerance, stateless
 from energy_data.tasks.trees import on_failure, with_references

@@ -13,11 +13,17 @@ from energy_data.core.packing import Packing
 from energy_data.core.rng import sample_seed
 from energy_data.core.user_call import CALL
 from energy_data.data.decode.parts import SampleDecoder
-from energy_data.tasks.batching import Batcher, batch_fields, generic_batch
+from energy_data.tasks.batching import (
+    Batcher,
+    as_type,
+    batch_fields,
+    fields_of,
+    generic_batch,
+    has_fields,
+)
 from energy_data.tasks.building import Building
 from energy_data.tasks.collate import collate
 from energy_data.tasks.cooking import Cooker
-from energy_data.tasks.fields import as_type, fields_of, has_fields
 from energy_data.tasks.stateless import DEFAULT_TOLERANCE, stateless
 
 T_sample = TypeVar("T_sample")

@@ -164,7 +164,7 @@ def test_shuffling_sets_the_order_and_only_there(texts):
 
 
 def test_keys_are_logged_on_request(texts, caplog):
-    with caplog.at_level(logging.INFO, "energy_data.tasks.mapping"):
+    with caplog.at_level(logging.INFO, "energy_data.tasks.datasets"):
         list(islice(LogSampleDataset(once(texts), "val"), 2))
     assert "val: ['texts-0000']" in caplog.text
 

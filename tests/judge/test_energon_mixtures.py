@@ -13,8 +13,7 @@ from tars import write_tar
 
 from energy_data.config.compile import compile_split
 from energy_data.config.load import load
-from energy_data.config.opening import Options
-from energy_data.config.prepare import prepare_joins
+from energy_data.config.opening import Options, prepare_joins
 from energy_data.core.context import Context
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import open_source

@@ -141,11 +141,11 @@ def opened(path, *, split_part, subset, subflavors):
 
 
 def stream(node):
-    pipeline = StreamBuilder(
+    builder = StreamBuilder(
         batch_size=5, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4
     )
     data = load_metadataset({"splits": {"train": node}})
-    return compile_stream(data, "train", open_source=opened, pipeline=pipeline).spec
+    return compile_stream(data, "train", open_source=opened, builder=builder).spec
 
 
 def test_stages_that_end_are_counted_together():

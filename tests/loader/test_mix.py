@@ -101,8 +101,8 @@ def metadataset(node):
 
 def test_a_mix_of_a_metadataset_takes_the_batch_size_of_the_run():
     mix = {"mix": {"parts": [{"path": "a", "weight": 3}, {"path": "b"}]}}
-    pipeline = StreamBuilder(batch_size=8, task_encoder=DefaultTaskEncoder())
-    spec = compile_stream(metadataset(mix), "train", open_source=opened, pipeline=pipeline).spec
+    builder = StreamBuilder(batch_size=8, task_encoder=DefaultTaskEncoder())
+    spec = compile_stream(metadataset(mix), "train", open_source=opened, builder=builder).spec
     for batch in run(loaders_of(spec, 2), 10).values():
         assert parts(batch["__key__"]) == {"a": 6, "b": 2}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from energy_data.config.compile import compile_split, compile_stream, steps_of
-from energy_data.config.load import load, parse_metadataset
-from energy_data.config.resolve import resolve
+from energy_data.config.load import load, parse_metadataset, resolve
 from energy_data.errors import SpecError
 from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder
@@ -97,9 +96,9 @@ def test_a_file_with_steps_may_be_the_whole_of_a_split_but_no_part_of_it(tmp_pat
 
 
 def stages(text, datasets, **facts):
-    pipeline = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder(), **facts)
+    builder = StreamBuilder(batch_size=4, task_encoder=DefaultTaskEncoder(), **facts)
     metadataset = parse_metadataset(text, name="m.yaml")
-    spec = compile_stream(metadataset, "train", open_source=datasets, pipeline=pipeline).spec
+    spec = compile_stream(metadataset, "train", open_source=datasets, builder=builder).spec
     return spec.stages
 
 

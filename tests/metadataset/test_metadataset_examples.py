@@ -8,8 +8,7 @@ from jsonschema import Draft202012Validator
 from energy_data.cli.stream import AnyTask
 from energy_data.config.compile import compile_split, compile_stream
 from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.load import load, load_metadataset, parse_metadataset
-from energy_data.config.resolve import resolve
+from energy_data.config.load import load, load_metadataset, parse_metadataset, resolve
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.yaml_nodes import read_text
 from energy_data.nodes.leaves import leaf_entries
@@ -105,7 +104,7 @@ def test_an_example_loads_compiles_resolves_and_fits_the_schema(path, datasets):
                 one,
                 split,
                 open_source=datasets,
-                pipeline=StreamBuilder(
+                builder=StreamBuilder(
                     batch_size=4, task_encoder=AnyTask({"seq_len": 4096}), microbatches_per_step=8
                 ),
             ).spec.describe()

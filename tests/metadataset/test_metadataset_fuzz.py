@@ -7,8 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energy_data.config.load import load_metadataset, parse_metadataset
-from energy_data.config.resolve import resolve
+from energy_data.config.load import load_metadataset, parse_metadataset, resolve
 from energy_data.errors import SpecError
 
 GOOD = {

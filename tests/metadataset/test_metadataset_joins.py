@@ -12,9 +12,8 @@ from tars import write_tar
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
 from energy_data.config.compile import compile_split
-from energy_data.config.load import load, load_metadataset
+from energy_data.config.load import load, load_metadataset, resolve
 from energy_data.config.opening import Options
-from energy_data.config.resolve import resolve
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.join import table as join_table
 from energy_data.data.registry import open_source

@@ -4,8 +4,7 @@ import pytest
 
 from energy_data.config.compile import compile_split
 from energy_data.config.inspect import describe_tree
-from energy_data.config.load import load_metadataset, parse_metadataset
-from energy_data.config.resolve import resolve
+from energy_data.config.load import load_metadataset, parse_metadataset, resolve
 from energy_data.errors import SpecError
 from energy_data.order.schedule import Schedule
 

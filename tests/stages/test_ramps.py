@@ -11,8 +11,7 @@ from loader.runs import loaders_of, run
 from trees import leaf
 
 from energy_data.config.compile import compile_stream
-from energy_data.config.load import load_metadataset
-from energy_data.config.resolve import resolve
+from energy_data.config.load import load_metadataset, resolve
 from energy_data.core.context import Context
 from energy_data.errors import SpecError
 from energy_data.nodes.ramp import ramped
@@ -37,14 +36,14 @@ def staged(*stages, **keys):
 
 
 def stream(*stages, batch_size=5, **keys):
-    pipeline = StreamBuilder(
+    builder = StreamBuilder(
         batch_size=batch_size, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4
     )
     return compile_stream(
         staged(*stages, **keys),
         "train",
         open_source=opened,
-        pipeline=pipeline,
+        builder=builder,
         run=Context(lanes=4),
     ).spec
 
@@ -176,6 +175,6 @@ def test_a_ramp_into_the_last_stage_needs_to_know_its_unit_too(unit, first, last
             staged(*stages, unit=unit),
             "train",
             open_source=opened,
-            pipeline=StreamBuilder(batch_size=5, task_encoder=Cut()),
+            builder=StreamBuilder(batch_size=5, task_encoder=Cut()),
         )
     assert "stage 'two'" in str(caught.value)

@@ -37,14 +37,14 @@ def opened(path, *, split_part, subset, subflavors):
     return NumberSource(SIZES[name], name)
 
 
-def compiled(*stages, lanes=LANES, pipeline=PIPELINE, seed=0, **facts):
+def compiled(*stages, lanes=LANES, builder=PIPELINE, seed=0, **facts):
     keys = "".join(f"{name}: {value}, " for name, value in facts.items())
     text = f"splits: {{train: {{staged: {{{keys}stages: [{', '.join(stages)}]}}}}}}"
     return compile_stream(
         parse_metadataset(text, name="m.yaml"),
         "train",
         open_source=opened,
-        pipeline=pipeline,
+        builder=builder,
         run=lanes and Context(seed=seed, lanes=lanes),
     ).spec
 
@@ -215,7 +215,7 @@ class Packs(DefaultTaskEncoder):
 
 def test_packs_are_refused_as_only_running_them_tells_their_number():
     packing = StreamBuilder(batch_size=4, task_encoder=Packs(), microbatches_per_step=4)
-    told = faults(FIRST, THEN, pipeline=packing)
+    told = faults(FIRST, THEN, builder=packing)
     assert "how many items a pack gives is known only once it has run" in told
 
 

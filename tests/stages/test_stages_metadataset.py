@@ -10,8 +10,7 @@ import pytest
 from attrs import evolve, frozen
 
 from energy_data.config.compile import compile_split, compile_stream
-from energy_data.config.load import parse_metadataset
-from energy_data.config.resolve import resolve
+from energy_data.config.load import parse_metadataset, resolve
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.run_plan import Plan
@@ -45,12 +44,12 @@ def open_source(path, *, split_part, subset, subflavors):
 PIPELINE = StreamBuilder(batch_size=4, task_encoder=Cut(), microbatches_per_step=2)
 
 
-def compiled(staged, pipeline=PIPELINE, split="train"):
+def compiled(staged, builder=PIPELINE, split="train"):
     text = f"splits:\n  {split}:\n" + "".join(
         f"    {line}\n" for line in dedent(staged).strip().splitlines()
     )
     spec = compile_stream(
-        parse_metadataset(text, name="m.yaml"), split, open_source=open_source, pipeline=pipeline
+        parse_metadataset(text, name="m.yaml"), split, open_source=open_source, builder=builder
     ).spec
     assert isinstance(spec, StagedSpec)
     return spec
@@ -116,8 +115,8 @@ def test_an_attrs_task_encoder_has_parameters_too():
 
     changed = PIPELINE.with_params({"batch_size": 3})
     assert changed.batch_size == 3
-    pipeline = StreamBuilder(batch_size=1, task_encoder=Coded(16)).with_params({"seq_len": 4})
-    assert pipeline.params["seq_len"] == 4
+    builder = StreamBuilder(batch_size=1, task_encoder=Coded(16)).with_params({"seq_len": 4})
+    assert builder.params["seq_len"] == 4
 
 
 def test_the_order_of_stages_in_the_file_does_not_matter():
@@ -209,12 +208,12 @@ def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
     text = stages("name: a, end: 5", "name: b")
     assert (
         "m.yaml:7:26: splits.train.staged.stages[0].end: stage 'a': the number of micro-batches "
-        "in a step is not known" in faults(text, pipeline=plain)
+        "in a step is not known" in faults(text, builder=plain)
     )
     said = stages("name: a, end: 5", "name: b", more="microbatches_per_step: 3")
-    assert bounds(said, pipeline=plain)[0] == ("a", 0, 15)
+    assert bounds(said, builder=plain)[0] == ("a", 0, 15)
     tokens = stages("name: a, end: 5", "name: b", unit="tokens")
-    assert "the number of tokens in a sample is not known" in faults(tokens, pipeline=plain)
+    assert "the number of tokens in a sample is not known" in faults(tokens, builder=plain)
 
 
 def test_stages_stand_above_all_that_mixes_and_are_for_streams_without_end():
@@ -225,7 +224,7 @@ def test_stages_stand_above_all_that_mixes_and_are_for_streams_without_end():
     assert "m.yaml:5:11: splits.train.staged.stages[0]: `staged` must be the outermost node" in told
     finite = StreamBuilder(batch_size=4, task_encoder=Cut(), finite=True)
     assert "stages need an endless stream. Remove `repeat=False`." in faults(
-        stages("name: a"), pipeline=finite
+        stages("name: a"), builder=finite
     )
 
 
@@ -236,7 +235,7 @@ def test_tokens_of_a_sample_are_a_whole_number(value):
         seq_len: object = 8
 
     text = stages(f"name: a, end: 64, params: {{seq_len: {value}}}", "name: b", unit="tokens")
-    told = faults(text, pipeline=evolve(PIPELINE, task_encoder=Any()))
+    told = faults(text, builder=evolve(PIPELINE, task_encoder=Any()))
     place = "m.yaml:7:38: splits.train.staged.stages[0].params: stage 'a': seq_len: "
     assert f"{place}must be a whole number >= 1 to count tokens, got " in told
 
@@ -298,7 +297,7 @@ def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
     meta = parse_metadataset(whole, base_dir="/data")
     again = parse_metadataset(str(resolve(meta, "train")))
     specs = [
-        compile_stream(one, "train", open_source=open_source, pipeline=PIPELINE).spec
+        compile_stream(one, "train", open_source=open_source, builder=PIPELINE).spec
         for one in (meta, again)
     ]
     assert specs[0].describe() == specs[1].describe()
@@ -324,6 +323,6 @@ def test_the_plan_says_when_a_stage_is_and_how_large():
 
 def test_a_run_without_stages_is_one_stage_named_default():
     meta = parse_metadataset("splits: {train: {path: x}}")
-    spec = compile_stream(meta, "train", open_source=open_source, pipeline=PIPELINE).spec
+    spec = compile_stream(meta, "train", open_source=open_source, builder=PIPELINE).spec
     (only,) = Plan(spec).stages
     assert (only.name, only.microbatches) == ("default", None)

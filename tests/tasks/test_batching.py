@@ -10,17 +10,18 @@ import torch
 
 from energy_data.data.typed.samples import CaptioningSample, edataclass
 from energy_data.errors import SpecError
-from energy_data.tasks.batch import Batch
+from energy_data.tasks.batches import Batch
 from energy_data.tasks.batching import (
+    as_type,
     batch_list,
     batch_pad_stack,
     batch_stack,
     concat_pad,
+    fields_of,
     generic_batch,
     generic_concat,
     homogeneous_concat_mix,
 )
-from energy_data.tasks.fields import as_type, fields_of
 
 
 class Pair(NamedTuple):
