@@ -25,8 +25,7 @@ from energy_data.data.source import Source
 from energy_data.data.typed.dataset_yaml import Typing
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import SavableDataset, changed
-from energy_data.loading.run import EvenBatches
+from energy_data.loading.dataset import EvenBatches, SavableDataset
 from energy_data.nodes.leaves import Shuffle
 from energy_data.nodes.read import OnError
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
@@ -160,7 +159,7 @@ def get_train_dataset(
     _check_even(dataset.spec, even_batches if builder.finite else None)
     check_repetitions(dataset.spec, samples=budget_samples, tokens=budget_tokens)
     rules = steps_of(metadataset, split_part)
-    return changed(dataset, even_batches=even_batches, docs_per_step=rules)
+    return dataset.replace(even_batches=even_batches, docs_per_step=rules)
 
 
 def get_val_dataset(
@@ -269,7 +268,7 @@ def _validation(
             datasets=datasets, worker_config=config, batch_size=batch_size, **options
         )
         _check_even(dataset.spec, even_batches)
-        return changed(dataset, even_batches=even_batches)
+        return dataset.replace(even_batches=even_batches)
 
     return LoadedDatasets(order, builder.reading(order, deal=1)), build
 

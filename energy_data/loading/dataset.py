@@ -1,40 +1,79 @@
-"""A dataset, as users have it: a run that can be iterated, wrapped, and given to a loader."""
+"""`SavableDataset`: what is read, in which order, and by which rank. It holds no position."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from attrs import fields, frozen
+from attrs import field, fields, frozen
 
+from energy_data.core.context import Context, WorkerConfig
+from energy_data.core.cursor import State, save
+from energy_data.core.node import Node
+from energy_data.core.profiler import Profiler
 from energy_data.core.spec import Spec
+from energy_data.errors import SpecError
 from energy_data.loading.loader import Loader
-from energy_data.loading.run import Run, T_co
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.leaves import shared_leaf_ids
 from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.repeat import RepeatSpec
 from energy_data.nodes.run_plan import Plan
+from energy_data.order.step_rules import DocsPerStep
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+EvenBatches = Literal["drop", "short", "pad"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 @frozen(kw_only=True)
-class SavableDataset(Run[T_co]):
-    """What a run reads, and which part of the run this process is. It holds no position.
+class SavableDataset(Generic[T_co]):
+    """What is read, in which order, and by which rank; immutable, without a position.
 
     `for batch in dataset` reads in this process, from the beginning. `get_loader(dataset)` returns
     a loader, which has worker processes, continues from epoch to epoch, saves and restores.
     """
 
+    spec: Spec
+    worker_config: WorkerConfig = field(factory=WorkerConfig)
+    seed: int = 0
+    from_start: bool = False  # every iteration starts at the first batch (validation)
+    virtual_epoch_length: int = 0  # batches per rank after which an iteration ends; 0: no limit
+    even_batches: EvenBatches | None = None  # how all ranks get the same number of batches per pass
+    docs_per_step: DocsPerStep | None = None  # groups micro-batches into optimizer steps
+    cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
+
+    def __attrs_post_init__(self) -> None:
+        if self.virtual_epoch_length < 0:
+            raise SpecError(f"virtual_epoch_length: must be >= 0, got {self.virtual_epoch_length}.")
+        if self.even_batches not in (None, "drop", "short", "pad"):
+            raise SpecError(
+                f"even_batches: must be None, 'drop', 'short' or 'pad', got {self.even_batches!r}."
+            )
+        if self.spec.item_kind == "references":
+            raise SpecError("dataset: its tree returns references. Put a ReadSpec above it.")
+        _check_counts(self.spec)
+        for _, inner in self.spec.walk():
+            inner.check_ranks(self.worker_config.world_size)
+        if shared := shared_leaf_ids(self.spec):
+            log.warning(
+                "several pipelines read %s, each in its own order: a sample is returned once per "
+                "pipeline and epoch",
+                ", ".join(sorted(shared)),
+            )
+
     @property
     def plan(self) -> Plan:
-        """The stages of the run: when each is, how large, with which parameters."""
+        """The stages of the run: their ranges, sizes and parameters."""
         return Plan(self.spec)
 
     def __iter__(self) -> Iterator[T_co]:
@@ -44,7 +83,7 @@ class SavableDataset(Run[T_co]):
         return iter(StepGrouper(Loader(for_steps(self, rules), in_steps=True), rules))
 
     def __len__(self) -> int:
-        """Return how many different items this rank has in one pass over the data.
+        """Return the number of different items of this rank in one pass over the data.
 
         Batches are counted as if no sample were skipped.
         """
@@ -58,22 +97,67 @@ class SavableDataset(Run[T_co]):
         return len(self)
 
     def can_restore_sample(self) -> bool:
-        """Return False: a single item cannot be made again from its key."""
+        """Return False: a single item cannot be restored from its key."""
         return False
 
     def config(self) -> list[Any]:
-        """Return what decides the stream, as plain data. States are compared by it."""
+        """Return the settings that determine the stream, as plain data."""
         return self.spec.describe()
 
+    def replace(self, **changes: Any) -> SavableDataset[T_co]:
+        """Return a dataset with some fields changed."""
+        facts = {field.name: getattr(self, field.name) for field in fields(SavableDataset)}
+        return SavableDataset(**{**facts, **changes})
 
-def changed(dataset: Run[T], **changes: Any) -> SavableDataset[T]:
-    """Return a dataset with some of its fields changed."""
-    facts = {field.name: getattr(dataset, field.name) for field in fields(SavableDataset)}
-    return SavableDataset(**{**facts, **changes})
+    def num_batches(self, epoch: int, num_lanes: int) -> int | None:
+        """Return the number of micro-batches of an epoch over all ranks; None if it is endless."""
+        shared = shared_leaf_ids(self.spec)
+        root = Context(seed=self.seed, lanes=num_lanes, shared_leaves=shared)
+        return self.spec.num_items(root, epoch)
+
+    def start(self, num_lanes: int) -> State:
+        """Return the initial state of lane 0; it is saved for lanes that have not started."""
+        return save(self.build([0], num_lanes)[0])
+
+    def build(
+        self,
+        lanes: Iterable[int],
+        num_lanes: int,
+        *,
+        trace: Callable[[Any], None] | None = None,
+        profiler: Profiler | None = None,
+    ) -> dict[int, Node[Any]]:
+        """Return the root nodes of some lanes, for one process. Opens no files.
+
+        trace: called with each sample before it is encoded; costs some time per sample.
+        profiler: collects the time that nodes spend.
+        """
+        lanes = tuple(lanes)
+        root = Context(
+            seed=self.seed,
+            lanes=num_lanes,
+            hosted=lanes,
+            trace=trace,
+            shared_leaves=shared_leaf_ids(self.spec),
+            profiler=profiler or Profiler(),
+            cache=self.cache,
+        )
+        return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
+
+
+def _check_counts(spec: Spec, above: Spec | None = None) -> None:
+    """Raise SpecError if a node mixes or repeats a node that counts micro-batches of the run."""
+    if spec.children_are_sequential and above is not None:
+        raise SpecError(
+            f"{spec.kind}: it counts the micro-batches of the run, so no {above.kind} may be above "
+            f"it. Put the {above.kind} into its stages."
+        )
+    for child in spec.children.values():
+        _check_counts(child, above if above or spec.is_one_to_one else spec)
 
 
 def items_per_pass(spec: Spec) -> Fraction:
-    """Return how many items a tree gives in one pass over its data, over all ranks."""
+    """Return the number of items of a tree in one pass over its data, over all ranks."""
     if isinstance(spec, ReferencesSpec):
         return spec.of.size
     below = [items_per_pass(child) for child in spec.children.values()]

@@ -1,8 +1,8 @@
 """The end of a finite pass on several ranks: after the same number of batches on each.
 
-The last round of a pass may have micro-batches for some ranks only. A rank without one would leave
-the others waiting in a collective. It therefore gets micro-batch 0 of the pass, which any rank can
-read, emptied ("short") or as it is ("pad"); or no rank gets a batch in that round ("drop").
+In the last round of a pass, some ranks may have no micro-batch, and the others would wait for them
+in a collective. Such a rank gets micro-batch 0 of the pass, which any rank can read: without its
+samples ("short") or unchanged ("pad"). With "drop", no rank gets a batch in that round.
 """
 
 from __future__ import annotations
@@ -10,49 +10,52 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from attrs import evolve, has
 
-from energy_data.loading.run import Run
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 
-def last_whole_round(run: Run[Any], epoch: int, num_lanes: int) -> tuple[int, int] | None:
-    """Return the number of micro-batches in a pass, and of those in rounds that all ranks have.
+def last_full_round(
+    dataset: SavableDataset[Any], epoch: int, num_lanes: int
+) -> tuple[int, int] | None:
+    """Return the number of micro-batches in a pass, and of those in its full rounds.
 
-    None if the pass does not end, or if its last round is a whole one.
+    None if the pass is endless, or if its last round is full.
     """
-    ranks = run.worker_config.world_size
-    if ranks == 1 or run.even_batches is None:
+    ranks = dataset.worker_config.world_size
+    if ranks == 1 or dataset.even_batches is None:
         return None
-    total = run.num_batches(epoch, num_lanes)
+    total = dataset.num_batches(epoch, num_lanes)
     if total is None or total % ranks == 0:
         return None
     return total, total // ranks * ranks
 
 
-def batches_of_rank(run: Run[Any], epoch: int, num_lanes: int) -> int | None:
-    """Return how many batches an iteration gives this rank at most; None if it has no end."""
-    if run.virtual_epoch_length:
-        return run.virtual_epoch_length
-    total = run.num_batches(epoch, num_lanes)
+def batches_of_rank(dataset: SavableDataset[Any], epoch: int, num_lanes: int) -> int | None:
+    """Return the maximal number of batches of this rank per iteration; None if endless."""
+    if dataset.virtual_epoch_length:
+        return dataset.virtual_epoch_length
+    total = dataset.num_batches(epoch, num_lanes)
     if total is None:
         return None
-    rank, ranks = run.worker_config.rank, run.worker_config.world_size
-    if total % ranks and run.even_batches is not None:
-        return total // ranks + (run.even_batches != "drop")
+    rank, ranks = dataset.worker_config.rank, dataset.worker_config.world_size
+    if total % ranks and dataset.even_batches is not None:
+        return total // ranks + (dataset.even_batches != "drop")
     return len(range(rank, total, ranks))
 
 
-def padding_batch(run: Run[Any], epoch: int, num_lanes: int) -> Any:
+def padding_batch(dataset: SavableDataset[Any], epoch: int, num_lanes: int) -> Any:
     """Return the batch for a rank that has none in the last round of a pass."""
-    (node,) = run.build([0], num_lanes).values()
+    (node,) = dataset.build([0], num_lanes).values()
     for _ in range(epoch):
         node.rewind()
     (batch,) = node.take(1)
-    return emptied(batch) if run.even_batches == "short" else batch
+    return emptied(batch) if dataset.even_batches == "short" else batch
 
 
 def emptied(batch: Any) -> Any:
@@ -95,7 +98,7 @@ def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if type(batch) is dict:
         return items
     if not isinstance(batch, MutableMapping):
-        return type(batch)(items)  # type: ignore[call-arg]  # as read-only mappings are made
+        return type(batch)(items)  # type: ignore[call-arg]  # a read-only mapping, made from its items
     made: Any = copy.copy(batch)
     if not isinstance(batch, dict):
         # A copy may share the dict that it wraps, and the batch itself must stay as it is.

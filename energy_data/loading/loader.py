@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from energy_data.core.cursor import State, restore
 from energy_data.errors import SpecError, StateMismatchError
@@ -14,16 +14,17 @@ from energy_data.loading.checkpoint.ledger import Ledgers, go_on
 from energy_data.loading.checkpoint.restore import check_stages, fitted
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.tree import TreeRecord, differences
-from energy_data.loading.epoch_end import batches_of_rank, last_whole_round, padding_batch
-from energy_data.loading.iteration import LoaderIterator, OnMismatch
+from energy_data.loading.epoch_end import batches_of_rank, last_full_round, padding_batch
 from energy_data.loading.lanes import InProcess, LaneRunner, Nodes
 from energy_data.loading.position import RunPosition
-from energy_data.loading.rank_loader import RankLoader
-from energy_data.loading.run import Run
+from energy_data.loading.rank_loader import LoaderIterator, OnMismatch, RankLoader
 from energy_data.loading.stats import Counting, Stats, WaitReport, by_activity
 from energy_data.loading.transitions import Transitions
 from energy_data.nodes.run_plan import PlannedStage
 from energy_data.nodes.staged import StagedNode, SteppedCursor
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +32,17 @@ T_batch = TypeVar("T_batch")
 
 
 class Loader(RankLoader[T_batch]):
-    """Gives the batches of one rank, and saves and restores its position.
+    """Returns the batches of one rank; saves and restores its position.
 
     Micro-batch g of the run is batch g // lanes of lane g % lanes; rank r of R has g = r (mod R).
     """
 
     def __init__(
-        self, dataset: Run[T_batch], host: LaneRunner | None = None, *, in_steps: bool = False
+        self,
+        dataset: SavableDataset[T_batch],
+        host: LaneRunner | None = None,
+        *,
+        in_steps: bool = False,
     ) -> None:
         """Make a loader. in_steps: a `StepGrouper` takes its micro-batches."""
         self.dataset, self.in_steps = dataset, in_steps
@@ -48,21 +53,21 @@ class Loader(RankLoader[T_batch]):
         self._packed = self._record.pack()
         self.position, self.num_lanes = RunPosition(), config.num_lanes
         self._ended: set[int] = set()  # lanes
-        self._uneven: tuple[int, int] | None = None  # see `last_whole_round`
-        # Of stages that count steps: the first micro-batch of each one entered but the first.
+        self._uneven: tuple[int, int] | None = None  # see `last_full_round`
+        # First micro-batches of the stages entered, without the first; for stages that count steps.
         self.entered: tuple[int, ...] = ()
-        self._start: State = {}  # the place of a lane at the beginning of the run
+        self._start: State = {}  # the state of a lane at the start of the run
         self._gone = Gone()
         self._restored = False
-        self.last_is_padding = False  # whether the last batch handed out only pads the epoch
+        self.last_is_padding = False  # whether the last batch returned only pads the epoch
         self._wait_s, self._handed_over = 0.0, 0
         self._counting = Counting(dataset)
         self._transitions = Transitions(dataset, self._counting)
         if self._transitions.plan.counts_steps:
             if not in_steps:
                 raise SpecError(
-                    "docs_per_step: the stages of this run count steps of any size, and nothing "
-                    "says what a step is. Pass docs_per_step."
+                    "docs_per_step: the stages of this run count optimizer steps, whose size is "
+                    "unknown. Pass docs_per_step."
                 )
             self._transitions.stage_of = self._entered_stage
         self._waits = WaitReport(self._host.profiler)
@@ -77,7 +82,7 @@ class Loader(RankLoader[T_batch]):
     # ---- batches
 
     def next_batch(self) -> T_batch:
-        """Return the next batch of this rank. StopIteration at the end of an epoch, once."""
+        """Return the next batch of this rank. Raises StopIteration once at the end of an epoch."""
         ranks, number = self._ranks, self._next
         self.last_is_padding = False
         while len(self._ended) * ranks < self.num_lanes:
@@ -98,7 +103,7 @@ class Loader(RankLoader[T_batch]):
         raise StopIteration
 
     def take(self, number: int) -> Sequence[T_batch]:
-        """Return micro-batch `number`; nothing if it was left out or its lane has ended."""
+        """Return micro-batch `number`; empty if it was skipped or its lane has ended."""
         lane = number % self.num_lanes
         if lane in self._ended:
             return ()
@@ -115,7 +120,7 @@ class Loader(RankLoader[T_batch]):
         self._transitions.passed(number, self.num_lanes, lambda: self._host.states(number))
         self.position = self.position.at(number + 1)
         if not items:
-            log.warning("micro-batch %d is left out: none of its samples is left", number)
+            log.warning("micro-batch %d is skipped: all its samples were skipped", number)
         return items
 
     @property
@@ -126,12 +131,12 @@ class Loader(RankLoader[T_batch]):
     def _end_virtual_epoch(self, number: int) -> None:
         length = self.dataset.virtual_epoch_length * self._ranks
         at = self.position
-        if length and number - at.begun >= length:
-            self.position = at._replace(epoch=at.epoch + 1, begun=at.begun + length)
+        if length and number - at.epoch_start >= length:
+            self.position = at._replace(epoch=at.epoch + 1, epoch_start=at.epoch_start + length)
             raise StopIteration
 
     def _is_padding_due(self) -> bool:
-        """Return whether other ranks have a batch in the last round of a pass, and this one not."""
+        """Return whether this rank has no batch in the last round of a pass, but others do."""
         if not self._uneven or self.dataset.even_batches == "drop":
             return False
         total, whole = self._uneven
@@ -145,9 +150,9 @@ class Loader(RankLoader[T_batch]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the last stage has ended, or what limits the stages.
+        """Whether the last stage has ended, or a node that limits the stages.
 
-        The position then stays: stages never start again, and the last may become longer.
+        The position is then kept: stages never start again, and the last one may become longer.
         """
         limited = self._transitions.plan.is_staged and self.has_ended()
         return limited or self._transitions.stage_of(self._next) is None
@@ -155,17 +160,17 @@ class Loader(RankLoader[T_batch]):
     # ---- reports
 
     def num_batches(self) -> int | None:
-        """Return how many batches an iteration gives this rank at most; None if it has no end."""
+        """Return the maximal number of batches of this rank per iteration; None if endless."""
         return batches_of_rank(self.dataset, self.position.epoch, self.num_lanes)
 
     @property
     def last_batch(self) -> int | None:
-        """The number in the run of the last micro-batch handed out; None before the first."""
+        """The number in the run of the last micro-batch returned; None before the first."""
         return self.position.batch - 1 if self.position.batch else None
 
     @property
     def stage(self) -> tuple[int, str] | None:
-        """Number and name of the stage of the last batch handed out; None before the first."""
+        """Number and name of the stage of the last batch returned; None before the first."""
         return self.stage_of(self.last_batch)
 
     def stage_of(self, number: int | None) -> tuple[int, str] | None:
@@ -174,7 +179,7 @@ class Loader(RankLoader[T_batch]):
         return None if stage is None else (stage.number, stage.name)
 
     def stats(self) -> Stats:
-        """Return what this rank has done so far. Reads no data, changes nothing."""
+        """Return the statistics of this rank so far. Reads no data, changes nothing."""
         places = self._host.states(self._next)
         return Stats(
             batches=self._handed_over,
@@ -187,12 +192,12 @@ class Loader(RankLoader[T_batch]):
         )
 
     def starvation(self) -> str:
-        """Return in words what held up the trainer in the last seconds. Costs nothing."""
+        """Return why the trainer waited in the last seconds, in words. Costs nothing."""
         return self._waits.reason(time.perf_counter(), self._wait_s)
 
     @property
     def slots_in_use(self) -> int:
-        """The number of batches that are alive in memory shared with worker processes."""
+        """The number of live batches in memory shared with worker processes."""
         return self._host.slots_in_use
 
     def close(self) -> None:
@@ -213,7 +218,7 @@ class Loader(RankLoader[T_batch]):
             lanes=self.num_lanes,
             tree=self._packed,
             epoch=position.epoch,
-            begun=position.begun,
+            begun=position.epoch_start,
             batch=number,
             clock=number - (number - position.phase) % self._ranks,
             hosted=(self._rank, self._ranks),
@@ -256,7 +261,7 @@ class Loader(RankLoader[T_batch]):
         self._gone, self._start = Gone(), start
 
     def _nodes_at(self, places: Mapping[int, State]) -> Nodes:
-        """Return new nodes for the lanes of this rank, at these places."""
+        """Return new nodes for the lanes of this rank, with these states."""
         nodes = self.dataset.build(places, self.num_lanes, profiler=self._host.profiler)
         for lane, node in nodes.items():
             restore(node, places[lane])
@@ -264,7 +269,7 @@ class Loader(RankLoader[T_batch]):
 
     def _move(self, nodes: Nodes, num_lanes: int, position: RunPosition) -> None:
         """Continue with these lanes at a position."""
-        uneven = last_whole_round(self.dataset, position.epoch, num_lanes)
+        uneven = last_full_round(self.dataset, position.epoch, num_lanes)
         self._host.adopt(nodes, num_lanes, position.next_of(self._rank, self._ranks))
         self.position, self.num_lanes = position, num_lanes
         self._ended, self._uneven, self.entered = set(), uneven, _entered(nodes)
@@ -290,7 +295,7 @@ class Loader(RankLoader[T_batch]):
         else:
             self._go_to(saved, on_mismatch, changed=changed)
         self._restored = True
-        self._transitions.anew()
+        self._transitions.restart()
         return not restarts
 
     def is_changed(self, saved: RunState) -> bool:
@@ -298,7 +303,7 @@ class Loader(RankLoader[T_batch]):
         return saved.tree != self._packed
 
     def _wrong_run(self, saved: RunState) -> str | None:
-        """Return in a sentence why the state is of another run, None if it is of this one."""
+        """Return why the state belongs to another run; None if it belongs to this one."""
         if saved.seed != self.dataset.seed:
             return (
                 f"state: it was saved with seed {saved.seed}, this run has seed "
@@ -340,8 +345,8 @@ class Loader(RankLoader[T_batch]):
                 raise StateMismatchError(
                     "state: the tree was edited since it was saved:\n"
                     + "\n".join(f"  - {difference}" for difference in found)
-                    + "\nRestore with on_mismatch='keep_matching' to let unchanged leaves continue "
-                    "where they were, or 'restart' to start from the beginning."
+                    + "\nRestore with on_mismatch='keep_matching' to continue unchanged leaves, or "
+                    "'restart' to start from the beginning."
                 )
             go_on(nodes, self._record, Ledgers(saved))
         gone = Ledgers(saved).gone(self._record, hosted) if changed else saved.gone

@@ -1,11 +1,10 @@
-"""A bar for long iterations."""
+"""A progress bar for iterations over a loader."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -19,67 +18,80 @@ from rich.progress import (
 
 log = logging.getLogger(__name__)
 
-_SHOW_S, _LOG_S = 0.25, 60.0  # seconds between two looks at the bar, and two lines in the log
-
-T = TypeVar("T")
+_SHOW_S, _LOG_S = 0.25, 60.0  # seconds between two updates of the bar, and between two log lines
 
 
-def with_progress(
-    batches: Iterator[T],
-    starvation: Callable[[], str],
-    total: int | None,
-    console: Console | None,
-) -> Iterator[T]:
-    """Give `batches`, and show how many there were, how fast, and what holds them up.
+class ProgressBar:
+    """Shows the number of batches, their rate, and what the trainer waits for.
 
-    Nothing is shown while the consumer works on a batch: no thread, which a fork would break.
+    Where the console is not a terminal, a line is logged once a minute (INFO). Starts no thread,
+    because a process that forks must not have one; so nothing changes between two batches.
     """
-    console = console or Console(stderr=True)
-    if not console.is_terminal:
-        yield from _logged(batches, starvation, total)
-        return
-    columns = (
-        TextColumn("batch"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[rate]}/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("waits for: {task.fields[starvation]}"),
-    )
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=total, rate="0", starvation="")
-        for count, rate, batch in _counted(batches, _SHOW_S):
-            if rate is not None:
-                progress.update(
-                    task, completed=count, rate=f"{rate:.3g}", starvation=starvation(), refresh=True
-                )
-            if batch:
-                yield batch.pop()
 
+    def __init__(
+        self, starvation: Callable[[], str], total: int | None, console: Console | None
+    ) -> None:
+        self._starvation, self._total = starvation, total
+        self._console = console or Console(stderr=True)
+        self._every_s = _SHOW_S if self._console.is_terminal else _LOG_S
+        self._bar: Progress | None = None
+        self._count = 0
+        self._start_s: float | None = None  # None: not shown
+        self._last_s = 0.0  # time of the last update
 
-def _logged(batches: Iterator[T], starvation: Callable[[], str], total: int | None) -> Iterator[T]:
-    for count, rate, batch in _counted(batches, _LOG_S):
-        if rate is not None:
-            of = "" if total is None else f" of {total}"
-            log.info("batch %d%s, %.3g/s, waits for: %s", count, of, rate, starvation())
-        if batch:
-            yield batch.pop()
+    def __del__(self) -> None:
+        """Restore the terminal if the iteration was abandoned."""
+        if self._bar is not None:
+            self._bar.stop()
 
+    def start(self) -> None:
+        """Start to show the bar; idempotent."""
+        if self._start_s is not None:
+            return
+        self._start_s = self._last_s = time.perf_counter()
+        self._count = 0
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("batch"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[rate]}/s"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("waits for: {task.fields[starvation]}"),
+                console=self._console,
+                auto_refresh=False,
+            )
+            self._bar.add_task("", total=self._total, rate="0", starvation="")
+            self._bar.start()
 
-def _counted(batches: Iterator[T], every_s: float) -> Iterator[tuple[int, float | None, list[T]]]:
-    """Yield how many batches there were, batches per second if it is time to tell, and the batch.
-
-    The last one tells, and has none.
-    """
-    began = told = time.perf_counter()
-    count = 0
-    for batch in batches:
-        count += 1
+    def advance(self) -> None:
+        """Count a batch."""
+        self._count += 1
         now = time.perf_counter()
-        due = now >= told + every_s
-        if due:
-            told = now
-        yield count, count / (now - began) if due else None, [batch]
-        del batch  # its slot is free once the consumer lets it go, who took it out of the list
-    yield count, count / max(time.perf_counter() - began, 1e-9), []
+        if now >= self._last_s + self._every_s:
+            self._last_s = now
+            self._show(now)
+
+    def stop(self) -> None:
+        """Show the final numbers and restore the terminal; idempotent."""
+        if self._start_s is not None:
+            self._show(time.perf_counter())
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._start_s = None
+
+    def _show(self, now: float) -> None:
+        rate = self._count / max(now - (self._start_s or 0.0), 1e-9)
+        if self._bar is None:
+            of = "" if self._total is None else f" of {self._total}"
+            log.info("batch %d%s, %.3g/s, waits for: %s", self._count, of, rate, self._starvation())
+            return
+        (task,) = self._bar.task_ids
+        self._bar.update(
+            task,
+            completed=self._count,
+            rate=f"{rate:.3g}",
+            starvation=self._starvation(),
+            refresh=True,
+        )

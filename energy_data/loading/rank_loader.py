@@ -1,36 +1,89 @@
-"""The interface of a loader of one rank: iterate, save, restore, report."""
+"""The interface of a loader of one rank: iterate, save, restore, report; and its iterators."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from rich.console import Console
 from torch import distributed
 
 from energy_data.errors import SpecError
 from energy_data.loading.checkpoint.run_state import RunState, merge
-from energy_data.loading.iteration import LoaderIterator, OnMismatch, ShownIterator
-from energy_data.loading.progress import with_progress
-from energy_data.loading.run import Run
+from energy_data.loading.progress import ProgressBar
 from energy_data.loading.stats import Stats
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 T_batch = TypeVar("T_batch")
 
+OnMismatch = Literal["error", "keep_matching", "restart"]
+
+
+class LoaderIterator(Iterator[T_batch]):
+    """An iteration over a loader. Its position is that of the loader."""
+
+    def __init__(self, loader: RankLoader[T_batch]) -> None:
+        self._loader = loader
+        self._done = False
+
+    def __next__(self) -> T_batch:
+        if self._done:
+            raise StopIteration
+        try:
+            return self._loader.next_batch()
+        except StopIteration:
+            self._done = True
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loader; see `RankLoader.state_dict`."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Move to a saved position; the next batch of this iteration is the saved one."""
+        self._done = False
+        self._loader.load_state_dict(state, on_mismatch=on_mismatch)
+
+
+class ProgressIterator(LoaderIterator[T_batch]):
+    """An iteration with a progress bar, which restarts when a state is loaded."""
+
+    def __init__(self, loader: RankLoader[T_batch], bar: ProgressBar) -> None:
+        super().__init__(loader)
+        self._bar = bar
+
+    def __next__(self) -> T_batch:
+        if not self._done:
+            self._bar.start()
+        try:
+            batch = super().__next__()
+        except BaseException:
+            self._bar.stop()
+            raise
+        self._bar.advance()
+        return batch
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Move to a saved position; see `LoaderIterator.load_state_dict`."""
+        self._bar.stop()
+        super().load_state_dict(state, on_mismatch=on_mismatch)
+
 
 class RankLoader(ABC, Generic[T_batch]):
-    """Gives the batches of one rank, and saves and restores its position.
+    """Returns the batches of one rank; saves and restores its position.
 
-    A state describes the position after the last batch handed out. `load_state_dict` may be called
-    at any time, also between two batches; the next batch is then the saved one.
+    A state describes the position after the last batch returned. `load_state_dict` may be called at
+    any time, also between two batches; the next batch is then the saved one.
     """
 
-    dataset: Run[T_batch]
+    dataset: SavableDataset[T_batch]
 
     @abstractmethod
     def next_batch(self) -> T_batch:
-        """Return the next batch of this rank. StopIteration at the end of an epoch, once."""
+        """Return the next batch of this rank. Raises StopIteration once at the end of an epoch."""
 
     @abstractmethod
     def run_state(self) -> RunState:
@@ -45,25 +98,25 @@ class RankLoader(ABC, Generic[T_batch]):
 
     @abstractmethod
     def num_batches(self) -> int | None:
-        """Return how many batches an iteration gives this rank at most; None if it has no end."""
+        """Return the maximal number of batches of this rank per iteration; None if endless."""
 
     @property
     @abstractmethod
     def last_batch(self) -> int | None:
-        """The number in the run of the last micro-batch handed out; None before the first."""
+        """The number in the run of the last micro-batch returned; None before the first."""
 
     @property
     @abstractmethod
     def stage(self) -> tuple[int, str] | None:
-        """Number and name of the stage of the last batch handed out; None before the first."""
+        """Number and name of the stage of the last batch returned; None before the first."""
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Return what this rank has done so far. Reads no data, changes nothing."""
+        """Return the statistics of this rank so far. Reads no data, changes nothing."""
 
     @abstractmethod
     def starvation(self) -> str:
-        """Return in words what held up the trainer in the last seconds. Costs nothing."""
+        """Return why the trainer waited in the last seconds, in words. Costs nothing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -77,15 +130,13 @@ class RankLoader(ABC, Generic[T_batch]):
     ) -> LoaderIterator[T_batch]:
         """Iterate as `for batch in loader`, and show the progress on the terminal.
 
-        total: batches of this rank in the iteration, where the loader cannot know (endless).
-        console: a rich console; by default standard error. Where it is no terminal, progress is
-        logged (INFO) once a minute instead.
+        total: batches of this rank in the iteration, for a loader that cannot know it (endless).
+        console: a rich console; by default standard error. If it is not a terminal, progress is
+        logged once a minute instead (INFO).
         """
-
-        def shown(batches: Iterator[T_batch]) -> Iterator[T_batch]:
-            return with_progress(batches, self.starvation, total or self.num_batches(), console)
-
-        return ShownIterator(self, iter(self), shown)
+        iter(self)  # may move to the beginning, and `num_batches` depends on the position
+        bar = ProgressBar(self.starvation, total or self.num_batches(), console)
+        return ProgressIterator(self, bar)
 
     def __enter__(self) -> Self:
         return self
@@ -100,8 +151,8 @@ class RankLoader(ABC, Generic[T_batch]):
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
         """Move to a saved position: of this rank, or of the whole run.
 
-        on_mismatch: what to do if the tree was edited since: "error" lists what differs;
-        "keep_matching" lets unchanged leaves continue and starts the others at 0; "restart" starts
+        on_mismatch: what to do if the tree was edited since: "error" lists the differences;
+        "keep_matching" continues unchanged leaves and starts the others at 0; "restart" starts
         from the beginning. Raises StateMissingError, StateMismatchError or StateIncompleteError,
         and then nothing has moved.
         """
@@ -109,6 +160,29 @@ class RankLoader(ABC, Generic[T_batch]):
         config = self.dataset.worker_config
         own = saved.hosted == (config.rank, config.world_size)
         self._restore(saved if own else merge([saved]), on_mismatch)
+
+    def can_restore_sample(self) -> bool:
+        """Return False: a single sample cannot be restored from its key."""
+        return False
+
+    def config(self) -> Any:
+        """Return the settings that determine the stream, as plain data."""
+        return self.dataset.config()
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in one pass over the data."""
+        return len(self.dataset)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def save_state(self, dst_rank: int) -> dict[str, Any] | None:
+        """Return `save_state_global(dst_rank)`."""
+        return self.save_state_global(dst_rank)
+
+    def restore_state(self, state: Any) -> None:
+        """Call `restore_state_global(state)`."""
+        self.restore_state_global(state)
 
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank; as `state_dict`."""

@@ -1,4 +1,4 @@
-"""The loader as users make it: the dataset, its workers, and where batches go."""
+"""`get_loader` and `SavableDataLoader`: a dataset with its workers and the device of batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from attrs import evolve
 from energy_data.core.context import WorkerConfig
 from energy_data.data.files.cache import CachePool
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import SavableDataset, changed
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess, LaneRunner
 from energy_data.loading.loader import Loader
 from energy_data.loading.rank_loader import RankLoader
-from energy_data.loading.run import Run
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.loading.transport.cuda import Cuda
@@ -27,11 +26,11 @@ T = TypeVar("T")
 
 
 class SavableDataLoader(Loader[T], Generic[T]):
-    """Gives the batches of one rank; saves and restores its position."""
+    """Returns the batches of one rank; saves and restores its position."""
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         *,
         checkpoint_every_sec: float = 60,
         checkpoint_every_min_n_samples: int | None = None,
@@ -63,29 +62,9 @@ class SavableDataLoader(Loader[T], Generic[T]):
             on_timeout="raise" if fail_on_timeout or start_method == "thread" else "restart",
             max_restarts=max_restarts,
         )
-        run = dataset if cache_pool is None else changed(dataset, cache=cache_pool)
+        run = dataset if cache_pool is None else dataset.replace(cache=cache_pool)
         host = host_of(run, options, pin_memory=pin_memory, device=device)
         super().__init__(run, host, in_steps=in_steps)
-
-    def save_state(self, dst_rank: int) -> dict[str, Any] | None:
-        """Return `save_state_global(dst_rank)`."""
-        return self.save_state_global(dst_rank)
-
-    def restore_state(self, state: Any) -> None:
-        """Call `restore_state_global(state)`."""
-        self.restore_state_global(state)
-
-    def can_restore_sample(self) -> bool:
-        """Return False: a single sample cannot be made again from its key."""
-        return False
-
-    def config(self) -> Any:
-        """Return what decides the stream, as plain data."""
-        return self.dataset.spec.describe()
-
-    def __len__(self) -> int:
-        """Return how many batches this rank has in one pass over the data."""
-        return len(self.dataset)  # type: ignore[arg-type]  # all but plain runs have one
 
 
 def get_savable_loader(
@@ -123,28 +102,28 @@ def get_savable_loader(
         gc_collect_every_n_steps: Accepted and ignored.
         prefetch_factor: Batches that each worker prepares in advance, at most.
         cache_pool: Where task encoders get the files that they requested in advance.
-        watchdog_timeout_seconds: A worker that is silent for so long is reported with its sample
-            and stack; None: never.
-        watchdog_initial_timeout_seconds: Accepted and ignored: the first batch has ten times
-            `watchdog_timeout_seconds`.
-        fail_on_timeout: Raise an error then. Otherwise the worker process is replaced, and the
-            stream continues as it was. A thread cannot be replaced, and always raises.
+        watchdog_timeout_seconds: A worker that sends nothing for this time is reported with its
+            sample and stack; None: never.
+        watchdog_initial_timeout_seconds: Accepted and ignored: a worker has 120 s to start, at
+            least.
+        fail_on_timeout: Raise an error after that time. Otherwise the worker process is replaced,
+            and the stream continues unchanged. A thread cannot be replaced: it always raises.
         start_method: How workers start. "fork" needs no `if __name__ == "__main__":` and takes
             lambdas. "forkserver" and "spawn" are safe with threads and CUDA in this process.
             "thread": threads of this process; see docs/workers.md.
         arena_bytes: Shared memory per worker process, at most. It grows as needed.
-        max_restarts: How often a worker that dies at the same batch is started again.
+        max_restarts: How often a worker that dies at the same batch is restarted.
         pin_memory: Register the shared memory with CUDA once, so that batches of workers are
             pinned without a copy. Threads copy theirs. "auto": where there is a GPU.
-        device: Give batches on this device, copied one in advance on a stream of their own.
-        docs_per_step: Group micro-batches into optimizer steps that hold so many documents over all
-            ranks: a number, or `DocsPerStep`; see docs/docs-per-step.md. None: as the metadataset
-            says.
+        device: Copy batches to this device, one in advance, on a separate stream.
+        docs_per_step: Group micro-batches into optimizer steps that hold this many documents over
+            all ranks: a number, or `DocsPerStep`; see docs/docs-per-step.md. None: the rules of the
+            metadataset, if it has any.
     """
     if worker_config is not None and worker_config != dataset.worker_config:
         raise SpecError(
-            f"get_loader: its worker_config is {worker_config}, that of the dataset is "
-            f"{dataset.worker_config}. Leave it out: the dataset has it."
+            f"get_loader: worker_config is {worker_config}, that of the dataset is "
+            f"{dataset.worker_config}. Leave it out."
         )
     rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
     loader = SavableDataLoader(
@@ -167,15 +146,15 @@ get_loader = get_savable_loader
 
 
 def host_of(
-    dataset: Run[Any],
+    dataset: SavableDataset[Any],
     options: PoolOptions,
     *,
     pin_memory: bool | Literal["auto"] = "auto",
     device: str | torch.device | None = None,
 ) -> LaneRunner:
-    """Return what makes the batches of a dataset: this thread, or workers.
+    """Return what runs the lanes of a dataset: this thread, or workers.
 
-    pin_memory: "auto" pins where there is a GPU. device: where batches go; None: they stay.
+    pin_memory: "auto" pins if there is a GPU. device: of the batches; None: they stay on the CPU.
     """
     cuda = Cuda()
     host: LaneRunner = InProcess()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import frozen
 
 from energy_data.core.cursor import State, restore
 from energy_data.core.profiler import HELD, READING, STARTING, Activity, Profiler, ReadAmount
 from energy_data.loading.lanes import Nodes
-from energy_data.loading.run import Run
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.staged import StagedNode
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 _SKIP_FIELDS = ("skipped", "skipped_batches", "rejected", "excluded")  # of cursors
 
@@ -57,8 +59,8 @@ class Stats:
 class Counting:
     """Counts what a run has drawn and skipped, from the states of its lanes."""
 
-    def __init__(self, run: Run[Any]) -> None:
-        self._run = run
+    def __init__(self, dataset: SavableDataset[Any]) -> None:
+        self._dataset = dataset
         self._nodes: Nodes = {}
 
     def leaves(
@@ -108,7 +110,7 @@ class Counting:
 
     def _built(self, places: Mapping[int, State], num_lanes: int) -> Nodes:
         if set(self._nodes) != set(places):
-            self._nodes = self._run.build(places, num_lanes)
+            self._nodes = self._dataset.build(places, num_lanes)
         return self._nodes
 
 

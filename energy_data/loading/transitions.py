@@ -1,16 +1,19 @@
-"""What is told of the stages of a run: the plan when it begins, and each switch; by rank 0."""
+"""Logs the plan of stages at the start of a run, and each transition, on rank 0."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from energy_data.core.cursor import State
-from energy_data.loading.run import Run
 from energy_data.loading.stats import Counting
 from energy_data.nodes.leaf_history import held
 from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, Plan, PlannedStage, said_of_data
 from energy_data.nodes.staged import StagedNode
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 log = logging.getLogger(__name__)
 
@@ -18,38 +21,38 @@ Places = Callable[[], Mapping[int, State]]
 
 
 class Transitions:
-    """Knows which stage was told of last. Costs one look-up per batch."""
+    """Logs each transition once. Costs one look-up per batch."""
 
-    def __init__(self, run: Run[object], counting: Counting) -> None:
-        self.plan = Plan(run.spec)
+    def __init__(self, dataset: SavableDataset[object], counting: Counting) -> None:
+        self.plan = Plan(dataset.spec)
         # Replaced where stages count steps.
         self.stage_of: Callable[[int], PlannedStage | None] = self.plan.stage_of
-        self.tells = self.plan.is_staged and run.worker_config.rank == 0
+        self.is_logged = self.plan.is_staged and dataset.worker_config.rank == 0
         self._counting = counting
-        self._told: int | None = None  # number of a stage
+        self._current: int | None = None  # number of the stage that was logged last
 
-    def anew(self) -> None:
-        """Tell the plan again with the next batch: the run has begun, or was restored."""
-        self._told = None
+    def restart(self) -> None:
+        """Log the plan again with the next batch, because the position was restored."""
+        self._current = None
 
     def passed(self, batch: int, num_lanes: int, places: Places) -> None:
-        """Note that micro-batch `batch` of the run was handed over.
+        """Log the transition, if micro-batch `batch` of the run is the first of a stage.
 
-        places: returns the place of each lane of this rank before it.
+        places: returns the state of each lane of this rank before the micro-batch.
         """
-        if not self.tells or not log.isEnabledFor(logging.INFO):
+        if not self.is_logged or not log.isEnabledFor(logging.INFO):
             return
         now = self.stage_of(batch)
-        if now is None or now.number == self._told:
+        if now is None or now.number == self._current:
             return
-        if self._told is None:
+        if self._current is None:
             for line in self.plan.lines():
                 log.info("%s", line)
             log.info("micro-batch %s is of stage %r (%d)", f"{batch:,}", now.name, now.number + 1)
         else:
-            for line in self._switched(batch, self._told, now.number, num_lanes, places()):
+            for line in self._switched(batch, self._current, now.number, num_lanes, places()):
                 log.info("%s", line)
-        self._told = now.number
+        self._current = now.number
 
     def _switched(
         self, batch: int, before: int, number: int, num_lanes: int, places: Mapping[int, State]
@@ -58,8 +61,8 @@ class Transitions:
         step = "" if now.first_step is None else f"Step {now.first_step:,}, "
         yield from (RULE, "STAGE TRANSITION", RULE)
         yield f"{step}micro-batch {batch:,}: {left.name!r} -> {now.name!r}"
-        if told := said_of_data(left.stage):
-            yield f"  {left.name!r} {told}"
+        if text := said_of_data(left.stage):
+            yield f"  {left.name!r} {text}"
         for change in self.plan.changes(number):
             yield f"  {change}"
         known = self._counting.leaves(places, num_lanes, {})
@@ -67,17 +70,17 @@ class Transitions:
         if now.stage.on_enter == "continue":
             for leaf_id, stats in [pair for pair in drawn if pair[1].drawn][:SHOWN_LEAVES]:
                 yield (
-                    f"  leaf {leaf_id} goes on after {stats.drawn:,} samples of this rank "
+                    f"  leaf {leaf_id} continues after {stats.drawn:,} samples of this rank "
                     f"({stats.epochs:.3g} of an epoch)"
                 )
         if held_back := self._held(left.name, places, num_lanes):
             restarted = left.stage.on_enter == "restart"
-            what = "are lost" if restarted else "go back to their leaves"
-            yield f"  {held_back:,} samples of this rank were drawn and not returned: they {what}"
+            what = "are lost" if restarted else "return to their leaves"
+            yield f"  {held_back:,} samples of this rank were drawn and not used: they {what}"
         yield RULE
 
     def _held(self, name: str, places: Mapping[int, State], num_lanes: int) -> int:
-        """Return how many samples a stage has drawn and not returned."""
+        """Return the number of samples that a stage has drawn and not used in a batch."""
         return sum(1 for node in self._stages(places, num_lanes) for _ in held(node.children[name]))
 
     def _stages(self, places: Mapping[int, State], num_lanes: int) -> Iterator[StagedNode]:

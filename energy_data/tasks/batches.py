@@ -10,7 +10,7 @@ from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
 from energy_data.data.typed.samples import ExtendableDataclassMixin, PinMemoryMixin, edataclass
 from energy_data.errors import SpecError
-from energy_data.loading.run import Run
+from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.select_pack import PackFailures, SelectPackSpec
@@ -32,7 +32,7 @@ class BatchDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[Any],
+        dataset: SavableDataset[Any],
         batch_size: int,
         batcher: Callable[[list[Any]], Any],
         *,
@@ -65,7 +65,7 @@ class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[Any],
+        dataset: SavableDataset[Any],
         fixed_batch_size: int | None,
         sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
         batcher: Callable[[list[Any]], Any],
@@ -108,7 +108,7 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[Any],
+        dataset: SavableDataset[Any],
         buffer_size: int,
         pre_packer: Callable[[list[Any]], list[list[Any]]],
         final_packer: Callable[[list[Any]], Any],

@@ -19,7 +19,7 @@ from energy_data.core.user_call import CALL, ErrorPolicy, FunctionInfo
 from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import FileStore, PrimaryFileStore
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import SavableDataset, changed
+from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.pack import PackSpec
@@ -204,7 +204,7 @@ class Building:
                 dataset, batch_size, batcher, drop_last=batch_drop_last, failure_tolerance=tolerance
             )
             if is_default:
-                dataset = changed(dataset, spec=_showing_none(dataset.spec))
+                dataset = dataset.replace(spec=_showing_none(dataset.spec))
         return self._mapped(dataset, last)
 
     def build_cook_crude_sample(
@@ -218,7 +218,7 @@ class Building:
     ) -> SavableDataset[Any]:
         """Return a dataset of crude samples, cooked by the cooker for these subflavors."""
         recipe = recipe_of(self, subflavors, get_primary_aux, aux or {}, "the dataset")
-        return changed(dataset, spec=cooked(dataset.spec, self, recipe, self._policy(dataset)))
+        return dataset.replace(spec=cooked(dataset.spec, self, recipe, self._policy(dataset)))
 
     def _load_dataset(
         self,
@@ -232,7 +232,7 @@ class Building:
             return samples
         policy = self._policy(samples)
         if len(dataset.dataset.leaves) > 1:  # a part of a mixture that is not a plain blend
-            return changed(samples, spec=cooked_by_leaf(samples.spec, self, policy))
+            return samples.replace(spec=cooked_by_leaf(samples.spec, self, policy))
         if not dataset.dataset.is_crude:
             return samples
         return self.build_cook_crude_sample(
@@ -249,14 +249,14 @@ class Building:
         if not self.cookers:
             return whole
         parts = [self._load_dataset(loaded, 0, whole.worker_config) for loaded in datasets]
-        return changed(whole, spec=cooked_alike(whole.spec, [part.spec for part in parts]))
+        return whole.replace(spec=cooked_alike(whole.spec, [part.spec for part in parts]))
 
     def _once(
         self, dataset: SavableDataset[Any], packing_buffer_size: int | None
     ) -> SavableDataset[Any]:
         """Return one pass over a mixture, dealt to the lanes in runs of neighbours."""
         deal = 1 if self.is_counted(packing_buffer_size) else UNCOUNTED_DEAL
-        return changed(dataset, spec=with_references(dataset.spec, deal=deal))
+        return dataset.replace(spec=with_references(dataset.spec, deal=deal))
 
     def is_counted(self, packing_buffer_size: int | None) -> bool:
         """Return whether each sample of a batch is made of one sample that was read."""
@@ -299,7 +299,7 @@ class Building:
             if self.packing is None:
                 return dataset
             size = {} if buffer_size is None else {"buffer_size": buffer_size}
-            return changed(dataset, spec=PackSpec(of=dataset.spec, packing=self.packing, **size))
+            return dataset.replace(spec=PackSpec(of=dataset.spec, packing=self.packing, **size))
         select = self._function("select_samples_to_pack")
         pack = self._function("pack_selected_samples")
         if select is None or pack is None:

@@ -11,8 +11,7 @@ from attrs import evolve
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import items_per_pass
-from energy_data.loading.run import Run
+from energy_data.loading.dataset import SavableDataset, items_per_pass
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.limit import LimitSpec
 from energy_data.tasks.batching import batch_list
@@ -42,7 +41,7 @@ class MapDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[Any],
+        dataset: SavableDataset[Any],
         map_fn: Callable[[Any], T | Iterator[T]],
         *,
         stateless_map_fn: bool = False,
@@ -71,7 +70,7 @@ class IterMapDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[Any],
+        dataset: SavableDataset[Any],
         iter_map_fn: Callable[[Iterator[Any]], Iterator[T]],
         *,
         len_map_fn: Callable[[int], int] | None = None,
@@ -111,7 +110,7 @@ class FilterDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         *,
         filter_fn: Callable[[T], bool],
         filter_fn_config: Config = None,
@@ -138,7 +137,7 @@ class ShuffleBufferDataset(BaseWrapperDataset[T], Generic[T]):
     """
 
     def __init__(
-        self, dataset: Run[T], size: int, *, worker_config: WorkerConfig | None = None
+        self, dataset: SavableDataset[T], size: int, *, worker_config: WorkerConfig | None = None
     ) -> None:
         """Shuffle a dataset; `worker_config` is that of the dataset, which is the default."""
         spec = tree_of(dataset)
@@ -158,7 +157,7 @@ class GcDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         *,
         worker_config: WorkerConfig | None = None,
         every_n_iter: int = 10,
@@ -173,7 +172,7 @@ class LogSampleDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         mode: Literal["train", "val"],
         worker_config: WorkerConfig | None = None,
         get_keys_fn: Callable[[T], list[str] | None] | None = None,
@@ -207,7 +206,7 @@ class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         length: int | None = None,
         worker_config: WorkerConfig | None = None,
         *,
@@ -240,7 +239,7 @@ class RepeatDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         *,
         repeats: float | None = None,
         restart: bool = True,
@@ -270,7 +269,7 @@ class LimitDataset(BaseWrapperDataset[T], Generic[T]):
 
     def __init__(
         self,
-        dataset: Run[T],
+        dataset: SavableDataset[T],
         length: int,
         *,
         reset_after_epoch: bool = False,

@@ -15,7 +15,7 @@ from energy_data.core.context import WorkerConfig
 from energy_data.core.user_call import reraise_exception
 from energy_data.data.files.stores import FileStore
 from energy_data.data.registry import open_store
-from energy_data.loading.dataset import SavableDataset, changed
+from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec
 from energy_data.nodes.concat import ConcatSpec
@@ -102,7 +102,7 @@ class BaseCoreDatasetFactory(Generic[T]):
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[T]:
         """Return one pass over the samples. The argument is accepted and ignored."""
         samples = self.samples
-        return changed(samples, spec=with_references(samples.spec, deal=1))
+        return samples.replace(spec=with_references(samples.spec, deal=1))
 
     def as_file_store(self) -> FileStore[bytes]:
         """Return the files of the dataset, by key."""

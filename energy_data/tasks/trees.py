@@ -17,7 +17,6 @@ from energy_data.core.spec import Spec
 from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
-from energy_data.loading.run import Run
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
@@ -153,7 +152,7 @@ class BaseWrapperDataset(SavableDataset[T], Generic[T]):
     def __init__(
         self,
         spec: Spec,
-        over: Sequence[Run[Any]],
+        over: Sequence[SavableDataset[Any]],
         worker_config: WorkerConfig | None,
         *,
         virtual_epoch_length: int = 0,
@@ -170,16 +169,16 @@ class BaseWrapperDataset(SavableDataset[T], Generic[T]):
         )
 
 
-def tree_of(dataset: Run[Any]) -> Spec:
+def tree_of(dataset: SavableDataset[Any]) -> Spec:
     """Return the tree of a dataset as others have it: the end of its epochs is a node."""
     length = dataset.virtual_epoch_length * dataset.worker_config.world_size
     return EpochizeSpec(of=dataset.spec, length=length) if length else dataset.spec
 
 
-def dataset_of(given: Any, where: str) -> Run[Any]:
+def dataset_of(given: Any, where: str) -> SavableDataset[Any]:
     """Return a dataset, or the samples of a loaded one. SpecError for anything else."""
     dataset = given.as_dataset() if hasattr(given, "as_dataset") else given
-    if not isinstance(dataset, Run):
+    if not isinstance(dataset, SavableDataset):
         raise SpecError(
             f"{where}: it must be a dataset of energy_data, got a {type(given).__name__}. Take "
             f"what get_train_dataset, get_val_dataset or a wrapper returns."
@@ -187,7 +186,7 @@ def dataset_of(given: Any, where: str) -> Run[Any]:
     return dataset
 
 
-def pairs_of(given: Sequence[Any], name: str) -> list[tuple[Run[Any], float]]:
+def pairs_of(given: Sequence[Any], name: str) -> list[tuple[SavableDataset[Any], float]]:
     """Return (dataset, weight) pairs, given one by one or all in one sequence.
 
     A LoadedDataset counts as a pair. SpecError for anything else.
@@ -212,11 +211,11 @@ def pairs_of(given: Sequence[Any], name: str) -> list[tuple[Run[Any], float]]:
 def _is_sequence_of_pairs(given: Any) -> bool:
     if not isinstance(given, list | tuple) or not given:
         return False
-    return not isinstance(given[0], Run) and isinstance(given[0], Iterable)
+    return not isinstance(given[0], SavableDataset) and isinstance(given[0], Iterable)
 
 
 def _check_same_run(
-    over: Sequence[Run[Any]], worker_config: WorkerConfig | None, name: str
+    over: Sequence[SavableDataset[Any]], worker_config: WorkerConfig | None, name: str
 ) -> None:
     for dataset in over:
         if worker_config is not None and dataset.worker_config != worker_config:

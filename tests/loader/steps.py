@@ -12,7 +12,7 @@ from trees import leaf, samples
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
-from energy_data.loading.steps.exchange import Exchange, Message, StepsError, answer, failed
+from energy_data.loading.steps.exchange import Exchange, RankRows, StepsError, answer, failed
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.batch import BatchSpec
@@ -28,10 +28,10 @@ class Hub:
     def __init__(self, ranks: int, wait_s: float = WAIT_S) -> None:
         self.ranks, self.wait_s = ranks, wait_s
         self.changed = threading.Condition()
-        self.tables: list[dict[int, Message]] = []
+        self.tables: list[dict[int, RankRows]] = []
         self.failure: StepsError | None = None
 
-    def put(self, place: int, rank: int, message: Message) -> None:
+    def put(self, place: int, rank: int, message: RankRows) -> None:
         with self.changed:
             while len(self.tables) <= place:
                 self.tables.append({})
@@ -41,7 +41,7 @@ class Hub:
     def is_full(self, place: int) -> bool:
         return len(self.tables[place]) == self.ranks
 
-    def get(self, place: int) -> list[Message] | None:
+    def get(self, place: int) -> list[RankRows] | None:
         with self.changed:
             self.changed.wait_for(lambda: self.is_full(place) or self.failure, self.wait_s)
             table = self.tables[place]

@@ -15,9 +15,9 @@ from trees import B, finite, leaf, numbers, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import SkipSample
+from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader
-from energy_data.loading.run import Run
 from energy_data.loading.transport.cuda import Cuda
 from energy_data.loading.transport.device import OnDevice, with_tensors
 from energy_data.nodes.batch import BatchSpec
@@ -63,7 +63,7 @@ def stream(batch_size=2):
 
 
 def loader_on(spec, cuda=None, *, lanes=4, rank=0, ranks=1, **facts):
-    run = Run(spec=spec, worker_config=WorkerConfig(rank, ranks, lanes=lanes), **facts)
+    run = SavableDataset(spec=spec, worker_config=WorkerConfig(rank, ranks, lanes=lanes), **facts)
     host = InProcess() if cuda is None else OnDevice(InProcess(), DEVICE, ranks, cuda)
     return Loader(run, host)
 

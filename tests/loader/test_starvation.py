@@ -26,6 +26,7 @@ from energy_data.core.profiler import (
     Usage,
 )
 from energy_data.loading import progress
+from energy_data.loading.rank_loader import ProgressIterator
 from energy_data.loading.stats import wait_reason
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
@@ -272,8 +273,8 @@ def test_a_bar_outlives_an_error():
 def test_a_bar_holds_no_batch_that_its_consumer_has_let_go():
     made = []
 
-    class Made:
-        def __next__(self):
+    class Loader:
+        def next_batch(self):
             assert all(batch() is None for batch in made)
             if len(made) == 3:
                 raise StopIteration
@@ -281,13 +282,19 @@ def test_a_bar_holds_no_batch_that_its_consumer_has_let_go():
             made.append(weakref.ref(batch))
             return batch
 
-        def __iter__(self):
-            return self
-
     for is_terminal in (True, False):
         made.clear()
         console = Console(file=io.StringIO(), force_terminal=is_terminal)
-        stream = progress.with_progress(Made(), str, None, console)
+        stream = ProgressIterator(Loader(), progress.ProgressBar(str, None, console))
         while (batch := next(stream, None)) is not None:
             del batch
         assert len(made) == 3
+
+
+def test_a_bar_that_is_abandoned_restores_the_terminal():
+    console = Console(file=io.StringIO(), force_terminal=True)
+    stream = worker_loader(PASS, workers=0).with_progress(console=console)
+    next(stream)
+    assert console.file.getvalue().count("\x1b[?25l") == 1  # hides the cursor
+    del stream
+    assert console.file.getvalue().count("\x1b[?25h") == 1

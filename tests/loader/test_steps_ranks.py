@@ -256,7 +256,7 @@ def test_nobody_waits_to_send_for_ranks_that_come_late_and_who_never_comes_is_na
     both, sent_s, waited_s, text = found[0]
     assert both == found[1] == [0, 1]
     assert sent_s < 1 < 2 < waited_s
-    assert "data-parallel ranks [1] of 2 have said nothing for 1.5 s while the others" in text
+    assert "data-parallel ranks [1] of 2 have sent nothing for 1.5 s while the others" in text
 
 
 def test_ranks_with_another_lookahead_are_an_error_on_all(found_by_those_left):
@@ -294,8 +294,8 @@ def listed(given):
 @pytest.mark.parametrize(
     ("scenario", "fate"),
     [
-        ("killed", "have gone"),
-        pytest.param("silent", "have said nothing for 2 s", marks=pytest.mark.slow),
+        ("killed", "are gone"),
+        pytest.param("silent", "have sent nothing for 2 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(found_by_those_left, scenario, fate):

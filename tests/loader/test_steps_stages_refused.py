@@ -24,7 +24,7 @@ def test_ranks_that_cannot_share_steps_of_one_size_are_refused():
 
 
 def test_without_a_rule_stages_that_count_steps_are_refused():
-    with pytest.raises(SpecError, match="nothing says what a step is"):
+    with pytest.raises(SpecError, match="whose size is unknown"):
         Loader(SavableDataset(spec=SPEC, worker_config=WorkerConfig(lanes=8)))
 
 

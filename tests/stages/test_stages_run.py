@@ -14,7 +14,7 @@ from trees import A, B, C, batches, leaf, references, samples, staged
 
 from energy_data.core.context import Context
 from energy_data.errors import DataError, SpecError
-from energy_data.loading.run import Run
+from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.leaves import Shuffle
@@ -204,7 +204,7 @@ def test_ranks_that_could_not_switch_together_are_refused():
 def test_nothing_that_mixes_stands_over_stages(above):
     spec = above(staged(batches(samples(A)), batches(samples(B))))
     with pytest.raises(SpecError, match="it counts the micro-batches of the run"):
-        Run(spec=spec)
+        SavableDataset(spec=spec)
 
 
 def test_stages_that_do_not_fit_together_are_refused_all_at_once():

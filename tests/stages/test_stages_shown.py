@@ -130,7 +130,7 @@ Step 10, micro-batch 10: 's1' -> 's2'
   seq_len: 32,768 -> 4,096
   leaf a: 0 % -> 100 % of the samples
   leaf b: 100 % -> 0 % of the samples
-  leaf a goes on after 15 samples of this rank (1.5 of an epoch)
+  leaf a continues after 15 samples of this rank (1.5 of an epoch)
 ============================================================"""
 
 

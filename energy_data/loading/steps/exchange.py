@@ -1,4 +1,4 @@
-"""What ranks tell each other about the micro-batches they have drawn.
+"""The exchange of counts between ranks: what each has drawn.
 
 `gloo` has the exchange between processes.
 """
@@ -23,7 +23,7 @@ class StepsError(EnergyDataError):
     """The ranks can no longer agree on steps: one failed, is missing, or is elsewhere."""
 
 
-class Message(NamedTuple):
+class RankRows(NamedTuple):
     """What a rank sends: a table [rows, columns], and its position."""
 
     rows: Rows
@@ -34,7 +34,7 @@ class Exchange(ABC):
     """Sends the messages of this rank and receives those of all, one at a time.
 
     All ranks send equally many messages, of one shape. A rank that moves to another position calls
-    `restart`. Messages on their way are then void, on the other ranks once they have restarted.
+    `restart`. RankRowss on their way are then void, on the other ranks once they have restarted.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Exchange(ABC):
         common.
         """
         if self._failure is None:
-            self._post(Message(rows, (self.generation, place, digest)))
+            self._post(RankRows(rows, (self.generation, place, digest)))
 
     def fail(self, problem: str, *, shape: tuple[int, ...]) -> None:
         """End the exchange: the other ranks raise StepsError with this problem.
@@ -83,7 +83,7 @@ class Exchange(ABC):
         self._failure = self._failure or StepsError("docs_per_step: the loader was closed.")
 
     @abstractmethod
-    def _post(self, message: Message) -> None:
+    def _post(self, message: RankRows) -> None:
         """Hand a message over."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Exchange(ABC):
         """Wait for an answer, and return it with the generation of the message it is for."""
 
 
-def answer(messages: Sequence[Message]) -> list[Rows] | StepsError | None:
+def answer(messages: Sequence[RankRows]) -> list[Rows] | StepsError | None:
     """Return what all ranks sent; StepsError if they are at different positions.
 
     None: some have restarted and others not. Those that have must send again, as the others may

@@ -1,9 +1,9 @@
 """The exchange between ranks that are processes: one all-gather per message, in a thread.
 
-It uses a gloo group of the data-parallel ranks of its own, so it never interferes with collectives
-of the trainer. What goes wrong goes through the store of the process group, because a broken gather
-tells neither the cause nor the rank: a rank that fails leaves its error there and raises an alarm.
-If a gather breaks or takes too long, every rank that is left signs in; the others are missing.
+It uses its own gloo group of the data-parallel ranks, so it never interferes with collectives of
+the trainer. Errors go through the store of the process group, because a broken gather reports
+neither the cause nor the rank: a rank that fails writes its error there and raises an alarm. If a
+gather breaks or times out, every rank that is alive signs in; the others are missing.
 (`monitored_barrier` reports the missing rank on rank 0 only, and carries no error.)
 """
 
@@ -27,7 +27,7 @@ from energy_data.errors import SpecError
 from energy_data.loading.steps.exchange import (
     OTHER_RULES,
     Exchange,
-    Message,
+    RankRows,
     Rows,
     StepsError,
     answer,
@@ -38,8 +38,8 @@ from energy_data.loading.steps.exchange import (
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_ALARM_S = 0.5  # how often ranks that wait look for an alarm
-_GRACE_S = 2.0  # the time in which ranks that are left sign in, or learn of a failure
+_ALARM_S = 0.5  # how often waiting ranks check for an alarm
+_GRACE_S = 2.0  # the time for the other ranks to sign in, or to learn of a failure
 _MAX_PAUSE_S = 0.002
 _ALWAYS = 1 << 62  # a generation: the error holds for all later messages
 
@@ -86,7 +86,7 @@ class GlooExchange(Exchange):
             self._thread.start()
         return self._thread
 
-    def _post(self, message: Message) -> None:
+    def _post(self, message: RankRows) -> None:
         self._started(message.rows.shape).outbox.put(message)
 
     def _announce(self, problem: str, shape: tuple[int, ...]) -> None:
@@ -110,21 +110,21 @@ def _ranks_of(config: WorkerConfig) -> list[int]:
     ranks = distributed.get_process_group_ranks(parent)
     if len(ranks) != config.world_size:
         raise SpecError(
-            f"docs_per_step: the data-parallel group has {len(ranks)} ranks, WorkerConfig says "
+            f"docs_per_step: the data-parallel group has {len(ranks)} ranks, WorkerConfig has "
             f"{config.world_size}. Pass the group as WorkerConfig(data_parallel_group=...)."
         )
     return ranks
 
 
 def _joined(config: WorkerConfig, timeout_s: float, shape: tuple[int, ...]) -> _Wires:
-    """Return wires to the other ranks, which this rank has joined. Waits for no other rank.
+    """Join the next group, and return its wires. Does not wait for other ranks.
 
     `new_group` cannot be used: it names a group by the number of groups that the process is in,
     which may differ between ranks. Here groups are numbered in the store. The next one is the first
     that this rank has not joined and that has no alarm.
     """
     ranks = _ranks_of(config)
-    # Not every torch has it. There is no public way to the store.
+    # Not every build of torch has it, and no public function returns the store.
     from torch.distributed.distributed_c10d import (  # noqa: PLC0415
         PrefixStore,
         _get_default_store,
@@ -148,9 +148,9 @@ class _Thread(threading.Thread):
     def __init__(self, wires: _Wires) -> None:
         super().__init__(name="energy_data: steps", daemon=True)
         self.wires, self.stopped = wires, wires.stopped
-        self.outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[RankRows | None] = queue.SimpleQueue()
         self.inbox: Answers = queue.SimpleQueue()
-        self.met = threading.Event()  # all ranks are there, or will not come
+        self.met = threading.Event()  # all ranks have joined, or the group has failed
 
     def run(self) -> None:
         try:
@@ -167,7 +167,7 @@ class _Thread(threading.Thread):
             self.inbox.put((_ALWAYS, StepsError(text)))
         self.wires.let_end()
 
-    def exchanged(self, message: Message) -> list[Rows] | StepsError:
+    def exchanged(self, message: RankRows) -> list[Rows] | StepsError:
         while True:
             messages = self.wires.gathered(message)
             if (found := answer(messages)) is not None:
@@ -176,8 +176,8 @@ class _Thread(threading.Thread):
             if message.place[0] < newest:
                 ahead = [n for n, other in enumerate(messages) if other.place[0] == newest]
                 return StepsError(
-                    f"docs_per_step: ranks {ahead} went to another place, and this rank did not. "
-                    f"Restore on all ranks."
+                    f"docs_per_step: ranks {ahead} have moved to another position, and this rank "
+                    f"has not. Restore on all ranks."
                 )
 
 
@@ -217,7 +217,7 @@ class _Wires:
 
     @contextlib.contextmanager
     def alarm_on_error(self) -> Iterator[None]:
-        """Raise the alarm if this rank cannot meet the others; a store's error is a StepsError."""
+        """Raise the alarm on any error; convert errors of the store to StepsError."""
         try:
             yield
         except BaseException as error:
@@ -235,27 +235,27 @@ class _Wires:
         until = time.monotonic() + self.timeout_s
         while not self.store.check(["all"]):
             if time.monotonic() > until or self.has_alarm() or self.stopped.is_set():
-                raise self.found_out(f"have said nothing for {self.timeout_s:g} s", "")
+                raise self.found_out(f"have sent nothing for {self.timeout_s:g} s", "")
             time.sleep(0.02)
 
     def has_alarm(self) -> bool:
-        """Return whether a rank has failed, or found the group broken. It is not used any more."""
+        """Return whether a rank has failed or found the group broken; it is then unusable."""
         return bool(self.store.check(["alarm"]))
 
     def alarm(self, fate: str) -> str:
-        """Raise the alarm; return the fate that the first alarm gave."""
+        """Raise the alarm; return the fate of the first alarm."""
         if not self.has_alarm():
             self.store.set("alarm", fate)
         return self.store.get("alarm").decode()
 
     def announce(self, problem: str) -> None:
-        """Leave in the store why this rank fails, and wait a little until the others know."""
+        """Write the error of this rank to the store, and wait briefly until the others know."""
         with contextlib.suppress(RuntimeError):  # the others will find this rank missing
             self.store.set(f"problem/{self.rank}", problem)
             self.alarm("have failed")
             self.part(range(self.num_ranks))
 
-    def gathered(self, message: Message) -> list[Message]:
+    def gathered(self, message: RankRows) -> list[RankRows]:
         """Return the messages of all ranks. StepsError if ranks are missing, or one has failed."""
         packed = torch.from_numpy(np.concatenate([np.array(message.place), message.rows.ravel()]))
         table = torch.empty((self.num_ranks, len(packed)), dtype=torch.int64)
@@ -265,11 +265,11 @@ class _Wires:
             if is_done:
                 self.work.wait()
         except RuntimeError as error:
-            raise self.found_out("have gone", str(error)) from error
+            raise self.found_out("are gone", str(error)) from error
         if not is_done:
-            raise self.found_out(f"have said nothing for {self.timeout_s:g} s", "")
+            raise self.found_out(f"have sent nothing for {self.timeout_s:g} s", "")
         return [
-            Message(row[3:].reshape(message.rows.shape), tuple(row[:3].tolist()))
+            RankRows(row[3:].reshape(message.rows.shape), tuple(row[:3].tolist()))
             for row in table.numpy()
         ]
 
@@ -298,7 +298,7 @@ class _Wires:
         return True
 
     def found_out(self, fate: str, detail: str) -> StepsError:
-        """Return an error with the problem of a rank that failed, or the missing ranks."""
+        """Return an error that names the rank that failed, with its error, or the missing ranks."""
         missing: list[int] = []
         try:
             self.store.set(f"here/{self.rank}", "")
@@ -317,15 +317,15 @@ class _Wires:
         if missing:
             return StepsError(
                 f"docs_per_step: data-parallel ranks {missing} of {self.num_ranks} {fate} while "
-                f"the others waited for what they have drawn. Look at their logs."
+                f"the others waited for their counts. See their logs."
             )
         return StepsError(f"docs_per_step: ranks {fate}, the exchange of counts broke: {detail}.")
 
     def part(self, ranks: Iterable[int]) -> None:
-        """Wait a little until these ranks know: one of them keeps the store, and may end next."""
+        """Wait briefly until these ranks know: the rank that runs the store may end next."""
         keys = [f"knows/{rank}" for rank in ranks]
         until = time.monotonic() + _GRACE_S
-        with contextlib.suppress(RuntimeError):  # the store has ended, because all ranks know
+        with contextlib.suppress(RuntimeError):  # the store has ended: all ranks know
             self.store.set(f"knows/{self.rank}", "")
             while keys and not self.store.check(keys) and time.monotonic() < until:
                 time.sleep(0.05)

@@ -16,9 +16,8 @@ from attrs import evolve
 from energy_data.errors import DataError, SpecError, StateError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.epoch_end import padding_batch, with_values
-from energy_data.loading.iteration import OnMismatch
 from energy_data.loading.loader import Loader
-from energy_data.loading.rank_loader import RankLoader
+from energy_data.loading.rank_loader import OnMismatch, RankLoader
 from energy_data.loading.stats import Stats
 from energy_data.loading.steps.counts import EMPTY, Counts, Step
 from energy_data.loading.steps.exchange import Exchange
@@ -116,7 +115,7 @@ class StepGrouper(RankLoader[Any]):
         at = self._at
         self._at = StepPosition(
             epoch=at.epoch,
-            begun=at.begun,
+            epoch_start=at.epoch_start,
             base=at.base + plan.rounds * self._reader.stride,
             step=at.step + 1,
             docs_seen=at.docs_seen + total.documents,
@@ -129,7 +128,7 @@ class StepGrouper(RankLoader[Any]):
     def _end_epoch_if_due(self) -> None:
         length, at = self.dataset.virtual_epoch_length, self._at
         if length and at.given >= length:
-            self._at = evolve(at, epoch=at.epoch + 1, begun=at.base, given=0)
+            self._at = evolve(at, epoch=at.epoch + 1, epoch_start=at.base, given=0)
             raise StopIteration
 
     def _enter_stage_if_due(self) -> None:
@@ -184,7 +183,7 @@ class StepGrouper(RankLoader[Any]):
             like = [slot.batch for slot in slots if slot.batch is not None]
             if not like:
                 spec = self._reader.stages.specs[len(self.loader.entered)]
-                first = padding_batch(evolve(self.dataset, spec=spec), 0, self.loader.num_lanes)
+                first = padding_batch(self.dataset.replace(spec=spec), 0, self.loader.num_lanes)
                 like = list(first) if self.rules.mode == "exact" else [first]
             if not like:
                 raise DataError(
@@ -249,14 +248,14 @@ class StepGrouper(RankLoader[Any]):
             self._begin(StepPosition())
         elif step is None:
             given = (saved.clock - saved.begun) // self._ranks
-            epoch, begun, base = saved.epoch, saved.begun, saved.clock
-            self._begin(StepPosition(epoch=epoch, begun=begun, base=base, given=given))
+            epoch, start, base = saved.epoch, saved.begun, saved.clock
+            self._begin(StepPosition(epoch=epoch, epoch_start=start, base=base, given=given))
         else:
             self._begin(step.position(saved.epoch, saved.begun, self._ranks), step.settled)
         return found
 
     def _draw_again(self, step: SettledStep) -> None:
-        """Draw the rounds of a step that had begun when it was saved; exchanges nothing."""
+        """Draw the rounds of a step that was saved after some micro-batches; exchanges nothing."""
         buffer = self._reader.buffer
         while len(buffer.pending) < step.plan.rounds:
             self._reader.draw()

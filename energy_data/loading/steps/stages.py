@@ -9,19 +9,21 @@ builds them in the next stage.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve, frozen
 
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.loading.run import Run
 from energy_data.loading.steps import exact, planner
 from energy_data.loading.steps.planner import KnownCounts
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
 
-T_run = TypeVar("T_run", bound=Run[Any])
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
+
+T = TypeVar("T")
 
 
 @frozen
@@ -78,12 +80,12 @@ def resolve_rules(rules: DocsPerStep, ranks: int) -> DocsPerStep:
     return evolve(rules, shares=size) if rules.mode == "exact" else rules
 
 
-def for_steps(run: T_run, rules: DocsPerStep) -> T_run:
-    """Return the run that a loader groups into steps: in mode "exact", its batches are cut."""
+def for_steps(dataset: SavableDataset[T], rules: DocsPerStep) -> SavableDataset[T]:
+    """Return the dataset that a loader groups into steps: mode "exact" cuts its batches."""
     if rules.mode != "exact":
-        return run
-    shares = resolve_rules(rules, run.worker_config.world_size).round_size(0)
-    return evolve(run, spec=exact.cut_into_shares(run.spec, rules, shares))
+        return dataset
+    shares = resolve_rules(rules, dataset.worker_config.world_size).round_size(0)
+    return dataset.replace(spec=exact.cut_into_shares(dataset.spec, rules, shares))
 
 
 def known_counts(spec: Spec, rules: DocsPerStep) -> KnownCounts | None:

@@ -2,10 +2,10 @@
 
     step, index       the step, and the number of its micro-batches that were handed out
     docs_seen         documents in all earlier steps
-    base              number in the run of the step's first round; the rest of the state is of there
-    given             micro-batches that each rank was given in this iteration, before the step
-    settled           of a step that has begun: its rounds, micro-batches and totals; else None
-    ranks, rule       of the run, inside a step; rules that must not change
+    base              first micro-batch of the step's first round; the lanes are saved there
+    given             micro-batches returned by each rank in this iteration, before the step
+    settled           inside a step: its rounds, micro-batches and totals; else None
+    ranks, rule       number of ranks, and the rules that must not change
 
 Restored inside a step, a rank draws the step's rounds again and exchanges nothing.
 """
@@ -57,7 +57,7 @@ class StepPosition:
     """A position in the run: a step, and the number of its micro-batches that were handed out."""
 
     epoch: int = 0  # of the step's first round
-    begun: int = 0  # number of the epoch's first micro-batch
+    epoch_start: int = 0  # number of the epoch's first micro-batch
     base: int = 0  # number of the step's first round
     step: int = 0
     index: int = 0
@@ -66,12 +66,12 @@ class StepPosition:
 
     def in_run(self, ranks: int) -> RunPosition:
         """Return the position of the step's first micro-batch."""
-        return RunPosition(self.epoch, self.begun, self.base, self.base % ranks)
+        return RunPosition(self.epoch, self.epoch_start, self.base, self.base % ranks)
 
     def to_dict(
         self, settled: SettledStep | None, rules: DocsPerStep, ranks: int
     ) -> dict[str, Any]:
-        """Return the position as plain data; epoch and begun stand elsewhere in a state."""
+        """Return the position as plain data; epoch and epoch_start are saved by `RunState`."""
         return {
             **{name: getattr(self, name) for name in NUMBERS},
             "settled": settled.to_list() if settled and self.index else None,
@@ -134,8 +134,8 @@ class StepState:
             )
         return None
 
-    def position(self, epoch: int, begun: int, ranks: int) -> StepPosition:
+    def position(self, epoch: int, epoch_start: int, ranks: int) -> StepPosition:
         """Return the position for a run on `ranks` ranks."""
         given = {"given": self.given * self.ranks // ranks}
         numbers = {name: getattr(self, name) for name in NUMBERS}
-        return StepPosition(epoch=epoch, begun=begun, **{**numbers, **given})
+        return StepPosition(epoch=epoch, epoch_start=epoch_start, **{**numbers, **given})

@@ -13,7 +13,7 @@ import pickle
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from multiprocessing.util import Finalize
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from attrs import field, frozen
 
@@ -21,16 +21,18 @@ from energy_data.core.cursor import State, save
 from energy_data.core.profiler import STARTING, Profiler
 from energy_data.errors import EnergyDataError, SpecError, add_note
 from energy_data.loading.lanes import Journal, LaneRunner, Nodes, Taken
-from energy_data.loading.run import Run
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.workers.process import (
     ProcessMethod,
     WorkerProcess,
-    portable_run,
+    portable_dataset,
     prepare,
     stop,
 )
 from energy_data.loading.workers.protocol import PEER_GONE, Message, Start
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +91,9 @@ class WorkerPool(LaneRunner, Generic[W]):
     them again from the states after the last batch handed over.
     """
 
-    def __init__(self, run: Run[Any], options: PoolOptions) -> None:
-        self.run, self.options = run, options
-        self._portable: Run[Any] | bytes | None = None
+    def __init__(self, dataset: SavableDataset[Any], options: PoolOptions) -> None:
+        self.dataset, self.options = dataset, options
+        self._portable: SavableDataset[Any] | bytes | None = None
         self._places: dict[int, State] = {}  # lane -> its state after the last batch handed over
         self._journal = Journal()
         self._num_lanes = 1
@@ -132,7 +134,7 @@ class WorkerPool(LaneRunner, Generic[W]):
     def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
         self._journal.clear()
         self._places = {lane: save(node) for lane, node in nodes.items()}
-        count = max(1, min(self.run.worker_config.num_workers, len(nodes)))
+        count = max(1, min(self.dataset.worker_config.num_workers, len(nodes)))
         self._owner = {lane: number % count for number, lane in enumerate(nodes)}
         self._num_lanes = num_lanes
         self._stale = set(self._owner.values())
@@ -199,7 +201,7 @@ class WorkerPool(LaneRunner, Generic[W]):
             if number not in self._workers:
                 self._workers[number] = self._start(number)
             places = {n: self._places[n] for n, owner in self._owner.items() if owner == number}
-            stride = self.run.worker_config.world_size
+            stride = self.dataset.worker_config.world_size
             if self._begin(number, Start(batch, stride, self._num_lanes, places, traced=False)):
                 self._stale.discard(number)
 
@@ -217,8 +219,8 @@ class WorkerPool(LaneRunner, Generic[W]):
 class ProcessPool(WorkerPool[WorkerProcess]):
     """Runs lanes in worker processes."""
 
-    def __init__(self, run: Run[Any], options: PoolOptions) -> None:
-        super().__init__(run, options)
+    def __init__(self, dataset: SavableDataset[Any], options: PoolOptions) -> None:
+        super().__init__(dataset, options)
         # Worker -> micro-batch, failures at it.
         self._failures: dict[int, tuple[int, int]] = {}
         prepare(self._method)  # imports while the trainer makes its model
@@ -245,7 +247,7 @@ class ProcessPool(WorkerPool[WorkerProcess]):
     def _start(self, number: int) -> WorkerProcess:
         options = self.options
         if self._portable is None:
-            self._portable = portable_run(self.run, self._method)
+            self._portable = portable_dataset(self.dataset, self._method)
         return WorkerProcess(
             self._portable,
             start_method=self._method,

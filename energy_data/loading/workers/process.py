@@ -17,17 +17,19 @@ from copy import copy
 from io import FileIO
 from multiprocessing import forkserver
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from attrs import evolve
 
 from energy_data.errors import EnergyDataError, SpecError
-from energy_data.loading.run import Run
 from energy_data.loading.transport.arena import ArenaReader
 from energy_data.loading.workers.protocol import Ack, Channel, Message, Start
 from energy_data.loading.workers.watchdog import process_stacks, read_report
 from energy_data.loading.workers.worker import BLOCKED_SIGNALS, Setup, main
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 ProcessMethod = Literal["fork", "forkserver", "spawn"]
 
@@ -45,24 +47,28 @@ _ADVICE = (
 )
 
 
-def portable_run(run: Run[Any], start_method: ProcessMethod) -> Run[Any] | bytes:
-    """Return a run as a worker gets it. SpecError if it cannot be sent."""
+def portable_dataset(
+    dataset: SavableDataset[Any], start_method: ProcessMethod
+) -> SavableDataset[Any] | bytes:
+    """Return a dataset as a worker gets it. SpecError if it cannot be sent."""
     if start_method == "fork":
-        return run
+        return dataset
     try:
-        return pickle.dumps(_without_group(run))
+        return pickle.dumps(_without_group(dataset))
     except Exception as error:
         raise SpecError(
             f"worker: the dataset cannot be sent to a worker process ({error}). {_ADVICE}"
         ) from error
 
 
-def _without_group(run: Run[Any]) -> Run[Any]:
-    """Return the run without its process group, which stays in the trainer."""
-    if run.worker_config.data_parallel_group is None:
-        return run
-    lean = copy(run)  # not `evolve`, which would check, and warn, again
-    object.__setattr__(lean, "worker_config", evolve(run.worker_config, data_parallel_group=None))
+def _without_group(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Return the dataset without its process group, which stays in the trainer."""
+    if dataset.worker_config.data_parallel_group is None:
+        return dataset
+    lean = copy(dataset)  # `replace` would check and warn again
+    object.__setattr__(
+        lean, "worker_config", evolve(dataset.worker_config, data_parallel_group=None)
+    )
     return lean
 
 
@@ -82,14 +88,14 @@ class WorkerProcess:
 
     def __init__(
         self,
-        run: Run[Any] | bytes,
+        dataset: SavableDataset[Any] | bytes,
         *,
         start_method: ProcessMethod,
         prefetch: int,
         arena_bytes: int,
         pin: Any = None,
     ) -> None:
-        """Start the process; does not wait for it. `run` is what `portable_run` returned."""
+        """Start the process; does not wait for it. dataset: from `portable_dataset`."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed has no Process on it
         prepare(start_method)
         began = time.perf_counter()
@@ -99,7 +105,7 @@ class WorkerProcess:
         self._stacks: FileIO | None = None
         _OPEN.add(self)
         environ = dict(os.environ) if start_method == "forkserver" else None
-        setup = Setup(run, theirs, prefetch, arena_bytes, os.getpid(), environ, _collects())
+        setup = Setup(dataset, theirs, prefetch, arena_bytes, os.getpid(), environ, _collects())
         self.process = context.Process(target=main, args=(setup,), daemon=True)
         try:
             _start(self.process, setup, start_method)
@@ -314,7 +320,7 @@ def _start(process: Any, setup: Setup, start_method: ProcessMethod) -> None:
     EnergyDataError if this process cannot start one by this method.
     """
     try:
-        with _START_LOCK, _starting(start_method, setup.run):
+        with _START_LOCK, _starting(start_method, setup.dataset):
             process.start()
     except ChildProcessError as error:
         raise EnergyDataError(
@@ -326,14 +332,14 @@ def _start(process: Any, setup: Setup, start_method: ProcessMethod) -> None:
 
 
 @contextlib.contextmanager
-def _starting(start_method: ProcessMethod, run: Run[Any] | bytes) -> Iterator[None]:
+def _starting(start_method: ProcessMethod, dataset: SavableDataset[Any] | bytes) -> Iterator[None]:
     """Prepare this process for the start of another.
 
-    The child imports the user's `__main__` only if something in the run comes from there, so a
+    The child imports the user's `__main__` only if something in the dataset comes from there, so a
     script usually needs no `if __name__ == "__main__":`.
     """
     main_module = sys.modules["__main__"]
-    if isinstance(run, bytes) and b"_main__" not in run:  # also `__mp_main__`
+    if isinstance(dataset, bytes) and b"_main__" not in dataset:  # also `__mp_main__`
         sys.modules["__main__"] = ModuleType("__main__")
     mask: Iterable[int] = ()
     if start_method != "forkserver":  # its children inherit the signals of the server, not ours

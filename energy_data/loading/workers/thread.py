@@ -1,7 +1,7 @@
 """Worker threads that run the lanes of a rank ahead of the trainer, in its own process.
 
-Each thread has its own run (specs, sources, task encoder), made by pickling as for a process. So
-user functions share nothing but what they share by a global name.
+Each thread has its own copy of the dataset (specs, sources, task encoder), made by pickling, as a
+process has. User functions of different threads therefore share only global variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -24,13 +24,15 @@ from energy_data.core.profiler import SENDING, STARTING
 from energy_data.core.user_call import CALL
 from energy_data.errors import SpecError, add_note
 from energy_data.loading.lanes import Nodes
-from energy_data.loading.run import Run
 from energy_data.loading.transport.device import with_tensors
 from energy_data.loading.workers.pool import PoolOptions, WorkerError, WorkerPool
 from energy_data.loading.workers.prefetcher import Prefetcher
-from energy_data.loading.workers.process import portable_run
+from energy_data.loading.workers.process import portable_dataset
 from energy_data.loading.workers.protocol import Ack, Message, Start
 from energy_data.loading.workers.watchdog import current_item, thread_stack
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +44,14 @@ Pin: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 class ThreadPool(WorkerPool["WorkerThread"]):
     """Runs lanes in threads of this process."""
 
-    def __init__(self, run: Run[Any], options: PoolOptions) -> None:
-        super().__init__(run, options)
+    def __init__(self, dataset: SavableDataset[Any], options: PoolOptions) -> None:
+        super().__init__(dataset, options)
         # A pool that is forgotten ends its threads. Any thread may do that, so it does not wait.
         weakref.finalize(self, _dismiss, self._workers).atexit = False
 
     def _start(self, number: int) -> WorkerThread:
         if self._portable is None:
-            self._portable = portable_run(self.run, "spawn")
+            self._portable = portable_dataset(self.dataset, "spawn")
         assert isinstance(self._portable, bytes)
         pin = self.options.pin and self.options.pin()
         return WorkerThread(self._portable, number, self.options.prefetch, pin)
@@ -93,12 +95,12 @@ class _ThreadPrefetcher(Prefetcher):
 
     catches = BaseException  # whatever would end the thread is for the trainer
 
-    def __init__(self, run: bytes, prefetch: int, pin: Pin | None) -> None:
+    def __init__(self, dataset: bytes, prefetch: int, pin: Pin | None) -> None:
         super().__init__(prefetch)
         self.orders: SimpleQueue[Start | Ack | None] = SimpleQueue()
         self.messages: SimpleQueue[Message] = SimpleQueue()
-        self._packed, self._pin = run, pin
-        self._run: Run[Any] | None = None
+        self._packed, self._pin = dataset, pin
+        self._dataset: SavableDataset[Any] | None = None
 
     def has_order(self) -> bool:
         return not self.orders.empty()
@@ -118,9 +120,9 @@ class _ThreadPrefetcher(Prefetcher):
 
     def build(self, start: Start) -> Nodes:
         began = time.perf_counter()
-        if self._run is None:
-            self._run = _unpickled(self._packed)
-        nodes = self._run.build(start.places, start.num_lanes, profiler=self.profiler)
+        if self._dataset is None:
+            self._dataset = _unpickled(self._packed)
+        nodes = self._dataset.build(start.places, start.num_lanes, profiler=self.profiler)
         self.profiler.add(STARTING, time.perf_counter() - began)
         return nodes
 
@@ -139,15 +141,15 @@ class _ThreadPrefetcher(Prefetcher):
         return self.message("batch" if items else "skipped", items, save(node))
 
 
-def _unpickled(packed: bytes) -> Run[Any]:
+def _unpickled(packed: bytes) -> SavableDataset[Any]:
     try:
-        run: Run[Any] = pickle.loads(packed)  # noqa: S301 - pickled by this process
+        dataset: SavableDataset[Any] = pickle.loads(packed)  # noqa: S301 - pickled by this process
     except Exception as error:
         raise SpecError(
             f"worker: each thread has its own dataset, and it cannot be made from its pickled form "
             f"({error}). Fix that, or use num_workers=0."
         ) from error
-    return run
+    return dataset
 
 
 class WorkerThread(threading.Thread):
@@ -155,10 +157,10 @@ class WorkerThread(threading.Thread):
 
     slots_in_use = 0
 
-    def __init__(self, run: bytes, number: int, prefetch: int, pin: Pin | None) -> None:
+    def __init__(self, dataset: bytes, number: int, prefetch: int, pin: Pin | None) -> None:
         """Start the thread."""
         super().__init__(name=f"energy_data worker {number}", daemon=True)
-        self._prefetcher = _ThreadPrefetcher(run, prefetch, pin)
+        self._prefetcher = _ThreadPrefetcher(dataset, prefetch, pin)
         self._generation = 0
         self.start()
 

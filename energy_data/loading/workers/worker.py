@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,6 @@ from energy_data.core.profiler import HELD
 from energy_data.core.user_call import CALL
 from energy_data.errors import add_note
 from energy_data.loading.lanes import Nodes
-from energy_data.loading.run import Run
 from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter
 from energy_data.loading.transport.sender import BatchSender
 from energy_data.loading.workers.prefetcher import Prefetcher, Superseded
@@ -39,6 +38,9 @@ from energy_data.loading.workers.protocol import (
 )
 from energy_data.loading.workers.watchdog import Heartbeat, exit_with
 
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
@@ -48,7 +50,7 @@ BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 class Setup(NamedTuple):
     """What a worker process is started with."""
 
-    run: Run[Any] | bytes  # bytes: pickled
+    dataset: SavableDataset[Any] | bytes  # bytes: pickled
     connection: Connection
     prefetch: int  # messages ahead of the trainer, at most
     arena_bytes: int
@@ -86,14 +88,14 @@ class _ProcessPrefetcher(Prefetcher):
         self.arena = ArenaWriter(setup.arena_bytes)
         self.heartbeat = Heartbeat(self.arena.memory)
         channel.send_files([self.arena.fd, self.heartbeat.stacks])
-        self._run = self._unpickled(setup.run)
+        self._dataset = self._unpickled(setup.dataset)
         self._sender = BatchSender(self.arena, self._wait_for_room, self.profiler)
 
-    def _unpickled(self, run: Run[Any] | bytes) -> Run[Any]:
-        if not isinstance(run, bytes):
-            return run
+    def _unpickled(self, dataset: SavableDataset[Any] | bytes) -> SavableDataset[Any]:
+        if not isinstance(dataset, bytes):
+            return dataset
         try:
-            unpickled: Run[Any] = pickle.loads(run)  # noqa: S301 - pickled by our own trainer
+            unpickled: SavableDataset[Any] = pickle.loads(dataset)  # noqa: S301 - our own trainer
         except Exception as error:
             self.send(Message(-1, "unfit", 0, error=portable(error)))
             # The trainer may be about to send, and would take the end of the process for a crash.
@@ -119,7 +121,9 @@ class _ProcessPrefetcher(Prefetcher):
 
     def build(self, start: Start) -> Nodes:
         trace = self.heartbeat.report if start.traced else None
-        return self._run.build(start.places, start.num_lanes, trace=trace, profiler=self.profiler)
+        return self._dataset.build(
+            start.places, start.num_lanes, trace=trace, profiler=self.profiler
+        )
 
     def make(self, lane: int) -> Message:
         node = self.nodes[lane]
@@ -170,7 +174,7 @@ def _keep_memory() -> None:
 
 def _prepare_process(setup: Setup) -> None:
     _keep_memory()
-    # The trainer decides when workers end: a trainer that is told to stop must be able to save.
+    # The trainer decides when workers end: on a signal to stop it must still be able to save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)  # a forked child would wake the event loop of the trainer
