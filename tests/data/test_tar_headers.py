@@ -7,12 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from energy_data.data.tar.header import (
-    BLOCK,
-    Fault,
-    parse_headers,
-    walk,
-)
+from energy_data.data.tar.header import BLOCK, Fault, walk
 from energy_data.data.tar.names import split_name
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=120)
@@ -31,7 +26,7 @@ def headers(name, size, kind, mtime=0):
 @example("n" * 95 + ".json", 5, tarfile.USTAR_FORMAT)  # fills its field: nothing ends it
 @example("n" * 50 + "/" + "n" * 60 + ".json", 5, tarfile.USTAR_FORMAT)
 @example("__/" + "n" * 100, 5, tarfile.USTAR_FORMAT)
-def test_all_ways_of_parsing_agree_with_tarfile(name, size, kind):
+def test_parsing_agrees_with_tarfile(name, size, kind):
     try:
         data = headers(name, size, kind)
     except (ValueError, tarfile.HeaderError):
@@ -41,30 +36,16 @@ def test_all_ways_of_parsing_agree_with_tarfile(name, size, kind):
     [member] = members
     said = (member.name.rstrip("/"), member.size, member.data)
     assert said == (name.rstrip("/"), size, len(data))
-    if len(data) != BLOCK:
-        return
-    rows = np.frombuffer(data * 3, np.uint8).reshape(3, BLOCK)
-    found = parse_headers(rows)
-    if found.plain.all():
-        assert (found.names[1], found.sizes[1]) == (member.name, size)
-        assert found.kinds[1] == ord("0")
-    if name.isascii() and len(name) < 100 and size < 8**11 and "\n" not in name:
-        assert found.plain.all() != name.startswith("__")
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=BLOCK, max_size=BLOCK), st.integers(0, 511), st.integers(1, 255))
-def test_no_changed_or_random_header_passes_for_a_plain_one(noise, place, change):
+def test_no_changed_or_random_header_passes(noise, place, change):
     good = bytearray(headers("a.txt", 5, tarfile.USTAR_FORMAT))
     good[place] ^= change
-    rows = np.frombuffer(bytes(good) + noise, np.uint8).reshape(2, BLOCK)
-    found = parse_headers(rows)
     # A byte of the checksum's own field may become a space or NUL that means the same.
-    if 148 <= place < 156:
-        assert not found.plain[1]
-        return
-    assert not found.plain.any()
-    for data in (bytes(good), noise):
+    changed = [] if 148 <= place < 156 else [bytes(good)]
+    for data in (*changed, noise):
         with pytest.raises(Fault):
             list(walk(lambda at, length, data=data: data[at : at + length], 0, BLOCK))
 

@@ -1,7 +1,7 @@
 """Tar headers: ustar, GNU and pax.
 
-`parse_headers` parses many plain headers at once, and reports which ones are not plain. `walk`
-parses any headers, one by one: long names, pax records, huge sizes. It raises every error.
+`walk` parses any header: long names, pax records, huge sizes. It raises every error; the C part
+leaves every header that is not plain to it.
 """
 
 from __future__ import annotations
@@ -11,35 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 BLOCK = 512  # bytes; the unit of a tar file
 ZEROS = bytes(BLOCK)  # two of them end a tar
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-_HEADER = np.dtype(
-    {
-        "names": ["name", "magic", "prefix"],
-        "formats": ["S100", "S6", "S155"],
-        "offsets": [0, 257, 345],
-        "itemsize": BLOCK,
-    }
-)
-# The 11 octal digits of the size and the 6 of the checksum, gathered and weighted together.
-_DIGITS = np.r_[124:135, 148:154]
-_WEIGHTS = np.zeros((17, 2), np.int64)
-_WEIGHTS[:11, 0] = 8 ** np.arange(10, -1, -1)
-_WEIGHTS[11:, 1] = 8 ** np.arange(5, -1, -1)
 _CHECKSUM_BLANK = 8 * 32  # the checksum counts its own field as spaces
 _ADLER = 65521
 
 REGULAR = (0, ord("0"), ord("7"))
-PAX = ord("x")  # heads records about the file that follows
 _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: their size field has no meaning
 _EXTENDED = frozenset(b"LKxgX")  # describe the member that follows
-_NEWLINE = ord("\n")  # ends a pax record
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
 
@@ -50,15 +31,6 @@ class Fault(Exception):  # noqa: N818 - becomes a SampleError or a StructureErro
     def __init__(self, problem: str, offset: int, key: str | None = None) -> None:
         self.problem, self.offset, self.key = problem, offset, key
         super().__init__(problem)
-
-
-class Headers(NamedTuple):
-    """Headers parsed together; only where `plain` do the other columns mean anything."""
-
-    names: list[str]
-    sizes: Int64s  # bytes of payload
-    kinds: npt.NDArray[np.uint8]  # type flags
-    plain: Bools  # checksum and octal size are right, the name needs no second look
 
 
 class TarMember(NamedTuple):
@@ -82,64 +54,8 @@ Reader = Callable[[int, int], bytes]
 """Returns exactly the bytes (offset, size)."""
 
 
-def parse_headers(headers: npt.NDArray[np.uint8]) -> Headers:
-    """Parse `headers`, uint8 [n, 512], contiguous."""
-    digits = headers[:, _DIGITS] - np.uint8(48)
-    sizes, checks = (digits.astype(np.int64) @ _WEIGHTS).T
-    field = headers[:, 148:156]
-    sums = np.add.reduce(headers, axis=1, dtype=np.uint32)
-    sums -= np.add.reduce(field, axis=1, dtype=np.uint32)
-    plain = digits.max(axis=1, initial=0) < 8
-    plain &= sums + _CHECKSUM_BLANK == checks
-    # Both numbers end here, with NUL or a space: else they have more digits, or fewer.
-    plain &= ((headers[:, 135] | headers[:, 154]) & 0xDF) == 0
-    fields = headers.view(_HEADER)[:, 0]
-    names = _names(fields["name"].tolist(), plain)
-    for row in headers[:, 345].nonzero()[0].tolist():
-        if fields["magic"][row] == b"ustar":  # GNU tars keep other things in this place
-            names[row] = f"{_text(fields['prefix'][row])}/{names[row]}"
-            plain[row] &= not names[row].startswith("__")
-    return Headers(names, sizes, headers[:, 156], plain)
-
-
-def _names(raw: list[bytes], plain: Bools) -> list[str]:
-    joined = b"\n".join(raw)
-    if b"\0" not in joined and joined[:2] != b"__" and b"\n__" not in joined:
-        try:
-            names = joined.decode().split("\n")
-        except UnicodeDecodeError:
-            names = []
-        if len(names) == len(raw):
-            return names
-    names = [_text(name) for name in raw]
-    for row, name in enumerate(names):
-        if name.startswith("__"):  # perhaps metadata, which `walk`'s callers look at
-            plain[row] = False
-    return names
-
-
 def _text(name: bytes) -> str:
     return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def are_idle(records: bytes) -> bool:
-    """Return whether pax records are complete and change neither name nor size of their file.
-
-    Python's `tarfile.add` writes such records before every file, for fractions of a second.
-    """
-    at, size = 0, len(records)
-    while at < size and records[at]:
-        space = records.find(b" ", at, at + 19)
-        digits = records[at:space] if space > at else b""
-        behind = at + int(digits) if digits.isdigit() else 0
-        equals = records.find(b"=", space, behind - 1)
-        if not space < equals < behind <= size or records[behind - 1] != _NEWLINE:
-            return False
-        key = records[space + 1 : equals]
-        if key in (b"path", b"size") or key.startswith(b"GNU.sparse"):
-            return False
-        at = behind
-    return True
 
 
 def walk(read: Reader, begin: int, end: int) -> Iterator[TarMember]:
