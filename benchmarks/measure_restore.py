@@ -51,13 +51,14 @@ class Counted(Source):
 
     @classmethod
     def read_together(
-        cls, sources: Sequence[Self], numbers: Integers, indices: Integers
+        cls, sources: Sequence[Self], numbers: Integers, indices: Integers, *, rows: bool = False
     ) -> list[Sample | SampleError]:
         """Return samples of several sources, read as one block."""
         log = os.open(sources[0].log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(log, f"{len(indices)}\n".encode())
         os.close(log)
-        return WebdatasetSource.read_together([one.of for one in sources], numbers, indices)
+        of = [one.of for one in sources]
+        return WebdatasetSource.read_together(of, numbers, indices, rows=rows)
 
 
 def main() -> None:

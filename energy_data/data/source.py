@@ -46,23 +46,23 @@ class OpenOptions:
 class Source(ABC):
     """Samples [0, len) of one dataset split, read by index in blocks.
 
-    A source is cheap to make: files are opened on first `read`. It holds no place; it may be read
-    in any order, by one thread at a time. It pickles small (paths and options, no handles, no
-    caches), and `fingerprint` changes whenever the samples behind the indices may have changed.
+    Creating a source is cheap: files are opened on the first `read`. A source has no position; it
+    may be read in any order, by one thread at a time. Its pickle is small (paths and options, no
+    handles, no caches). `fingerprint` changes whenever an index may mean another sample.
     """
 
-    # For statistics: what this object has read so far; None if counting it would cost something.
+    # Statistics: what this object has read so far; None if it is not counted.
     bytes_read: int | None = None
     tokens_read: int | None = None
 
     @property
     def can_read_rows(self) -> bool:
-        """Whether `read_rows` is worth it, and no code of the user's sees what it reads."""
+        """Whether `read_together` can return tensors as rows of one tensor."""
         return False
 
     @property
     def tokens_per_sample(self) -> Fraction | None:
-        """Mean tokens of a sample, if its index knows; else None. Reads no shard."""
+        """Mean tokens per sample if the index has it, else None. Reads no shard."""
         return None
 
     @abstractmethod
@@ -72,14 +72,14 @@ class Source(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return 16 hex digits over all that decides which sample an index means."""
+        """Return 16 hex digits, a digest of everything that decides which sample an index means."""
 
     @abstractmethod
     def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
-        """Return the samples of `indices`, in that order; for a bad one, a `SampleError`.
+        """Return the samples of `indices`, in that order; a bad sample is a `SampleError`.
 
-        indices: int64 [n], each in [0, len), any order, repeats allowed. Raises `StructureError`
-        for a bad shard or index. One call reads a whole block: neighbours are read together.
+        indices: int64 [n], each in [0, len), in any order, repeats allowed. Raises `StructureError`
+        for a bad shard or index. One call reads a block: neighbours are read together.
         """
 
     @classmethod
@@ -88,10 +88,15 @@ class Source(ABC):
         sources: Sequence[Self],
         numbers: npt.NDArray[np.int64],
         indices: npt.NDArray[np.int64],
+        *,
+        rows: bool = False,
     ) -> list[Sample | SampleError]:
         """Return sample `indices[n]` of `sources[numbers[n]]` for each n, as `read` would.
 
-        This reads one source after another. Override it if one block of several costs less.
+        This reads one source after another. Override it if reading several at once costs less.
+
+        rows: tensors may be rows of one tensor (see `core/rows.py`); set only if all sources have
+            `can_read_rows`.
         """
         samples: list[Sample | SampleError] = [{}] * len(indices)
         for number in np.unique(numbers).tolist():
@@ -101,31 +106,17 @@ class Source(ABC):
                 samples[place] = sample
         return samples
 
-    def read_rows(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
-        """Return the same as `read`, but tensors may be rows of one: see `core/batch_memory.py`."""
-        return self.read(indices)
-
-    @classmethod
-    def read_rows_together(
-        cls,
-        sources: Sequence[Self],
-        numbers: npt.NDArray[np.int64],
-        indices: npt.NDArray[np.int64],
-    ) -> list[Sample | SampleError]:
-        """Return the same as `read_together`, but tensors may be rows of one."""
-        return cls.read_together(sources, numbers, indices)
-
-    def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - a source need not care
-        """Say that `indices` are read soon: a source may start reading ahead, and never blocks."""
+    def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - optional to override
+        """Announce that `indices` are read soon. A source may start read-ahead; it never blocks."""
 
 
 def reopen(
     kind: Callable[[str, OpenOptions], T_source], path: str, options: OpenOptions, fingerprint: str
 ) -> T_source:
-    """Return a pickled source again. StructureError if its dataset has changed."""
+    """Open a source that was pickled. StructureError if its dataset has changed since."""
     source = kind(path, options)
     if source.fingerprint != fingerprint:
         raise StructureError(
-            "it was changed while it was in use. Start the run again.", dataset=path
+            "the dataset was changed while it was in use. Restart the run.", dataset=path
         )
     return source

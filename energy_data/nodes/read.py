@@ -148,8 +148,7 @@ class ReadNode(UnaryNode[ReadCursor]):
         if self.profiler.is_probe():
             return self._read_leaf_by_leaf(block)
         began = time.perf_counter()
-        read = self.kind.read_rows_together if rows else self.kind.read_together
-        samples = read(self.sources, entry, block.indices)
+        samples = self.kind.read_together(self.sources, entry, block.indices, rows=rows)
         self.profiler.add(READING, time.perf_counter() - began)
         return samples
 
@@ -157,7 +156,11 @@ class ReadNode(UnaryNode[ReadCursor]):
         self, number: int, indices: Integers, *, rows: bool = False
     ) -> list[Sample | SampleError]:
         began, source = time.perf_counter(), self.sources[number]
-        samples = source.read_rows(indices) if rows else source.read(indices)
+        if rows:
+            one = np.zeros(len(indices), np.int64)
+            samples = self.kind.read_together([source], one, indices, rows=True)
+        else:
+            samples = source.read(indices)
         self.profiler.add((READING, self.leaves[number].id), time.perf_counter() - began)
         return samples
 

@@ -29,12 +29,12 @@ def test_ranges_are_exact(tmp_path):
     file = LocalFile(str(tmp_path / "a"))
     assert file.read(10, 5) == bytes(range(10, 15))
     buffer = bytearray(8)
-    file.read_runs(memoryview(buffer), [(0, 2, 50), (4, 8, 96)])
-    assert buffer == bytes([50, 51, 0, 0, 96, 97, 98, 99])
+    file.read_into(memoryview(buffer)[2:6], 96)
+    assert buffer == bytes([0, 0, 96, 97, 98, 99, 0, 0])
     for call in (
         lambda: file.read(96, 5),
         lambda: file.read(0, 1 << 50),
-        lambda: file.read_runs(memoryview(buffer), [(0, 8, 95)]),
+        lambda: file.read_into(memoryview(buffer), 95),
     ):
         with pytest.raises(StructureError, match="the file has 100"):
             call()

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from tars import bare, expected, read_all, sample_files, write_tar
 
+from energy_data.data.files import offsets
 from energy_data.data.registry import open_source
 from energy_data.data.tar import index as tar_plain
 from energy_data.errors import SpecError, StructureError
@@ -67,14 +68,14 @@ def test_indices_are_kept_and_made_anew_when_the_tar_is_newer(tmp_path):
 def test_read_only_folders_are_indexed_in_the_cache_of_the_user(tmp_path, monkeypatch):
     shards(tmp_path / "data")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write = tar_plain.write_index
+    write = offsets.write_whole
 
-    def refuse(index, offsets, mode):
+    def refuse(index, data, mode):
         if "data" in Path(index).parent.name:
             raise PermissionError(13, "Permission denied")
-        write(index, offsets, mode)
+        write(index, data, mode)
 
-    monkeypatch.setattr(tar_plain, "write_index", refuse)
+    monkeypatch.setattr(offsets, "write_whole", refuse)
     assert len(read_all(open_source(tmp_path / "data"))) == 15
     assert len(list((tmp_path / "cache").rglob("*.idx"))) == 3
     assert not list((tmp_path / "data").glob("*.idx"))
@@ -83,10 +84,10 @@ def test_read_only_folders_are_indexed_in_the_cache_of_the_user(tmp_path, monkey
 
 
 def test_nowhere_to_write_an_index(tmp_path, monkeypatch):
-    def refuse(index, offsets, mode):
+    def refuse(index, data, mode):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tar_plain, "write_index", refuse)
+    monkeypatch.setattr(offsets, "write_whole", refuse)
     with pytest.raises(SpecError, match="XDG_CACHE_HOME"):
         open_source(shards(tmp_path))
 

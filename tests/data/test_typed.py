@@ -347,14 +347,14 @@ def test_large_parts_that_no_field_needs_are_not_read(folder, block, monkeypatch
     prepare(folder, force=True, workers=1)
     say(folder, sample_type=TEXT, field_map={"text": "txt"})
     source, sizes = open_typed(folder, subset=(0, 1)), []
-    read, read_runs = LocalFile.read, LocalFile.read_runs
+    read, read_into = LocalFile.read, LocalFile.read_into
     monkeypatch.setattr(
         LocalFile, "read", lambda self, at, size: sizes.append(size) or read(self, at, size)
     )
     monkeypatch.setattr(
         LocalFile,
-        "read_runs",
-        lambda self, buffer, runs: sizes.append(len(buffer)) or read_runs(self, buffer, runs),
+        "read_into",
+        lambda self, buffer, at: sizes.append(len(buffer)) or read_into(self, buffer, at),
     )
     assert [one.text for one in source.read(np.zeros(block, np.int64))] == ["a"] * block
     assert max(sizes) < 100_000

@@ -15,7 +15,7 @@ import stat
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -77,28 +77,6 @@ class LocalFile:
             if count == 0:
                 raise self._short(offset, size)
             done += count
-
-    def read_runs(self, buffer: memoryview, runs: Iterable[tuple[int, int, int]]) -> None:
-        """Fill parts of `buffer`; each run: (begin in buffer, end in buffer, offset in file)."""
-        fd, preadv = self.fd, os.preadv
-        for begin, end, offset in runs:
-            try:
-                count = preadv(fd, [buffer[begin:end]], offset)
-            except OSError as error:
-                raise self._unreadable(error, offset) from error
-            if count != end - begin:
-                self.read_into(buffer[begin + count : end], offset + count)
-
-    def read_parts(self, buffers: list[memoryview], offset: int, size: int) -> None:
-        """Fill buffers, one after another, with the `size` bytes from `offset` on."""
-        try:
-            count = os.preadv(self.fd, buffers, offset)
-        except OSError as error:
-            raise self._unreadable(error, offset) from error
-        if count != size:
-            for buffer in buffers:
-                self.read_into(buffer, offset)
-                offset += len(buffer)
 
     def will_need(self, offset: int, size: int) -> None:
         """Tell the kernel that this range is read soon."""

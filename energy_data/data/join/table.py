@@ -8,7 +8,6 @@ changed dataset is another name, so a table is never stale, only missing.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from energy_data.data.files.local import whole_file
+from energy_data.data.files.offsets import cache_folder
 from energy_data.data.join.match import Digests, PartKeys, digests_of, duplicates, match
 from energy_data.data.tar.nv_meta import PartShards
 from energy_data.errors import SpecError, StructureError
@@ -61,7 +61,7 @@ def open_table(members: Sequence[Member], folder: str | None) -> Kept:
     per key, and 2.6 where there is no `index.sqlite` (small samples, page cache warm).
     """
     name = f"{PREFIX}{_digest(members)}{SUFFIX}"
-    places = [str(Path(place, name)) for place in (folder, _cache_folder()) if place]
+    places = [str(Path(place, name)) for place in (folder, cache_folder("join")) if place]
     for place in places:
         if Path(place).is_file():
             return Kept(place, len(load_table(place, len(members))))
@@ -118,11 +118,6 @@ def _stamps(path: str, part: PartShards) -> Iterator[tuple[int, int]]:
                 f"cannot be opened: {error.strerror}. Restore it.", dataset=path, shard=shard
             ) from error
         yield facts.st_size, facts.st_mtime_ns
-
-
-def _cache_folder() -> str:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return str(Path(cache, "energy_data", "join"))
 
 
 def _compute(members: Sequence[Member]) -> Table:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from energy_data.core.sample import SampleSource
 from energy_data.data.files.local import open_file
+from energy_data.data.files.offsets import Offsets
 from energy_data.data.files.stores import FileStore
-from energy_data.data.jsonl.index import Offsets, load_jsonl_index
-from energy_data.data.jsonl.source import find_jsonl_index
+from energy_data.data.jsonl.index import find_jsonl_index, load_jsonl_index
 from energy_data.errors import SpecError
 
 _EXTENSION = ".json"

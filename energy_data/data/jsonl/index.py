@@ -13,31 +13,37 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.data.files.local import LocalFile, open_anew, write_whole
+from energy_data.data.files.local import LocalFile, drop_changed, open_anew
+from energy_data.data.files.offsets import (
+    SUFFIX,
+    Offsets,
+    index_in_cache,
+    last_offset,
+    write_index,
+)
 from energy_data.errors import StructureError
-
-SUFFIX = ".idx"
 
 _CHUNK = 1 << 22  # bytes looked through at once
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _AGAIN = "Run `energy-data prepare` on the file."
 
-Offsets = npt.NDArray[np.uint64]
-
-
-def write_jsonl_index(path: str, index: str) -> int:
-    """Write the index of a JSONL file to `index`; return the number of samples. See `scan_lines`.
-
-    Raises OSError if it cannot be written.
-    """
-    offsets = scan_lines(open_anew(path))
-    write_whole(index, offsets.astype("<u8").tobytes(), Path(path).stat().st_mode)
-    return len(offsets) - 1
-
 
 def prepare_jsonl(path: str) -> int:
     """Write the index next to a JSONL file; return the number of samples."""
-    return write_jsonl_index(path, path + SUFFIX)
+    offsets = scan_lines(open_anew(path))
+    write_index(path, offsets, [path + SUFFIX])
+    return len(offsets) - 1
+
+
+def find_jsonl_index(path: str) -> str:
+    """Return the path of an index of a JSONL file; write one if there is none, or an older one."""
+    places = (path + SUFFIX, index_in_cache(path))
+    size = Path(path).stat().st_size
+    for index in places:
+        if last_offset(index, path) == size:
+            drop_changed(path)
+            return index
+    return write_index(path, scan_lines(open_anew(path)), places)
 
 
 def scan_lines(file: LocalFile) -> Offsets:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
-from energy_data.data.files.local import drop_changed, open_file
-from energy_data.data.jsonl.index import SUFFIX, Offsets, load_jsonl_index, write_jsonl_index
+from energy_data.data.files.local import open_file
+from energy_data.data.files.offsets import Offsets
+from energy_data.data.jsonl.index import find_jsonl_index, load_jsonl_index
 from energy_data.data.source import OpenOptions, Source, reopen
-from energy_data.data.tar.index import index_in_cache
 from energy_data.errors import SampleError, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
@@ -131,43 +131,6 @@ class JsonlSource(Source):
             "__sources__": (SampleSource(self.path, self._name, row),),
             "json": value,
         }
-
-
-def find_jsonl_index(path: str) -> str:
-    """Return the path of an index of a JSONL file; write one if there is none, or an older one.
-
-    It is beside the file, or in the user's cache folder if that cannot be written.
-    """
-    beside, cached = path + SUFFIX, index_in_cache(path)
-    for index in (beside, cached):
-        if _fits(index, path):
-            drop_changed(path)
-            return index
-    try:
-        write_jsonl_index(path, beside)
-        return beside
-    except OSError:  # read-only, or full
-        try:
-            write_jsonl_index(path, cached)
-            return cached
-        except OSError as error:
-            raise SpecError(
-                f"{path}: its index can be written neither to {beside} nor to {cached}: "
-                f"{error.strerror}. Set XDG_CACHE_HOME to a folder that can be written."
-            ) from error
-
-
-def _fits(index: str, path: str) -> bool:
-    """Return whether there is an index that ends where the file does, and is as new."""
-    try:
-        facts, file = Path(index).stat(), Path(path).stat()
-        if facts.st_size < 16 or facts.st_size % 8 or facts.st_mtime_ns < file.st_mtime_ns:
-            return False
-        with Path(index).open("rb") as opened:
-            opened.seek(facts.st_size - 8)
-            return int.from_bytes(opened.read(8), "little") == file.st_size
-    except OSError:
-        return False
 
 
 def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ version of the tar is an error here, instead of garbage in a batch.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import threading
@@ -18,40 +17,31 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from energy_data.data.files.local import LocalFile, drop_changed, open_anew, open_file, write_whole
+from energy_data.data.files.local import LocalFile, drop_changed, open_anew, open_file
+from energy_data.data.files.offsets import (
+    SUFFIX,
+    Offsets,
+    index_in_cache,
+    last_offset,
+    write_index,
+)
 from energy_data.data.tar.header import BLOCK, ZEROS, Fault, walk
 from energy_data.data.tar.names import split_name
 from energy_data.data.tar.nv_meta import PartShards, expand
 from energy_data.data.tar.scan import scan
 from energy_data.errors import SpecError, StructureError
 
-SUFFIX = ".idx"
 _MOST_OPEN = 256  # shards per process
 _SMALL = 131072  # bytes; an index up to this size is read, as a map costs a descriptor
 _PROBES = 64  # samples looked at if an index is older than its tar
-
-Offsets = npt.NDArray[np.uint64]
 
 
 def index_beside(tar: str) -> str:
     """Return the path of the index next to its tar."""
     return tar.removesuffix(".tar") + ".tar" + SUFFIX
-
-
-def index_in_cache(path: str) -> str:
-    """Return the path of the index of a tar or JSONL file in the user's cache folder.
-
-    For those in read-only folders.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    name = hashlib.blake2b(
-        os.path.realpath(path).encode("utf-8", "surrogateescape"), digest_size=16
-    )
-    return str(Path(cache) / "energy_data" / "index" / f"{name.hexdigest()}{SUFFIX}")
 
 
 class Shard(NamedTuple):
@@ -272,22 +262,8 @@ def find_index(tar: str) -> str | None:
 
 def index_fits(index: str, tar: str) -> bool:
     """Return whether there is an index as new as its tar that can belong to it."""
-    try:
-        facts = Path(index).stat()
-        size = facts.st_size
-        if size < 8 or size % 8 or facts.st_mtime_ns < Path(tar).stat().st_mtime_ns:
-            return False
-        with Path(index).open("rb") as file:
-            file.seek(size - 8)
-            end = int(np.frombuffer(file.read(8), "<u8")[0])
-    except OSError:
-        return False
-    return end <= Path(tar).stat().st_size and end % BLOCK == 0
-
-
-def write_index(index: str, offsets: Offsets, mode: int) -> None:
-    """Write an index; mode: of its tar, whose permissions it gets."""
-    write_whole(index, offsets.astype("<u8").tobytes(), mode)
+    end = last_offset(index, tar)
+    return 0 <= end <= Path(tar).stat().st_size and end % BLOCK == 0
 
 
 def _named(path: str) -> list[str]:
@@ -316,18 +292,7 @@ def _count(tar: str) -> int:
     if index is not None:
         return Path(index).stat().st_size // 8 - 1
     offsets = scan(open_anew(tar)).offsets
-    mode = Path(tar).stat().st_mode
-    beside, cached = _places(tar)
-    try:
-        write_index(beside, offsets, mode)
-    except OSError:  # read-only, or full
-        try:
-            write_index(cached, offsets, mode)
-        except OSError as error:
-            raise SpecError(
-                f"{tar}: its index can be written neither to {beside} nor to {cached}: "
-                f"{error.strerror}. Set XDG_CACHE_HOME to a folder that can be written."
-            ) from error
+    write_index(tar, offsets, _places(tar))
     return len(offsets) - 1
 
 

@@ -27,6 +27,7 @@ from uuid import uuid4
 import yaml
 
 from energy_data.data.files.local import Window, open_anew, write_whole
+from energy_data.data.files.offsets import write_index
 from energy_data.data.tar import nv_meta as meta
 from energy_data.data.tar.header import Fault, walk
 from energy_data.data.tar.index import (
@@ -35,7 +36,6 @@ from energy_data.data.tar.index import (
     index_fits,
     known_shard,
     refuse_packed,
-    write_index,
 )
 from energy_data.data.tar.names import collapse, split_name
 from energy_data.data.tar.patch import has_duplicates, prefix_names
@@ -238,7 +238,7 @@ class _Task:
             known.open()
             return _Found(shard, count, _first_extensions(tar), kept=True)
         found = scan(open_anew(tar), with_parts=self.with_parts)
-        write_index(index, found.offsets, Path(tar).stat().st_mode)
+        write_index(tar, found.offsets, [index])
         return _Found(
             shard,
             len(found.keys),

@@ -75,29 +75,28 @@ class WebdatasetSource(Source):
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        order, wanted = _sorted(indices)
-        return _in_order(order, _read([(self, wanted)]))
+        wanted = np.asarray(indices, np.int64)
+        order = wanted.argsort(kind="stable")
+        return _in_order(order.tolist(), _read([(self, wanted[order].tolist())]))
 
     @classmethod
     def read_together(
-        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
+        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s, *, rows: bool = False
     ) -> list[Sample | SampleError]:
-        """Return sample `indices[n]` of `sources[numbers[n]]` for each n, all read as one block."""
-        order, requests = _requests(sources, numbers, indices)
-        return _in_order(order, _read(requests))
+        """Return sample `indices[n]` of `sources[numbers[n]]` for each n, all read as one block.
 
-    def read_rows(self, indices: Int64s) -> list[Sample | SampleError]:
-        """Return the same as `read`, but raw tensors may be rows of one tensor."""
-        order, wanted = _sorted(indices)
-        return _in_order(order, _read([(self, wanted)], order))
-
-    @classmethod
-    def read_rows_together(
-        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s
-    ) -> list[Sample | SampleError]:
-        """Return the same as `read_together`, but raw tensors may be rows of one tensor."""
-        order, requests = _requests(sources, numbers, indices)
-        return _in_order(order, _read(requests, order))
+        rows: raw tensors may be rows of one tensor.
+        """
+        if not len(indices):
+            return []
+        order = np.lexsort((indices, numbers))
+        numbers, wanted = numbers[order], indices[order].tolist()
+        changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+        bounds = [0, *changes.tolist(), len(wanted)]
+        runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
+        requests = [(sources[number], wanted[first:end]) for number, first, end in runs]
+        places = order.tolist()
+        return _in_order(places, _read(requests, places if rows else None))
 
     def hint(self, indices: Int64s) -> None:
         """Start read-ahead for `indices`. Errors are left to `read`."""
@@ -133,33 +132,11 @@ class WebdatasetSource(Source):
 Requests = list[tuple[WebdatasetSource, list[int]]]
 
 
-def _sorted(indices: Int64s) -> tuple[list[int], list[int]]:
-    wanted = np.asarray(indices, np.int64)
-    order = wanted.argsort(kind="stable")
-    return order.tolist(), wanted[order].tolist()
-
-
-def _requests(
-    sources: Sequence[WebdatasetSource], numbers: Int64s, indices: Int64s
-) -> tuple[list[int], Requests]:
-    """Return positions in the request, and sorted indices source by source."""
-    if not len(indices):
-        return [], []
-    order = np.lexsort((indices, numbers))
-    numbers, wanted = numbers[order], indices[order].tolist()
-    changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
-    bounds = [0, *changes.tolist(), len(wanted)]
-    runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
-    return order.tolist(), [(sources[number], wanted[first:end]) for number, first, end in runs]
-
-
 def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | SampleError]:
     """Return the samples of sorted indices, request by request.
 
-    order: positions of the samples in the request, if tensors may be rows in that order.
+    order: position of each sample in the caller's request if tensors may be rows in that order.
     """
-    if not requests:
-        return []
     some_excluded = False
     try:
         spans, located = locate([(source.layout, wanted) for source, wanted in requests])

@@ -175,7 +175,7 @@ class TypedSource(Source):
 
     @classmethod
     def read_together(
-        cls, sources: Sequence[TypedSource], numbers: Int64s, indices: Int64s
+        cls, sources: Sequence[TypedSource], numbers: Int64s, indices: Int64s, *, rows: bool = False
     ) -> list[Any]:
         """Return sample `indices[n]` of `sources[numbers[n]]` for each n."""
         inner = [source.inner for source in sources]
