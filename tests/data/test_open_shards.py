@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-from interrupting import interrupted
 from tars import dataset
 
 from energy_data.data.registry import open_source
@@ -105,18 +104,3 @@ def test_a_fork_opens_shards_of_its_own(source):
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert open_now(source) == {0, 1}
-
-
-def test_an_interrupt_anywhere_leaves_no_shard_that_cannot_be_read(source):
-    number, is_reached = 0, True
-    while is_reached:
-        number += 1
-        is_reached = interrupted(number, {tar_index.__file__}, lambda: read(source, *range(6)))
-        opened = open_now(source)
-        assert opened <= {n for n in range(SHARDS) if shard(source, n) in tar_index._SHARDS._open}
-        for n in range(SHARDS):  # another source looks at all whether they were written anew
-            os.utime(f"{shard(source, n).tar}.idx")
-        read(open_source(source.path), *range(SHARDS))
-        assert len(open_now(source)) <= MOST
-        assert len(tar_index._SHARDS._open) == MOST
-    assert number > 20

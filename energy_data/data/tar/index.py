@@ -61,18 +61,15 @@ class KnownShard:
     def __init__(self, tar: str, index: str, count: int) -> None:
         self.tar, self.index, self.count = tar, index, count  # paths; number of samples
         self.shard: Shard | None = None
-        self.was_used = False  # since it was opened, or looked at for whether to close it
+        self.was_used = False  # since it was opened, or since the clock passed it
 
     def open(self) -> Shard:
-        """Return it open.
-
-        Raises StructureError if there is no index, or it does not fit the tar.
-        """
+        """Return the open shard. StructureError if it has no index, or one of another tar."""
         self.was_used = True
         return self.shard or _SHARDS.load(self)
 
     def drop_changed(self) -> None:
-        """Close it if its tar or its index is another file by now."""
+        """Close the shard if its tar or its index was replaced."""
         drop_changed(self.tar)
         shard = self.shard
         if shard is not None and not (shard.file.is_current and _stamp(self.index) == shard.stamp):
@@ -85,21 +82,19 @@ def known_shard(tar: str, index: str, count: int) -> KnownShard:
 
 
 class _Shards:
-    """The shards a process has open. Which to close: the clock algorithm.
+    """The shards a process has open, at most `_MOST_OPEN`.
 
-    It takes turns at them and closes the first that was not used since the last time; Corbato,
-    A paging experiment with the Multics system, 1968. To use one costs next to nothing then.
+    The clock algorithm (Corbato, 1968) decides which to close: it goes round them and closes the
+    first that was not used since the last round. Using a shard only sets a flag.
     """
 
     def __init__(self) -> None:
         self.known: WeakValueDictionary[tuple[str, str, int], KnownShard] = WeakValueDictionary()
-        # What is open is among these. A signal handler may raise between any two steps, so what is
-        # closed is let go of first, and what is opened is put here first.
         self._open: deque[KnownShard] = deque()
         self.after_fork()
 
     def after_fork(self) -> None:
-        self.lock = threading.RLock()  # a signal handler may read too
+        self.lock = threading.RLock()
         while self._open:
             self._close_first()
 
@@ -119,7 +114,7 @@ class _Shards:
         with self.lock:
             if known not in self._open:  # another thread may have opened it meanwhile
                 self._open.append(known)
-            known.shard, known.was_used = shard, False  # once is not again
+            known.shard, known.was_used = shard, False  # only a second use keeps it open
             while len(self._open) > _MOST_OPEN:
                 self._close_one()
         return shard
@@ -256,7 +251,7 @@ def refuse_packed(tars: list[str], where: Path | str) -> list[str]:
 
 
 def find_index(tar: str) -> str | None:
-    """Return the path of an index that is as new as its tar and can belong to it, if there is."""
+    """Return the path of an index that fits a tar; None if there is none."""
     return next((index for index in _places(tar) if index_fits(index, tar)), None)
 
 
@@ -278,7 +273,7 @@ def _named(path: str) -> list[str]:
 
 
 def _watched(tars: list[str]) -> Iterator[str]:
-    """Yield the tars; if some have to be indexed and someone looks on, with a progress bar."""
+    """Yield the tars; on a terminal, with a progress bar if some have to be indexed."""
     console = Console(stderr=True)
     if not console.is_terminal or all(find_index(tar) for tar in tars):
         yield from tars
