@@ -312,7 +312,7 @@ def _opener(
     if samples == "dicts":
         return partial(_open_dicts, decoders=decoders)
     plain = not encoder.cookers and encoder.decoder is TaskEncoder.decoder
-    typed = partial(open_typed, decoder=encoder.decoder, trust=policy)
+    typed = partial(open_typed, decoder=encoder.decoder, policy=policy)
     return partial(_open_declared, typed=typed, decoders=decoders, plain=plain)
 
 
@@ -349,7 +349,7 @@ def _options(
     return Options(
         shuffle_over_epochs_multiplier=epochs,
         trust=policy,
-        open_typed=partial(open_typed, trust=policy, decoder=encoder.decoder),
+        open_typed=partial(open_typed, policy=policy, decoder=encoder.decoder),
     )
 
 

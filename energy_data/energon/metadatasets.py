@@ -91,7 +91,7 @@ class DatasetLoaderInterface(ABC):
         order = compile_split(
             self.metadataset(),
             split_part,
-            open_source=partial(open_typed, decoder=decoder, trust=trust),
+            open_source=partial(open_typed, decoder=decoder, policy=trust),
             mode="train" if training else "val",
             options=Options(
                 shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, trust=trust

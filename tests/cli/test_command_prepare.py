@@ -64,7 +64,7 @@ def test_excluded_shards_are_left_out_and_sqlite_is_written_on_demand(energy_dat
         (["--split-parts", "train"], 1, "split part 'train': it must be PART:PATTERN"),
         (["--split-ratio", "1,0,0,4"], 1, "split ratio '1,0,0,4': give up to three numbers"),
         (["--split-ratio", "8,1,1"], 1, "leaves no shard for 'train'"),
-        (["--split-parts", "train:page.*"], 1, "no shard fits the pattern 'page.*'"),
+        (["--split-parts", "train:page.*"], 1, "no shard matches the pattern 'page.*'"),
         (["--num-workers", "0"], 2, "--num-workers"),
     ],
 )

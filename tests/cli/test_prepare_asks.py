@@ -72,7 +72,7 @@ def test_functions_are_written_to_be_filled_in_and_kept_unless_told(dataset):
     file = folder / ".nv-meta" / "sample_loader.py"
     assert written(folder)["sample_loader"] == "sample_loader.py:sample_loader"
     assert 'text=raw["FILL IN"],  # str' in file.read_text()
-    sample = open_typed(folder, trust=ImportPolicy.of([str(folder)])).read(np.array([0]))[0]
+    sample = open_typed(folder, policy=ImportPolicy.of([str(folder)])).read(np.array([0]))[0]
     assert "KeyError: 'FILL IN'" in str(sample)
     file.write_text("mine")
     prepare(folder, "--force", answers=["1,0,0", "y", 8, "n", "n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 
@@ -64,6 +65,7 @@ def test_two_sources_of_one_dataset_open_a_shard_once(source):
 def test_a_dataset_that_is_gone_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(tar_index, "_MOST_OPEN", MOST)
     known = tar_index._SHARDS.known
+    gc.collect()
     before = len(known)
     source = open_source(dataset(tmp_path, shards=SHARDS, samples=SAMPLES))
     read(source, *range(SHARDS))

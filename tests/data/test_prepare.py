@@ -75,7 +75,7 @@ def test_splits_by_pattern(tmp_path):
     summary = prepare(tmp_path, split=parse_patterns(texts), workers=1)
     assert [len(part) for part in summary.split_parts.values()] == [5, 2, 1]
     for texts, problem in (
-        (["train:x.*"], "no shard fits the pattern 'x"),
+        (["train:x.*"], "no shard matches the pattern 'x"),
         (["train"], "must be PART:PATTERN"),
         (["train:{"], "braces"),
     ):
@@ -153,7 +153,7 @@ def test_nothing_to_prepare(tmp_path):
     write_tar(tmp_path / "empty.tar", [])
     with pytest.raises(SpecError, match="no samples"):
         prepare(tmp_path)
-    with pytest.raises(SpecError, match="no folder"):
+    with pytest.raises(SpecError, match="not a folder"):
         prepare(tmp_path / "empty.tar")
     (tmp_path / "zero.tar").write_bytes(b"")
     with pytest.raises(StructureError, match=r"zero\.tar.*cut"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_a_field_that_is_not_there_makes_a_bad_sample_that_says_what_is(folder):
     error = read(open_typed(folder, decoder=SampleDecoder()))[0]
     assert isinstance(error, SampleError)
     assert str(error) == (
-        f"dataset {folder}, shard 0.tar, key s0, sample 0: no TextSample can be made from it: "
+        f"dataset {folder}, shard 0.tar, key s0, sample 0: cannot make a TextSample from it: "
         "field 'text' (json[a][0][c]): there is no json[a][0][c], only: b. Check dataset.yaml."
     )
 
@@ -188,7 +189,7 @@ def test_sample_loaders_run_only_if_their_folder_is_allowed(folder, monkeypatch)
         caught.value
     )
     with pytest.raises(SpecError):
-        open_typed(folder, trust=ImportPolicy.of([f"{folder}-other", "sample_loader"]))
+        open_typed(folder, policy=ImportPolicy.of([f"{folder}-other", "sample_loader"]))
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
@@ -203,7 +204,7 @@ def test_an_allowed_sample_loader_makes_the_fields(folder, by, monkeypatch):
     if by == "environment":
         monkeypatch.setenv("ENERGY_DATA_ALLOW_MODULES", str(folder))
     trust = None if by == "environment" else ImportPolicy.of([str(folder)])
-    source = open_typed(folder, trust=trust, decoder=SampleDecoder())
+    source = open_typed(folder, policy=trust, decoder=SampleDecoder())
     samples = read(source)
     assert samples[0].text == "json,txt"
     assert isinstance(samples[1], ExcludedError)
@@ -220,8 +221,8 @@ def test_a_sample_loader_that_fails_makes_a_bad_sample(folder):
         sample_loader="sample_loader.py:failing",
         part_filter=["txt"],
     )
-    error = read(open_typed(folder, trust=ImportPolicy.of([str(folder)])))[0]
-    assert "no TextSample can be made from it: RuntimeError: no luck" in str(error)
+    error = read(open_typed(folder, policy=ImportPolicy.of([str(folder)])))[0]
+    assert "cannot make a TextSample from it: RuntimeError: no luck" in str(error)
     assert isinstance(error.__cause__, RuntimeError)
 
 
@@ -230,7 +231,7 @@ def test_a_type_of_ones_own_needs_to_be_allowed(folder):
     say(folder, sample_type=kind, field_map={"number": "json[n]"})
     with pytest.raises(SpecError, match=r"allow_modules=\['test_typed'\]"):
         open_typed(folder)
-    source = open_typed(folder, trust=ImportPolicy.of(["test_typed"]), decoder=SampleDecoder())
+    source = open_typed(folder, policy=ImportPolicy.of(["test_typed"]), decoder=SampleDecoder())
     assert [one.number for one in read(source)] == list(range(6))
 
 
@@ -254,14 +255,14 @@ WRONG = [
         {"sample_type": TEXT, "field_map": {"txt": "txt"}},
         "TextSample has no field txt, only: text.",
     ),
-    ({"sample_type": TEXT, "field_map": {"txt": "txt"}}, "TextSample needs text too"),
+    ({"sample_type": TEXT, "field_map": {"txt": "txt"}}, "TextSample also needs text"),
     ({"sample_type": TEXT, "field_map": {"text": "json["}}, "text: it must be like `jpg`"),
     ({"sample_type": TEXT, "field_map": {"text": 3}}, "text: it must be like `jpg`"),
     ({"sample_type": TEXT, "field_map": []}, "must be a mapping of fields to parts"),
     ({"sample_type": TEXT, "fieldmap": {"text": "txt"}}, "Did you mean 'field_map'?"),
     (
         {"sample_type": TEXT, "field_map": {"text": "txt"}, "sample_loader": "a.py:b"},
-        "it and `sample_loader` exclude each other",
+        "`field_map` and `sample_loader` exclude each other",
     ),
     ({"sample_type": TEXT, "sample_loader": "a.py:b"}, "part_filter: it is missing"),
     ({"sample_type": TEXT, "field_map": {"text": "txt"}, "subflavors": 3}, "subflavors: it must"),
@@ -271,7 +272,7 @@ WRONG = [
     ),
     (
         {"sample_type": TEXT, "field_map": {"text": "txt"}, "decoder": {"a": 1}},
-        "decoder: it must have __module__",
+        "decoder: it must be a mapping with __module__",
     ),
     ({"__module__": "megatron.energon", "__class__": "Webdataset"}, "is not a known dataset class"),
     (
@@ -280,7 +281,7 @@ WRONG = [
             "__class__": "CrudeWebdataset",
             "field_map": {"text": "txt"},
         },
-        "field_map: CrudeWebdataset has none",
+        "field_map: CrudeWebdataset does not take it",
     ),
     ({"__module__": "evil", "__class__": "CrudeWebdataset"}, "evil.CrudeWebdataset is not a known"),
 ]
@@ -358,3 +359,10 @@ def test_large_parts_that_no_field_needs_are_not_read(folder, block, monkeypatch
     )
     assert [one.text for one in source.read(np.zeros(block, np.int64))] == ["a"] * block
     assert max(sizes) < 100_000
+
+
+def test_a_field_may_be_a_packed_part(folder):
+    write_tar(folder / "0.tar", [("s0.txt.gz", gzip.compress(b"packed")), ("s0.json", b"{}")])
+    prepare(folder, force=True, workers=1)
+    say(folder, sample_type=TEXT, field_map={"text": "txt.gz"})
+    assert read(open_typed(folder, subset=(0, 1)))[0].text == "packed"

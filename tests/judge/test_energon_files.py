@@ -148,7 +148,7 @@ def folder(request, tmp_path_factory, energon):
 def we_read(path, *, config=None, decoder="default", **options):
     decoder = SampleDecoder() if decoder == "default" else decoder
     trust = ImportPolicy.of([str(path)])
-    source = open_typed(path, decoder=decoder, trust=trust, **(config or {}), **options)
+    source = open_typed(path, decoder=decoder, policy=trust, **(config or {}), **options)
     samples = source.read(np.arange(len(source)))
     return [plain_sample(one) for one in samples if not isinstance(one, SampleError)]
 

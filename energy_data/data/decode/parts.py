@@ -44,6 +44,9 @@ Decoder = Callable[[bytes], Any]
 Overrides = Mapping[str, Decoder | Literal["bytes"]]
 """Extension of a part (`png`, or more exactly `seg.png`) -> what it is decoded by; goes first."""
 
+PartFilter = Callable[[str], bool]
+"""Whether a sample needs the part with this extension."""
+
 LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
 _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
@@ -57,21 +60,45 @@ class Decoding:
     mode: Literal["auto", "bytes"] = "auto"  # "bytes": nothing is decoded
     overrides: Overrides = field(default_factory=dict)
     images: ImageMode = "torchrgb8"
+    part_filter: PartFilter | None = None  # None: all parts
+    av_decode: AVMode | None = None  # None: audio and video stay bytes
+    video_decode_audio: bool = False
+    guess_content: bool = False
 
     def decoder(self, extension: str) -> PartDecoder:
-        """Return what decodes parts with this full extension; look it up once per extension.
+        """Return the decoder of parts with this full extension; cache it, as a lookup is slow.
 
-            A memoryview of a bytearray is handed over for good; other memory has to be copied.
-        Raises MissingExtraError for an image if Pillow is not installed.
+        A memoryview of a bytearray becomes the decoder's own; it copies other memory. Raises
+        MissingExtraError for an image if Pillow is not installed.
         """
-        last = extension.rpartition(".")[2].lower()
-        for name in (extension, last):
+        if self.part_filter is not None and not self.part_filter(extension):
+            return skip_part
+        return self._decoder(extension)
+
+    def _decoder(self, extension: str) -> PartDecoder:
+        for name in (extension, extension.rpartition(".")[2].lower()):
             if name in self.overrides:
                 return _overriding(self.overrides[name])
         if self.mode == "bytes":
             return bytes
+        by_name = self._by_name(extension)
+        if not self.guess_content:
+            return by_name
+
+        def decode(data: Buffer) -> Any:
+            found = extension_of(data)
+            is_media = found in EXTENSIONS or found in MEDIA_EXTENSIONS
+            return self._by_name(found)(data) if is_media else by_name(data)
+
+        return decode
+
+    def _by_name(self, extension: str) -> PartDecoder:
+        last = extension.rpartition(".")[2].lower()
+        if last in MEDIA_EXTENSIONS and self.av_decode is not None:
+            return media_decoder(self.av_decode, with_audio=self.video_decode_audio)
         if last == "gz":
-            return _Unpacking(self.decoder(extension[:-3])) if "." in extension else _unpack
+            inner = self._decoder(extension[:-3]) if "." in extension else bytes
+            return lambda data: inner(_unpack(data))
         if last in EXTENSIONS:
             return image_decoder(self.images)
         return _DECODERS.get(last, bytes)
@@ -238,14 +265,6 @@ def _limit(size: int) -> None:
         raise ValueError(f"it unpacks to more than {LARGEST_UNPACKED} bytes")
 
 
-@dataclass(frozen=True)
-class _Unpacking:
-    inner: PartDecoder
-
-    def __call__(self, data: Buffer) -> Any:
-        return self.inner(_unpack(data))
-
-
 def _overriding(override: Decoder | Literal["bytes"]) -> PartDecoder:
     if override == "bytes":
         return bytes
@@ -264,10 +283,6 @@ _DECODERS: dict[str, PartDecoder] = {
 }
 
 
-PartFilter = Callable[[str], bool]
-"""Whether a sample wants the part with this extension."""
-
-
 class SampleDecoder:
     """Decodes parts by their extension.
 
@@ -283,16 +298,16 @@ class SampleDecoder:
         video_decode_audio: bool = False,
         guess_content: bool = False,
     ) -> None:
-        """Say what parts become.
+        """Choose what parts become.
 
         Args:
-            image_decode: What images become; by default float32 tensors [3, H, W] in [0, 1].
-            av_decode: What audio and video become: "AVDecoder", which decodes what it is asked for;
-                "torch", all decoded, as `AVData`; "pyav", an open container of PyAV.
+            image_decode: What images become, by default float32 tensors [3, H, W] in [0, 1].
+            av_decode: What audio and video become: "AVDecoder", which decodes on request;
+                "torch", completely decoded `AVData`; "pyav", an open container of PyAV.
             video_decode_audio: Decode the sound of videos too, where av_decode is "torch".
-            guess_content: Tell images, audio and video by how they begin, not by their extensions.
+            guess_content: Recognise images, audio and video by their first bytes, not by extension.
 
-        Raises SpecError for what cannot be.
+        Raises SpecError for an unknown mode.
         """
         check_image_mode(image_decode)
         if av_decode not in get_args(AVMode):
@@ -302,12 +317,9 @@ class SampleDecoder:
         self.video_decode_audio, self.guess_content = video_decode_audio, guess_content
         self._decoding = self.decoding()
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _made, (type(self), self.config())
-
     def decoding(self, part_filter: PartFilter | None = None) -> Decoding:
-        """Return it as sources take it; parts that the filter does not want become `UNWANTED`."""
-        return PartDecoding(
+        """Return the options for a source; parts that the filter rejects become `UNWANTED`."""
+        return Decoding(
             images=self.image_decode,
             part_filter=part_filter,
             av_decode=self.av_decode,
@@ -316,12 +328,12 @@ class SampleDecoder:
         )
 
     def decode(self, fname: str, raw: bytes) -> Any:
-        """Return the bytes of a file decoded, by the extension of its name."""
+        """Decode the bytes of a file by the extension of its name."""
         named = split_name(fname)
         return self._decoding.decoder(named[1] if named else "")(raw)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a sample with its parts decoded: those that are bytes, but for the `__` fields."""
+        """Return a sample with the parts that are bytes decoded; `__` fields stay as they are."""
         return {
             name: self._decoding.decoder(name)(value)
             if isinstance(value, bytes) and not name.startswith("__")
@@ -341,43 +353,3 @@ class SampleDecoder:
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
         return f"{type(self).__name__}({options})"
-
-
-@dataclass(frozen=True)
-class PartDecoding(Decoding):
-    """As `Decoding`, for some parts only, with audio and video."""
-
-    images: ImageMode = "torchrgb"
-    part_filter: PartFilter | None = None
-    av_decode: AVMode | None = None  # None: audio and video stay bytes
-    video_decode_audio: bool = False
-    guess_content: bool = False
-
-    def decoder(self, extension: str) -> PartDecoder:
-        """Return what decodes parts with this full extension."""
-        if self.part_filter is not None and not self.part_filter(extension):
-            return skip_part
-        if self.mode == "bytes":
-            return bytes
-        return self._guessing(extension) if self.guess_content else self._by_name(extension)
-
-    def _by_name(self, extension: str) -> PartDecoder:
-        last = extension.rpartition(".")[2].lower()
-        if last in MEDIA_EXTENSIONS and self.av_decode is not None:
-            return media_decoder(self.av_decode, with_audio=self.video_decode_audio)
-        return Decoding.decoder(self, extension)
-
-    def _guessing(self, extension: str) -> PartDecoder:
-        by_name = self._by_name(extension)
-
-        def decode(data: Buffer) -> Any:
-            found = extension_of(data)
-            if found in EXTENSIONS or found in MEDIA_EXTENSIONS:
-                return self._by_name(found)(data)
-            return by_name(data)
-
-        return decode
-
-
-def _made(kind: type[SampleDecoder], config: Mapping[str, Any]) -> SampleDecoder:
-    return kind(**config)

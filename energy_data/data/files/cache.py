@@ -1,10 +1,10 @@
-"""Cache pools: files read ahead, on a disk nearby, for samples that wait in a buffer.
+"""Cache pools: files are read ahead onto a local disk while their samples wait in a buffer.
 
-    lazy = cache.get_lazy(store, "0001.jpg")  # nothing is read yet
-    image = lazy.get(sample)
+    lazy = cache.get_lazy(store, "0001.jpg")  # starts to read
+    image = lazy.get(sample)  # waits for the file
 
-A task that packs asks for the large files of a sample when it is read, and gets them when the
-sample is packed. The names are Energon's.
+A task encoder that packs requests the large files of a sample when the sample is read, and gets
+them when it is packed. The names are Energon's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Generic, Literal, TypeVar
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, eq=False)
 class Lazy(ABC, Generic[T]):
-    """A file that is read when it is asked for."""
+    """A file that is read on request."""
 
     ds: FileStore[T] | None
     fname: str
@@ -40,7 +39,7 @@ class Lazy(ABC, Generic[T]):
 
     @abstractmethod
     def get(self, sample: Any = None) -> T:
-        """Return the file; `sample`, if given, notes in `__sources__` where it was read."""
+        """Return the file; its source is added to `__sources__` of `sample` if given."""
 
     def __hash__(self) -> int:
         return hash((id(self.ds), self.fname))
@@ -52,17 +51,18 @@ class Lazy(ABC, Generic[T]):
 
 @dataclass(kw_only=True, eq=False)
 class DirectLazy(Lazy[T]):
-    """A file that is read at the first `get`, and kept."""
+    """A file that is read by the first `get`, and then kept in memory."""
 
-    _data: tuple[T, SampleSource] | None = field(default=None, repr=False)
+    _data: tuple[T, SampleSource | None] | None = field(default=None, repr=False)
 
     def get(self, sample: Any = None) -> T:
-        """Return the file; `sample`, if given, notes in `__sources__` where it was read."""
+        """Return the file; its source is added to `__sources__` of `sample` if given."""
         if self._data is None:
             assert self.ds is not None
             self._data = self.ds[self.fname]
         data, source = self._data
-        add_source(sample, source)
+        if source is not None:
+            add_source(sample, source)
         return data
 
 
@@ -82,7 +82,7 @@ class MockLazy(Lazy[T]):
         return hash((self.fname, self.get_fn))
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both are the same function of the same name."""
+        """Return whether function and name are the same."""
         return isinstance(other, MockLazy) and (self.fname, self.get_fn) == (
             other.fname,
             other.get_fn,
@@ -90,57 +90,53 @@ class MockLazy(Lazy[T]):
 
 
 class CachePool(ABC):
-    """Where files come from that are asked for ahead."""
+    """Provides files that are requested ahead of use."""
 
     @abstractmethod
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """Return a file now; `sample`, if given, notes where it was read."""
+        """Return a file now; its source is added to `sample` if given."""
 
     @abstractmethod
     def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
-        """Return a file to be asked for later."""
+        """Return a handle to get the file later."""
 
     @abstractmethod
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Store a value and return a `Lazy` for it; `name` is for humans."""
+        """Store a value and return a `Lazy` for it; `name` appears in its repr."""
 
     @abstractmethod
     def close(self) -> None:
-        """Remove what is cached; idempotent."""
+        """Remove all cached files; idempotent."""
 
 
 class NoCachePool(CachePool):
-    """A pool that keeps nothing: files are read when they are asked for."""
+    """A pool that caches nothing: files are read on request."""
 
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """Return a file now; `sample`, if given, notes where it was read."""
+        """Return a file now; its source is added to `sample` if given."""
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> DirectLazy[T]:
-        """Return a file to be asked for later; it is read then."""
+        """Return a handle that reads the file on its first `get`."""
         return DirectLazy(ds=ds, fname=fname, pool=self)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Return what gives the value back; it stays in memory."""
-        return MockLazy(name, partial(_value, data))
+        """Return a handle for the value, which stays in memory."""
+        return DirectLazy(ds=None, fname=name, pool=self, _data=(data, None))
 
     def close(self) -> None:
         """Do nothing: there is nothing to remove."""
-
-
-def _value(data: T, _: str) -> T:
-    return data
 
 
 Name = tuple[str, str]  # path of the store, key of the file
 
 
 class FileStoreCachePool(CachePool):
-    """Keeps files that were asked for ahead in a folder, at best on a disk of this machine.
+    """Caches files in a folder, which is best on a local disk.
 
-    A file that is asked for several times is read once. Where the cache is full, or a read ahead
-    has failed, the file is read when it is needed. Each process has a folder of its own, which it
-    removes at its end.
+    A file that is requested several times is read once. If the cache is full, or reading ahead has
+    failed, the file is read when it is needed. Each process has a folder of its own, and removes it
+    when it ends.
     """
 
     def __init__(
@@ -152,15 +148,15 @@ class FileStoreCachePool(CachePool):
         max_cache_count: int = 10_000_000,
         method: Literal["raw", "pickle"] = "raw",
     ) -> None:
-        """Describe a pool; folder and threads are made on first use.
+        """Configure a pool; its folder and threads are created on first use.
 
         Args:
-            parent_cache_dir: Where the folder is made; None: where temporary files are.
-            num_workers: Threads that read, per process.
-            max_cache_size_gbytes: GiB in the cache, per process, at most.
-            max_cache_count: Files in it, at most.
-            method: "raw" keeps the bytes of a file and decodes them when they are asked for,
-                "pickle" decodes first and keeps the result.
+            parent_cache_dir: Parent of the folder; None: the default folder of temporary files.
+            num_workers: Reading threads per process.
+            max_cache_size_gbytes: Maximum GiB in the cache, per process.
+            max_cache_count: Maximum number of files in it.
+            method: "raw" caches the bytes of a file and decodes them on `get`; "pickle" caches the
+                decoded value.
         """
         if method not in ("raw", "pickle"):
             raise SpecError(
@@ -175,31 +171,31 @@ class FileStoreCachePool(CachePool):
         }
         self._folder: _Folder | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _pool, (self._options,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_folder": None}
 
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """Return a file now; `sample`, if given, notes where it was read."""
+        """Return a file now; its source is added to `sample` if given."""
         return self.get_lazy(ds, fname).get(sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
-        """Begin to read a file, and return what gives it."""
+        """Start to read a file, and return a handle for it."""
         folder, raw = self._open(), self._options["method"] == "raw"
         inner = ds.inner if raw and isinstance(ds, DecodeFileStore) else ds
         entry = folder.ask((ds.get_path(), fname), inner, fname)
         return FileCacheLazy(ds, fname, self, folder, entry, decode=inner is not ds)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Store a value and return a `Lazy` for it; `name` is for humans."""
+        """Store a value and return a `Lazy` for it; `name` appears in its repr."""
         folder = self._open()
-        entry = folder.ask(("", f"{id(data)}-{name}"), _StoredValue(data), name)
-        if not entry.future.result():  # it is full: the value stays in memory
+        entry = folder.ask(("", f"{id(data)}-{name}"), {name: (data, None)}, name)
+        if not entry.future.result():  # the cache is full: the value stays in memory
             folder.release(entry)
             return NoCachePool().to_cache(data, name)
         return FileCacheLazy(None, name, self, folder, entry, decode=False)
 
     def close(self) -> None:
-        """Remove what is cached; idempotent."""
+        """Remove all cached files; idempotent."""
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
@@ -229,7 +225,7 @@ class FileCacheLazy(Lazy[T]):
         self._release = finalize(self, folder.release, entry)
 
     def get(self, sample: Any = None) -> T:
-        """Return the file, once it is read; `sample`, if given, notes where."""
+        """Wait for the file and return it; its source is added to `sample` if given."""
         if self._data is None:
             kept: tuple[Any, SampleSource] | None = self.entry.load()
             if kept is None:
@@ -246,27 +242,17 @@ class FileCacheLazy(Lazy[T]):
         return data
 
 
-class _StoredValue:
-    """A value that is stored as if it were a file."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __getitem__(self, key: str) -> tuple[Any, SampleSource | None]:
-        return self._data, None
-
-
 class _Entry:
-    """A file in the cache, or on its way there."""
+    """A file in the cache, or one that is being read into it."""
 
     def __init__(self, name: Name, path: Path) -> None:
         self.name, self.path = name, path
-        self.asked = 1  # how many still want it
+        self.num_users = 1
         self.num_bytes = 0
         self.future: Future[bool] = Future()
 
     def load(self) -> Any:
-        """Wait for the file and return what is kept of it; None if it was not kept."""
+        """Wait for the file and return its cached value; None if it was not cached."""
         return pickle.loads(self.path.read_bytes()) if self.future.result() else None  # noqa: S301 - written by this process
 
 
@@ -279,7 +265,7 @@ class _Folder:
         self._most_bytes = int(options["max_cache_size_gbytes"] * (1 << 30))
         self._most_files = options["max_cache_count"]
         self._threads = ThreadPoolExecutor(options["num_workers"], "energy-data-cache")
-        self._lock = threading.RLock()  # a collection of garbage may release within a lock
+        self._lock = threading.RLock()  # the garbage collector may call `release` inside a lock
         self._entries: dict[Name, _Entry] = {}
         self._num_bytes, self._made = 0, 0
         self._remove = finalize(self, _removed, self.path, self.process)
@@ -287,7 +273,7 @@ class _Folder:
     def ask(self, name: Name, store: Any, fname: str) -> _Entry:
         with self._lock:
             if entry := self._entries.get(name):
-                entry.asked += 1
+                entry.num_users += 1
                 return entry
             self._made += 1
             entry = self._entries[name] = _Entry(name, self.path / str(self._made))
@@ -295,11 +281,11 @@ class _Folder:
             return entry
 
     def release(self, entry: _Entry) -> None:
-        if self.process != os.getpid():  # a forked child: the lock may be held for ever
+        if self.process != os.getpid():  # in a forked child the lock may never be released
             return
         with self._lock:
-            entry.asked -= 1
-            if entry.asked:
+            entry.num_users -= 1
+            if entry.num_users:
                 return
             self._entries.pop(entry.name, None)
             self._num_bytes -= entry.num_bytes
@@ -311,13 +297,13 @@ class _Folder:
         self._remove()
 
     def _keep(self, entry: _Entry, store: Any, fname: str) -> bool:
-        """Put a file in the cache; False if it is full, or the file cannot be read now."""
+        """Cache a file. Return False if the cache is full, or the file cannot be read now."""
         with self._lock:
             if len(self._entries) > self._most_files or self._num_bytes >= self._most_bytes:
                 return False
         try:
             kept = pickle.dumps(store[fname], protocol=5)
-        except Exception:  # noqa: BLE001 - it is read again, and raises, where it is needed
+        except Exception:  # noqa: BLE001 - the file is read again on `get`, which raises the error
             return False
         with self._lock:
             if self._num_bytes + len(kept) > self._most_bytes:
@@ -328,10 +314,6 @@ class _Folder:
         return True
 
 
-def _pool(options: dict[str, Any]) -> FileStoreCachePool:
-    return FileStoreCachePool(**options)
-
-
 def _removed(path: Path, process: int) -> None:
-    if process == os.getpid():  # a forked child has no part in it
+    if process == os.getpid():  # a forked child must not remove it
         rmtree(path, ignore_errors=True)

@@ -196,19 +196,9 @@ def _identity_of(path: str) -> tuple[int, ...] | None:
         return None
 
 
-def open_anew(path: str) -> LocalFile:
-    """Return the file at `path`, opened now and not kept; raise StructureError if it cannot."""
-    return _OPEN.open(path)
-
-
-def drop_changed(path: str) -> None:
-    """Forget the open file at `path` if it was replaced."""
-    _OPEN.drop_changed(path)
-
-
-def open_file(path: str) -> LocalFile:
-    """Return the open file at `path` from this process's set; raise StructureError if it cannot."""
-    return _OPEN.get(path)
+open_anew = _OPEN.open
+drop_changed = _OPEN.drop_changed
+open_file = _OPEN.get
 
 
 def write_whole(path: str, data: bytes, mode: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from energy_data.data.files.local import whole_file
 from energy_data.data.files.offsets import cache_folder
@@ -122,7 +122,8 @@ def _stamps(path: str, part: PartShards) -> Iterator[tuple[int, int]]:
 
 def _compute(members: Sequence[Member]) -> Table:
     """Return the table of a join."""
-    with _progress() as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         shards = sum(len(member.part.shards) for member in members)
         task = progress.add_task("Matching keys", total=shards)
         sides = [_Side(member, lambda: progress.advance(task)) for member in members]
@@ -181,18 +182,4 @@ def _without_match(first: _Side, side: _Side, places: npt.NDArray[np.int64]) -> 
         f"{side.member.path}: it has no match for {len(places)} of {len(first.numbers)} samples of "
         f"{first.member.path}, found none for {named}. Write `nonmatch: skip` to leave such "
         "samples out, or `nonmatch: none` to have nothing in this place."
-    )
-
-
-def _progress() -> Progress:
-    """Return a progress bar; it shows on terminals only."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
     )

@@ -14,22 +14,24 @@ from types import ModuleType
 log = logging.getLogger(__name__)
 
 
-def _load(name: str, version: int) -> ModuleType | None:
-    """Return a compiled module; None if there is none of this version."""
+_VERSION = 5  # of the interface between Python and C; the same number is in the C
+
+
+def _load() -> ModuleType | None:
+    """Return the compiled module; None if there is none of this version."""
     if os.environ.get("ENERGY_DATA_COMPILED") == "0":
         return None
     try:
-        found = import_module(f"energy_data.{name}")
+        found = import_module("energy_data.data.tar._tar")
     except ImportError:
         return None
-    if getattr(found, "VERSION", None) != version:
+    if getattr(found, "VERSION", None) != _VERSION:
         log.warning(
-            "%s was compiled from other sources, and is not used. Install the package again.",
+            "%s was compiled from other sources and is not used. Install the package again.",
             found.__file__,
         )
         return None
     return found
 
 
-# The version of the interface between Python and C; the same number is in the C.
-TAR = _load("data.tar._tar", 5)
+TAR = _load()

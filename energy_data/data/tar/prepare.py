@@ -1,8 +1,8 @@
-"""Preparing a folder of tars, once: indices next to the tars and `.nv-meta`, as Energon has them.
+"""Prepares a folder of tars: writes indices next to the tars, and `.nv-meta`, in Energon's formats.
 
     summary = prepare(Path("/data/coco"), split="8,1,1")
 
-What it writes, Energon loads, and the other way round.
+Energon can load what it writes, and this package loads what Energon has prepared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 from itertools import islice, pairwise
 from multiprocessing import get_context
@@ -44,13 +45,13 @@ from energy_data.data.tar.sqlite import SqliteWriter
 from energy_data.data.typed.dataset_yaml import definition_of
 from energy_data.errors import SpecError, StructureError
 
-PARTS = ("train", "val", "test")  # that a ratio is about
+PARTS = ("train", "val", "test")  # those of a ratio
 _SHUFFLE_SEED = 42  # Energon's
-_BYTES_PER_WORKER = 1 << 30  # read in about the time that a process takes to start
-_MOST_PATTERNS = 1_000_000  # that the braces of one may stand for
+_BYTES_PER_WORKER = 1 << 30  # reading them takes about as long as starting a process
+_MOST_PATTERNS = 1_000_000  # after expanding the braces of one
 
 Progress = Callable[[int, int], None]
-"""Called with the number of shards done and of all shards."""
+"""Called with the number of finished shards and the number of all shards."""
 
 
 @dataclass
@@ -60,9 +61,9 @@ class Summary:
     path: str
     shard_counts: dict[str, int] = field(default_factory=dict)  # samples per shard
     split_parts: dict[str, list[str]] = field(default_factory=dict)  # shards per part
-    extensions: list[str] = field(default_factory=list)  # of parts of samples; at most 50
-    empty_shards: list[str] = field(default_factory=list)  # without samples: left out
-    kept_indices: int = 0  # shards that were indexed before
+    extensions: list[str] = field(default_factory=list)  # of parts of samples, at most 50
+    empty_shards: list[str] = field(default_factory=list)  # without samples; they are left out
+    kept_indices: int = 0  # shards that already had an index
 
     @property
     def num_samples(self) -> int:
@@ -70,7 +71,7 @@ class Summary:
         return sum(self.shard_counts.values())
 
     def add(self, found: _Found) -> None:
-        """Take in one shard."""
+        """Add one shard."""
         if found.num_samples:
             self.shard_counts[found.shard] = found.num_samples
         else:
@@ -93,29 +94,30 @@ def prepare(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Index all tars below `path` and write its `.nv-meta`; return what was found.
+    """Index all tars below `path` and write its `.nv-meta`; return a summary.
 
     Args:
         path: The folder of the dataset.
-        split: Shares of the shards, in order of their names, for train, val and test. Or part ->
-            patterns of its shards. A pattern is a regular expression for the beginning of the name,
-            as in Energon, braces expanded first; one that fits no shard is tried as a glob.
-        exclude: Leave out tars whose name has a match of this regular expression.
-        force: Prepare again what is prepared. Indices that fit their tars are kept in any case.
-        sqlite: Write `index.sqlite` as well: the place of each part of each sample, by key. A key
-            can be in one shard only then.
-        shuffle: Deal the shards out by ratio in a random order, the same each time and Energon's.
-        fix_duplicates: If a key is in several shards, put the files of all of them into folders
-            that are called as their shards are: the tars are written anew.
-        crude: Write a dataset.yaml that declares crude samples, if there is none.
-        workers: Processes; by default one per GiB, at most one per CPU.
-        progress: Called when a shard is done.
+        split: Shares of the shards, in order of their names, for train, val and test; or a mapping
+            of part to patterns of shards. A pattern is a regular expression that matches the start
+            of the name, as in Energon, after braces are expanded. A pattern that matches no shard
+            is tried as a glob.
+        exclude: Leave out tars whose name contains a match of this regular expression.
+        force: Prepare a dataset that is prepared already, and index all its shards again.
+        sqlite: Also write `index.sqlite`, which finds each part of each sample by its key. Keys
+            must be unique then.
+        shuffle: Assign shards to the parts of a ratio in Energon's random order, which is fixed.
+        fix_duplicates: If a key occurs in several shards, move all files into folders named like
+            their shards. This rewrites the tars.
+        crude: Write a dataset.yaml for crude samples if there is none.
+        workers: Number of processes; by default one per GiB, at most one per CPU.
+        progress: Called when a shard is finished.
 
-    Raises SpecError for what cannot be done, StructureError for a damaged tar. Nothing is written
-    to `.nv-meta` then, and the indices already made are kept: the next try goes on from there.
+    Raises SpecError for invalid arguments, StructureError for a damaged tar. In both cases nothing
+    is written to `.nv-meta`; finished indices are kept, and the next attempt continues from them.
     """
     if not path.is_dir():
-        raise SpecError(f"{path}: it is no folder. Name the folder that the tars are in.")
+        raise SpecError(f"{path}: it is not a folder. Name the folder that contains the tars.")
     if meta.is_prepared(path) and not force:
         raise SpecError(f"{path}: it is prepared. Use `force` (--force) to prepare it again.")
     if isinstance(split, str):
@@ -126,9 +128,16 @@ def prepare(
     if fix_duplicates and has_duplicates(path, shards):
         for shard in shards:
             prefix_names(path, shard)
-    found = _index_all(_Task(str(path), keep=not force, with_parts=sqlite), shards, workers)
-    watched = _watched(found, len(shards), progress)
-    summary = _collect(path, watched, path / meta.FOLDER / meta.SQLITE if sqlite else None, divide)
+    database = path / meta.FOLDER / meta.SQLITE if sqlite else None
+    summary = _collect(
+        path,
+        shards,
+        divide,
+        keep=not force,
+        database=database,
+        workers=workers,
+        progress=progress,
+    )
     _write(path, summary, crude=crude)
     return summary
 
@@ -140,21 +149,26 @@ def reindex(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Index the tars of a prepared dataset again; all that was chosen for it stays as it is.
+    """Index the tars of a prepared dataset again; its split and its dataset.yaml are kept.
 
-    sqlite: Write `index.sqlite`, which is written anew if it is there, in any case.
+    sqlite: Write `index.sqlite`. If it exists, it is always rewritten.
 
-    Raises SpecError if it is not prepared, StructureError if a shard has another number of samples
-    than it had.
+    Raises SpecError if the dataset is not prepared, StructureError if the number of samples of a
+    shard has changed.
     """
     if not meta.is_prepared(path):
         raise SpecError(f"{path}: it is not prepared. Leave out `tar_index_only`.")
     counts = meta.read_counts(path)
     database = path / meta.FOLDER / meta.SQLITE
-    wanted = database if sqlite or database.exists() else None
-    task = _Task(str(path), keep=False, with_parts=wanted is not None)
-    found = _watched(_index_all(task, list(counts), workers), len(counts), progress)
-    summary = _collect(path, found, wanted, lambda _: {})
+    summary = _collect(
+        path,
+        list(counts),
+        lambda _: {},
+        keep=False,
+        database=database if sqlite or database.exists() else None,
+        workers=workers,
+        progress=progress,
+    )
     for shard, count in counts.items():
         if summary.shard_counts.get(shard, 0) != count:
             raise StructureError(
@@ -166,31 +180,34 @@ def reindex(
     mode = path.stat().st_mode
     write_whole(str(path / meta.FOLDER / meta.UUID), str(uuid4()).encode(), mode)
     info = path / meta.FOLDER / meta.INFO
-    if not info.exists():  # of an old Energon
+    if not info.exists():  # written by an old Energon
         write_whole(str(info), json.dumps(_info(counts), indent=2).encode(), mode)
     return summary
 
 
-def _watched(found: Iterator[_Found], total: int, progress: Progress | None) -> Iterator[_Found]:
-    for number, one in enumerate(found, 1):
-        yield one
-        if progress:
-            progress(number, total)
-
-
 def _collect(
-    path: Path, found: Iterator[_Found], database: Path | None, divide: _Divide
+    path: Path,
+    shards: list[str],
+    divide: _Divide,
+    *,
+    keep: bool,
+    database: Path | None,
+    workers: int | None,
+    progress: Progress | None,
 ) -> Summary:
-    """Return the summary of all shards; write the database atomically."""
+    """Index all shards and return their summary; write the database atomically."""
     summary = Summary(str(path))
+    found = _index_all(path, shards, workers, keep=keep, with_parts=database is not None)
     writer = SqliteWriter(database) if database else None
     try:
-        for one in found:
+        for number, one in enumerate(found, 1):
             summary.add(one)
             if writer and one.scan and one.num_samples:
                 writer.add(one.shard, one.scan)
+            if progress:
+                progress(number, len(shards))
         if not summary.shard_counts:
-            raise SpecError(f"{path}: its tars have no samples in them. Name another folder.")
+            raise SpecError(f"{path}: its tars contain no samples. Name another folder.")
         summary.split_parts = divide(list(summary.shard_counts))
     except BaseException:
         if writer:
@@ -202,7 +219,7 @@ def _collect(
 
 
 def parse_patterns(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Return the `split` that texts such as `train:shard_0.*` stand for."""
+    """Return the `split` for texts such as `train:shard_0.*`."""
     patterns: dict[str, list[str]] = {}
     for text in texts:
         part, colon, pattern = text.partition(":")
@@ -216,48 +233,39 @@ class _Found(NamedTuple):
     shard: str
     num_samples: int
     extensions: list[str]
-    kept: bool  # was indexed before
-    scan: Scan | None = None  # if with parts
+    kept: bool  # it already had an index
+    scan: Scan | None = None  # if parts were requested
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Indexes one shard; sent to worker processes."""
-
-    root: str
-    keep: bool
-    with_parts: bool
-
-    def __call__(self, shard: str) -> _Found:
-        tar = f"{self.root}/{shard}"
-        index = index_beside(tar)
-        if self.keep and not self.with_parts and index_fits(index, tar):
-            count = Path(index).stat().st_size // 8 - 1
-            known = known_shard(tar, index, count)
-            known.drop_changed()
-            known.open()
-            return _Found(shard, count, _first_extensions(tar), kept=True)
-        found = scan(open_anew(tar), with_parts=self.with_parts)
-        write_index(tar, found.offsets, [index])
-        return _Found(
-            shard,
-            len(found.keys),
-            found.extensions,
-            kept=False,
-            scan=found if self.with_parts else None,
-        )
+def _index(root: str, keep: bool, with_parts: bool, shard: str) -> _Found:
+    """Index one shard; runs in worker processes."""
+    tar = f"{root}/{shard}"
+    index = index_beside(tar)
+    if keep and not with_parts and index_fits(index, tar):
+        count = Path(index).stat().st_size // 8 - 1
+        known = known_shard(tar, index, count)
+        known.drop_changed()
+        known.open()
+        return _Found(shard, count, _first_extensions(tar), kept=True)
+    found = scan(open_anew(tar), with_parts=with_parts)
+    write_index(tar, found.offsets, [index])
+    scanned = found if with_parts else None
+    return _Found(shard, len(found.keys), found.extensions, kept=False, scan=scanned)
 
 
-def _index_all(task: _Task, shards: list[str], workers: int | None) -> Iterator[_Found]:
-    """Index the shards, several at a time; yield what was found in their order."""
+def _index_all(
+    path: Path, shards: list[str], workers: int | None, *, keep: bool, with_parts: bool
+) -> Iterator[_Found]:
+    """Index the shards, several at a time; yield the results in the order of the shards."""
+    task = partial(_index, str(path), keep, with_parts)
     if workers is None:
-        size = sum((Path(task.root) / shard).stat().st_size for shard in shards)
+        size = sum((path / shard).stat().st_size for shard in shards)
         workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
     if workers <= 1:
         yield from map(task, shards)
         return
     context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # importing torch takes seconds: once will do
+    context.set_forkserver_preload([__name__])  # imports torch once, which takes seconds
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         pending: deque[Future[_Found]] = deque()
         try:
@@ -277,7 +285,7 @@ def _first_extensions(tar: str) -> list[str]:
     members = islice(walk(Window(file, 1024).read, 0, file.size), MOST_PARTS)
     try:
         named = [split_name(member.name) for member in members if member.regular]
-    except Fault:  # the end of a short tar, or damage that reading will report
+    except Fault:  # the end of a short tar, or damage, which reading reports
         return []
     return list(dict.fromkeys(extension for _, extension in filter(None, named)))
 
@@ -288,7 +296,7 @@ def _without(shards: list[str], exclude: str | None, path: Path) -> list[str]:
     try:
         wanted = [shard for shard in shards if not re.search(exclude, shard)]
     except re.error as error:
-        raise SpecError(f"exclude {exclude!r}: no regular expression: {error}.") from error
+        raise SpecError(f"exclude {exclude!r}: it is not a regular expression: {error}.") from error
     if not wanted:
         raise SpecError(f"{path}: exclude {exclude!r} leaves none of its {len(shards)} tars.")
     return refuse_packed(wanted, path)
@@ -298,7 +306,7 @@ _Divide = Callable[[list[str]], dict[str, list[str]]]
 
 
 def _by_ratio(ratio: str, path: Path, *, shuffle: bool) -> _Divide:
-    """Return what deals shards to the parts by shares, as Energon does, but without rounding."""
+    """Return a function that splits shards by shares, as Energon does, but without rounding."""
     try:
         shares = [Fraction(share.strip()) for share in ratio.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -329,7 +337,7 @@ def _by_ratio(ratio: str, path: Path, *, shuffle: bool) -> _Divide:
 
 
 def _by_patterns(patterns: Mapping[str, Sequence[str]], path: Path) -> _Divide:
-    """Return what gives each part the shards that fit its patterns."""
+    """Return a function that gives each part the shards that match its patterns."""
 
     def divide(shards: list[str]) -> dict[str, list[str]]:
         parts = {}
@@ -344,25 +352,25 @@ def _by_patterns(patterns: Mapping[str, Sequence[str]], path: Path) -> _Divide:
 
 
 def _matches(text: str, shards: list[str], path: Path) -> set[str]:
-    """Return the shards that fit a pattern; raise SpecError if none does."""
+    """Return the shards that match a pattern; raise SpecError if there is none."""
     patterns = list(islice(meta.expand([text], path), _MOST_PATTERNS))
     found: set[str] = set()
     for pattern in patterns:
         try:
             found.update(shard for shard in shards if re.match(pattern, shard))
-        except re.error:  # `*.tar` is a glob, and no regular expression
+        except re.error:  # such as `*.tar`, which is a glob
             continue
     found = found or {one for one in shards if any(fnmatchcase(one, two) for two in patterns)}
     if not found:
         raise SpecError(
-            f"{path}: no shard fits the pattern {text!r}; the first shard is {shards[0]!r}. "
-            "Give a regular expression, or a glob, that fits from the beginning of the name."
+            f"{path}: no shard matches the pattern {text!r}; the first shard is {shards[0]!r}. "
+            "Give a regular expression or a glob that matches from the start of the name."
         )
     return found
 
 
 def _write(path: Path, summary: Summary, *, crude: bool) -> None:
-    """Write `.nv-meta`; `.info.json` last, as its being there means that all is done."""
+    """Write `.nv-meta`. `.info.json` comes last, as it marks the dataset as prepared."""
     folder = path / meta.FOLDER
     try:
         old = meta.read_mapping(folder / meta.SPLIT) or {}
@@ -370,13 +378,13 @@ def _write(path: Path, summary: Summary, *, crude: bool) -> None:
         old = {}
     split = {
         "split_parts": {part: collapse(names) for part, names in summary.split_parts.items()},
-        "exclude": old.get("exclude", []),  # chosen by hand: kept
+        "exclude": old.get("exclude", []),  # written by hand
     }
     info = _info(summary.shard_counts)
     texts = {meta.SPLIT: yaml.safe_dump(split, sort_keys=False, allow_unicode=True)}
     if crude and not (folder / meta.DATASET).exists():
         texts[meta.DATASET] = yaml.safe_dump(definition_of(None), sort_keys=False)
-    if (folder / meta.INFO_YAML).exists():  # of an old Energon
+    if (folder / meta.INFO_YAML).exists():  # written by an old Energon
         texts[meta.INFO_YAML] = yaml.safe_dump(info, sort_keys=False, allow_unicode=True)
     texts |= {meta.UUID: str(uuid4()), meta.INFO: json.dumps(info, indent=2)}
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""`dataset.yaml`: of which type the samples of a dataset are, and where their fields are.
+"""`dataset.yaml`: the type of a dataset's samples, and which parts their fields come from.
 
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}
 field_map: {image: "jpg,png", caption: "json[caption]"}
@@ -54,23 +54,23 @@ class Typing:
     fields: FieldMap | SampleLoader | None = field(default=None, eq=False)  # None: crude samples
     part_filter: PartFilter | None = field(default=None, eq=False)  # None: all parts
     subflavors: Mapping[str, Any] = field(factory=dict)
-    decoder: Any = "unsaid"  # a SampleDecoder; None: bytes; "unsaid": that of the task
+    decoder: Any = "unset"  # a SampleDecoder; None: bytes; "unset": the task encoder's
     split_config: str | None = None
     split_part: str | None = None
 
 
 def read_dataset_yaml(
-    path: Path, *, config: str | None = None, trust: ImportPolicy | None = None
+    path: Path, *, config: str | None = None, policy: ImportPolicy | None = None
 ) -> Typing:
     """Return what the dataset.yaml of a prepared dataset declares; without one, samples are crude.
 
     Args:
         path: The folder of the dataset.
         config: Name of another file in `.nv-meta` to read instead.
-        trust: Modules, and folders with Python files, that the file may name.
+        policy: The code that the file may name; None: what the environment allows.
 
     Raises SpecError with every error in the file, for a named file that does not exist, and for
-    code that is not trusted; StructureError for invalid YAML.
+    code that is not allowed; StructureError for invalid YAML.
     """
     file = path / FOLDER / (config or DATASET)
     if config is not None:
@@ -79,7 +79,7 @@ def read_dataset_yaml(
     return (
         Typing()
         if declared is None
-        else _DatasetYamlReader(file, declared, trust or ImportPolicy.of()).read()
+        else _DatasetYamlReader(file, declared, policy or ImportPolicy.of()).read()
     )
 
 
@@ -106,8 +106,8 @@ class PartsOf:
 class _DatasetYamlReader:
     """Reads one file and collects its errors."""
 
-    def __init__(self, file: Path, declared: Mapping[str, Any], trust: ImportPolicy) -> None:
-        self.file, self.declared, self.trust = file, declared, trust
+    def __init__(self, file: Path, declared: Mapping[str, Any], policy: ImportPolicy) -> None:
+        self.file, self.declared, self.policy = file, declared, policy
         self.faults: list[str] = []
 
     def read(self) -> Typing:
@@ -141,7 +141,7 @@ class _DatasetYamlReader:
         for key in self.declared:
             if key in _IGNORED:
                 log.warning(
-                    "%s: %s is ignored: the run decides the order of samples.", self.file, key
+                    "%s: %s is ignored: the run determines the order of samples.", self.file, key
                 )
             elif key not in _KNOWN:
                 near = difflib.get_close_matches(str(key), _KNOWN, 1)
@@ -160,37 +160,43 @@ class _DatasetYamlReader:
         if class_name is None:
             self._note("sample_type", "it is missing, and so is `__class__`. Give one of them.")
         elif class_name in STANDARD:
-            self._note("sample_type", f"it is missing, which {class_name} needs. Give one.")
+            self._note("sample_type", f"it is missing, and {class_name} needs it. Give one.")
         else:
             known = ", ".join((CRUDE, *WEBDATASETS))
             self._note(
                 "__class__",
                 f"{self.declared.get('__module__')}.{class_name} is not a known dataset class, "
-                f"found others: {known}. Give a `sample_type` in place of it.",
+                f"only: {known}. Give a `sample_type` instead.",
             )
         return None
 
     def _named_type(self, key: str, declared: Any) -> type[Sample] | None:
-        if not (isinstance(declared, dict) and declared.keys() == {"__module__", "__class__"}):
-            self._note(
-                key, f"it must be a mapping with __module__ and __class__, got {declared!r}."
-            )
+        kind, options = self._class(key, declared, SAMPLE_TYPES)
+        if kind is None:
             return None
-        try:
-            kind = self.trust.find(
-                str(declared["__module__"]), str(declared["__class__"]), SAMPLE_TYPES
-            )
-        except SpecError as error:
-            self._note(key, str(error))
-            return None
-        if not (isinstance(kind, type) and issubclass(kind, Sample)):
+        if options or not (isinstance(kind, type) and issubclass(kind, Sample)):
             self._note(
                 key,
-                f"{declared['__module__']}.{declared['__class__']} is no sample type. Derive it "
-                "from energy_data.energon.Sample.",
+                f"{declared} is not a sample type. Name a class that is derived from "
+                "energy_data.Sample.",
             )
             return None
         return kind
+
+    def _class(self, key: str, declared: Any, known: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return what `__module__` and `__class__` name, and the other keys; None for an error."""
+        if not (isinstance(declared, dict) and {"__module__", "__class__"} <= declared.keys()):
+            self._note(
+                key, f"it must be a mapping with __module__ and __class__, got {declared!r}."
+            )
+            return None, {}
+        options = {name: value for name, value in declared.items() if not name.startswith("__")}
+        try:
+            found = self.policy.find(str(declared["__module__"]), str(declared["__class__"]), known)
+        except SpecError as error:
+            self._note(key, str(error))
+            return None, options
+        return found, options
 
     def _fields(
         self, kind: type[Sample] | None
@@ -201,15 +207,15 @@ class _DatasetYamlReader:
         if is_crude or (loader is None and map_ is None):
             for key in ("sample_loader", "field_map"):
                 if is_crude and key in self.declared:
-                    self._note(key, f"{CRUDE} has none: its samples are dicts of parts.")
+                    self._note(key, f"{CRUDE} does not take it: its samples are dicts of parts.")
             if not is_crude and not self.faults:
                 self._note("field_map", "it is missing, and so is `sample_loader`. Give one.")
             return None, self._part_filter()
         if loader is not None and map_ is not None:
-            self._note("field_map", "it and `sample_loader` exclude each other. Give one.")
+            self._note("field_map", "`field_map` and `sample_loader` exclude each other. Give one.")
         if loader is not None:
             if "part_filter" not in self.declared:
-                self._note("part_filter", "it is missing, which a `sample_loader` needs. Give one.")
+                self._note("part_filter", "it is missing, but a `sample_loader` needs it.")
             return self._code("sample_loader"), self._part_filter()
         fields = self._field_map(kind, map_)
         return fields, PartsOf(fields.parts)
@@ -230,21 +236,16 @@ class _DatasetYamlReader:
         return FieldMap(accesses)
 
     def _check_fields(self, kind: type[Sample], given: set[str]) -> None:
-        known = {one.name: one for one in dataclasses.fields(kind) if one.name not in BASIC_FIELDS}
+        known = {one.name: one for one in own_fields(kind)}
         if wrong := sorted(given - known.keys()):
             self._note(
                 "field_map",
                 f"{kind.__name__} has no field {', '.join(wrong)}, only: {', '.join(known)}.",
             )
-        missing = [
-            name
-            for name, one in known.items()
-            if name not in given
-            and one.default is dataclasses.MISSING
-            and one.default_factory is dataclasses.MISSING
-        ]
+        missing = [name for name in known.keys() - given if not has_default(known[name])]
         if missing:
-            self._note("field_map", f"{kind.__name__} needs {', '.join(missing)} too. Map it.")
+            names = ", ".join(sorted(missing))
+            self._note("field_map", f"{kind.__name__} also needs {names}. Add it.")
 
     def _part_filter(self) -> PartFilter | None:
         declared = self.declared.get("part_filter")
@@ -263,7 +264,7 @@ class _DatasetYamlReader:
         file, _, name = declared.rpartition(":")
         place = self.file.parent / (file or declared)
         try:
-            return self.trust.load(place, name if file else key)
+            return self.policy.load(place, name if file else key)
         except SpecError as error:
             self._note(key, str(error))
             return None
@@ -272,20 +273,11 @@ class _DatasetYamlReader:
         older = {key: self.declared[key] for key in _DECODER_KEYS if key in self.declared}
         if self.declared.get("auto_decode") is False or self.declared.get("decoder", 0) is None:
             return None
-        declared = self.declared.get("decoder")
-        if declared is None:
-            return self._made("image_decode", SampleDecoder, older) if older else "unsaid"
-        if not (isinstance(declared, dict) and {"__module__", "__class__"} <= declared.keys()):
-            self._note("decoder", f"it must have __module__ and __class__, got {declared!r}.")
-            return None
-        options = {key: value for key, value in declared.items() if not key.startswith("__")}
+        if "decoder" not in self.declared:
+            return self._made("image_decode", SampleDecoder, older) if older else "unset"
         known = {"SampleDecoder": SampleDecoder}
-        try:
-            kind = self.trust.find(str(declared["__module__"]), str(declared["__class__"]), known)
-        except SpecError as error:
-            self._note("decoder", str(error))
-            return None
-        return self._made("decoder", kind, options)
+        kind, options = self._class("decoder", self.declared["decoder"], known)
+        return kind and self._made("decoder", kind, options)
 
     def _made(self, key: str, kind: Any, options: Mapping[str, Any]) -> Any:
         try:
@@ -320,9 +312,9 @@ _MODULE = "megatron.energon"
 def definition_of(
     kind: type[Sample] | None, field_map: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return a dataset.yaml for samples of a kind.
+    """Return the contents of a dataset.yaml.
 
-    kind: None is crude. field_map: None names functions in a file, see `write_loader`.
+    kind: the sample type; None: crude samples. field_map: None: the functions of `write_loader`.
     """
     if kind is None:
         return {"__module__": _MODULE, "__class__": CRUDE}
@@ -334,24 +326,24 @@ def definition_of(
 
 
 def write_definition(path: Path, definition: Mapping[str, Any], name: str) -> None:
-    """Write a dataset.yaml, by whatever name, into a prepared folder."""
+    """Write a dataset.yaml under the given name into a prepared folder."""
     text = yaml.safe_dump(dict(definition), sort_keys=False, allow_unicode=True)
     write_whole(str(path / FOLDER / name), text.encode(), path.stat().st_mode)
 
 
 def has_loader(path: Path) -> bool:
-    """Return whether there is a file with functions already."""
+    """Return whether the file of `write_loader` exists."""
     return (path / FOLDER / LOADER).exists()
 
 
 def write_loader(path: Path, kind: type[Sample], parts: Sequence[str]) -> Path:
     """Write a file with functions for the user to fill in; return its path.
 
-    It raises an error until that is done.
+    The function raises an error until it is filled in.
     """
     lines = "\n".join(f"        {_line(field)}" for field in own_fields(kind))
     text = (
-        f'"""Makes the fields of {kind.__name__} of the parts of a sample. To be filled in."""\n\n'
+        f'"""Makes the fields of {kind.__name__} from the parts of a sample. Fill it in."""\n\n'
         "\n"
         "def sample_loader(raw: dict) -> dict:\n"
         f"    # raw: part -> value, decoded; parts seen here: {', '.join(parts)}\n"
@@ -368,7 +360,7 @@ def write_loader(path: Path, kind: type[Sample], parts: Sequence[str]) -> Path:
 
 
 def own_fields(kind: type[Sample]) -> list[dataclasses.Field[Any]]:
-    """Return the fields that a kind of sample adds."""
+    """Return the fields of a sample type that not every sample has."""
     return [field for field in dataclasses.fields(kind) if field.name not in BASIC_FIELDS]
 
 

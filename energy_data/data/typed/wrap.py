@@ -16,12 +16,7 @@ import numpy.typing as npt
 from attrs import evolve
 
 from energy_data.core.sample import SampleSource
-from energy_data.data.decode.parts import (
-    UNWANTED,
-    PartDecoding,
-    PartFilter,
-    SampleDecoder,
-)
+from energy_data.data.decode.parts import UNWANTED, Decoding, PartFilter, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import format_of
 from energy_data.data.source import OpenOptions, Source
@@ -50,7 +45,7 @@ def open_typed(
     dataset_config: str | None = None,
     split_config: str | None = None,
     decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
-    trust: ImportPolicy | None = None,
+    policy: ImportPolicy | None = None,
 ) -> TypedSource:
     """Return the samples of one part of a dataset as its dataset.yaml declares them.
 
@@ -64,21 +59,21 @@ def open_typed(
         dataset_config: Name of another file in `.nv-meta` to use as dataset.yaml.
         split_config: Name of another file in `.nv-meta` to use as split.yaml.
         decoder: Decodes parts, unless dataset.yaml declares a decoder; None: they stay bytes.
-        trust: Code that dataset.yaml may name; None: what the environment allows.
+        policy: The code that dataset.yaml may name; None: what the environment allows.
 
     Raises SpecError for what does not exist, and with every error of dataset.yaml; StructureError
     for damaged files.
     """
     typing = Typing()
     if is_prepared(Path(path)):
-        typing = read_dataset_yaml(Path(path), config=dataset_config, trust=trust)
+        typing = read_dataset_yaml(Path(path), config=dataset_config, policy=policy)
     options = OpenOptions(
         split_part=typing.split_part or split_part,
         subset=subset,
         subflavors={**typing.subflavors, **(subflavors or {})},
         split_config=typing.split_config or split_config,
     )
-    return _open(path, typing, decoder if typing.decoder == "unsaid" else typing.decoder, options)
+    return _open(path, typing, decoder if typing.decoder == "unset" else typing.decoder, options)
 
 
 def open_as(
@@ -135,7 +130,7 @@ def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) 
     elif type(decoder) is SampleDecoder:
         options = evolve(options, decoding=decoder.decoding(typing.part_filter))
     else:
-        raw = PartDecoding(mode="bytes", part_filter=typing.part_filter)
+        raw = Decoding(mode="bytes", part_filter=typing.part_filter)
         options = evolve(options, decoding=raw)
     function = None if type(decoder) is SampleDecoder else decoder
     return TypedSource(found.open(str(path), options), str(path), options, typing, function)
@@ -215,13 +210,13 @@ class TypedSource(Source):
         try:
             return self._make(self._raw(sample, source, index))
         except SkipSample:
-            return _error(ExcludedError, "left out by its sample_loader.", sample, source)
+            return _error(ExcludedError, "excluded by its sample_loader.", sample, source)
         except (MemoryError, RecursionError, ImportError):
             raise
         except Exception as error:  # noqa: BLE001 - code and data of users: reported with the sample
             by_map = isinstance(error, KeyError) and isinstance(self.typing.fields, FieldMap)
             what = str(error.args[0]) if by_map else f"{type(error).__name__}: {error}"
-            problem = f"no {self._type_name} can be made from it: {what}. Check dataset.yaml."
+            problem = f"cannot make a {self._type_name} from it: {what}. Check dataset.yaml."
             fault = _error(SampleError, problem, sample, source)
             fault.__cause__ = error
             return fault
