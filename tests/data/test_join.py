@@ -117,7 +117,7 @@ def test_keys_that_are_there_twice_are_named(tmp_path, images):
 
 def test_no_key_in_common_is_an_error(tmp_path, images):
     other = make(tmp_path / "other", ["a", "b", "c"], "txt")
-    with pytest.raises(SpecError, match="no key that all of"):
+    with pytest.raises(SpecError, match="no key in all of"):
         join(whole(images), whole(other, nonmatch="skip"))
 
 

@@ -1,4 +1,4 @@
-"""Audio and video: a file that decodes what it is asked for, through PyAV (extra `av`)."""
+"""Audio and video files, decoded on request through PyAV (extra `av`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Times = list[tuple[float, float]]
 
 @edataclass
 class AVData:
-    """Decoded clips, and when each begins and ends, in seconds."""
+    """Decoded clips, and the start and end of each in seconds."""
 
     video_clips: list[torch.Tensor] | None  # each uint8 [frames, 3, H, W]
     video_timestamps: Times | None
@@ -30,7 +30,7 @@ class AVData:
 
 @edataclass
 class AVMetadata:
-    """Facts about the streams of a file; None for what is missing or unknown."""
+    """Properties of the streams of a file; None if missing or unknown."""
 
     video_duration: float | None = None  # seconds
     video_num_frames: int | None = None
@@ -44,7 +44,7 @@ class AVMetadata:
 
 
 class AVDecoder:
-    """An audio or video file in memory. Making one decodes nothing.
+    """An audio or video file in memory. Creating one decodes nothing.
 
     Every method raises MissingExtraError without PyAV (`stream` has the bytes in any case), and
     ValueError if the file has no stream of that kind or is damaged.
@@ -52,7 +52,9 @@ class AVDecoder:
 
     def __init__(self, stream: BinaryIO, suppress_warnings: bool = False) -> None:
         self.stream = stream
-        self.suppress_warnings = suppress_warnings  # taken for Energon's sake: there are none
+        self.suppress_warnings = (
+            suppress_warnings  # for compatibility with Energon; there are no warnings
+        )
 
     def __reduce__(self) -> tuple[object, tuple[bytes]]:
         self.stream.seek(0)
@@ -63,15 +65,15 @@ class AVDecoder:
         return self.get_clips(video_clip_ranges=[(0, inf)])
 
     def get_audio(self) -> AVData:
-        """Return all sound."""
+        """Return the complete audio."""
         return self.get_clips(audio_clip_ranges=[(0, inf)])
 
     def get_video_with_audio(self) -> AVData:
-        """Return all frames and all sound."""
+        """Return all frames and the complete audio."""
         return self.get_clips(video_clip_ranges=[(0, inf)], audio_clip_ranges=[(0, inf)])
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData:
-        """Return all frames of a video, with the sound if asked for; of a sound file, all of it."""
+        """Return all frames of a video, optionally with audio; of an audio file, all audio."""
         if not self.has_video_stream():
             return self.get_audio()
         with_audio = video_decode_audio and self.has_audio_stream()
@@ -85,7 +87,7 @@ class AVDecoder:
         audio_unit: Literal["samples", "seconds"] = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> AVData:
-        """Return clips of both streams; None: none. See `get_video_clips`, `get_audio_clips`."""
+        """Return clips of both streams. See `get_video_clips` and `get_audio_clips`."""
         video, audio = video_clip_ranges or (), audio_clip_ranges or ()
         frames, shown = (
             self.get_video_clips(video, video_unit, video_out_frame_size) if video else ([], [])
@@ -104,14 +106,14 @@ class AVDecoder:
         video_unit: Literal["frames", "seconds"] = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> tuple[list[torch.Tensor], Times]:
-        """Return clips, each uint8 [frames, 3, H, W], and when they begin and end, in seconds.
+        """Return clips, each uint8 [frames, 3, H, W], and their start and end in seconds.
 
-        Costs decoding from the key frame before each range; in frames, from the beginning.
+        Decodes from the key frame before each range; with the unit frames, from the start.
 
         Args:
             video_clip_ranges: (start, end) of each, both included: at least one frame.
-            video_unit: What ranges are given in; seconds mean the frames shown then.
-            video_out_frame_size: (width, height) to scale to; None: as it is.
+            video_unit: Unit of the ranges; seconds select the frames shown at that time.
+            video_out_frame_size: (width, height) to scale to; None: the size in the file.
         """
         clips, times = [], []
         for start, end in video_clip_ranges:
@@ -131,11 +133,11 @@ class AVDecoder:
     def get_audio_clips(
         self, audio_clip_ranges: Ranges, audio_unit: Literal["samples", "seconds"] = "seconds"
     ) -> tuple[list[torch.Tensor], Times]:
-        """Return clips, each [channels, samples], and when they begin and end, in seconds.
+        """Return clips, each [channels, samples], and their start and end in seconds.
 
         Args:
             audio_clip_ranges: (start, end) of each, the end excluded.
-            audio_unit: What ranges are given in.
+            audio_unit: Unit of the ranges.
         """
         clips, times = [], []
         for start, end in audio_clip_ranges:
@@ -152,32 +154,32 @@ class AVDecoder:
         return clips, times
 
     def has_video_stream(self) -> bool:
-        """Return whether there are pictures."""
+        """Return whether the file has a video stream."""
         with self._opened() as container:
             return bool(container.streams.video)
 
     def has_audio_stream(self) -> bool:
-        """Return whether there is sound."""
+        """Return whether the file has an audio stream."""
         with self._opened() as container:
             return bool(container.streams.audio)
 
     def get_video_fps(self) -> float:
-        """Return the frames per second, on average."""
+        """Return the mean number of frames per second."""
         with self._opened("video") as container:
             return float(container.streams.video[0].average_rate)
 
     def get_audio_samples_per_second(self) -> int:
-        """Return the rate of the sound."""
+        """Return the sample rate of the audio."""
         with self._opened("audio") as container:
             return int(container.streams.audio[0].sample_rate)
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
-        """Return the seconds, and if asked for, the number of frames."""
+        """Return the duration in seconds, and the number of frames if requested."""
         facts = self.get_metadata(get_video_frame_count=get_frame_count, get_audio=False)
         return facts.video_duration, facts.video_num_frames
 
     def get_audio_duration(self) -> float | None:
-        """Return the seconds of sound."""
+        """Return the duration of the audio in seconds."""
         return self.get_metadata(get_video=False).audio_duration
 
     def get_metadata(
@@ -190,10 +192,10 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """Return facts of the streams.
+        """Return properties of the streams.
 
-        Counting frames reads the file, as does a length that the file does not say by itself;
-        counting samples decodes the sound.
+        Counting frames reads the complete file, as does a duration that its header does not have;
+        counting samples decodes the audio.
         """
         facts = AVMetadata()
         with self._opened() as container:
@@ -243,7 +245,7 @@ def require_av() -> Any:
 def open_container(stream: BinaryIO) -> Any:
     """Return an open container of PyAV; MissingExtraError if that is not installed.
 
-    It starts no threads: workers are many already, and may be forked.
+    It starts no threads: there are many workers already, and they may be forked.
     """
     av = require_av()
     stream.seek(0)
@@ -322,7 +324,7 @@ def _end(frame: Any) -> float:
 
 
 def _extent(container: Any, stream: Any, *, count: bool, length: bool) -> tuple[int, float | None]:
-    """Return how many packets and seconds a stream has; what is not asked for may be missing."""
+    """Return the number of packets and seconds of a stream, as far as requested."""
     known = stream.duration
     packets, end = 0, None
     if count or (length and known is None):

@@ -104,13 +104,13 @@ class ImageMetadata:
 
 @frozen
 class MediaFilter:
-    """Which parts are looked at: by extension, by how they begin, or by patterns of their names."""
+    """Selects parts by extension, by their first bytes, or by patterns of their names."""
 
     strategy: Literal["EXTENSION", "HEADER", "GLOB"]
     patterns: tuple[str, ...] = ()
 
     def kind_of(self, name: str, head: bytes) -> Kind | None:
-        """Return what a part is; None: nothing that is looked at."""
+        """Return the kind of a part; None if it is not selected."""
         if self.strategy == "GLOB" and not any(fnmatchcase(name, one) for one in self.patterns):
             return None
         by_name = _kind(name.rpartition(".")[2].lower())
@@ -118,19 +118,19 @@ class MediaFilter:
 
 
 def collect_media(path: Path, wanted: MediaFilter) -> int:
-    """Look at the media of a dataset that was prepared with sqlite; return how many there are.
+    """Collect facts about the media of a dataset prepared with sqlite; return their number.
 
-    Files that are damaged are passed over and logged. Images are opened, not decoded; video is
-    read, and sound decoded, to count samples. Raises MissingExtraError without Pillow or PyAV.
+    Damaged files are skipped and logged. Images are opened, not decoded; video is read, and audio
+    decoded, to count samples. Raises MissingExtraError without Pillow or PyAV.
     """
     with _written_anew(path / FOLDER / SQLITE, wanted) as connection:
         return _put(connection, _facts(connection, path, wanted))
 
 
 def collect_files(path: Path, wanted: MediaFilter) -> int:
-    """Look at the media below a folder, as `collect_media` does; return how many there are.
+    """Collect facts about the media below a folder, as `collect_media` does; return their number.
 
-    What is known goes into an `index.sqlite` in `.nv-meta`, by path relative to the folder.
+    The facts are written to an `index.sqlite` in `.nv-meta`, by path relative to the folder.
     """
     (path / FOLDER).mkdir(exist_ok=True)
     with _written_anew(path / FOLDER / SQLITE, wanted) as connection:
@@ -140,9 +140,9 @@ def collect_files(path: Path, wanted: MediaFilter) -> int:
 def fact_of(
     index: SqliteIndex | None, path: str, key: str, command: str
 ) -> AVMetadata | ImageMetadata:
-    """Return what an index knows about a file.
+    """Return the facts about a file from an index.
 
-    Raises KeyError if nothing, SpecError if nothing was collected, which `command` does.
+    Raises KeyError if there are none, SpecError if none were collected (which `command` does).
     """
     if index is None or not index.has_table("media_metadata"):
         raise SpecError(
@@ -166,7 +166,7 @@ def read_media(kind: str, text: str) -> AVMetadata | ImageMetadata:
 
 @contextmanager
 def _written_anew(database: Path, wanted: MediaFilter) -> Iterator[sqlite3.Connection]:
-    """A copy of a database, without facts, which takes its place in the end."""
+    """Yield a copy of a database without facts; it replaces the database at the end."""
     part = database.with_name(f".{SQLITE}.part")
     part.unlink(missing_ok=True)
     if database.exists():
@@ -235,7 +235,7 @@ def _fact(
             )
     except MissingExtraError:
         raise
-    except Exception as error:  # noqa: BLE001 - damaged data make all kinds of errors
+    except Exception as error:  # noqa: BLE001 - damaged data can raise any error
         log.warning("%s: %s: its facts cannot be read: %s", file.path, name, error)
         return None
 

@@ -8,9 +8,9 @@
     jpg jpeg png webp bmp gif     uint8 tensor [3, H, W], RGB, through Pillow (extra `images`),
       tif tiff ppm pgm pbm pnm ...  or in another mode of `images`; masks and depth maps want an
                                     override of their own
-    anything else                 bytes, pickle among them: nothing here runs what data says
+    anything else                 bytes, also pickles: no code from data is run
 
-The last component decides (`seg.png` is a png), in any case; a `.gz` behind it is unpacked first.
+The last component counts (`seg.png` is a png), in upper or lower case; `.gz` is unpacked first.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ _DECODERS: dict[str, PartDecoder] = {
 class SampleDecoder:
     """Decodes parts by their extension.
 
-    Text, JSON, numbers, numpy and torch files are decoded as `energy_data.data.decode.parts` says.
+    Text, JSON, numbers, numpy and torch files are decoded as this module lists.
     Unlike Energon's, it unpickles nothing: parts that are pickles stay bytes.
     """
 

@@ -47,7 +47,7 @@ class RawTensor:
         get_train_dataset(path, decoders={"bin": RawTensor("uint8", (3, 96, 96))}, ...)
 
     If no code of yours sees single samples, such parts are read straight into their batch, which is
-    their only copy; docs/datasets.md says when.
+    their only copy; see docs/datasets.md.
     """
 
     dtype: torch.dtype = field(converter=_dtype)

@@ -18,7 +18,7 @@ _PREFIXES = (
     (b"FLV\x01", "flv"),
 )
 _RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
-_LONGEST = 16  # bytes looked at
+_LONGEST = 16  # bytes that are compared
 
 
 def extension_of(data: bytes | memoryview) -> str:

@@ -3,8 +3,8 @@
     with_file = open_file("/data/shard-000.tar")
     header = with_file.read(0, 512)
 
-Whoever reads holds a `File`; the set only remembers it. A file that falls out of the set is closed
-when its last reader lets go of it, so no read can meet a closed or reused descriptor.
+A reader holds a `LocalFile`; the set only caches it. A file that is evicted from the set is closed
+when its last reader releases it, so no read can use a closed or reused descriptor.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LocalFile:
     def _short(self, offset: int, size: int) -> StructureError:
         found = os.fstat(self.fd).st_size
         return StructureError(
-            f"bytes {offset} to {offset + size} were asked for, but the file has {found}. "
+            f"bytes {offset} to {offset + size} were requested, but the file has {found}. "
             "It was cut, or its index is of another file: run `energy-data prepare --force`.",
             shard=self.path,
             offset=offset,

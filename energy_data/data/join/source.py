@@ -49,10 +49,10 @@ def open_join(
             a mapping. A class with `from_joined` is asked for that. None: dicts. The parts of all
             members, those of later ones first; or, for a mapping, the samples under their names.
         subset: Samples [start, end) of the join; end None means to its end.
-        folder: Where the table is kept that says which samples belong together; None: in the
-            user's cache folder. It is computed if need be: see `join_table.open_table`.
+        folder: Where the table of matching samples is stored; None: in the user's cache folder. See
+            `energy_data.data.join.table.open_table`.
 
-    Raises SpecError and StructureError as `open_table`; SpecError for a subset beyond the join.
+    Raises SpecError and StructureError like `open_table`; SpecError for a subset out of range.
     """
     names = tuple(members) if isinstance(members, Mapping) else None
     listed = list(members.values() if isinstance(members, Mapping) else members)
@@ -101,7 +101,7 @@ class JoinSource(Source):
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits: another if any member changes, or how they are matched."""
+        """Return 16 hex digits that change if a member changes, or how members are matched."""
         digest = blake2b(digest_size=8)
         for fact in (self.subset, self.nonmatch, *(one.fingerprint for one in self.members)):
             digest.update(repr(fact).encode() + b"\n")

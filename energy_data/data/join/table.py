@@ -1,8 +1,8 @@
-"""The table of a join: which samples of its members belong together. Computed once, and kept.
+"""The table of a join: which samples of its members belong together. Computed once, and cached.
 
 Row r of the table has, for each member, the number in its part of the sample with the key of row r,
-or -1. Rows are in the order of the first member. The file is named after all that it depends on: a
-changed dataset is another name, so a table is never stale, only missing.
+or -1. Rows are in the order of the first member. The name of the file is a digest of everything the
+table depends on, so a table is never stale, only missing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
     path: str
     part: PartShards
-    nonmatch: Nonmatch  # what becomes of a sample of the first member that it has no match for
+    nonmatch: Nonmatch  # what to do with samples of the first member without a match here
 
 
 class Kept(NamedTuple):
@@ -51,12 +51,12 @@ class Kept(NamedTuple):
 
 
 def open_table(members: Sequence[Member], folder: str | None) -> Kept:
-    """Return the table of a join; it is computed if it was not before, or a dataset has changed.
+    """Return the table of a join; compute it if there is none, or if a dataset has changed.
 
-    folder: where it is kept, if it can be written there, and else in the user's cache folder.
-    Several processes may compute it at once: the file is there whole or not at all.
+    folder: where it is stored; if that cannot be written, in the user's cache folder. Several
+    processes may compute it at once: the file is replaced atomically.
 
-    Raises SpecError for keys that are there twice, samples without a match where `nonmatch` is
+    Raises SpecError for duplicate keys, samples without a match where `nonmatch` is
     "error", or a join without samples; StructureError for a damaged shard. Computing takes 1.5 us
     per key, and 2.6 where there is no `index.sqlite` (small samples, page cache warm).
     """
@@ -76,13 +76,13 @@ def open_table(members: Sequence[Member], folder: str | None) -> Kept:
         log.info("join of %d samples kept in %s", len(table), place)
         return Kept(place, len(table))
     raise SpecError(
-        f"{members[0].path}: the table of its join can be written nowhere, {problem}. Set "
+        f"{members[0].path}: the table of its join cannot be written, {problem}. Set "
         "XDG_CACHE_HOME to a folder that can be written."
     )
 
 
 def load_table(path: str, num_members: int) -> Table:
-    """Return a table, mapped into memory. StructureError if the file is none."""
+    """Return a table, mapped into memory. StructureError if the file is not a table."""
     try:
         table: Table = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
     except (OSError, ValueError, EOFError) as error:
@@ -94,12 +94,12 @@ def load_table(path: str, num_members: int) -> Table:
 
 def _damaged(path: str, problem: str) -> StructureError:
     return StructureError(
-        f"{path}: {problem}, which is no table of this join. Remove the file: it is made again."
+        f"{path}: {problem}; it is not a table of this join. Remove the file: it is recomputed."
     )
 
 
 def _digest(members: Sequence[Member]) -> str:
-    """Return 32 hex digits over all that a table depends on; where datasets are is no part."""
+    """Return a digest of everything a table depends on, in 32 hex digits; paths do not count."""
     digest = blake2b(digest_size=16)
     for path, part, nonmatch in members:
         facts = (_VERSION, part.uuid or list(_stamps(path, part)), part.shards, part.counts)
@@ -109,7 +109,7 @@ def _digest(members: Sequence[Member]) -> str:
 
 
 def _stamps(path: str, part: PartShards) -> Iterator[tuple[int, int]]:
-    """Yield what changes when a tar does, for datasets that were never prepared."""
+    """Yield size and time of each tar, for datasets that were never prepared."""
     for shard in part.shards:
         try:
             facts = Path(part.root, shard).stat()
@@ -140,8 +140,8 @@ def _compute(members: Sequence[Member]) -> Table:
     if not len(rows):
         paths = ", ".join(member.path for member in members)
         raise SpecError(
-            f"the join has no samples, found no key that all of {paths} have. Look at the keys of "
-            "their samples: the names in the tars up to the first dot."
+            f"the join has no samples, found no key in all of {paths}. Check the keys of their "
+            "samples: the names in the tars up to the first dot."
         )
     largest = max(sum(member.part.counts) for member in members)
     kind = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
@@ -170,7 +170,7 @@ class _Side:
     def _twice(self, pairs: list[tuple[int, int]]) -> SpecError:
         named = [f"{self.name(one)} and {self.name(two)}" for one, two in pairs[:_NAMED]]
         return SpecError(
-            f"{self.member.path}: keys must be there once to be joined by, found "
+            f"{self.member.path}: keys of a join must be unique, found "
             f"{len(pairs)} more than once: {'; '.join(named)}. Rename the samples, or exclude some "
             "in split.yaml."
         )
@@ -180,6 +180,6 @@ def _without_match(first: _Side, side: _Side, places: npt.NDArray[np.int64]) -> 
     named = ", ".join(first.name(place) for place in places[:_NAMED].tolist())
     return SpecError(
         f"{side.member.path}: it has no match for {len(places)} of {len(first.numbers)} samples of "
-        f"{first.member.path}, found none for {named}. Write `nonmatch: skip` to leave such "
-        "samples out, or `nonmatch: none` to have nothing in this place."
+        f"{first.member.path}, found none for {named}. Write `nonmatch: skip` to skip such "
+        "samples, or `nonmatch: none` to get None in their place."
     )

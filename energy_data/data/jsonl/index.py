@@ -50,12 +50,12 @@ def scan_lines(file: LocalFile) -> Offsets:
     """Return what belongs into the index of a JSONL file, uint64 [samples + 1].
 
     Raises StructureError if there are no samples, or for a line that is no JSON object by its first
-    and last character; what is between them is not looked at.
+    and last character; the text between them is not checked.
     """
     starts = [found for data, at, line in _pieces(file) for found in _samples(data, at, line, file)]
     offsets = np.concatenate(starts) if starts else np.empty(0, np.int64)
     if not len(offsets):
-        raise StructureError("it has no samples. Write a JSON object per line.", shard=file.path)
+        raise StructureError("it has no samples. Write one JSON object per line.", shard=file.path)
     offsets[0] = 0
     return np.append(offsets, file.size).astype(np.uint64)
 

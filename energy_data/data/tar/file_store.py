@@ -174,10 +174,10 @@ class WebdatasetFileStore(FileStore[bytes]):
         return name, open_file(f"{self.path}/{name}")
 
     def _read(self, file: LocalFile, found: _Range, key: str) -> bytes:
-        """Return a payload, if it is behind the header that belongs to it."""
+        """Return a payload after checking that its own header precedes it."""
         if found.offset < BLOCK or found.size < 0 or found.offset % BLOCK:
             raise self._stale(file, found.offset, f"{key!r} cannot be there.")
-        try:  # the last header before it is its own, also behind long names and pax records
+        try:  # the header before it is its own, also after long names and pax records
             member = next(walk(file.read, found.offset - BLOCK, file.size))
         except Fault as fault:
             raise self._stale(file, fault.offset, fault.problem) from fault

@@ -36,7 +36,7 @@ from energy_data.errors import SpecError, StructureError
 
 _MOST_OPEN = 256  # shards per process
 _SMALL = 131072  # bytes; an index up to this size is read, as a map costs a descriptor
-_PROBES = 64  # samples looked at if an index is older than its tar
+_PROBES = 64  # samples checked if an index is older than its tar
 
 
 def index_beside(tar: str) -> str:

@@ -3,7 +3,7 @@
 .info.json (or .info.yaml)   energon_version, shard_counts: {shard: number of samples}
 split.yaml (or split.json)   split_parts: {part: [shards, with braces]}, exclude: [...]
 dataset.yaml                 how samples are typed
-index.uuid                   another one each time the dataset is prepared
+index.uuid                   a new one each time the dataset is prepared
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_prepared(path: Path) -> bool:
 def read_split_part(path: Path, name: str, config: str | None = None) -> PartShards:
     """Return the part called `name` of a prepared dataset; reads three small files.
 
-    config: name of the file in `.nv-meta` that says what parts there are; None: split.yaml.
+    config: name of the file in `.nv-meta` that defines the parts; None: split.yaml.
 
     Raises SpecError if there is no such part or nothing in it, StructureError if a file is damaged.
     """
@@ -105,7 +105,7 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
 
 
 def _load_yaml(text: str) -> Any:
-    # The fast loader dies of deep nesting, without an exception.
+    # The fast loader crashes on deep nesting, without an exception.
     nesting = sum(1 for _ in islice(_NESTING.finditer(text), _MOST_NESTING))
     loader = _FAST_LOADER if nesting < _MOST_NESTING else yaml.SafeLoader
     return yaml.load(text, loader)  # noqa: S506 - both are safe loaders

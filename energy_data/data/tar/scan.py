@@ -38,12 +38,12 @@ class ScannedPart(NamedTuple):
 
 @dataclass
 class Scan:
-    """What is in a shard."""
+    """The contents of a shard."""
 
     offsets: npt.NDArray[np.uint64]  # [samples + 1], as in the index
     keys: list[str]
     extensions: list[str]  # the first different ones, at most MOST_PARTS
-    parts: list[ScannedPart] = field(default_factory=list)  # if asked for
+    parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
 
 
 def scan(file: LocalFile, *, with_parts: bool = False) -> Scan:

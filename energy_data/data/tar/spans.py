@@ -29,7 +29,7 @@ class SampleSpan(NamedTuple):
 
     file: LocalFile
     begin: int  # offset of its first header
-    end: int  # offset behind its last part
+    end: int  # offset after its last part
     sources: tuple[SampleSource]
 
 
@@ -41,7 +41,7 @@ class Spans:
         self.fds: list[int] = []  # [files] descriptors
         self.file_rows: list[int] = []  # [files] first row of each
         self.begins: list[int] = []  # [rows] offset of the sample's first header
-        self.ends: list[int] = []  # [rows] offset behind the sample
+        self.ends: list[int] = []  # [rows] offset after the sample
         self.sources: list[tuple[SampleSource]] = []  # [rows]
         self.origins: list[Origin] = []  # [rows]
 
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
     dataset: str  # path
     skipped: int  # samples of the part before the first one of the subset
     length: int  # samples of the subset
-    after: list[int]  # [shards] number of the sample behind the last one of each
+    after: list[int]  # [shards] number of the sample after the last one of each
     counts: list[int]  # [shards] samples
     shards: list[str]  # [shards] names
     open: Callable[[int], Shard]
@@ -122,7 +122,7 @@ def _add(layout: Layout, wanted: list[int], spans: Spans) -> int:
     if wanted and not 0 <= wanted[0] <= wanted[-1] < length:
         wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
         raise IndexError(f"index {wrong} of {length} samples")
-    behind, floor = 0, 0  # sample behind the shard; where the next sample may begin
+    behind, floor = 0, 0  # sample after the shard; where the next sample may begin
     num_bytes = 0
     for index in wanted:
         at = index + skipped

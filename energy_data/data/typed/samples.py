@@ -250,7 +250,7 @@ class InterleavedSample(Sample):
 
 @edataclass
 class SimilarityInterleavedSample(Sample):
-    """Texts and media by kind; similarities tell which belong together."""
+    """Texts and media by kind; similarities show which belong together."""
 
     images: list[torch.Tensor]  # each float32 [3, H, W]
     texts: list[str]
