@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from energy_data.nodes.run_plan import Plan, PlannedStage, said_of_data, short
+from energy_data.nodes.run_plan import Plan, PlannedStage, data_end_note, short
 
 LINE_WIDTH = 1_000  # characters: ids stay in one piece, to be copied
 
@@ -37,7 +37,7 @@ def _rows(one: PlannedStage) -> Iterator[list[str]]:
     steps = "?" if one.first_step is None else _range(one.first_step, one.steps)
     amounts = [short(amount) if amount else "" for amount in (one.samples, one.tokens)]
     said = [f"{stage.asked}"] if stage.asked else []
-    said += [said_of_data(stage)] if stage.data_end else []
+    said += [data_end_note(stage)] if stage.data_end else []
     said += ["restart"] if stage.on_enter == "restart" else []
     said += [f"{name}={value}" for name, value in stage.params.items() if value is not None]
     batches = "?" if stage.counts == "steps" else _range(stage.begin, one.microbatches)

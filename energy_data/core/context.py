@@ -1,4 +1,4 @@
-"""Facts of this run: which lane a tree is built for, and which lanes a process hosts."""
+"""Facts of a run: the lane that a tree is built for, and the lanes of a process."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class Context:
     lanes: int = 1
     hosted: tuple[int, ...] = ()  # the lanes of this process, which take turns; empty: `lane` alone
     path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
-    trace: Callable[[Any], None] | None = field(default=None, eq=False, repr=False)  # of samples
-    shared_leaves: frozenset[str] = frozenset()  # ids drawn from by several order trees at a time
+    trace: Callable[[Any], None] | None = field(
+        default=None, eq=False, repr=False
+    )  # called with a description of each item
+    shared_leaves: frozenset[str] = frozenset()  # ids of leaves that several order trees draw from
     profiler: Profiler = field(factory=Profiler, eq=False, repr=False)  # of the process
-    own_leaf_seed: int | None = None  # of the orders of leaves, if it is not `seed`
+    own_leaf_seed: int | None = None  # seed of the orders of leaves; None: `seed`
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
 
@@ -42,7 +44,7 @@ class Context:
 
     @property
     def hosted_lanes(self) -> tuple[int, ...]:
-        """The lanes of this process, in the order of their turns."""
+        """The lanes of this process, in the order in which they take turns."""
         return self.hosted or (self.lane,)
 
     def under(self, name: str) -> Context:
@@ -50,13 +52,13 @@ class Context:
         return evolve(self, path=(*self.path, name))
 
     def in_lane(self, lane: int) -> Context:
-        """Return the same place in another lane of this process."""
+        """Return the same context in another lane of this process."""
         return evolve(self, lane=lane)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return what the lanes of one process have in common under `name`, made once.
+        """Return the value that the lanes of a process share under `name`. `make` is called once.
 
-        Only for things without a place: caches and tables.
+        Only for values without a position: caches and tables.
         """
         if name not in self._shared:
             self._shared[name] = make()
@@ -66,9 +68,9 @@ class Context:
 
 @frozen
 class WorkerConfig:
-    """Which part of a run this process is, and what the run does about errors.
+    """The part of a run that this process executes, and how the run handles errors.
 
-    A run has `lanes` lanes, whatever the hardware; rank r of R hosts the lanes = r (mod R). `lanes`
+    A run has `lanes` lanes on any hardware; rank r of R hosts the lanes = r (mod R). `lanes`
     is fixed for the life of a run and stored in its state. The default is 16 per rank, so set it
     (or restore a state) if the number of ranks may change.
     """
@@ -96,7 +98,7 @@ class WorkerConfig:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise SpecError(
                 f"WorkerConfig: rank must be in [0, world_size), got rank {self.rank} of "
-                f"world_size {self.world_size}. Leave both out on a single process."
+                f"world_size {self.world_size}. Omit both in a single process."
             )
         if self.num_workers < 0:
             raise SpecError(f"WorkerConfig: num_workers must be >= 0, got {self.num_workers}.")
@@ -113,7 +115,7 @@ class WorkerConfig:
 
     @property
     def hosted_lanes(self) -> range:
-        """The lanes of this rank, in the order in which they give batches."""
+        """The lanes of this rank, in the order in which they return batches."""
         return range(self.rank, self.num_lanes, self.world_size)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Keyed numbers: one 64-bit mix over a key tuple.
 
-Everything that looks random in an order comes from here, so that it depends on nothing but its
-key: no generator objects, no global seed, no algorithm that another package may change.
+All pseudo-random numbers of orders come from here, so they depend on their key alone: there are no
+generator objects, no global seed, and no algorithm that another package may change.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
-# What a part is must enter the key, else 1, -1 + 2**64 and a string could be the same part.
+# The type of a part enters the key. Otherwise 1, 1 - 2**64 and a string could be the same part.
 _NATURAL, _NEGATIVE, _TEXT = 1, 2, 3
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key of a tuple of integers (-2**63 to 2**64 - 1) and strings; 0 <= key < 2**64.
+    """Return the 64-bit key, >= 0, of a tuple of integers (-2**63 to 2**64 - 1) and strings.
 
     Different tuples have different keys but for hash collisions: `("a", "b")`, `("ab",)`, `(1,)`
     and `("1",)` all differ. Some microseconds per part. The mix is splitmix64's finaliser (Steele,
@@ -40,7 +40,7 @@ def key(*parts: int | str) -> int:
 
 
 def mix(keys: ArrayLike, numbers: ArrayLike) -> NDArray[np.uint64]:
-    """The keyed number of each (key, number): elementwise, broadcasting, uint64 of that shape.
+    """Return the keyed number of each (key, number), elementwise, broadcast, as uint64.
 
     It is output `number` of the splitmix64 generator whose state is `key`, so keys must be well
     spread: take them from `key()` or from `mix()` itself. Negative numbers count modulo 2**64.
@@ -55,7 +55,7 @@ def mix(keys: ArrayLike, numbers: ArrayLike) -> NDArray[np.uint64]:
 
 
 def finalise(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser, in place: a bijection of 64-bit numbers; returns its argument."""
+    """Apply splitmix64's finaliser, a bijection of 64-bit numbers, in place; return the array."""
     state ^= state >> np.uint64(30)
     state *= np.uint64(_FIRST)
     state ^= state >> np.uint64(27)

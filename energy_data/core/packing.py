@@ -1,4 +1,4 @@
-"""How documents are put together into packs of limited size: the choice, not the doing of it.
+"""Rules for packing documents into packs of limited size.
 
 `Packing` is what `PackSpec` follows; `Joined` joins token documents, as most models want them.
 """
@@ -22,14 +22,14 @@ Fragments = Literal["last", "each"]
 
 @frozen(kw_only=True)
 class Quota:
-    """How many documents the lanes give together, for optimizer steps of exactly so many.
+    """The number of documents of all lanes together, for optimizer steps of an exact size.
 
-    In round t every lane gives its part of `docs`: lane l of L has given
-    `((t + 1) * docs + l) // L` after it, so that all lanes together give `docs` per round.
+    In round t every lane packs its part of `docs`: after it, lane l of L has packed
+    `((t + 1) * docs + l) // L` documents, so all lanes together pack `docs` per round.
 
-    items=None: a round has as many packs as it takes; its last closes when the part is complete.
-    items=n: it has n packs in every lane, with as many documents in each as in the others, or one
-    more. Where these do not fit, the pack has fewer, and the next of the round more.
+    items=None: A round has as many packs as necessary. The last closes when the part is complete.
+    items=n: A round has n packs in every lane, whose numbers of documents differ by at most one.
+    If they do not fit, a pack has fewer, and the next packs of the round have more.
     """
 
     docs: int
@@ -42,11 +42,11 @@ class Quota:
             raise SpecError(f"quota: items must be >= 1 or None, got {self.items}.")
 
     def before(self, rounds: int, lane: int, lanes: int) -> int:
-        """Return how many documents a lane gives in the first `rounds` rounds."""
+        """Return how many documents a lane packs in the first `rounds` rounds."""
         return (rounds * self.docs + lane) // lanes
 
     def round_of(self, docs: int, lane: int, lanes: int) -> int:
-        """Return the round that document number `docs` of a lane is in."""
+        """Return the round of document number `docs` of a lane."""
         return ((docs + 1) * lanes - lane - 1) // self.docs
 
 
@@ -54,18 +54,17 @@ class Quota:
 class Joined:
     """Join token documents: each one-dimensional field end to end, other fields as lists.
 
-    The pack has also `cu_seqlens`, int32 [docs + 1], where each document begins and the last ends;
-    and `position_ids`, int64 [length], the place of each token in its document. With `length`, all
-    of these are padded to it: fields with their value in `pad` (0 if not there), `position_ids`
-    with 0, and `cu_seqlens` not at all.
+    The pack also has `cu_seqlens`, int32 [docs + 1], where each document begins and the last ends,
+    and `position_ids`, int64 [length], the position of each token in its document. With `length`,
+    fields are padded to it with their value in `pad` (default 0), and `position_ids` with 0.
     """
 
-    of: str = "tokens"  # the field that says where documents begin and end
+    of: str = "tokens"  # the field whose length is that of the document
     length: int | None = None
     pad: Mapping[str, float] = field(factory=dict)
 
     def __call__(self, documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the pack of some documents; with none, only padding of field `of`."""
+        """Return the pack of documents; without documents, only padding of field `of`."""
         lengths = [len(document[self.of]) for document in documents]
         names = list(dict.fromkeys(name for document in documents for name in document))
         pack: dict[str, Any] = {}
@@ -91,8 +90,8 @@ class Joined:
         missing = 0 if self.length is None else self.length - len(line)
         if missing < 0:
             raise DataError(
-                f"Joined: a pack has {len(line)} values, its length is {self.length}. Set the "
-                f"limit of the packing to the same length."
+                f"Joined: a pack has {len(line)} values, more than its length {self.length}. Set "
+                f"the limit of the packing to the same length."
             )
         return torch.nn.functional.pad(line, (0, missing), value=value) if missing else line
 
@@ -108,7 +107,7 @@ class CutFields:
     of: str = "tokens"
 
     def __call__(self, document: Any, start: int, stop: int) -> Any:
-        """Return tokens start .. stop of a document."""
+        """Return tokens [start, stop) of a document."""
         length = len(document[self.of])
         return {
             name: value[start:stop] if _is_line(value) and len(value) == length else value
@@ -118,32 +117,32 @@ class CutFields:
 
 @frozen(kw_only=True)
 class Packing:
-    """Which documents go together, and what is made of them.
+    """Which documents form a pack, and how the pack is made of them.
 
-    A pack begins with the document that has waited longest. Then follows, as long as one fits: the
-    largest that fits ("best_fit"; the fullest packs), or the first ("first_fit"; closest to the
-    order of arrival). Documents are in their order of arrival in the pack.
+    A pack begins with the oldest pending document. While one fits, it adds the largest that fits
+    ("best_fit"; the fullest packs), or the first that fits ("first_fit"; closest to the order of
+    arrival). In the pack, documents are in their order of arrival.
     """
 
     limits: Mapping[str, int]
-    """Name -> most of it in a pack: {"tokens": 2048, "images": 8}. The first is what is filled."""
+    """Name -> maximum of a pack: {"tokens": 2048, "images": 8}. Packs are filled by the first."""
 
     lengths: Callable[[Any], Mapping[str, int]] | None = None
-    """How much of each limit a document has. None: its field of that name, or the length of it."""
+    """Amount of each limit in a document. None: its field of that name, or the field's length."""
 
     pack: Callable[[list[Any]], Any] = field()
-    """Makes a pack of documents; by default `Joined` with the first limit as its length."""
+    """Makes a pack of documents; the default is `Joined` with the first limit as its length."""
 
     cut: Callable[[Any, int, int], Any] = field()
-    """Gives a part of a document, from start to stop in the first limit; default `CutFields`."""
+    """Returns part [start, stop) of a document, in the first limit; the default is `CutFields`."""
 
     algorithm: Algorithm = "best_fit"
 
     over_long: OverLong = "error"
-    """A document above a limit is an error, left out, cut off, or split into several."""
+    """A document above a limit is an error, skipped, truncated, or split into several."""
 
     fragments: Fragments = "last"
-    """A document that was split counts once, with its last part, or with each part."""
+    """A split document counts once, with its last part, or with each part."""
 
     quota: Quota | None = None
 
@@ -171,7 +170,7 @@ class Packing:
         if self.quota and self.quota.items and (self._is_not_countable or len(self.limits) > 1):
             raise SpecError(
                 "packing: a quota with `items` needs algorithm='best_fit', one limit, and "
-                "over_long other than 'split'. Leave `items` out, or change these."
+                "over_long other than 'split'. Omit `items`, or change these."
             )
 
     @property
@@ -180,11 +179,11 @@ class Packing:
 
     @property
     def filled(self) -> str:
-        """The name of the limit that is filled, cut and split by."""
+        """The name of the first limit, by which packs are filled and documents cut."""
         return next(iter(self.limits))
 
     def sizes(self, document: Any) -> tuple[int, ...]:
-        """Return how much of each limit a document has, in the order of `limits`."""
+        """Return the amount of each limit in a document, in the order of `limits`."""
         found = document if self.lengths is None else self.lengths(document)
         return tuple(_size(found, name) for name in self.limits)
 
@@ -206,8 +205,8 @@ def _size(found: Any, name: str) -> int:
         size = value if isinstance(value, int) else _count(value)
     except (KeyError, TypeError, IndexError) as error:
         raise DataError(
-            f"packing: a document has no {name!r} to be measured by, found {_fields(found)}. Name "
-            f"the limit as the field, or give `lengths`."
+            f"packing: a document has no {name!r} to measure, found {_fields(found)}. Give the "
+            f"limit the name of a field, or pass `lengths`."
         ) from error
     if size < 0:
         raise DataError(f"packing: {name!r} of a document is {size}. It must be >= 0.")

@@ -1,4 +1,4 @@
-"""Measures what a process spends its time on; batches never depend on it."""
+"""Measures how a process spends its time. Batches never depend on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Protocol
 
-# Activities, in the words that users read.
+# Activities, as users see them.
 READING = "reading"
 MAPPING = "map functions"
 FILTERING = "filters"
@@ -32,14 +32,14 @@ class ReadCounter(Protocol):
 
 
 class ReadAmount(NamedTuple):
-    """How much was read; None where the source does not count."""
+    """How much was read; None if the source does not count it."""
 
     bytes: int | None
     tokens: int | None
 
 
 class Usage(NamedTuple):
-    """What was spent since the last report."""
+    """Time spent and data read since the last report."""
 
     seconds: dict[Activity, float]
     read: dict[str, ReadAmount]  # leaf id -> how much
@@ -53,7 +53,7 @@ class Profiler:
         self.total_s = 0.0
         self._read: dict[str, ReadAmount] = {}
         self._watched: set[Hashable] = set()
-        # Source -> leaf id, the source, and what it had read at the last look.
+        # Source -> leaf id, the source, and what it had read when last checked.
         self._sources: dict[int, tuple[str, ReadCounter, ReadAmount]] = {}
         self._blocks = 0
 
@@ -75,7 +75,7 @@ class Profiler:
         return self._blocks % _PROBE_EVERY == _FIRST_PROBE
 
     def watch(self, name: Hashable, sources: Iterable[tuple[str, ReadCounter]]) -> None:
-        """Count from now on what these (leaf id, source) read; a `name` is watched once."""
+        """Count from now on what these (leaf id, source) pairs read. A `name` is watched once."""
         if name not in self._watched:
             self._watched.add(name)
             for leaf, source in sources:
@@ -84,24 +84,24 @@ class Profiler:
     @property
     def read(self) -> dict[str, ReadAmount]:
         """How much was read of each leaf."""
-        self._look()
+        self._update()
         return dict(self._read)
 
     def merge(self, usage: Usage) -> None:
-        """Add what another process reports."""
+        """Add the usage of another process."""
         for what, seconds in usage.seconds.items():
             self.add(what, seconds)
         for leaf, amount in usage.read.items():
             self._add_read(leaf, amount)
 
     def flush(self) -> Usage:
-        """Return what was spent since the last call."""
-        self._look()
+        """Return the usage since the last call."""
+        self._update()
         usage = Usage(self.seconds, self._read)
         self.seconds, self._read = {}, {}
         return usage
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for key, (leaf, source, before) in self._sources.items():
             now = _amount(source)
             if now != before:

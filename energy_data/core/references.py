@@ -1,4 +1,4 @@
-"""Blocks of references: which samples of which leaves, as arrays."""
+"""Blocks of references, as arrays: which samples of which leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Integers = npt.NDArray[np.int64]
 
 
 Reference = tuple[int, int, int]
-"""One sample to read: place of its leaf in the order tree, epoch of the leaf, index in the leaf."""
+"""One sample to read: entry (position of its leaf in the order tree), epoch, index in the leaf."""
 
 
 class References(Sequence[Reference]):
@@ -41,7 +41,7 @@ class References(Sequence[Reference]):
 
 
 def rank_within(groups: Integers) -> Integers:
-    """Return for each element how many equal ones stand before it, int64 [n]."""
+    """Return for each element how many equal elements precede it, int64 [n]."""
     if not len(groups) or (groups[0] == groups[-1] and not np.any(groups != groups[0])):
         return np.arange(len(groups), dtype=np.int64)
     order = np.argsort(groups, kind="stable")

@@ -1,4 +1,4 @@
-"""What flows through a tree: samples, and where each came from."""
+"""Samples, and the sources that they were read from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sample = dict[str, Any]
 
 
 class SampleSource(NamedTuple):
-    """Where a sample, or a file that was added to it, was read: enough to find it by hand."""
+    """Where a sample, or a file that was added to it, was read."""
 
     dataset: str  # path of the dataset as opened
     shard: str  # path of the shard, relative to the dataset
@@ -21,9 +21,9 @@ class SampleSource(NamedTuple):
 
 
 def add_source(sample: Any, source: SampleSource) -> None:
-    """Note in a sample, a dict or an object with `__sources__`, where more of it came from.
+    """Add a source to a sample: a dict, or an object with `__sources__`.
 
-    Anything else is left as it is: it has no place for a note.
+    Other samples are not changed.
     """
     if isinstance(sample, dict):
         sample["__sources__"] = (*(sample.get("__sources__") or ()), source)
@@ -32,21 +32,21 @@ def add_source(sample: Any, source: SampleSource) -> None:
 
 
 def get_source_info(sample: Any) -> list[SampleSource] | None:
-    """Return where a sample, or all samples of a list, came from; None if nothing says so."""
+    """Return the sources of a sample, or of all samples of a list; None if they are not known."""
     if isinstance(sample, list):
         return [source for one in sample for source in get_source_info(one) or ()] or None
     return list(_field(sample, "__sources__") or ()) or None
 
 
 def describe_source(sample: Any) -> str:
-    """Return in words where a sample came from, for messages."""
+    """Return a description of the source of a sample, for messages."""
     if sources := _field(sample, "__sources__"):
         source = sources[0]
         return (
             f"dataset {source.dataset}, shard {source.shard}, key {_field(sample, '__key__')}, "
             f"sample {source.index}"
         )
-    return f"a {type(sample).__name__} that does not say where it came from"
+    return f"a {type(sample).__name__} without a source"
 
 
 def _field(sample: Any, name: str) -> Any:

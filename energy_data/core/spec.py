@@ -1,7 +1,7 @@
-"""What a tree is made of, before it runs: frozen descriptions that build nodes.
+"""Specs: frozen descriptions of a tree, which build its nodes.
 
-Two kinds of items flow. Below reading, *references*: which sample of which leaf, in numpy blocks
-(`energy_data.nodes.references`). Above reading, *samples* and *batches*.
+Below reading, nodes return *references*: which sample of which leaf, in numpy blocks
+(`energy_data.nodes.references`). Above reading, they return *samples* and *batches*.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Spec(ABC):
 
     yaml: ClassVar[Yaml | None] = None  # how it is written in YAML; None: it is not
 
-    children_are_sequential: ClassVar[bool] = False  # children share their leaves, each in its time
+    children_are_sequential: ClassVar[bool] = False  # children play one after another
 
     @property
     def is_one_to_one(self) -> bool:
-        """Whether item n is made of item n of the one child, if nothing is skipped."""
+        """Whether item n is made of item n of the child, if nothing is skipped."""
         return False
 
     def __attrs_post_init__(self) -> None:
@@ -63,36 +63,36 @@ class Spec(ABC):
     @property
     @abstractmethod
     def item_kind(self) -> ItemKind:
-        """What flows out of the node."""
+        """The kind of items that the node returns."""
 
     @abstractmethod
     def build(self, context: Context) -> Node[Any]:
         """Return the node for one lane. Opens nothing: that happens on the first draw."""
 
     def num_items(self, context: Context, epoch: int) -> int | None:
-        """Return how many items pass `epoch` gives over all lanes, if nothing is left out.
+        """Return the number of items of an epoch over all lanes, if nothing is skipped.
 
-        None: it does not end, or nobody knows.
+        None: the epoch never ends, or the number is not known.
         """
         return None
 
     def items_per_lane(self, context: Context) -> int:
-        """Return how many whole items a lane gives before it ends, or draws its leaves anew.
+        """Return how many full items a lane returns before it ends, or draws its leaves again.
 
-        If nothing is left out. Raises SpecError where only running it would tell.
+        Assumes that nothing is skipped. Raises SpecError if the number is known only after a run.
         """
         raise SpecError(
-            f"how many items a {self.kind} gives is known only once it has run: {context.lanes}"
-            f" lanes could not end together"
+            f"the number of items of a {self.kind} is known only after it has run, so "
+            f"{context.lanes} lanes cannot end together"
         )
 
-    def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds do not care
-        """Raise SpecError if so many ranks cannot run this node; children are asked themselves."""
+    def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds accept any
+        """Raise SpecError if this number of ranks cannot run this node, apart from its children."""
 
     def replay_blocker(self) -> str | None:
-        """Return the kind of the node that keeps items from being made again; None: they can be.
+        """Return the kind of the node that cannot replay items from references; None: all can.
 
-        Nodes that hold samples back ask it of what is under them: a state has marks, not samples.
+        Nodes that hold samples back need it of their children: a state has references, not samples.
         """
         return self.kind
 

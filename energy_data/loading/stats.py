@@ -80,7 +80,7 @@ class Counting:
                     drawn.update({} if inner in counted else _drawn(inner))
                 elif isinstance(inner, StagedNode):
                     drawn.update(inner.history(len(inner.spec.stages)).drawn)
-                    counted.update(inner.trees_that_go_on())
+                    counted.update(inner.continued_trees())
         return {
             name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
             for name, size in sizes.items()

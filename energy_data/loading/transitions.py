@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from energy_data.core.cursor import State
 from energy_data.loading.stats import Counting
 from energy_data.nodes.leaf_history import held
-from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, Plan, PlannedStage, said_of_data
+from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, Plan, PlannedStage, data_end_note
 from energy_data.nodes.staged import StagedNode
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Transitions:
         step = "" if now.first_step is None else f"Step {now.first_step:,}, "
         yield from (RULE, "STAGE TRANSITION", RULE)
         yield f"{step}micro-batch {batch:,}: {left.name!r} -> {now.name!r}"
-        if text := said_of_data(left.stage):
+        if text := data_end_note(left.stage):
             yield f"  {left.name!r} {text}"
         for change in self.plan.changes(number):
             yield f"  {change}"

@@ -18,12 +18,12 @@ from energy_data.nodes.unary import SkipCursor, UnaryNode, UnarySpec
 
 @frozen(kw_only=True)
 class BatchSpec(UnarySpec):
-    """Give `collate(samples)` of `batch_size` samples at a time.
+    """Return `collate(samples)` of `batch_size` samples at a time.
 
-    `aligned`: a batch is what one block of references gives, so samples left out make it shorter
-    and never move others; for finite streams, where batch g must not depend on lanes. Otherwise
-    batches are filled, and the last of a stream may be short (`drop_last`: it is left out).
-    `SkipSample` in `collate` leaves the whole batch out.
+    If `aligned`, a batch has the samples of one block of references, so skipped samples make it
+    shorter and never move others. This is for finite streams, where batch g must not depend on the
+    lanes. Otherwise batches are filled, and the last batch of a stream may be short (`drop_last`
+    drops it). If `collate` raises `SkipSample`, the batch is skipped.
     """
 
     kind = "batch"
@@ -32,7 +32,7 @@ class BatchSpec(UnarySpec):
     drop_last: bool = False
     aligned: bool = False
     on_failure: ErrorPolicy | None = None  # None: errors are raised
-    shows_none: bool = False  # `collate` shows no sample to code of the user's
+    shows_none: bool = False  # `collate` passes no sample to user code
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:

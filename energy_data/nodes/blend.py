@@ -107,7 +107,7 @@ class BlendSpec(MultiChildSpec, OrderSpec):
             except ValueError as error:
                 yield f"blend[{changing[0]}].weight", f"{error}."
         if len({part.of.item_kind for part in self.parts}) > 1:
-            yield "blend", "the children give different things (references and samples)."
+            yield "blend", "the children return different kinds of items (references and samples)."
         elif changing and self.item_kind != "references":
             problem = "weights that change are for blends below reading. Put the blend there."
             yield "blend", problem
@@ -197,7 +197,7 @@ class BlendSpec(MultiChildSpec, OrderSpec):
 
 @dataclass
 class BlendCursor(Cursor):
-    draws: int = 0  # items given since a child last ended
+    draws: int = 0  # items returned since a child last ended
     ended: tuple[str, ...] = ()  # children that have ended
 
 

@@ -32,16 +32,16 @@ class Costed:
 class BlendByCostSpec(MultiChildSpec):
     """Draw from streams so that the costs of their samples, as measured, keep the weights.
 
-    For lengths that nobody knows beforehand: `cost` might count a sample's tokens. The next sample
-    is of the child that has cost least for its weight so far, so that a lane is never off by more
-    than what single samples cost. What a child has cost is part of the place. A child that ends
-    leaves its share to the others. Where mean lengths are known, weights by tokens below reading
-    (`energy_data.nodes.token_weights`) need no state.
+    Use it for lengths that are not known before a sample is read: `cost` may count tokens. The next
+    sample is drawn from the child with the least cost so far relative to its weight, so a lane is
+    never off by more than the cost of a few samples. The cost of each child is part of the state.
+    When a child ends, the others share its weight. If mean lengths are known, weights by tokens
+    below reading (`energy_data.nodes.token_weights`) need no state.
     """
 
     kind = "blend_by_cost"
     parts: tuple[Costed, ...]
-    cost: Callable[[Any], int]  # of a sample; a whole number >= 1, the same whenever it is asked
+    cost: Callable[[Any], int]  # of a sample; an int >= 1 that depends on the sample alone
     weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
 
     @weights.default
@@ -71,7 +71,7 @@ class BlendByCostSpec(MultiChildSpec):
 
 @dataclass
 class BlendByCostCursor(Cursor):
-    cost: tuple[int, ...] = ()  # of what each child has given
+    cost: tuple[int, ...] = ()  # of the samples that each child has returned
     ended: tuple[int, ...] = ()  # children that have ended
 
 
@@ -109,7 +109,7 @@ class BlendByCostNode(MultiChildNode[BlendByCostCursor]):
         return Items(values, refs)
 
     def _cheapest(self) -> int:
-        """Return the child that has cost least for its weight; at first, one by weight."""
+        """Return the child with the least cost for its weight; the first is drawn by weight."""
         at, weights = self.cursor, self.spec.weights
         if not any(at.cost):
             facts = {"lane": self.context.lane, "lanes": self.context.lanes}
@@ -121,6 +121,6 @@ class BlendByCostNode(MultiChildNode[BlendByCostCursor]):
 
     def _count(self, number: int, cost: int) -> None:
         if type(cost) is not int or cost < 1:
-            raise DataError(f"blend_by_cost: a cost must be a whole number >= 1, got {cost!r}.")
+            raise DataError(f"blend_by_cost: a cost must be an int >= 1, got {cost!r}.")
         at = self.cursor
         at.cost = tuple(c + cost if n == number else c for n, c in enumerate(at.cost))

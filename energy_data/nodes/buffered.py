@@ -57,19 +57,19 @@ class ReplayCache(Generic[T]):
 
 
 class BufferedNode(UnaryNode[B]):
-    """A node that holds items of its child back."""
+    """A node that reads items of its child ahead of what it returns."""
 
     def faults(self, at: B) -> Iterable[Problem]:
         yield from self.own_faults(at)
         if list(self.remap_pending(at.pending, _if_known)) != list(at.pending):
-            yield "pending", "has references to what is not there"
+            yield "pending", "has references to missing samples"
 
     def own_faults(self, at: B) -> Iterable[Problem]:
-        """Return what is wrong in a saved cursor, whatever samples the leaves have."""
+        """Return what is wrong in a saved cursor, apart from references to missing samples."""
         return ()
 
     def move(self, change: Change) -> None:
-        """Adapt the cursor to an edit of the tree: keep what is pending of leaves that stay."""
+        """Adapt the cursor to an edit of the tree: drop pending items of removed leaves."""
         at = self.cursor
         kept = [ref for ref in self.remap_pending(at.pending, change) if ref is not None]
         at.pending, at.lost = tuple(kept), at.lost + len(at.pending) - len(kept)
@@ -135,9 +135,9 @@ def require_replayable(spec: Spec, of: Spec) -> None:
     """Raise SpecError if what is under `spec` cannot replay samples."""
     if culprit := of.replay_blocker():
         raise SpecError(
-            f"{spec.kind}: a state has references to what is pending, never samples, but "
-            f"{culprit!r} below it cannot make its items again from them. Put it above "
-            f"{spec.kind!r}, or leave it out."
+            f"{spec.kind}: a state contains references to pending samples, never the samples, but "
+            f"{culprit!r} below it cannot replay its items from references. Put it above "
+            f"{spec.kind!r}, or remove it."
         )
 
 

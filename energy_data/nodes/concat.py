@@ -40,7 +40,7 @@ class ConcatSpec(MultiChildSpec, OrderSpec):
         if not self.parts:
             yield "concat", "it has no children. List at least one."
         if len({part.item_kind for part in self.parts}) > 1:
-            yield "concat", "the children give different things (references and samples)."
+            yield "concat", "the children return different kinds of items (references and samples)."
 
     @property
     def children(self) -> Mapping[str, Spec]:

@@ -1,4 +1,4 @@
-"""Encode: the task's own view of each sample; one for each, or several."""
+"""Encode: the encoder of a task, which makes one sample of each, or several."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class EncodeSpec(UnarySpec):
     If `encode` is a generator (`yields="several"`), return each sample that it yields, in order. A
     run saved between the parts of a sample encodes that sample again and continues after the last
     part returned. Any other error is raised with a note that names the sample. `encode` must depend
-    on the sample alone. `encode=None` passes samples on: the node stays, so that states fit
-    whatever a task encoder overrides.
+    on the sample alone. `encode=None` passes samples on, with the same state, so states fit
+    whether or not a task encoder encodes.
     """
 
     kind = "encode"
@@ -121,7 +121,7 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
 
     def own_faults(self, at: PartsCursor) -> Iterator[Problem]:
         if at.part and not at.pending:
-            yield "part", f"must be of a sample that waits, there is none, got {at.part}"
+            yield "part", f"must be 0 if no sample is pending, got {at.part}"
 
     def draw(self, count: int) -> Items:
         at, parts = self.cursor, Items([], [])

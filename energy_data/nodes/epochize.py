@@ -1,4 +1,4 @@
-"""Epochize: passes of a given length over a child that goes on."""
+"""Epochize: epochs of a given length over an endless child."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ class EpochizeNode(UnaryNode[EpochizeCursor]):
         return items
 
     def rewind(self) -> None:
-        """Begin the next epoch; the child goes on."""
+        """Begin the next epoch. The child continues."""
         self.cursor = EpochizeCursor(epoch=self.cursor.epoch + 1, taken=self.cursor.taken)

@@ -55,11 +55,11 @@ class UnderWay(NamedTuple):
 
 
 class FlatMapNode(UnaryNode[FlatMapCursor]):
-    leaves_out = (("skipped", "nothing was made of items"),)
+    leaves_out = (("skipped", "no part was made of items"),)
 
     def __init__(self, spec: FlatMapSpec, context: Context) -> None:
         super().__init__(FlatMapCursor(), spec, context)
-        self.call = UserCall(spec.function, context, "taking apart", on_failure=spec.on_failure)
+        self.call = UserCall(spec.function, context, "splitting", on_failure=spec.on_failure)
         self._under_way: UnderWay | None = None
 
     def draw(self, count: int) -> Items:
@@ -98,7 +98,7 @@ class FlatMapNode(UnaryNode[FlatMapCursor]):
         made = self.call.parts(items.values[0], lambda: self.cursor, items.refs[0])
         if len(list(islice(made, self.cursor.part))) < self.cursor.part:
             raise DataError(
-                f"{self.call.name}: it gives fewer items than before the save. It must depend on "
+                f"{self.call.name}: it yields fewer items than before the save. It must depend on "
                 f"its argument alone: no global random numbers, no counters."
             )
         return UnderWay(before, self.cursor.part, self.child.snapshot(), made)

@@ -23,19 +23,19 @@ from energy_data.nodes.unary import UnarySpec
 
 @frozen(kw_only=True)
 class GroupSpec(UnarySpec):
-    """Give `collate(samples)` of `batch_size` samples with equal keys, once there are so many.
+    """Return `collate(samples)` of `batch_size` samples with equal keys, once a group is full.
 
-    criterion: returns (key, batch size) of a sample: anything hashable, and None for the usual
-        size. It must depend on the sample alone. The size that counts is that of the sample that
-        came last. `SkipSample` leaves the sample out.
+    criterion: Returns (key, batch size) of a sample: any hashable, and None for the usual size. It
+        must depend on the sample alone. The size of a group is that of its latest sample. If it
+        raises `SkipSample`, the sample is skipped.
 
-    Samples whose group is not full yet are in the state as references, of each lane for itself. At
-    the end of a finite stream the groups are given as they are, the oldest first (`drop_last`:
-    left out). More than `max_pending` waiting samples are an error: then the keys are too many.
+    Each lane has its own groups. Samples whose group is not full are in the state as references. At
+    the end of a finite stream, partial groups are returned, the oldest first (`drop_last` drops
+    them). More than `max_pending` pending samples are an error: there are too many keys.
     """
 
     kind = "group"
-    batch_size: int | None  # None: as the criterion says
+    batch_size: int | None  # None: the criterion returns it
     criterion: Callable[[Any], tuple[Hashable, int | None]]
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
@@ -63,10 +63,10 @@ class GroupSpec(UnarySpec):
 
 @dataclass
 class GroupCursor(BufferedCursor):
-    skipped: int = 0  # samples left out by the criterion
-    skipped_batches: int = 0  # batches left out by `collate`
-    unseen: int = 0  # the latest of what is pending: their keys have not been asked for
-    key_failures: int = 0  # of each function, since its last success
+    skipped: int = 0  # samples skipped by the criterion
+    skipped_batches: int = 0  # batches skipped by `collate`
+    unseen: int = 0  # the latest pending samples, whose keys are not known yet
+    key_failures: int = 0  # consecutive failures of each function
     failures: int = 0
 
 
@@ -81,7 +81,7 @@ class Waiting(NamedTuple):
 
 
 class Groups:
-    """The samples that wait, by group. A cache of what the marks in the cursor say."""
+    """Pending samples by group. A cache: it follows from the references in the cursor."""
 
     def __init__(self) -> None:
         self.refs: dict[int, ItemRef] = {}  # of all that is pending, by number
@@ -127,11 +127,14 @@ class GroupNode(BufferedNode[GroupCursor]):
 
     def own_faults(self, at: GroupCursor) -> Iterator[Problem]:
         if at.unseen > len(at.pending):
-            yield "unseen", f"must be of the {len(at.pending)} that wait, got {at.unseen}"
+            yield (
+                "unseen",
+                f"must be at most the {len(at.pending)} pending samples, got {at.unseen}",
+            )
 
     def draw(self, count: int) -> Items:
         groups = self._groups()
-        self.groups = None  # until the cursor has the marks of what waits again
+        self.groups = None  # invalid until the cursor is updated
         batches: list[Any] = []
         ended = False
         while len(batches) < count:
@@ -140,20 +143,20 @@ class GroupNode(BufferedNode[GroupCursor]):
             collated = self._collated(samples) if samples else []
             batches += collated
             if not collated:
-                break  # a block may be short: who leaves all batches out must not wait for ever
+                break  # a short block: a function that skips every batch must not loop forever
         self._remember(groups)
         if ended and not batches:
             raise StopIteration
         return Items(batches, [None] * len(batches))
 
     def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
-        """Return the next batch, of at most `docs` samples, and how many it has; the others wait.
+        """Return the next batch, of at most `docs` samples, and its number of samples.
 
-        Without a batch if it was left out. For steps of exactly so many documents, of endless
-        streams; None: all of its group.
+        The other samples of the group stay pending. None: the batch is the full group. Returns no
+        batch if it was skipped. For optimizer steps of an exact size, over endless streams.
         """
         groups = self._groups()
-        self.groups = None  # until the cursor has the marks of what waits again
+        self.groups = None  # invalid until the cursor is updated
         samples = self._next_group(groups, docs)
         batches = self._collated(samples)
         self._remember(groups)
@@ -165,12 +168,12 @@ class GroupNode(BufferedNode[GroupCursor]):
         self.groups = groups
 
     def _groups(self) -> Groups:
-        """Return what waits, as the cursor has it."""
+        """Return the pending samples of the cursor."""
         pending = self.cursor.pending
         if self.groups is None or (self.grouped is not pending and self.grouped != pending):
             groups = Groups()
             groups.add(self.child.replay(pending) if pending else (), pending)
-            aside = copy(self.cursor)  # these have been counted
+            aside = copy(self.cursor)  # replayed samples are not counted
             while len(groups.unseen) > self.cursor.unseen:
                 self._group(groups, aside)
             return groups
@@ -179,7 +182,7 @@ class GroupNode(BufferedNode[GroupCursor]):
     def _next_group(self, groups: Groups, most: int | None = None) -> list[Any]:
         """Return the samples of the next full group; at the end of the stream the oldest, or [].
 
-        most: the others wait on, in the same group.
+        most: The number of samples to return; the others stay pending in the same group.
         """
         guard = EmptyGuard()
         while True:
@@ -197,7 +200,7 @@ class GroupNode(BufferedNode[GroupCursor]):
                 return groups.give(next(iter(groups.by_key)), most)
 
     def _group(self, groups: Groups, cursor: GroupCursor) -> tuple[Hashable, int]:
-        """Put the first of the unseen samples in its group; return the group and its full size."""
+        """Put the first unseen sample in its group. Return the key and full size of the group."""
         one = groups.unseen.pop()
         found = self.criterion(one.sample, cursor, groups.refs[one.number])
         if found is SKIPPED:
@@ -214,7 +217,7 @@ class GroupNode(BufferedNode[GroupCursor]):
             if size is not None:
                 return found[0], size
         raise DataError(
-            f"batch_group_criterion: it must return a key and a batch size (or None for the usual "
+            f"batch_group_criterion: it must return a key and a batch size (None for the usual "
             f"size, which is {self.spec.batch_size}), got {found!r} for {describe_source(sample)}. "
             f"Return (key, None)."
         )
@@ -222,8 +225,9 @@ class GroupNode(BufferedNode[GroupCursor]):
     def _check(self, groups: Groups) -> None:
         if len(groups.refs) > self.spec.max_pending:
             raise DataError(
-                f"group: {len(groups.refs)} samples wait in {len(groups.by_key)} groups, and none "
-                f"is full. Make the keys of `batch_group_criterion` coarser, or raise max_pending."
+                f"group: {len(groups.refs)} samples are pending in {len(groups.by_key)} groups, none "
+                f"of them full. Make the keys of `batch_group_criterion` coarser, or raise "
+                f"max_pending."
             )
 
     def _collated(self, samples: list[Any]) -> list[Any]:

@@ -65,12 +65,12 @@ class LeafHistory:
         for leaf_id, *sample in samples:
             self.returned.setdefault(leaf_id, []).append((sample[0], sample[1]))
 
-    def marks(self, number: Mapping[str, int]) -> tuple[ItemRef, ...]:
+    def refs(self, number: Mapping[str, int]) -> tuple[ItemRef, ...]:
         """Return the samples to be drawn again: number of the leaf, epoch, sample number."""
         return tuple((number[leaf_id], *sample) for leaf_id, *sample in self.waiting())
 
     def offsets(self, tree: ReferencesNode) -> LeafOffsets:
-        """Return from where the leaves of a tree continue."""
+        """Return where the leaves of a tree continue."""
         return LeafOffsets(
             drawn=tuple(self.drawn.get(leaf.id, 0) for leaf in tree.leaves),
             returned={
@@ -82,19 +82,19 @@ class LeafHistory:
         )
 
 
-def are_references(marks: Any, num_leaves: int) -> bool:
-    """Return whether `marks` are references to `num_leaves` leaves, as of `LeafHistory.marks`."""
-    return isinstance(marks, tuple) and all(
-        isinstance(mark, tuple)
-        and len(mark) == 3
-        and all(map(is_count, mark))
-        and mark[0] < num_leaves
-        for mark in marks
+def are_references(refs: Any, num_leaves: int) -> bool:
+    """Return whether `refs` are references to `num_leaves` leaves, as of `LeafHistory.refs`."""
+    return isinstance(refs, tuple) and all(
+        isinstance(ref, tuple) and len(ref) == 3 and all(map(is_count, ref)) and ref[0] < num_leaves
+        for ref in refs
     )
 
 
 def held(node: Node[Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield what nodes under `node` have drawn and not returned: leaf id, epoch, sample number."""
+    """Yield the samples that nodes under `node` have drawn and not returned.
+
+    As leaf id, epoch, sample number.
+    """
     for inner in nodes_of(node):
         entries: dict[Node[Any], list[Leaf]] = {}
         for tree, reference in inner.pending_refs:
@@ -103,8 +103,8 @@ def held(node: Node[Any]) -> Iterator[tuple[str, int, int]]:
                 entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]
             if not are_references((reference,), len(entries[tree])):
                 raise StateError(
-                    f"state: it is damaged, it refers to {reference}, of {len(entries[tree])} "
-                    f"leaves. Use another checkpoint."
+                    f"state: it is damaged, it has the reference {reference} to one of "
+                    f"{len(entries[tree])} leaves. Use another checkpoint."
                 )
             entry, epoch, number = reference
             yield entries[tree][entry].id, epoch, number
@@ -133,8 +133,8 @@ class StagedCursor(Cursor):
 def carried_by(cursor: StagedCursor, leaf_ids: Sequence[str]) -> LeafHistory:
     """Return the history of leaves before the stages were edited."""
     drawn = dict(zip(leaf_ids, cursor.carried, strict=True)) if cursor.carried else {}
-    marks = cursor.returned
-    return LeafHistory(drawn, ((leaf_ids[place], epoch, number) for place, epoch, number in marks))
+    returned = ((leaf_ids[place], epoch, number) for place, epoch, number in cursor.returned)
+    return LeafHistory(drawn, returned)
 
 
 def wrong_carried(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Iterator[Problem]:
@@ -212,7 +212,7 @@ class StageHistory:
         return past
 
     def _play(self, past: LeafHistory, number: int) -> None:
-        """Count the draws of a stage, and give back what it still holds."""
+        """Count the draws of a stage, and return its pending samples to their leaves."""
         for tree in self._trees(number):
             if tree.cursor.draws or tree.cursor.offsets:
                 self.used.add(number)

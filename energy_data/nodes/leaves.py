@@ -18,15 +18,15 @@ from energy_data.errors import DataError, SpecError
 
 @frozen(kw_only=True)
 class Shuffle:
-    """How far samples of one leaf are mixed; both knobs keep the meaning they have in Energon."""
+    """How far the samples of one leaf are mixed. The parameters are those of Energon."""
 
-    buffer_size: int = 0  # draws that are permuted among each other; 0 or 1: none
-    sequence_length: int = 0  # neighbouring samples read together; 0: file order
+    buffer_size: int = 0  # consecutive draws that are permuted; 0 or 1: none
+    sequence_length: int = 0  # consecutive samples read together; 0: file order
     parallel_sequences: int = 16  # sequences that are mixed at a time
 
     @property
     def window(self) -> int:
-        """The number of neighbouring draws of a lane in one leaf that are permuted; 0: none."""
+        """The number of consecutive draws of a lane in one leaf that are permuted; 0: none."""
         if self.buffer_size <= 1:
             return 0
         return max(self.buffer_size, self.parallel_sequences * self.sequence_length)
@@ -36,11 +36,11 @@ class Shuffle:
 class Leaf:
     """One dataset split that samples are drawn from; equal ids are one leaf."""
 
-    id: str  # stable over time: orders and ledgers are kept by it
+    id: str  # stable over time: orders and ledgers depend on it
     source: Source = field(eq=False)
     aux: Mapping[str, FileStore[Any]] = field(factory=dict, eq=False)  # for cookers, by name
-    epochs: int | None = 1  # mixed with each other; -1: all; None: each in the order of the files
-    tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: as its source says
+    epochs: int | None = 1  # that are mixed; -1: all; None: none, in the order of the files
+    tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: that of its source
     max_repetitions: Fraction | None = field(default=None, eq=False)  # over the run; None: any
 
     @property
@@ -50,18 +50,18 @@ class Leaf:
 
     @property
     def most_draws(self) -> int | None:
-        """How often it may be drawn over the run; None: any number of times."""
+        """The most draws over the run; None: no limit."""
         most = self.max_repetitions
         return None if most is None else int(most * self.num_samples)
 
     @property
     def mean_tokens(self) -> Fraction | None:
-        """Tokens per sample: as said, or as its source says; None: not known."""
+        """Tokens per sample, declared or of its source; None: not known."""
         return self.tokens_per_sample or self.source.tokens_per_sample
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over all that decides which samples it gives in which order, but its id."""
+        """16 hex digits of everything but the id that its samples and their order depend on."""
         own = self.source.fingerprint
         return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
 
@@ -74,11 +74,11 @@ def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
 
 
 def too_often(leaf: Leaf) -> DataError:
-    """Return the error of a leaf that is asked for more than it may give."""
+    """Return the error for a leaf that is drawn more often than `max_repetitions`."""
     return DataError(
-        f"leaf {leaf.id!r}: its {leaf.num_samples:,} samples have come up {leaf.max_repetitions} "
-        f"times, its `max_repetitions`, and the run goes on to draw from it. Lower its weight, or "
-        f"raise the number; with `budget_samples` a start says what is feasible."
+        f"leaf {leaf.id!r}: its {leaf.num_samples:,} samples were drawn {leaf.max_repetitions} "
+        f"times, its `max_repetitions`, and the run needs more of them. Lower its weight, or raise "
+        f"`max_repetitions`. With `budget_samples`, this is checked at the start of a run."
     )
 
 

@@ -51,7 +51,7 @@ class Mixed:
 
 @frozen
 class MixSpec(MultiChildSpec, OrderSpec):
-    """Give batches of which every child has its part, by weight.
+    """Return batches that contain a share of every child, by weight.
 
     `by="samples"`: of each batch, a child has its quota rounded down or up, in turns, so that over
     batches proportions are exact. `by="batches"`: a batch is of one child, chosen by weight.
@@ -99,7 +99,7 @@ class MixSpec(MultiChildSpec, OrderSpec):
         if {part.of.item_kind for part in self.parts} - {
             self.item_kind
         } or self.item_kind == "batches":
-            yield "parts", "the children must all give references, or all give samples."
+            yield "parts", "the children must all return references, or all return samples."
         if (self.batch_size is None) != (self.item_kind == "references"):
             yield (
                 "",
@@ -168,7 +168,7 @@ class MixSpec(MultiChildSpec, OrderSpec):
 
 @dataclass
 class MixCursor(Cursor):
-    draws: int = 0  # items given
+    draws: int = 0  # items returned
 
 
 class MixNode(MultiChildNode[MixCursor]):

@@ -31,12 +31,13 @@ from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 @frozen(kw_only=True)
 class PackSpec(UnarySpec):
-    """Give packs of the documents below, as `packing` says, chosen among `buffer_size` of them.
+    """Pack documents by the rules of `packing`, chosen from a buffer of `buffer_size`.
 
-    The buffer belongs to a lane. What is in it is in the state as references, and is read and
-    encoded again after a restore. At the end of a finite stream each lane packs what it has left.
-    A pack that is a dict also gets `__docs__`, the number of its documents, and for each limit its
-    sum: `__tokens__`. Costs some microseconds per document beside reading and encoding.
+    Each lane has its own buffer. Its documents are in the state as references, and are read and
+    encoded again after a restore. At the end of a finite stream, each lane packs the rest of its
+    buffer. A pack that is a dict also has `__docs__`, the number of its documents, and the sum of
+    each limit, for example `__tokens__`. Costs some microseconds per document, besides reading and
+    encoding.
     """
 
     kind = "pack"
@@ -61,11 +62,11 @@ class PackSpec(UnarySpec):
 
 @dataclass
 class PackCursor(BufferedCursor):
-    packs: int = 0  # given in this pass
-    docs: int = 0  # given in this pass, in these packs
-    skipped: int = 0  # documents left out: above a limit, or their pack was left out
+    packs: int = 0  # returned in this pass
+    docs: int = 0  # returned in these packs
+    skipped: int = 0  # documents skipped: above a limit, or with their pack
     truncated: int = 0  # documents cut off
-    cut: int = 0  # what was lost of the first limit by `skipped` and `truncated`
+    cut: int = 0  # amount of the first limit lost by `skipped` and `truncated`
 
 
 class PackNode(BufferedNode[PackCursor]):
@@ -84,22 +85,22 @@ class PackNode(BufferedNode[PackCursor]):
         self.lane, self.lanes = context.lane, context.lanes
         # The reference of a part begins with its start, its stop and the length of its sample.
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
-        # A cache: the buffer, and its references. With other references it is made again.
+        # A cache: the buffer and its references. Other references need a new buffer.
         self.buffer = Buffer(spec.packing)
         self.buffered: tuple[ItemRef, ...] | None = ()
 
     def own_faults(self, at: PackCursor) -> Iterator[Problem]:
         parts = at.pending if self.num_prefixed else ()
-        if wrong := [mark[:3] for mark in parts if not mark[0] < mark[1] <= mark[2]]:
-            yield "pending", f"has a part of a document that is none, {shorten(wrong[0])}"
+        if wrong := [ref[:3] for ref in parts if not ref[0] < ref[1] <= ref[2]]:
+            yield "pending", f"has an impossible part of a document, {shorten(wrong[0])}"
 
     def draw(self, count: int) -> Items:
         return self._drawn(count)
 
     def draw_within(self, docs: int) -> tuple[list[Any], int]:
-        """Return the next pack, of at most `docs` documents, and how many it has.
+        """Return the next pack, of at most `docs` documents, and its number of documents.
 
-        Without a pack if that was left out. For steps of exactly so many documents.
+        Returns no pack if it was skipped. For optimizer steps of an exact size.
         """
         before = self.cursor.docs
         packs = list(self._drawn(1, within=docs).values)
@@ -160,7 +161,7 @@ class PackNode(BufferedNode[PackCursor]):
         return [None if now is None else (*ref[:n], *now) for ref, now in pairs]
 
     def _buffer(self) -> Buffer:
-        """Return the buffer, with what the cursor says is pending."""
+        """Return the buffer with the pending documents of the cursor."""
         pending = self.cursor.pending
         if self.buffered is not pending and self.buffered != pending:
             known = {one.ref: one for one in self.buffer.waiting.values()}
@@ -180,7 +181,7 @@ class PackNode(BufferedNode[PackCursor]):
             if ref not in made:
                 item = items[samples.index(ref[self.num_prefixed :])]
                 raise DataError(
-                    f"{describe_source(item)}: it has another length than before the save. "
+                    f"{describe_source(item)}: its length differs from that before the save. "
                     f"Encoding must depend on the sample alone: no global random numbers."
                 )
         return made
@@ -191,7 +192,7 @@ class PackNode(BufferedNode[PackCursor]):
         return documents_of(self.packing, ref, item)
 
     def _fill(self, buffer: Buffer) -> None:
-        """Read ahead, in blocks: a buffer that lacks little is left as it is."""
+        """Fill the buffer in blocks, so an almost full buffer is not filled."""
         if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
             return
         guard = EmptyGuard()
@@ -215,19 +216,19 @@ class PackNode(BufferedNode[PackCursor]):
         if quota is None:
             return buffer.take()
         if quota.items is None:
-            begun = quota.round_of(at.docs, self.lane, self.lanes)
-            return buffer.take(quota.before(begun + 1, self.lane, self.lanes) - at.docs)
-        begun, done = divmod(at.packs, quota.items)
-        left = quota.before(begun + 1, self.lane, self.lanes) - at.docs
+            number = quota.round_of(at.docs, self.lane, self.lanes)
+            return buffer.take(quota.before(number + 1, self.lane, self.lanes) - at.docs)
+        number, done = divmod(at.packs, quota.items)
+        left = quota.before(number + 1, self.lane, self.lanes) - at.docs
         wanted = -(-left // (quota.items - done))
-        at_hand = min(wanted, len(buffer))
+        available = min(wanted, len(buffer))
         documents = buffer.take_exactly(wanted)
-        if len(documents) < at_hand and done + 1 == quota.items:
+        if len(documents) < available and done + 1 == quota.items:
             raise DataError(
                 f"pack: {left} documents are left of the quota of {quota.docs} per {quota.items} "
-                f"packs in each of {self.lanes} lanes, and only {len(documents)} of those that "
-                f"wait fit into the last. The documents are too long for it: raise the limit or "
-                f"`items`, lower `docs`, or leave `items` out."
+                f"packs in each of {self.lanes} lanes, and only {len(documents)} pending ones fit "
+                f"into the last pack. The documents are too long: raise the limit or `items`, "
+                f"lower `docs`, or omit `items`."
             )
         return documents
 

@@ -1,4 +1,4 @@
-"""Documents that wait to be packed: what one sample gives, and which of them go together."""
+"""Pending documents: which documents a sample contains, and which of them form a pack."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from energy_data.order.bin_packing import BestFit, FirstFit, Fitting, Sizes
 class Document(NamedTuple):
     """A document, or a part of one, that can go into a pack."""
 
-    ref: ItemRef  # of its sample; where documents are split, after start, stop and whole length
+    ref: ItemRef  # of its sample; of a split document, after start, stop and full length
     item: Any
     sizes: Sizes
-    docs: int  # what it counts
+    docs: int  # its count
 
 
 def documents_of(packing: Packing, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
-    """Return what can be packed of a sample, and how much of the first limit is lost of it.
+    """Return the documents of a sample, and how much of the first limit is lost.
 
     Raises DataError if it is above a limit and that is an error.
     """
@@ -56,13 +56,13 @@ def _over_long(packing: Packing, item: Any, sizes: Sizes, or_else: str) -> DataE
     has = ", ".join(f"{size} {name}" for name, size in zip(packing.limits, sizes, strict=True))
     most = ", ".join(f"{size} {name}" for name, size in packing.limits.items())
     return DataError(
-        f"{describe_source(item)}: it does not fit into a pack, it has {has}, and a pack {most} at "
-        f"most. Raise the limit, or {or_else}."
+        f"{describe_source(item)}: it does not fit into a pack: it has {has}, and a pack at most "
+        f"{most}. Raise the limit, or {or_else}."
     )
 
 
 class Buffer:
-    """The documents that wait, numbered in the order of their arrival."""
+    """Pending documents, numbered in the order of arrival."""
 
     def __init__(self, packing: Packing, documents: Sequence[Document] = ()) -> None:
         self.limits = tuple(packing.limits.values())
@@ -77,16 +77,16 @@ class Buffer:
         return len(self.waiting)
 
     def add(self, document: Document) -> None:
-        """Let a document wait."""
+        """Add a document."""
         number, self._next = self._next, self._next + 1
         self.waiting[number], self.refs[number] = document, document.ref
         self.fitting.add(number, document.sizes)
 
     def take(self, most: int | None = None) -> list[Document]:
-        """Return the documents of the next pack, and let them go; at most `most`, if given.
+        """Remove and return the documents of the next pack, at most `most`.
 
-        The one that waits longest, and then what fits. The choice depends on what waits, and the
-        order of its arrival, alone.
+        First the oldest, then those that fit. The choice depends on the pending documents and the
+        order of their arrival alone.
         """
         taken = [next(iter(self.waiting))]
         room, counted = self._without(self.limits, taken[0])
@@ -100,9 +100,9 @@ class Buffer:
         return self._popped(taken)
 
     def take_exactly(self, most: int) -> list[Document]:
-        """Return `most` documents for the next pack, or as many as fit if these are fewer.
+        """Remove and return `most` documents for the next pack, or as many as fit.
 
-        The one that waits longest, and then always the largest that leaves room for the others.
+        First the oldest, then always the largest that leaves room for the others.
         For one limit and best fit.
         """
         if not most:
@@ -125,7 +125,7 @@ class Buffer:
         return self._popped(taken)
 
     def _without(self, room: Sizes, number: int) -> tuple[Sizes, int]:
-        """Take a document out of what can be found; return the room after it, and its count."""
+        """Remove a document from the search. Return the room after it, and its count."""
         document = self.waiting[number]
         self.fitting.remove(number, document.sizes)
         return tuple(a - b for a, b in zip(room, document.sizes, strict=True)), document.docs

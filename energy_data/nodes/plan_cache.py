@@ -1,7 +1,8 @@
-"""Draws of lanes in blocks, computed ahead: which sample of which leaf each of them is.
+"""Draws of lanes, computed ahead in blocks: the sample and the leaf of each draw.
 
-The lanes of a process take turns, so when one needs its next block, the others soon need theirs, of
-the same draws; and a call of numpy costs as much as some hundred draws. So lanes plan together.
+The lanes of a process take turns, so when one lane needs its next block, the others soon need the
+block of the same draws. A call of numpy costs as much as some hundred draws, so lanes are planned
+together.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from energy_data.core.references import Integers, References, rank_within
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Order
 
-# Draws of a lane computed ahead: a cache of a pure function, not state. A start wants few; in the
-# long run plans below some thousand draws, of all lanes, cost several times as much per draw.
+# Draws of a lane computed ahead: a cache of a pure function, not state. A start needs few. Later,
+# blocks of less than some thousand draws, of all lanes, cost several times as much per draw.
 FIRST_PLANNED, MOST_PLANNED = 128, 4096
-MOST_TOGETHER = 16_384  # draws of all lanes at a time: some milliseconds, which one batch waits for
+MOST_TOGETHER = 16_384  # draws of all lanes at a time: one batch waits some milliseconds
 
-KEPT_LEDGERS = 2  # stages that take turns ask several times for where each of them is
+KEPT_LEDGERS = 2  # stages that take turns ask for the same ledgers repeatedly
 
 Offsets = tuple[int, ...]
 
@@ -75,14 +76,14 @@ class LanePlan(ABC):
 
     @abstractmethod
     def refuse(self, leaf: int) -> NoReturn:
-        """Raise the error of a leaf that was drawn as often as it may be."""
+        """Raise the error for a leaf that was drawn as often as allowed."""
 
     def block(
         self, start: int, count: int, offsets: Offsets, most: int = MOST_PLANNED
     ) -> References:
         """Return the references of the draws start .. start + count; plans up to `most`.
 
-        Fewer where the next one would be too often of its leaf; that one is refused.
+        Returns fewer if the next draw exceeds the limit of its leaf, and raises if the first does.
         """
         if not self._block.has(start, count, offsets):
             if not self._next.has(start, count, offsets):
@@ -100,10 +101,10 @@ class LanePlan(ABC):
         return self._block.references[at : at + count]
 
     def _is_interrupted(self, start: int, offsets: Offsets) -> bool:
-        """Return whether others have drawn from the leaves since; then it plans less far ahead.
+        """Return whether others have drawn from the leaves since the last block.
 
-        They may do so again, as two stages do in a ramp: what was planned beyond that is for
-        nothing, and so is what is planned for other lanes.
+        They may do so again, as two stages in a ramp do, so this lane plans fewer draws, and plans
+        alone: the rest would be wasted.
         """
         if self._asked is None or self._asked[1] == offsets:
             return False
@@ -121,16 +122,17 @@ class LanePlan(ABC):
         return known + np.array(offsets, np.int64) if offsets else known.copy()
 
     def before(self, start: int, offsets: Offsets) -> Integers:
-        """Return the same as `ledger`; at no cost at the end of a block."""
+        """Return what `ledger` returns, without computing it at the end of a block."""
         for block in (self._block, self._next):
             if offsets == block.offsets and start == block.start + len(block.references) > 0:
                 return block.after
         return self.ledger(start, offsets)
 
     def asks_at(self, start: int, offsets: Offsets) -> Offsets | None:
-        """Return the offsets with which this lane asks for a block from `start` next.
+        """Return the offsets with which this lane will ask for a block from `start`.
 
-        None: it does not, or has it. offsets: of another lane, as this one's if both have none.
+        Returns None if it will not, or has the block. offsets: Of another lane, used if this lane
+        has asked for nothing yet.
         """
         asked, ours = (start, offsets) if self._asked is None else self._asked
         if asked != start or (self._asked is None and offsets):
@@ -139,13 +141,13 @@ class LanePlan(ABC):
         return None if has else ours
 
     def take(self, block: _Block) -> None:
-        """Keep a block until it is asked for."""
+        """Keep a block until it is needed."""
         self._next, self._ahead = block, min(4 * self._ahead, MOST_PLANNED)
 
     def too_often(
         self, leaf: Integers, numbers: Integers, after: Integers
     ) -> tuple[int, int] | None:
-        """Return the first draw that is too often of its leaf, and that leaf, if there is one."""
+        """Return the first draw that exceeds the limit of its leaf, and that leaf, if any."""
         found = []
         for number, most in self._most.items():
             if after[number] > most:
@@ -182,9 +184,9 @@ class PlanBatcher:
         *,
         alone: bool,
     ) -> None:
-        """Plan the draws from `start` on, of this lane and, if not `alone`, of those that ask next.
+        """Plan the draws from `start` of this lane and, if not `alone`, of those that ask next.
 
-        Whole batches of `batch` draws, one at least, and no more than `ahead` draws of a lane.
+        Plans full batches of `batch` draws, at least one, and at most `ahead` draws of a lane.
         """
         first = self.plans.index(asking)
         most = 0 if alone else max(1, MOST_TOGETHER // batch) - 1
@@ -224,7 +226,7 @@ class PlanBatcher:
 
 @frozen
 class LeafOffsets:
-    """From where the leaves of an order tree continue that other trees of its lane have used."""
+    """Where the leaves of an order tree continue that other trees of its lane have drawn from."""
 
     drawn: tuple[int, ...]  # draws of each leaf, by all order trees of the lane
     # Position of a leaf -> samples (epoch, number) that were drawn and not returned; they are next.
@@ -245,9 +247,9 @@ class LeafOffsets:
         return tuple(map(add, self.starts, own)) if own and self.starts else own or self.starts
 
     def put_in(self, epochs: Integers, indices: Integers, leaf: Integers, rank: Integers) -> None:
-        """Replace the first draws of leaves by the samples that are next; int64 [n] all.
+        """Replace the first draws of leaves by the returned samples. All arrays are int64 [n].
 
-        leaf: of each draw. rank: how often the tree has drawn that leaf before it.
+        leaf: Of each draw. rank: How often the tree has drawn that leaf before.
         """
         for place, samples in self.returned.items():
             # Negative offsets only place weights that follow the run; they are no draws.

@@ -35,8 +35,8 @@ OnError = Literal["skip", "raise"]
 class ReadSpec(UnarySpec):
     """Read the sample of each reference.
 
-    A bad sample is left out, counted and logged (`on_error="skip"`), or raised. More than
-    `max_failures` bad samples in a row in one lane are always raised: then it is not the samples.
+    A bad sample is skipped, counted and logged (`on_error="skip"`), or raised as an error. More
+    than `max_failures` consecutive bad samples in one lane are always an error.
     """
 
     kind = "read"
@@ -44,8 +44,8 @@ class ReadSpec(UnarySpec):
     of: ReferencesSpec
     on_error: OnError = "skip"
     max_failures: int = 100
-    handler: ErrorHandler | None = None  # hears of bad samples that are left out; None: the log
-    keys: bool = False  # each sample says which it is: `__restore_key__`, (leaf id, epoch, index)
+    handler: ErrorHandler | None = None  # called with skipped bad samples; None: they are logged
+    keys: bool = False  # samples get `__restore_key__`: (leaf id, epoch, index)
 
     def __attrs_post_init__(self) -> None:
         if self.on_error not in ("skip", "raise"):
@@ -64,13 +64,13 @@ class ReadSpec(UnarySpec):
 
 @dataclass
 class ReadCursor(Cursor):
-    skipped: int = 0  # bad samples left out
-    excluded: int = 0  # samples that their dataset leaves out
+    skipped: int = 0  # bad samples skipped
+    excluded: int = 0  # samples that their dataset excludes
     failures: int = 0  # bad samples since the last good one
 
 
 class ReadNode(UnaryNode[ReadCursor]):
-    """Reads a block of references at once, each leaf's together."""
+    """Reads a block of references at once."""
 
     leaves_out = (("skipped", "bad samples"), ("excluded", "excluded by their dataset"))
 
@@ -110,14 +110,14 @@ class ReadNode(UnaryNode[ReadCursor]):
         columns = np.array(refs, np.int64).reshape(len(refs), 3).T
         if not 0 <= columns[0].min() <= columns[0].max() < len(self.leaves):
             raise StateError(
-                "state: it has references to leaves that are not there. It is damaged."
+                "state: it is damaged, it has references to missing leaves. Use another checkpoint."
             )
         samples = []
         for sample in self._drawn(References(*columns)):
             if isinstance(sample, SampleError):
                 raise DataError(
-                    f"{sample} It was good when it was read before the save, and is still to be "
-                    f"given. Repair the dataset, or restore an earlier checkpoint."
+                    f"{sample} It was read without error before the save and is not returned yet. "
+                    f"Repair the dataset, or restore an earlier checkpoint."
                 ) from sample
             samples.append(sample)
         return samples
@@ -165,7 +165,7 @@ class ReadNode(UnaryNode[ReadCursor]):
         return samples
 
     def _read_leaf_by_leaf(self, block: References) -> list[Sample | SampleError]:
-        """Read the same as together, to see which leaf takes how long."""
+        """Read the block leaf by leaf, to measure the time of each leaf."""
         samples: list[Sample | SampleError] = [{}] * len(block)
         for number in np.unique(block.entries).tolist():
             places = np.flatnonzero(block.entries == number)
@@ -175,7 +175,7 @@ class ReadNode(UnaryNode[ReadCursor]):
         return samples
 
     def _read_singly(self, block: References) -> list[Sample | SampleError]:
-        """Read one by one, and say which comes next: one of them takes the process down."""
+        """Read one by one, reporting each sample first: one of them kills the process."""
         assert self.trace is not None
         samples: list[Sample | SampleError] = []
         for place, entry in enumerate(block.entries.tolist()):
@@ -199,10 +199,10 @@ class ReadNode(UnaryNode[ReadCursor]):
             at.skipped, at.failures = at.skipped + 1, at.failures + 1
             if at.failures > self.spec.max_failures:
                 raise DataError(
-                    f"{at.failures} bad samples in a row, the last: {sample}. Look at the dataset, "
+                    f"{at.failures} bad samples in a row, the last: {sample}. Check the dataset, "
                     f"or raise `max_failures`."
                 ) from sample
             if self.spec.handler is None:
-                log.warning("bad sample left out: %s", sample)
+                log.warning("bad sample skipped: %s", sample)
             else:
                 self.spec.handler(sample, {"__key__": sample.key}, None)

@@ -1,7 +1,7 @@
 """References: which sample of which leaf, drawn in blocks; the root of every order tree.
 
-The one place of an order tree is the number of draws its lane has made, plus, after a change of
-the mixture, how often each leaf had been drawn before (the *ledger* offsets).
+The position of an order tree is the number of draws of its lane and, after a change of the mixture,
+how often each leaf was drawn before (the *ledger* offsets).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from energy_data.order.weighted import Place
 
 
 class OrderSpec(Spec):
-    """A spec below reading: says which leaf comes when."""
+    """A spec below reading, which orders the draws from leaves."""
 
     needs_sizes: ClassVar[bool] = False  # whether its order depends on how large its leaves are
     keeps_place: ClassVar[bool] = False  # whether places of the run are known to what is below
@@ -48,13 +48,13 @@ class OrderSpec(Spec):
 
     @property
     def follows_run(self) -> bool:
-        """Whether this node itself asks for places of the run."""
+        """Whether the order of this node itself depends on positions of the run."""
         return False
 
     def check_clock(self, clock: Clock | None) -> None:
-        """Raise SpecError if this tree needs to know what `clock` does not tell.
+        """Raise SpecError if this tree depends on positions of the run and `clock` is None.
 
-        clock: of the run; None: which draw a place of the run is cannot be told here.
+        clock: Of the run; None: the draw at a position of the run is not known here.
         """
         for child in self.children.values():
             if isinstance(child, OrderSpec):
@@ -72,8 +72,8 @@ class OrderSpec(Spec):
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         """Return the order in one lane.
 
-        endless: children go on for ever (training); else they come in passes (a finite stream, or
-        under a node that counts passes).
+        endless: Children never end (training). Otherwise they play in passes (a finite stream, or
+        a parent that counts passes).
         """
 
     @classmethod
@@ -88,11 +88,11 @@ class OrderSpec(Spec):
 class LeafTable:
     """The leaves of an order tree, numbered by their sorted ids, and their shares.
 
-    An *entry* is one place of a leaf in the tree; entries of one leaf draw from it together. Made
-    for all lanes of a process at a time; `in_lane` gives the table of one.
+    An *entry* is one position of a leaf in the tree; entries of one leaf share its samples. One
+    table covers all lanes of a process; `in_lane` returns the table of one lane.
     """
 
-    place: Place | None  # which draw of the node at hand a place of the run is, if that is known
+    place: Place | None  # the draw of the current node at a position of the run, if known
 
     def __init__(self, spec: OrderSpec, context: Context, shuffle: Shuffle, clock: Clock) -> None:
         self.entries, self.leaves, self._entry_of_path = context.shared(
@@ -131,7 +131,7 @@ class LeafTable:
         return table
 
     def at(self, place: Place | None) -> LeafTable:
-        """Return the table for a node that counts its draws otherwise."""
+        """Return the table for a node with other draws at positions of the run."""
         table = copy(self)
         table.place = place
         return table
@@ -156,7 +156,7 @@ def leaf_key(context: Context, leaf_id: str) -> int:
 
 
 def follows_run(spec: OrderSpec) -> bool:
-    """Return whether anything in an order tree asks for places of the run."""
+    """Return whether anything in an order tree depends on positions of the run."""
     return any(isinstance(inner, OrderSpec) and inner.follows_run for _, inner in spec.walk())
 
 
@@ -171,16 +171,16 @@ class DrawsCursor(Cursor):
 class ReferencesSpec(Spec):
     """The root of an order tree.
 
-    Endless, every lane draws for itself. Finite (`deal` > 0), one order is dealt out: micro-batch g
-    of a pass is draws [g * deal, (g + 1) * deal) of it, so that a pass has one short batch at most,
-    whatever the number of lanes.
+    An endless stream has one order per lane. A finite one (`deal` > 0) has one order that is dealt
+    to the lanes: micro-batch g of a pass is its draws [g * deal, (g + 1) * deal). So a pass has at
+    most one short batch for any number of lanes.
     """
 
     kind = "references"
     of: OrderSpec
     shuffle: Shuffle = field(factory=Shuffle)
     deal: int = 0
-    drop_last: bool = False  # leave out the short group at the end of a pass
+    drop_last: bool = False  # drop the short group at the end of a pass
     clock: Clock | None = None  # for weights that follow the run; None: there are none
 
     def __attrs_post_init__(self) -> None:
@@ -189,7 +189,7 @@ class ReferencesSpec(Spec):
         if mixing := [leaf.id for _, leaf in entries if leaf.epochs not in (1, None)]:
             raise SpecError(
                 f"leaf {mixing[0]!r}: in one pass each sample comes once, so epochs cannot be "
-                f"mixed. Leave `shuffle_over_epochs_multiplier` out, or pass repeat=True."
+                f"mixed. Remove `shuffle_over_epochs_multiplier`, or pass repeat=True."
             )
 
     @property
@@ -222,8 +222,8 @@ class ReferencesSpec(Spec):
     def items_per_lane(self, context: Context) -> int:
         if self.deal or not self.of.is_finite:
             raise SpecError(
-                f"a {self.of.kind} goes on without end, as its children begin again one by "
-                f"one. Put it into an `epochize`, with the number of samples that it is to have"
+                f"a {self.of.kind} never ends, because its children start again one by one. Put "
+                f"it into an `epochize` with the number of samples of an epoch"
             )
         return ReferencesNode(self, context).plan.order.begin(1)
 
@@ -258,7 +258,7 @@ class ReferencesNode(Node[DrawsCursor]):
         if at.offsets and len(at.offsets) != (count := len(self._ids)):
             yield "offsets", f"must have a number for each of {count} leaves, has {len(at.offsets)}"
         elif min(at.offsets, default=0) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
-            yield "offsets", f"are less than none of a leaf, after {at.draws} draws"
+            yield "offsets", f"make the draws of a leaf negative, after {at.draws} draws"
 
     def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample of that reference."""
@@ -275,8 +275,8 @@ class ReferencesNode(Node[DrawsCursor]):
         """The ids of the leaves; as `leaves`, without a plan."""
         return {leaf.id for _, leaf in leaf_entries(self.spec.of)}
 
-    def goes_on(self, before: LeafOffsets) -> None:
-        """Let leaves go on where others have left them; said again by a parent after a restore."""
+    def continue_from(self, before: LeafOffsets) -> None:
+        """Continue leaves where other trees stopped. A parent calls it again after a restore."""
         self._before = before
 
     def draw(self, count: int) -> Items:
@@ -329,14 +329,14 @@ class DealtReferences(ReferencesNode):
         return Items(block, block)
 
     def ledger(self) -> Integers:
-        """Return how often this lane has drawn each leaf in this pass. One look per group."""
+        """Return how often this lane has drawn each leaf in this pass. Looks once at each group."""
         at, deal = self.cursor, self.spec.deal
         drawn = np.zeros(len(self.plan.table.leaves), np.int64)
         first = self.plan.order.begin(at.epoch)
         deal = deal if self.context.lanes > 1 else max(at.draws, 1)  # one lane has one long group
-        for begun in range(0, at.draws, deal):
-            start = first + (begun // deal * self.context.lanes + self.context.lane) * deal
-            end = start + min(deal, at.draws - begun)
+        for done in range(0, at.draws, deal):
+            start = first + (done // deal * self.context.lanes + self.context.lane) * deal
+            end = start + min(deal, at.draws - done)
             drawn += self.plan.ledger(end, ()) - self.plan.ledger(start, ())
         return drawn
 
@@ -369,7 +369,7 @@ class LaneOrders(PlanBatcher):
 
     @classmethod
     def of(cls, spec: ReferencesSpec, context: Context, *, endless: bool) -> LaneOrders:
-        """Return the plans over the order tree of this place; known while a lane draws from it."""
+        """Return the plans of an order tree. They are kept while a lane draws from it."""
         known = context.shared("plans", WeakValueDictionary[Hashable, LaneOrders])
         facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
         if (plans := known.get(facts)) is None:

@@ -1,4 +1,4 @@
-"""The plan of a run: which stage is when, how large it is, and what changes between two."""
+"""The plan of a run: when each stage plays, its size, and what changes between stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from energy_data.nodes.staged import StagedSpec
 
 RULE = "=" * 60
 SHOWN_LEAVES = 8
-COUNTED_DRAWS = 1 << 20  # shares of leaves are those of so many draws, if a stage is longer
+COUNTED_DRAWS = 1 << 20  # shares of leaves are computed from at most this many draws
 
 
 @frozen(kw_only=True)
@@ -27,7 +27,7 @@ class PlannedStage:
 
     number: int
     stage: Stage
-    first_step: int | None  # None: how many micro-batches a step has is not known
+    first_step: int | None  # None: the size of a step is not known
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class PlannedStage:
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The parameters its pipeline was made with."""
+        """The parameters of its pipeline."""
         return self.stage.params
 
     @property
@@ -66,9 +66,9 @@ class PlannedStage:
 
     @cached_property
     def leaves(self) -> list[PlannedLeaf]:
-        """What is drawn of each leaf, by id. Counted from the order; reads no data."""
+        """The draws of each leaf, by id. Computed from the order; reads no data."""
         trees = list(self.stage.order_trees)
-        if len(trees) != 1:  # how often each is drawn from is decided above reading
+        if len(trees) != 1:  # their shares are decided above reading
             found = {leaf.id: leaf for tree in trees for leaf in _leaves(tree)}
             return [PlannedLeaf(leaf, None, None) for _, leaf in sorted(found.items())]
         samples = self.samples
@@ -90,7 +90,7 @@ class PlannedLeaf:
 
     @property
     def epochs(self) -> float | None:
-        """How often the stage goes through the leaf."""
+        """How often the stage reads the leaf."""
         return None if self.drawn is None else self.drawn / self.leaf.num_samples
 
 
@@ -149,7 +149,7 @@ class Plan:
         return self.stage_of(at.stage.begin + batches)
 
     def max_param(self, name: str) -> Any:
-        """Return the largest value of a parameter over the stages: to size buffers and caches by.
+        """Return the largest value of a parameter over the stages, for the size of buffers.
 
         KeyError if no stage has it.
         """
@@ -180,7 +180,7 @@ class Plan:
             if pair[0] != pair[1]:
                 yield f"leaf {leaf_id}: {pair[0]} -> {pair[1]} of the samples"
         if now.stage.on_enter == "restart":
-            yield "its leaves begin anew, in an order of its own"
+            yield "its leaves start again, in an order of its own"
 
 
 def _stages(spec: Spec) -> Sequence[Stage]:
@@ -199,7 +199,7 @@ def _leaves(tree: ReferencesSpec) -> list[Leaf]:
 
 
 def _shares(tree: ReferencesSpec, samples: int | None) -> list[float]:
-    """Return which part of the draws each leaf has."""
+    """Return the share of each leaf in the draws."""
     node = tree.build(Context())
     node.cursor.draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
     counts: list[int] = node.ledger().tolist()
@@ -218,8 +218,8 @@ def _described(one: PlannedStage) -> Iterator[str]:
     for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
         if amount is not None:
             yield f"  {name}: {short(amount)}"
-    if told := said_of_data(stage):
-        yield f"  {told[0].upper()}{told[1:]}"
+    if note := data_end_note(stage):
+        yield f"  {note[0].upper()}{note[1:]}"
     yield f"  On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
     for name, value in stage.params.items():
         if value is not None:
@@ -232,8 +232,8 @@ def _described(one: PlannedStage) -> Iterator[str]:
         yield f"    ... and {len(one.leaves) - SHOWN_LEAVES} more"
 
 
-def said_of_data(stage: Stage) -> str:
-    """Return in words that a stage ends with its data; nothing if it does not."""
+def data_end_note(stage: Stage) -> str:
+    """Return a note that a stage ends with its data; empty if it does not."""
     end = stage.data_end
     if end is None:
         return ""
@@ -243,7 +243,7 @@ def said_of_data(stage: Stage) -> str:
         return f"ends with its data{asked}{left}"
     fate = "come first when their datasets are read again"
     if stage.on_enter == "restart":
-        fate = "are left out, as the stage reads in an order of its own"
+        fate = "are not read, because the stage has an order of its own"
     return f"ends with its data{asked}; {end.unread:,} of their samples are left and {fate}"
 
 
@@ -262,11 +262,11 @@ def _text(value: Any) -> str:
 
 
 def short(amount: float) -> str:
-    """Return an amount as people write it: 409.60B."""
+    """Return an amount with a suffix: 409.60B."""
     for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
         if amount >= size:
             return f"{amount / size:.2f}{suffix}"
     return f"{amount:,.0f}"
 
 
-__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "said_of_data", "short"]
+__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "data_end_note", "short"]

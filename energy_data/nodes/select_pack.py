@@ -38,7 +38,7 @@ from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 @frozen(kw_only=True)
 class PackFailures:
-    """What follows when one of the functions raises; None: its errors are raised."""
+    """The error policy of each function; None: its errors are raised."""
 
     select: ErrorPolicy | None = None
     encode: ErrorPolicy | None = None
@@ -47,15 +47,15 @@ class PackFailures:
 
 @frozen(kw_only=True)
 class SelectPackSpec(UnarySpec):
-    """Give `pack(group)` of each group that `select` makes of `buffer_size` samples at a time.
+    """Return `pack(group)` of each group that `select` makes of `buffer_size` samples at a time.
 
-    select: gets the samples of a full buffer, or what is left at the end of a finite stream;
-        returns lists of them. Samples in no list are left out and counted.
-    encode: what is made of each selected sample before it is packed; `SkipSample` leaves it out.
-    pack: makes one sample of a group; `SkipSample` leaves the group out.
+    select: Takes the samples of a full buffer, or the rest at the end of a finite stream. Returns
+        lists of them. Samples in no list are skipped and counted.
+    encode: Called with each selected sample before packing; `SkipSample` skips the sample.
+    pack: Makes one sample of a group; `SkipSample` skips the group.
 
-    The functions must depend on their arguments alone. The buffer belongs to a lane; what is in it
-    is in the state as references, and is read and encoded again after a restore.
+    The functions must depend on their arguments alone. Each lane has its own buffer. Its samples
+    are in the state as references, and are read and encoded again after a restore.
     """
 
     kind = "select_pack"
@@ -71,7 +71,7 @@ class SelectPackSpec(UnarySpec):
         if gives_parts(self.encode):
             raise SpecError(
                 "postencode_sample: it is a generator, but each selected sample has one place in "
-                "its pack. Let `encode_sample` or `preencode_sample` give several samples for one."
+                "its pack. Yield several samples in `encode_sample` or `preencode_sample` instead."
             )
         require_replayable(self, self.of)
 
@@ -89,10 +89,10 @@ class SelectPackSpec(UnarySpec):
 @dataclass
 class SelectPackCursor(BufferedCursor):
     groups: tuple[int, ...] = ()  # numbers of samples of the groups that `pending` begins with
-    select_failures: int = 0  # of each function, since its last success
+    select_failures: int = 0  # consecutive failures of each function
     encode_failures: int = 0
     pack_failures: int = 0
-    skipped: int = 0  # samples left out: not selected, by `encode`, or with their group
+    skipped: int = 0  # samples skipped: not selected, by `encode`, or with their group
 
 
 class SelectPackNode(BufferedNode[SelectPackCursor]):
@@ -133,7 +133,7 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
     def own_faults(self, at: SelectPackCursor) -> Iterator[Problem]:
         waiting = len(at.pending)
         if sum(at.groups) != waiting or 0 in at.groups:
-            yield "groups", f"must share out the {waiting} that wait, got {shorten(at.groups)}"
+            yield "groups", f"must add up to {waiting} pending samples, got {shorten(at.groups)}"
 
     def draw(self, count: int) -> Items:
         at, packs, refs = self.cursor, list[Any](), list[ItemRef]()
@@ -147,10 +147,10 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         return Items(packs, refs)
 
     def draw_within(self, docs: int) -> tuple[list[Any], int]:
-        """Return the next pack, of at most `docs` samples, and how many it has.
+        """Return the next pack, of at most `docs` samples, and its number of samples.
 
-        The rest of its list is the next pack. Without a pack if it was left out, or nothing was
-        selected. For steps of exactly so many documents; a pack that is a dict says them.
+        The rest of its list is the next pack. Returns no pack if it was skipped, or nothing was
+        selected. For optimizer steps of an exact size. A pack that is a dict gets `__docs__`.
         """
         if not self.cursor.groups:
             self._select(self._full_buffer())
@@ -224,9 +224,9 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         foreign = [sample for sample in samples if id(sample) not in place]
         if foreign:
             raise DataError(
-                f"select_samples_to_pack: it returned {len(foreign)} samples that it was not "
-                f"given, the first a {type(foreign[0]).__name__}. Return the samples themselves, "
-                f"and change them in `pack_selected_samples`: a state has references to them."
+                f"select_samples_to_pack: it returned {len(foreign)} samples that are not among "
+                f"its arguments, the first a {type(foreign[0]).__name__}. Return the samples "
+                f"themselves, and change them in `pack_selected_samples`."
             )
         numbers = [place[id(sample)] for sample in samples]
         at = self.cursor

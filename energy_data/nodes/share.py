@@ -1,4 +1,4 @@
-"""Share: the batches of one share of a step, cut so that the step holds exactly its target."""
+"""Share: the batches of one share of an optimizer step, cut so the step has its exact size."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from energy_data.order.step_rules import share_size
 
 @frozen(kw_only=True)
 class ShareSpec(UnarySpec):
-    """Give the documents of a share at a time: batches of `batch_size` and a shorter one.
+    """Return one share at a time: batches of `batch_size` documents and a shorter one.
 
-    Over batches by group, `collate` is theirs, and None here: the last group of a share is cut
-    where the share is full, what is over waits; or a share is so many whole groups.
+    Item g of the run is share g. `shares` consecutive shares make an optimizer step, so share g
+    belongs to step g // shares for any number of ranks. A sample is a document. Over packs, the
+    last pack of a share is closed when the share is full. If `collate` raises `SkipSample`, the
+    batch is skipped and another takes its place. For endless streams.
 
-    Item g of the run is share g; `shares` in a row make a step, so share g belongs to step
-    g // shares, whatever ranks there are. A sample is a document; over packs, the last pack of a
-    share is closed where the share is full. `SkipSample` in `collate` leaves a batch out; others
-    come in its place. For endless streams.
+    Over a `GroupSpec`, which collates itself, `collate` is None. The last group of a share is cut
+    when the share is full, and the rest stays pending; with `count="groups"`, a share is a number
+    of complete groups.
     """
 
     kind = "share"
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
-    target: tuple[tuple[int, int], ...]  # samples in a step: (step, how many from then on)
+    target: tuple[tuple[int, int], ...]  # documents of a step: (step, number from then on)
     shares: int
     count: Literal["documents", "groups"] = "documents"
     on_failure: ErrorPolicy | None = None  # None: errors are raised
-    shows_none: bool = False  # `collate` shows no sample to code of the user
+    shows_none: bool = False  # `collate` passes no sample to user code
 
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
@@ -64,21 +65,21 @@ class ShareSpec(UnarySpec):
 
 @dataclass
 class ShareCursor(Cursor):
-    given: int = 0  # shares
+    given: int = 0  # shares returned
     skipped: int = 0  # batches skipped by `collate`
     failures: int = 0  # consecutive failures of `collate`
 
 
 @runtime_checkable
 class _Packs(Protocol):
-    """A node below that gives packs, or batches by group."""
+    """A child that returns packs, or batches by group."""
 
     def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
-        """Return the next one, of at most so many documents, and how many it has."""
+        """Return the next one, of at most `docs` documents, and its number of documents."""
 
 
 class ShareNode(UnaryNode[ShareCursor]):
-    """Collates so many samples as a share holds."""
+    """Collates the samples of shares."""
 
     leaves_out = (("skipped", "SkipSample while making batches"),)
 
@@ -91,9 +92,9 @@ class ShareNode(UnaryNode[ShareCursor]):
         )
 
     def begin_at(self, first: int) -> None:
-        """Take the first share of this lane for number `first` of all lanes; else it is its own.
+        """Number the first share of this lane `first`; the default is the number of the lane.
 
-        For a stage, which begins at any micro-batch of the run.
+        For a stage, which may begin at any micro-batch of the run.
         """
         self.first = first
 
@@ -110,7 +111,7 @@ class ShareNode(UnaryNode[ShareCursor]):
         for tried in count_from(0):
             if not left:
                 break
-            CALL.mark = (tried,)  # batches of a share have one number in the run
+            CALL.mark = (tried,)  # all batches of a share have the same number in the run
             try:
                 made, amount = self._batch(left)
             finally:
@@ -121,7 +122,7 @@ class ShareNode(UnaryNode[ShareCursor]):
         return tuple(batches)
 
     def _batch(self, left: int) -> tuple[list[Any], int]:
-        """Return the next batch and how much of the share it is; nothing if it is left out."""
+        """Return the next batch and its part of the share; no batch if it was skipped."""
         if self.collate is None:
             return self._grouped(left)
         samples, documents = self._samples(left)
@@ -143,7 +144,7 @@ class ShareNode(UnaryNode[ShareCursor]):
         return batches, len(batches)
 
     def _samples(self, left: int) -> tuple[list[Any], int]:
-        """Return the samples of one batch, of at most `left` documents, and how many it has."""
+        """Return the samples of one batch, of at most `left` documents, and their number."""
         child, room, guard = self.child, self.spec.batch_size, EmptyGuard()
         samples: list[Any] = []
         documents = 0

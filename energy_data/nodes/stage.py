@@ -32,35 +32,35 @@ STAGE_KEY = "__stage__"
 
 @frozen(kw_only=True)
 class DataEnd:
-    """That a stage ends with its data, and not where it was asked to."""
+    """States that a stage ends with its data, and not at the requested end."""
 
-    asked: int | None  # the end that was asked for, in micro-batches of the run; None: none was
-    unread: int | None  # samples of one pass that are left by then, over all lanes; None: not known
+    asked: int | None  # the requested end, in micro-batches of the run; None: there was none
+    unread: int | None  # samples of one pass not read, over all lanes; None: not known
 
 
 @frozen(kw_only=True)
 class Stage:
-    """One stage: a pipeline of batches, and the micro-batches of the run that it gives.
+    """One stage: a pipeline of batches, and the micro-batches of the run that it makes.
 
-    Or the optimizer steps, where these are of any number of micro-batches (`counts="steps"`): then
-    the loader that groups them says when the next stage begins.
+    If optimizer steps have a varying number of micro-batches, a stage counts steps
+    (`counts="steps"`), and the loader that groups them determines when the next stage begins.
     """
 
     name: str
     of: Spec
     begin: int  # the first micro-batch, or step
-    end: int | None = None  # the first that is no longer of this stage; None: it goes on for ever
+    end: int | None = None  # the first after this stage; None: it never ends
     counts: Counts = "microbatches"  # what `begin` and `end` are numbers of
     on_enter: OnEnter = "continue"
     seed: int | None = None  # in place of the name
     params: Mapping[str, Any] = field(factory=dict)  # what the pipeline was made with; plain data
-    microbatches_per_step: int | None = None  # of all ranks; None: not said
-    asked: str = ""  # how its end was written, for people
-    data_end: DataEnd | None = None  # None: it ends where it was asked to
+    microbatches_per_step: int | None = None  # of all ranks; None: not known
+    asked: str = ""  # how its end was written, for messages
+    data_end: DataEnd | None = None  # None: it ends where requested
 
     @property
     def num_batches(self) -> int | None:
-        """The number of micro-batches; None: without end, or not known beforehand."""
+        """The number of micro-batches; None: it never ends, or the number is not known."""
         if self.end is None or self.counts == "steps":
             return None
         return self.end - self.begin
@@ -90,7 +90,7 @@ class Stage:
 
 
 def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
-    """Yield what is wrong with the names and the bounds of some stages."""
+    """Yield the problems of the names and the bounds of stages."""
     if not stages:
         yield "staged: it has no stages. List at least one."
     names = [stage.name for stage in stages]
@@ -101,8 +101,8 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
             yield "staged: a stage has no name. Give it one: seeds and states are kept by it."
         if stage.end is not None and stage.end <= stage.begin:
             yield (
-                f"staged: stage {stage.name!r} would never run, it begins at {stage.unit} "
-                f"{stage.begin} and ends at {stage.end}. Take it out, or make it longer."
+                f"staged: stage {stage.name!r} would never run: it begins at {stage.unit} "
+                f"{stage.begin} and ends at {stage.end}. Remove it, or make it longer."
             )
     if len({stage.counts for stage in stages}) > 1:
         yield (
@@ -121,7 +121,7 @@ def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
 
 
 def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
-    """Yield what stages have that follows micro-batches of the run, if they count steps."""
+    """Yield what in stages that count steps depends on micro-batches of the run."""
     for stage in stages:
         if stage.counts == "microbatches":
             continue
@@ -131,28 +131,28 @@ def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
         ):
             if has:
                 yield (
-                    f"staged: stage {stage.name!r} counts steps and {what}, which follows the "
-                    f"micro-batches of the run, and with which of them it begins is not known "
-                    f"beforehand. Leave that out, or count micro-batches."
+                    f"staged: stage {stage.name!r} counts steps and {what}, which depends on the "
+                    f"first micro-batch of the stage, and that is known only during the run. "
+                    f"Remove that, or count micro-batches."
                 )
 
 
 class WrongBody(NamedTuple):
-    """What is wrong with the pipeline of a stage."""
+    """A problem of the pipeline of a stage."""
 
     problem: str
     stage: str
-    leaf: str | None = None  # id of the leaf in question
+    leaf: str | None = None  # id of the leaf
 
 
 def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield what is wrong with the pipelines of some stages."""
+    """Yield the problems of the pipelines of stages."""
     for stage in stages:
         if stage.of.item_kind != "batches":
             problem = (
-                f"staged: stage {stage.name!r} gives {stage.of.item_kind}, not batches: a "
-                f"stage is a whole pipeline, so that no batch is of two stages. Put a BatchSpec "
-                f"over it."
+                f"staged: stage {stage.name!r} returns {stage.of.item_kind}, not batches. A stage "
+                f"is a complete pipeline, so that no batch mixes two stages. Put a BatchSpec over "
+                f"it."
             )
             yield WrongBody(problem, stage.name)
         if stage.on_enter not in ("continue", "restart"):
@@ -162,7 +162,9 @@ def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
             )
             yield WrongBody(problem, stage.name)
         if any(tree.deal for tree in stage.order_trees):
-            problem = f"staged: stage {stage.name!r} is one pass only: stages go on without end."
+            problem = (
+                f"staged: stage {stage.name!r} has only one pass. Stages need endless pipelines."
+            )
             yield WrongBody(problem, stage.name)
     yield from _drawn_twice(stages)
     yield from _shuffled_differently(stages)
@@ -170,7 +172,7 @@ def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
 
 
 def _drawn_twice(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield which leaves several pipelines of a stage draw from, that are to go on after it."""
+    """Yield leaves that several pipelines of a stage draw from, and that continue after it."""
     for stage in stages:
         if stage.on_enter == "restart":
             continue
@@ -179,14 +181,14 @@ def _drawn_twice(stages: Sequence[Stage]) -> Iterator[WrongBody]:
         for leaf_id in sorted(id_ for id_, count in times.items() if count > 1):
             problem = (
                 f"staged: leaf {leaf_id!r} is drawn from by several pipelines of stage "
-                f"{stage.name!r}, each in an order of its own: it could not go on from there. "
+                f"{stage.name!r}, each in its own order, so it cannot continue after the stage. "
                 f"Blend below reading, or write `on_enter: restart`."
             )
             yield WrongBody(problem, stage.name, leaf_id)
 
 
 def _shuffled_differently(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield which leaves could not go on from stage to stage, having other orders."""
+    """Yield leaves that cannot continue in another stage, because their orders differ."""
     shuffles: dict[str, tuple[str, Shuffle]] = {}
     for stage in stages:
         for tree in () if stage.on_enter == "restart" else stage.order_trees:
@@ -195,14 +197,14 @@ def _shuffled_differently(stages: Sequence[Stage]) -> Iterator[WrongBody]:
                 if _order(known) != _order(tree.shuffle):
                     problem = (
                         f"staged: leaf {leaf.id!r} is shuffled differently in the stages {first!r} "
-                        f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it could "
-                        f"not go on where it was. Make them equal, or write `on_enter: restart`."
+                        f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it cannot "
+                        f"continue where it was. Make them equal, or write `on_enter: restart`."
                     )
                     yield WrongBody(problem, stage.name, leaf.id)
 
 
 def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield which ids mean one thing in one stage, another in another: a state has them once."""
+    """Yield ids that stand for different leaves in two stages: a state has each id once."""
     known: dict[str, tuple[str, Leaf]] = {}
     for stage in stages:
         for leaf in distinct_leaves([leaf for tree in stage.order_trees for leaf in _leaves(tree)]):
@@ -211,14 +213,14 @@ def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[WrongBody]:
             if other.epochs != leaf.epochs:
                 problem = (
                     f"staged: leaf {leaf.id!r} has shuffle_over_epochs_multiplier {other.epochs} "
-                    f"and {leaf.epochs} {where}: it could not go on where it was. Make them equal, "
+                    f"and {leaf.epochs} {where}: it cannot continue where it was. Make them equal, "
                     f"or give one of them another `id:`."
                 )
                 yield WrongBody(problem, stage.name, leaf.id)
             elif other.source is not leaf.source and other.fingerprint != leaf.fingerprint:
                 problem = (
-                    f"staged: leaf {leaf.id!r} is two different datasets {where}: the one would "
-                    f"go on where the other was. Give one of them another `id:`."
+                    f"staged: leaf {leaf.id!r} is two different datasets {where}: one would "
+                    f"continue where the other was. Give one of them another `id:`."
                 )
                 yield WrongBody(problem, stage.name, leaf.id)
 
@@ -239,11 +241,11 @@ def _shown(shuffle: Shuffle) -> str:
     )
 
 
-def marked(item: Any, number: int, name: str) -> Any:
-    """Return a batch that says its stage, `(number, name)`, under `__stage__`.
+def with_stage(item: Any, number: int, name: str) -> Any:
+    """Return a batch with its stage, `(number, name)`, under `__stage__`.
 
-    A dict gets the key, a dataclass or attrs class with such a field gets it set (as a copy);
-    batches of other types stay as they are.
+    A dict gets the key; in a dataclass or attrs class with such a field it is set, in a copy.
+    Batches of other types are returned unchanged.
     """
     if isinstance(item, dict):
         return {**item, STAGE_KEY: (number, name)}
@@ -271,9 +273,9 @@ def end_with_data(stages: Sequence[Stage], run: Context) -> tuple[Stage, ...]:
 
     Lanes have shares of unequal size, and all ranks must leave a stage at the same micro-batch. So
     a stage ends, in full steps, before the first micro-batch for which its lane has too few
-    samples left. No communication is needed. The next stage follows; lengths stay otherwise.
+    samples left. No communication is needed. The next stage follows; other lengths stay.
 
-    run: `Context(seed=..., lanes=...)` of the run. Takes some 0.1 ms per lane and stage with few
+    run: `Context(seed=..., lanes=...)` of the run. Takes about 0.1 ms per lane and stage with few
     leaves; reads no data. Raises SpecError if the end of the data cannot be computed.
     """
     ended: list[Stage] = []
@@ -292,7 +294,7 @@ def end_with_data(stages: Sequence[Stage], run: Context) -> tuple[Stage, ...]:
 def with_data_end(stage: Stage, run: Context) -> Stage:
     """Return the stage, ending with its data if these end first.
 
-    Raises SpecError, in words about one stage, as `end_with_data`, or if there is not one step.
+    Raises SpecError, as `end_with_data` does, or if the data does not fill one step.
     """
     contexts = [stage.context(run.in_lane(lane)) for lane in range(run.lanes)]
     batches = [stage.of.items_per_lane(context) for context in contexts]
@@ -303,9 +305,8 @@ def with_data_end(stage: Stage, run: Context) -> Stage:
         return stage
     if end == stage.begin:
         raise SpecError(
-            f"its data do not fill one step: of {step} micro-batches, only {full} have all their "
-            f"samples before one of {run.lanes} lanes has none left. Give it more data, or remove "
-            f"it"
+            f"its data does not fill one step: of {step} micro-batches, only {full} are full "
+            f"before one of {run.lanes} lanes runs out of samples. Give it more data, or remove it"
         )
     unread, of = None, stage.of
     if isinstance(of, BatchSpec):

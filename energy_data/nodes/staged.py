@@ -26,7 +26,7 @@ from energy_data.nodes.leaf_history import (
 )
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.stage import Resume, Stage, marked, wrong_bodies, wrong_bounds
+from energy_data.nodes.stage import Resume, Stage, with_stage, wrong_bodies, wrong_bounds
 
 
 @frozen(kw_only=True)
@@ -79,7 +79,7 @@ class StagedSpec(Spec):
 
     @cached_property
     def leaf_ids(self) -> list[str]:
-        """The ids of all leaves that go on from stage to stage, sorted."""
+        """The ids of all leaves that continue from stage to stage, sorted."""
         ids = [stage.leaf_ids for stage in self.stages if stage.on_enter == "continue"]
         return sorted(set().union(*ids))
 
@@ -108,7 +108,7 @@ class StagedSpec(Spec):
             ]
             for stage in self.stages
         ]
-        # By name: JSON may sort them, and the leaves of a state are told by their order.
+        # By name: JSON may sort them, and a state identifies leaves by their order.
         bodies = {
             stage.name: stage.of.describe()
             for stage in sorted(self.stages, key=lambda stage: stage.name)
@@ -162,10 +162,10 @@ class _Entered:
 class StagedNode(Node[StagedCursor]):
     """The stages in one lane.
 
-    What earlier stages have drawn follows from their cursors, which stay in the state; so a state
-    has one number per stage and lane, not one per leaf. A stage opens nothing before it is
-    entered, and holds nothing once the next has given two batches. Entering one looks at the one
-    before; only after a restore at all of them, once.
+    The draws of earlier stages follow from their cursors, which stay in the state, so a state has
+    one number per stage and lane, not one per leaf. A stage opens nothing before it is entered, and
+    is released after two batches of the next one. Entering a stage computes the draws of the stage
+    before, and after a restore those of all stages, once.
     """
 
     def __init__(self, spec: StagedSpec, context: Context) -> None:
@@ -194,8 +194,8 @@ class StagedNode(Node[StagedCursor]):
         yield from (wrong := list(wrong_carried(at, ids)))
         if at.returned and not wrong:
             sizes = self.spec.leaf_sizes
-            if away := [mark for mark in at.returned if mark[2] >= sizes[ids[mark[0]]]]:
-                yield "returned", f"has references to what is not there, {shorten(away[0])}"
+            if missing := [ref for ref in at.returned if ref[2] >= sizes[ids[ref[0]]]]:
+                yield "returned", f"has references to missing samples, {shorten(missing[0])}"
 
     @property
     def batch(self) -> int:
@@ -215,7 +215,7 @@ class StagedNode(Node[StagedCursor]):
         self.cursor.entered = (*self.cursor.entered, batch)
 
     def rewind(self) -> None:
-        """Do nothing: stages never begin again by themselves. Ended, they stay so."""
+        """Do nothing: stages never start again."""
 
     def draw(self, count: int) -> Items:
         number = self.number
@@ -227,9 +227,9 @@ class StagedNode(Node[StagedCursor]):
         items = self._drawn(stage, child)
         self.cursor.taken += 1
         if isinstance(child, _Shares):
-            items = [tuple(marked(each, number, stage.name) for each in item) for item in items]
+            items = [tuple(with_stage(each, number, stage.name) for each in item) for item in items]
         else:
-            items = [marked(item, number, stage.name) for item in items]
+            items = [with_stage(item, number, stage.name) for item in items]
         return Items(items, [None] * len(items))
 
     def _drawn(self, stage: Stage, child: Node[Any]) -> Sequence[Any]:
@@ -243,7 +243,7 @@ class StagedNode(Node[StagedCursor]):
             raise _ended(stage, self.batch) from None
 
     def _enter(self, number: int) -> None:
-        """Let the leaves of a stage continue where this lane has left them."""
+        """Continue the leaves of a stage where this lane stopped drawing from them."""
         begin, child = self._begin_of(number), self._child(number)
         at = number, self.cursor.carried, self.cursor.returned, begin
         if self._entered is not None and self._entered.holds(at):
@@ -251,7 +251,7 @@ class StagedNode(Node[StagedCursor]):
         if self.spec.stages[number].on_enter == "continue":
             past = self._played.before(number)
             for tree in order_trees(child):
-                tree.goes_on(past.offsets(tree))
+                tree.continue_from(past.offsets(tree))
         if isinstance(child, _Shares):
             child.begin_at((self.context.lane - begin) % self.context.lanes)
         self._forget(number)
@@ -279,31 +279,31 @@ class StagedNode(Node[StagedCursor]):
         self._played.used = {number}
 
     def history(self, number: int) -> LeafHistory:
-        """Return what the stages before `number` have done to the leaves of the run."""
+        """Return what the stages before `number` have drawn."""
         return self._played.until_end(number - 1)
 
-    def trees_that_go_on(self) -> Iterator[ReferencesNode]:
-        """Yield the order trees whose draws `history` counts: not those that begin anew."""
+    def continued_trees(self) -> Iterator[ReferencesNode]:
+        """Yield the order trees whose draws `history` counts: those of stages that continue."""
         for stage in self.spec.stages:
             if stage.on_enter == "continue":
                 yield from order_trees(self.children[stage.name])
 
     def carry(self, past: LeafHistory) -> None:
-        """Say what stages that are no longer among these have done to leaves."""
+        """Set what removed stages have drawn."""
         ids = self.spec.leaf_ids
         carried = tuple(past.drawn.get(leaf_id, 0) for leaf_id in ids)
         self.cursor.carried = carried if any(carried) else ()
         number = {leaf_id: place for place, leaf_id in enumerate(ids)}
-        self.cursor.returned = past.of_leaves(number).marks(number)
+        self.cursor.returned = past.of_leaves(number).refs(number)
 
     def carried(self) -> LeafHistory:
-        """Return what was done to leaves in stages that are no longer among these."""
+        """Return what removed stages have drawn."""
         at = self.cursor
         return carried_by(at, self.spec.leaf_ids) if at.carried or at.returned else LeafHistory({})
 
 
 def _ended(stage: Stage, batch: int) -> DataError:
     return DataError(
-        f"staged: stage {stage.name!r} has no batch at micro-batch {batch} of the run, not even "
-        f"when its pipeline starts again. Give it more data, or end the stage there."
+        f"staged: stage {stage.name!r} has no batch at micro-batch {batch} of the run, even after "
+        f"its pipeline started again. Give it more data, or end the stage there."
     )

@@ -21,7 +21,7 @@ def blend_by_tokens(parts: Sequence[Part]) -> BlendSpec:
     """Return a blend whose weights are of tokens: each is divided by the mean length of its child.
 
     With lengths that are right, each child has its part of all tokens, as exactly as a blend keeps
-    its parts of samples. A leaf's length is what it says, or what its source knows.
+    its parts of samples. A leaf's length is what declared, or known by its source.
 
     Raises:
         SpecError: If a length is not known, or changes over the run.

@@ -100,6 +100,6 @@ class CallNode(UnaryNode[SkipCursor]):
 def not_reproducible(what: str) -> DataError:
     """Return the error for a function that skips an item which it made before."""
     return DataError(
-        f"{what}: it was made before the save and is now skipped, or has fewer parts. Functions of "
-        f"a task must depend on their arguments alone: no global random numbers, no counters."
+        f"{what}: it was made before the save and is now skipped, or has fewer parts. User "
+        f"functions must depend on their arguments alone: no global random numbers, no counters."
     )

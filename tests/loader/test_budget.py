@@ -114,7 +114,7 @@ def test_without_a_budget_a_run_stops_exactly_at_the_first_draw_too_many(most, r
     drawn = [key for key in keys if key.startswith("x/")]
     assert len(drawn) <= 90 * most
     assert max(drawn.count(key) for key in set(drawn)) <= -(-most // 1)
-    assert "leaf 'x': its 90 samples have come up" in str(error)
+    assert "leaf 'x': its 90 samples were drawn" in str(error)
     assert len(drawn) > 90 * most - 6 * 5  # a batch that is begun in each lane is not given
 
 

@@ -80,7 +80,10 @@ def test_a_child_of_which_nothing_comes_through_is_an_error():
         (lambda: MixSpec((Mixed(A),), batch_size=3), "omit it below reading"),
         (lambda: MixSpec((Mixed(samples(A)),)), "give `batch_size` over streams"),
         (lambda: MixSpec((Mixed(samples(A)),), batch_size=0), "must be >= 1, got 0"),
-        (lambda: MixSpec((Mixed(samples(A)), Mixed(B)), batch_size=1), "must all give references"),
+        (
+            lambda: MixSpec((Mixed(samples(A)), Mixed(B)), batch_size=1),
+            "must all return ref",
+        ),
         (lambda: Mixed(A, -1), "finite number >= 0, got -1"),
         (lambda: tree(BlendSpec((Part(MixSpec((Mixed(A),))),))), "only be the root"),
         (lambda: ReferencesSpec(of=MixSpec((Mixed(A),)), deal=3), "no finite stream"),

@@ -213,13 +213,13 @@ def test_what_cannot_be_packed_is_refused(facts, message):
 
 
 def test_only_what_can_be_made_again_can_be_packed():
-    with pytest.raises(SpecError, match="'batch' below it cannot make its items again"):
+    with pytest.raises(SpecError, match="'batch' below it cannot replay its items"):
         packs(finite(leaf("x", 5)))
 
 
 def test_a_document_without_a_length_is_an_error_that_names_its_fields():
     rule = Packing(limits={"tokens": 9})
-    with pytest.raises(DataError, match="no 'tokens' to be measured by, found __key__"):
+    with pytest.raises(DataError, match="no 'tokens' to measure, found __key__"):
         taken(PackSpec(of=one_pass(), packing=rule))
 
 

@@ -134,7 +134,7 @@ def test_copies_of_samples_cannot_be_selected():
     spec = type(spec)(
         of=spec.of, select=lambda s: pairs([dict(one) for one in s]), pack=spec.pack, buffer_size=4
     )
-    with pytest.raises(DataError, match="samples that it was not given, the first a dict"):
+    with pytest.raises(DataError, match="not among its arguments, the first a dict"):
         taken(spec)
 
 
@@ -185,7 +185,7 @@ def test_a_generator_that_cannot_be_seen_is_an_error_that_says_what_to_do():
     ],
 )
 def test_only_what_can_be_made_again_can_be_kept_back(make, who):
-    with pytest.raises(SpecError, match=f"{who}: .* 'batch' below it cannot make its items again"):
+    with pytest.raises(SpecError, match=f"{who}: .* 'batch' below it cannot replay its items"):
         make(finite(leaf("x", 5)))
 
 
@@ -239,7 +239,7 @@ def test_a_pack_of_nothing_is_a_damaged_state():
     spec = groups(packs(samples(leaf("x", 60))))
     state = save(spec.build(Context()))
     state["root"]["pending"] = [[]]
-    with pytest.raises(StateError, match="damaged: 'pending' of root has references to what"):
+    with pytest.raises(StateError, match="damaged: 'pending' of root has references to missing"):
         restore(spec.build(Context()), state)
 
 

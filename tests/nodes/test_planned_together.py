@@ -44,7 +44,7 @@ def test_a_lane_draws_the_same_whatever_other_lanes_of_its_process_do(order, tak
     num_leaves = len(alone[0].leaves)
     for drawing in (together, alone):
         for node, drawn in zip(drawing, gone, strict=False):
-            node.goes_on(LeafOffsets((drawn,) * num_leaves if drawn > 4 else ()))
+            node.continue_from(LeafOffsets((drawn,) * num_leaves if drawn > 4 else ()))
     for lane, count in taken:
         assert list(together[lane].take(count)) == list(alone[lane].take(count))
 

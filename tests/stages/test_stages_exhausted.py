@@ -188,10 +188,10 @@ def test_a_state_of_it_fits_the_same_end_written_out_and_the_other_way_round():
 
 
 UNKNOWN = {
-    "a blend goes on without end, as its children begin again one by one. Put it into an "
+    "a blend never ends, because its children start again one by one. Put it into an "
     "`epochize`": "blend: [{path: x}, {path: y}]",
-    "a mix goes on without end": "mix: {parts: [{path: x}, {path: y}]}",
-    "its data do not fill one step: of 40 micro-batches, only 24 have all": (
+    "a mix never ends": "mix: {parts: [{path: x}, {path: y}]}",
+    "its data does not fill one step: of 40 micro-batches, only 24 are full": (
         "path: x, params: {microbatches_per_step: 40}"
     ),
 }
@@ -216,7 +216,7 @@ class Packs(DefaultTaskEncoder):
 def test_packs_are_refused_as_only_running_them_tells_their_number():
     packing = StreamBuilder(batch_size=4, task_encoder=Packs(), microbatches_per_step=4)
     told = faults(FIRST, THEN, builder=packing)
-    assert "how many items a pack gives is known only once it has run" in told
+    assert "the number of items of a pack is known only after it has run" in told
 
 
 def test_the_number_of_lanes_must_be_known():

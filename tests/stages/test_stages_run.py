@@ -224,7 +224,7 @@ def test_stages_that_do_not_fit_together_are_refused_all_at_once():
         "'b' begins at micro-batch 7, where the one before ends at 5",
         "' ' begins at micro-batch 8, where the one before ends at 9",
         "a stage has no name",
-        "gives samples, not batches",
+        "returns samples, not batches",
         "resume must be 'strict' or 'ablation', got 'ignore'",
     ):
         assert problem in faults

@@ -29,7 +29,7 @@ class Gone:
         return cls(
             prints,
             {lane: tuple(one.drawn.get(name, 0) for name in names) for lane, one in pasts.items()},
-            {lane: past.of_leaves(number).marks(number) for lane, past in pasts.items()},
+            {lane: past.of_leaves(number).refs(number) for lane, past in pasts.items()},
         )
 
     def past(self, lane: int) -> LeafHistory:
