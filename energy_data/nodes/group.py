@@ -225,8 +225,8 @@ class GroupNode(BufferedNode[GroupCursor]):
     def _check(self, groups: Groups) -> None:
         if len(groups.refs) > self.spec.max_pending:
             raise DataError(
-                f"group: {len(groups.refs)} samples are pending in {len(groups.by_key)} groups, none "
-                f"of them full. Make the keys of `batch_group_criterion` coarser, or raise "
+                f"group: {len(groups.refs)} samples are pending in {len(groups.by_key)} groups, "
+                f"none of them full. Make the keys of `batch_group_criterion` coarser, or raise "
                 f"max_pending."
             )
 

@@ -75,7 +75,7 @@ def test_keys_that_are_too_many_are_an_error():
         max_pending=50,
         criterion=lambda s: (s["number"], None),
     )
-    with pytest.raises(DataError, match=r"samples wait in .* groups"):
+    with pytest.raises(DataError, match=r"samples are pending in .* groups"):
         taken(spec, 3)
 
 
