@@ -79,13 +79,15 @@ def test_a_pack_says_how_many_documents_and_tokens_it_has():
 
 def test_a_document_above_a_limit_is_an_error_that_says_what_to_do():
     spec = packs(one_pass(), limits={"tokens": 5})
-    with pytest.raises(DataError, match=r"dataset x, .* it has \d+ tokens, and a pack 5 .*'split'"):
+    with pytest.raises(DataError, match=r"dataset x, .* it has .*, and a pack at most 5 .*'split'"):
         taken(spec)
 
 
 def test_what_is_above_the_limit_in_something_else_cannot_be_cut():
     spec = packs(one_pass(), limits={"tokens": 12, "images": 1}, over_long="truncate")
-    with pytest.raises(DataError, match=r"it has .* 2 images, and a pack 12 tokens, 1 images"):
+    with pytest.raises(
+        DataError, match=r"it has .* 2 images, and a pack at most 12 tokens, 1 images"
+    ):
         taken(spec)
 
 
@@ -183,7 +185,7 @@ def test_a_pack_closes_when_the_quota_of_its_lane_is_complete(algorithm):
 def test_documents_too_long_for_a_quota_are_an_error_that_says_what_to_do():
     rule = packing(quota=Quota(docs=40, items=2))
     spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule)
-    with pytest.raises(DataError, match=r"quota of 40 per 2 packs .* leave `items` out"):
+    with pytest.raises(DataError, match=r"quota of 40 per 2 packs .* omit `items`"):
         taken(spec, 50)
 
 
@@ -232,7 +234,7 @@ def test_an_encoder_that_changes_its_mind_is_found_out_after_a_restore():
     next_item(node)
     again = spec.build(Context())
     restore(again, json.loads(json.dumps(save(node))))
-    with pytest.raises(DataError, match="another length than before the save"):
+    with pytest.raises(DataError, match="differs from that before the save"):
         take(again, 200)
 
 

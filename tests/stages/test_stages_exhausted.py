@@ -277,6 +277,6 @@ def test_stages_made_in_python_may_end_so_too():
 )
 def test_what_leaves_samples_out_has_no_end_that_is_known(of):
     with pytest.raises(
-        SpecError, match=r"stage 'a': how many items a (filter|pack) gives is known"
+        SpecError, match=r"stage 'a': the number of items of a (filter|pack) is known"
     ):
         end_with_data([stage(batches(of))], Context(lanes=4))

@@ -13,7 +13,7 @@ from loader.runs import in_order, loader_of
 from trees import A, B, batches, samples, staged
 
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.stage import marked
+from energy_data.nodes.stage import with_stage
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Named(NamedTuple):
 
 @pytest.mark.parametrize("batch", [Data((1,)), Attrs((1,))])
 def test_a_batch_with_a_field_for_it_says_its_stage(batch):
-    told = marked(batch, 1, "anneal")
+    told = with_stage(batch, 1, "anneal")
     assert told.__stage__ == (1, "anneal")
     assert told.keys == (1,)
     assert type(told) is type(batch)
@@ -49,9 +49,9 @@ def test_a_batch_with_a_field_for_it_says_its_stage(batch):
 
 def test_a_dict_gets_a_key_and_other_batches_stay_as_they_are():
     tensor, plain, named = torch.ones(2), Plain((1,)), Named((1,))
-    assert marked({"x": tensor}, 0, "a") == {"x": tensor, "__stage__": (0, "a")}
+    assert with_stage({"x": tensor}, 0, "a") == {"x": tensor, "__stage__": (0, "a")}
     for batch in (tensor, plain, named, [1], "x"):
-        assert marked(batch, 0, "a") is batch
+        assert with_stage(batch, 0, "a") is batch
 
 
 def test_the_loader_says_the_stage_of_any_batch():
