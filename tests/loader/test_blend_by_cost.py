@@ -52,7 +52,7 @@ def test_it_keeps_the_law_and_restores():
 @pytest.mark.parametrize("cost", [0, -1, 2.5, True])
 def test_a_cost_that_is_none_is_an_error(cost):
     node = blend((SHORT, 1), cost=lambda sample: cost).build(Context())
-    with pytest.raises(DataError, match="whole number >= 1"):
+    with pytest.raises(DataError, match="an int >= 1"):
         node.take(1)
 
 

@@ -85,9 +85,7 @@ def test_a_document_above_a_limit_is_an_error_that_says_what_to_do():
 
 def test_what_is_above_the_limit_in_something_else_cannot_be_cut():
     spec = packs(one_pass(), limits={"tokens": 12, "images": 1}, over_long="truncate")
-    with pytest.raises(
-        DataError, match=r"it has .* 2 images, and a pack at most 12 tokens, 1"
-    ):
+    with pytest.raises(DataError, match=r"it has .* 2 images, and a pack at most 12 tokens, 1"):
         taken(spec)
 
 
