@@ -97,24 +97,24 @@ def get_train_dataset(
             continues. 0: no such end.
         shuffle_over_epochs_multiplier: Epochs of each dataset that are shuffled together, times
             the value in the metadataset. -1: all of them; None: the order of the files.
-        task_encoder: What is made of samples and batches; by default a `DefaultTaskEncoder`.
+        task_encoder: Encodes samples and batches. Default: a `DefaultTaskEncoder`.
         repeat: Continue without end. False: one pass, each sample exactly once over all ranks, with
             one short batch at most. The next iteration is the next pass.
         seed: The seed of the order and of `sample_rng()`; by default that of the worker config.
-        samples: "declared": what each dataset.yaml declares, decoded by the task encoder's
-            `decoder`; a dataset without one gives dicts of parts by extension, decoded as
-            `decoders` says. "dicts": dicts of all datasets.
+        samples: "declared": the type in each dataset.yaml, decoded by the task encoder's `decoder`;
+            a dataset without one yields dicts of parts by extension, decoded by `decoders`.
+            "dicts": dicts for all datasets.
         decoders: For dicts out of tars: extension of a part (`png`, or more exactly `seg.png`) -> a
             function of its bytes, "bytes" to leave it as it is, or a `RawTensor`, which is read
             straight into batches. Other parts are decoded by their extension.
         allow_modules: Python modules, and folders with Python files, whose functions and classes
             files may name.
-        on_error: "skip": bad samples, and samples that a function of the task encoder fails for,
-            go to the error handler of the worker config. "raise": errors are raised.
+        on_error: "skip": errors of samples and of functions of the task encoder go to the error
+            handler of the worker config, and the sample is skipped. "raise": they are raised.
         even_batches: End a pass after the same number of batches on all ranks. "drop": without the
             last round, if not all ranks have it. "short": ranks without a batch get an empty one.
             "pad": they get the first batch of the pass again, and `loader.last_is_padding` is True.
-            None: some ranks may have one batch more.
+            None: some ranks may have one more batch.
         microbatches_per_step: Micro-batches of all ranks in an optimizer step, for what a
             metadataset counts in steps.
         tokens_per_sample: Mean tokens of a sample, for weights that follow tokens.

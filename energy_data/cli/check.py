@@ -1,4 +1,4 @@
-"""`energy-data check`: every fault of every file, at its line and column."""
+"""`energy-data check`: reports every error in every file, with its line and column."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from energy_data.nodes.leaves import distinct_leaves, leaf_entries
 
 @click.command("check")
 @click.argument("meta", nargs=-1, required=True, metavar="META...")
-@click.option("--split", help="Check this split only; by default all that a file has.")
-@click.option("--no-data", is_flag=True, help="Look at the files only; open no dataset.")
+@click.option("--split", help="Check this split only; by default all splits of a file.")
+@click.option("--no-data", is_flag=True, help="Read the files only; open no dataset.")
 @click.pass_context
 def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_data: bool) -> None:
     """Check metadatasets, and the datasets they name.
 
-    Prints one line per file that is right. Diagnostics go to stderr, one line each, as
+    Prints one line per valid file. Errors go to stderr, one line each, as
     `file:line:column: where: what is wrong, what was found. What to do.`, and the exit code is 1.
     """
-    told: dict[str, None] = {}  # files may name the same faulty file
+    problems: dict[str, None] = {}  # in order, once each: files may name the same wrong file
     for path in meta:
-        faults, facts = _check(path, split, with_data=not no_data)
-        told |= dict.fromkeys(faults)
-        if not faults:
+        found, facts = _check(path, split, with_data=not no_data)
+        problems |= dict.fromkeys(found)
+        if not found:
             click.echo(f"{path}: fine; {'; '.join(facts)}")
-    for fault in told:
-        click.echo(fault, err=True)
-    if told:
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
         ctx.exit(1)
 
 
 def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str], list[str]]:
-    """Return the faults of a file with all it names, and the facts of its splits."""
+    """Return the problems of a file and all it names, and a summary of each split."""
     try:
         metadataset = load(path)
     except SpecError as error:
         return error.faults, []
-    # The parts of a single dataset are its own business; training needs one.
+    # A single dataset may have any split; training needs this one.
     splits = ("train",) if metadataset.root.any_split else metadataset.splits
-    faults, facts = [], []
+    problems, facts = [], []
     for name in splits if split is None else (split,):
         try:
             if with_data:
@@ -54,16 +54,16 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
                 leaves = {leaf.id for leaf in leaf_uses(metadataset.tree(name))}
                 facts.append(f"{name}: {_leaves(len(leaves))}")
         except SpecError as error:
-            faults += error.faults
+            problems += error.faults
         except DataError as error:
             where = "".join(f"{note}: " for note in getattr(error, "__notes__", []))
-            faults.append(f"{where}{error}")
-    return faults, facts
+            problems.append(f"{where}{error}")
+    return problems, facts
 
 
 def _compiled(metadataset: LoadedMetadataset, split: str) -> Spec:
     if split == "train" and is_staged(metadataset, split):
-        return stream(metadataset, split, params={"seq_len": 1})  # what a token is, is not asked
+        return stream(metadataset, split, params={"seq_len": 1})  # any length will do
     return compile_split(metadataset, split, open_source=open_source)
 
 

@@ -34,9 +34,9 @@ def _or_zero(number: int | None) -> int:
 
 @frozen(kw_only=True)
 class DrawSettings:
-    """As much of a run as decides how often each leaf is drawn."""
+    """The settings of a run that determine how often each leaf is drawn."""
 
-    batches: int = field(converter=_or_zero)  # micro-batches of all ranks; 0: none are asked about
+    batches: int = field(converter=_or_zero)  # micro-batches of all ranks; 0: draws are not counted
     batch_size: int = field(converter=_or_zero)
     lanes: int
     seed: int
@@ -96,7 +96,7 @@ def command(
 
     `weight` is as written (`x 2`: 2 repetitions), `%` the share of all draws. `drawn` and `epochs`
     are of a leaf, over all places that list it and all lanes; they are computed from the order, not
-    by reading, and leave skipped samples out of account.
+    by reading, and ignore skipped samples.
     """
     run = DrawSettings(**facts)
     metadataset = load(meta)
@@ -144,8 +144,8 @@ def _show_stages(meta: str, metadataset: LoadedMetadataset, spec: Spec, *, as_js
 def draws(spec: OrderSpec, run: DrawSettings, *, endless: bool) -> dict[str, int]:
     """Return how often each leaf is drawn in the first micro-batches of a run, by its id.
 
-    endless: training without end; else one pass, dealt to the lanes. Costs one look at the order
-    per lane, whatever the number of micro-batches.
+    endless: training without end; otherwise one pass, dealt to the lanes. The cost is one
+    computation per lane, independent of the number of micro-batches.
     """
     if endless:
         references = ReferencesSpec(of=spec, clock=run.clock)
@@ -172,7 +172,7 @@ def _summary(spec: Spec) -> str:
 
 
 def _show(rows: Sequence[TreeRow], drawn: Mapping[str, int]) -> None:
-    # Ids have brackets in them.
+    # Ids contain brackets, which are markup for rich.
     console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")

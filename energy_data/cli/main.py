@@ -1,4 +1,4 @@
-"""`energy-data`: finds the command, and says what went wrong without a traceback."""
+"""`energy-data`: runs a command and prints its errors without a traceback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPILED = "compiled" if native.TAR else "not compiled: reading tars is slower"
 
 
 class Failure(click.ClickException):
-    """An error of ours on its way to the user: its message alone, exit code 1."""
+    """An error of this package, shown as its message alone; exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message to stderr, as it is: its lines begin with a place."""
@@ -34,7 +34,7 @@ class Failure(click.ClickException):
 
 
 class Commands(click.Group):
-    """The commands of the table; one is imported when it is asked for."""
+    """The commands of `COMMANDS`; each is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -49,13 +49,13 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; errors that say all they have to say lose their traceback."""
+        """Run the command. Errors of this package and of files are shown without a traceback."""
         try:
             return super().invoke(ctx)
         except EnergyDataError as error:
             raise Failure("\n".join([str(error), *getattr(error, "__notes__", [])])) from error
         except OSError as error:
-            if error.filename is None:  # such as a closed pipe, which click knows how to end
+            if error.filename is None:  # such as a closed pipe, which click handles
                 raise
             raise Failure(f"{error.filename}: {error.strerror}.") from error
 

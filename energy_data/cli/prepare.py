@@ -41,11 +41,11 @@ DEFAULT_RATIO = "1,0,0"
 
 
 def media_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which media are looked at."""
+    """Add the options that select media files to a command."""
     flag = partial(click.option, is_flag=True)
-    by_glob = "Record size and length of the media with such names, as '*.jpg,*.mp4'."
-    command = flag("--media-metadata-by-extension", help="... with such extensions.")(command)
-    command = flag("--media-metadata-by-header", help="... of those that begin so.")(command)
+    by_glob = "Record size and length of media whose names match, such as '*.jpg,*.mp4'."
+    command = flag("--media-metadata-by-extension", help="... by their extensions.")(command)
+    command = flag("--media-metadata-by-header", help="... by their first bytes.")(command)
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
@@ -80,16 +80,16 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--num-workers",
     type=click.IntRange(min=1),
-    help="Processes; by default one per CPU if there are shards enough.",
+    help="Processes. Default: one per CPU, at most one per shard.",
 )
 @click.option(
-    "--force-overwrite", "--force", "force", is_flag=True, help="Prepare again what is prepared."
+    "--force-overwrite", "--force", "force", is_flag=True, help="Prepare a prepared dataset again."
 )
-@click.option("--tar-index-only", is_flag=True, help="Index again; keep all that was chosen.")
+@click.option("--tar-index-only", is_flag=True, help="Index again; keep splits and dataset.yaml.")
 @click.option(
     "--fix-duplicates",
     is_flag=True,
-    help="If shards have keys in common, write the tars anew with a folder in front of all names.",
+    help="If shards have keys in common, rewrite the tars with a folder in front of all names.",
 )
 @click.option(
     "--sqlite/--no-sqlite", default=True, help="Write index.sqlite: each part by its key.  [on]"
@@ -101,7 +101,7 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Ask for options that are not given.  [default: on a terminal]",
 )
 @media_options
-@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
+@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are not file systems
 def command(path: Path, **given: Any) -> None:
     """Prepare a folder of tars, a JSONL file, or the joins of a metadataset.
 
@@ -122,7 +122,7 @@ def command(path: Path, **given: Any) -> None:
     elif path.is_dir():
         _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
     else:
-        raise click.UsageError(f"{path}: it is no folder, .jsonl file or metadataset (.yaml).")
+        raise click.UsageError(f"{path}: must be a folder, a .jsonl file or a metadataset (.yaml).")
 
 
 @click.command("prepare-media")
@@ -130,7 +130,7 @@ def command(path: Path, **given: Any) -> None:
 @media_options
 @click.option("--progress/--no-progress", hidden=True, expose_value=False)
 @click.option("--num-workers", hidden=True, expose_value=False, type=int)
-@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are no file systems
+@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are not file systems
 def media_command(path: Path, **given: Any) -> None:
     """Record size and length of the images, audio and video files below a folder.
 
@@ -183,7 +183,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
                 crude=not (typed or given["skip_dataset_yaml"]),
                 **options,
             )
-    for line in _told(summary, perf_counter() - began):
+    for line in _report(summary, perf_counter() - began):
         click.echo(line)
     if given["media"]:
         click.echo(f"  recorded size and length of {collect_media(path, given['media']):,} files")
@@ -192,11 +192,11 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that cannot be, before anything is written."""
+    """Raise UsageError for invalid options before anything is written."""
     if given["split_ratio"] is not None and given["split_parts"]:
         raise click.UsageError("--split-ratio and --split-parts exclude each other: give one.")
     if given["media"] and (given["tar_index_only"] or not given["sqlite"]):
-        raise click.UsageError("--media-metadata-by-...: they need index.sqlite written anew.")
+        raise click.UsageError("--media-metadata-by-...: they need a new index.sqlite.")
     kind = given["sample_type"]
     if kind is not None and kind not in TYPES:
         raise click.UsageError(f"--sample-type: there is no {kind!r}, only: {', '.join(TYPES)}.")
@@ -207,9 +207,9 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 def media_filter(given: dict[str, Any]) -> MediaFilter | None:
-    """Return what the options of `media_options` say, and take them out of what is given.
+    """Remove the options of `media_options` from `given`, and return what they select.
 
-    Raises UsageError for more than one of them.
+    Raises UsageError if more than one is given.
     """
     glob, header, extension = (
         given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")
@@ -223,16 +223,18 @@ def media_filter(given: dict[str, Any]) -> MediaFilter | None:
 
 def _field_map(text: str) -> dict[str, str]:
     try:
-        said = json.loads(text)
+        field_map = json.loads(text)
     except ValueError as error:
-        raise click.UsageError(f"--field-map: it is no JSON: {error}.") from error
-    if not isinstance(said, dict) or not all(isinstance(one, str) for one in said.values()):
-        raise click.UsageError("--field-map: it must be an object of texts, field to part.")
-    return said
+        raise click.UsageError(f"--field-map: invalid JSON: {error}.") from error
+    if not isinstance(field_map, dict) or not all(
+        isinstance(one, str) for one in field_map.values()
+    ):
+        raise click.UsageError("--field-map: must be a JSON object that maps fields to parts.")
+    return field_map
 
 
 def _declare(path: Path, summary: Summary, given: Mapping[str, Any], *, asking: bool) -> None:
-    """Write a dataset.yaml as the options and the answers have it."""
+    """Write dataset.yaml from the options and the answers."""
     kind = given["sample_type"]
     if asking:
         show_samples(path, next(iter(summary.shard_counts)))
@@ -271,7 +273,7 @@ def _progress(*, shown: bool) -> Progress:
     )
 
 
-def _told(summary: Summary, seconds: float) -> list[str]:
+def _report(summary: Summary, seconds: float) -> list[str]:
     counts = summary.shard_counts
     lines = [
         f"{summary.path}: {summary.num_samples:,} samples in {_shards(len(counts))}, "

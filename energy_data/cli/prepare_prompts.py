@@ -1,4 +1,4 @@
-"""The questions of `energy-data prepare`: those of Energon's, in its order, with its answers."""
+"""The prompts of `energy-data prepare`, with the questions, order and answers of Energon's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from energy_data.data.typed.dataset_yaml import CRUDE, has_default, own_fields
 from energy_data.data.typed.field_map import parse_access
 from energy_data.data.typed.samples import SAMPLE_TYPES, Sample
 
-_MOST_TYPES = 10  # of parts, from which on a field map is not asked for
+_MOST_TYPES = 10  # of parts; with more, there is no prompt for a field map
 _SHOWN = 25  # characters of a text
 _NOT_IN_LIST = "VQAOCRSample"  # Energon's list of answers does not have it
 
@@ -37,7 +37,7 @@ Answers = tuple[str, dict[str, str] | None, bool]
 
 
 def ask_again() -> None:
-    """Ask whether to prepare what is prepared; abort if not."""
+    """Ask whether to prepare a prepared dataset again; abort if not."""
     click.confirm("The dataset is prepared already. Prepare it again?", abort=True)
 
 
@@ -56,7 +56,7 @@ def ask_definition(
     *,
     loader_exists: bool,
 ) -> Answers | None:
-    """Return what dataset.yaml is to say; None: there is to be none."""
+    """Ask for the contents of dataset.yaml; None: it is not written."""
     click.echo(f"Parts that samples have: {', '.join(extensions[:_MOST_TYPES])}")
     if kind is None:
         if not click.confirm("Write a dataset.yaml, which gives samples a type?", default=True):
@@ -79,7 +79,7 @@ def ask_definition(
 
 
 def show_samples(path: Path, shard: str) -> None:
-    """Print what the first two samples of a shard have in them."""
+    """Print the parts of the first two samples of a shard."""
     file = open_anew(str(path / shard))
     members = (member for member in walk(file.read, 0, file.size) if member.regular)
     named = ((split_name(member.name), member) for member in members)
@@ -91,7 +91,7 @@ def show_samples(path: Path, shard: str) -> None:
                 click.echo(f"  {extension}")
                 if extension == "json":
                     click.echo(_shown(file.read(member.data, member.size)))
-    except Fault:  # the end marker, which the scan has looked at
+    except Fault:  # at the end marker, which the scan has checked
         return
 
 
@@ -133,7 +133,7 @@ def _shown(data: bytes) -> str:
     try:
         return json.dumps(_shortened(json.loads(data)), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return "  (no JSON)"
+        return "  (invalid JSON)"
 
 
 def _shortened(value: Any) -> Any:

@@ -13,7 +13,7 @@ from energy_data.config.schema import metadataset_schema
 def command() -> None:
     r"""Print the JSON Schema of metadatasets.
 
-    An editor that knows it completes keys and marks faults while you write:
+    An editor that uses it completes keys and marks errors as you type:
 
     \b
       energy-data schema > metadataset.schema.json

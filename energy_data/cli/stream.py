@@ -1,4 +1,4 @@
-"""The tree of batches of a split, for commands: they do not know the task encoder of the run."""
+"""The tree of batches of a split, for commands, which do not have the task encoder of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energy_data.tasks.stream import StreamBuilder
 
 
 class AnyTask(TaskEncoder[Any, Any, Any, Any]):
-    """A task encoder that takes the parameters that stages give it, whatever they are."""
+    """A task encoder that accepts any parameters that stages set."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)

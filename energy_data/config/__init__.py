@@ -2,7 +2,7 @@
 
 A metadataset is data. Loading one builds plain values, checks them against the table of kinds
 (`kinds`), follows nested files (`load`), and compiles one split to specs (`compile`). It never
-runs code, and it reports every fault of all its files together, each with its place.
+runs code, and it reports every error in all its files together, each with its place.
 
     metadataset = load("meta.yaml")
     spec = compile_split(metadataset, "train", open_source=open_source)

@@ -1,4 +1,4 @@
-"""What a run of a known length asks of each leaf, and what is feasible where it is too much."""
+"""Checks that a run does not exceed `max_repetitions`, and the nearest mixture that does not."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Drawn = Mapping[str, tuple[Leaf, int]]
 
 
 def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | None = None) -> None:
-    """Raise SpecError if a run asks more of a leaf than its `max_repetitions` allow.
+    """Raise SpecError if a run draws a leaf more often than its `max_repetitions` allow.
 
-    How much it asks is counted from the orders, with weights that change. Stages that end are
-    known; what has no end is looked at as far as the budget goes, and not at all without one (then
-    the run stops with an error at the first draw too many).
+    The draws are counted from the orders, including weights that change. Stages that end are
+    counted in full. A stream without an end is counted up to the budget. Without a budget it is not
+    checked, and the run stops with an error at the first draw that exceeds the limit.
 
     Args:
         spec: The tree of batches of a run.
-        samples: Samples that the run will draw over all ranks.
-        tokens: The same in tokens, by the mean lengths of the leaves; for a run without stages.
+        samples: Samples that the run draws over all ranks.
+        tokens: The same in tokens, from the mean lengths of the leaves; for runs without stages.
     """
     drawn = _drawn(spec, _samples(spec, samples, tokens))
     wrong = {
@@ -46,10 +46,10 @@ def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | N
 def feasible_shares(
     wanted: Sequence[Fraction], most: Sequence[Fraction | None]
 ) -> list[Fraction] | None:
-    """Return the shares nearest to those wanted of which none is above its `most`; sum 1.
+    """Return the shares nearest to `wanted` that do not exceed their `most`; they sum to 1.
 
-    Those above are cut down to it, and the others, in their own proportions, make up for what that
-    leaves open, until it fits (water filling). None: all of them together are too few.
+    Shares that exceed their limit are set to it, and the remainder is divided among the others in
+    their own proportions, until all fit (water filling). None: the limits sum to less than 1.
     """
     shares = [Fraction(0)] * len(wanted)
     free = {number for number, share in enumerate(wanted) if share}
@@ -85,7 +85,7 @@ def _samples(spec: Spec, samples: int | None, tokens: int | None) -> int | None:
 
 
 def _drawn(spec: Spec, budget: int | None) -> Drawn:
-    """Return what the run draws of each leaf, as far as that is known."""
+    """Return how many samples of each leaf the run draws, as far as that is known."""
     drawn: dict[str, tuple[Leaf, int]] = {}
     for tree, draws in _parts(spec, budget):
         node = tree.build(Context(lanes=1))
@@ -95,7 +95,7 @@ def _drawn(spec: Spec, budget: int | None) -> Drawn:
 
 
 def _parts(spec: Spec, budget: int | None) -> Iterator[tuple[ReferencesSpec, int]]:
-    """Yield the order trees of a run, each with the draws that it makes."""
+    """Yield the order trees of a run with the number of draws from each."""
     if not isinstance(spec, StagedSpec):
         trees = _trees(spec)
         if budget is not None and len(trees) == 1:
@@ -104,7 +104,7 @@ def _parts(spec: Spec, budget: int | None) -> Iterator[tuple[ReferencesSpec, int
     for stage in spec.stages:
         trees = list(stage.order_trees)
         if len(trees) != 1:
-            return  # how often each is drawn from is decided above reading
+            return  # nodes above reading decide how often each is drawn from
         clock = trees[0].clock
         size = clock.samples_per_microbatch if clock else int(stage.params.get("batch_size", 0))
         draws = None if stage.num_batches is None else stage.num_batches * size
@@ -123,8 +123,8 @@ def _trees(spec: Spec) -> list[ReferencesSpec]:
 def _problem(leaf: Leaf, draws: int) -> str:
     assert leaf.max_repetitions is not None
     return (
-        f"leaf {leaf.id!r}: the run draws {draws:,} samples of it, and it may give "
-        f"{leaf.most_draws:,}: it has {leaf.num_samples:,}, max_repetitions "
+        f"leaf {leaf.id!r}: the run draws {draws:,} samples of it, but at most "
+        f"{leaf.most_draws:,} are allowed: it has {leaf.num_samples:,}, max_repetitions "
         f"{float(leaf.max_repetitions):g}."
     )
 
@@ -139,13 +139,13 @@ def _advice(drawn: Drawn) -> str:
     if shares is None:
         most = sum(limit or 0 for limit in limits)
         return (
-            f"No mixture is feasible: all leaves together may give {most:,} samples, the run draws "
+            f"No mixture is feasible: all leaves together allow {most:,} samples, the run draws "
             f"{total:,}. Shorten the run, or allow more repetitions."
         )
-    said = ", ".join(
+    mixture = ", ".join(
         f"{leaf_id} {_rounded(share)}" for leaf_id, share in zip(drawn, shares, strict=True)
     )
-    return f"The nearest mixture that is feasible, in shares of all draws: {said}."
+    return f"The nearest feasible mixture, in shares of all draws: {mixture}."
 
 
 def _rounded(share: Fraction) -> str:

@@ -1,4 +1,4 @@
-"""What YAML knows and a running tree does not: the keys of every node, and leaves as written.
+"""What only YAML has: the keys of every node, and leaves as written.
 
 The keys of `NodeKeys` may stand at every node. They are pushed down to the leaves while nested
 files are followed (`leaves`), so that no running node has them.

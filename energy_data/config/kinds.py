@@ -1,4 +1,4 @@
-"""The kinds that YAML knows, and where their keys stand.
+"""The kinds of nodes in YAML, and where their keys stand.
 
 `KINDS` is the one table: a new kind is its class, and a line there.
 """
@@ -55,12 +55,12 @@ CLASSES = ("MetadatasetV2", "Metadataset")
 
 @frozen
 class InSplit:
-    """The part that a split is: it has no keys of its own."""
+    """The part of a split. It has no keys of its own."""
 
 
 @frozen
 class InNode:
-    """The part that a child is of which its parent says nothing more."""
+    """The part of a child that has no keys of its own at its parent."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Loading a metadataset: its file, the files it names, and all their errors together."""
+"""Loading a metadataset with all files it names, and writing a split as one mapping."""
 
 from __future__ import annotations
 

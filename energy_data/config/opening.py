@@ -1,4 +1,4 @@
-"""Opening leaves: the source of their samples, and the files for their cookers."""
+"""Opening leaves: the source of their samples, the files for their cookers, and their joins."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Opener:
     def samples(
         self, leaf: LeafUse, subset: Range | None, subflavors: Mapping[str, Any] | None = None
     ) -> Source:
-        """Return the samples of a leaf. subflavors: others than its own."""
-        said = leaf.subflavors if subflavors is None else subflavors
+        """Return the samples of a leaf. subflavors: in place of its own."""
+        own = leaf.subflavors if subflavors is None else subflavors
         if isinstance(leaf.of, DatasetPart):
-            return self._dataset(leaf.of, subset, said)
+            return self._dataset(leaf.of, subset, own)
         assert isinstance(leaf.recipe, JoinSpec)
         names = leaf.recipe.names
         joiner, code = self._joiner(leaf.recipe), leaf.recipe.joiner
@@ -141,8 +141,8 @@ class Opener:
         return self._stores[aux]
 
 
-def _text(said: Any) -> str:
-    return json.dumps(said, sort_keys=True, default=str)
+def _text(data: Any) -> str:
+    return json.dumps(data, sort_keys=True, default=str)
 
 
 @frozen(kw_only=True)
@@ -152,15 +152,16 @@ class PreparedJoin:
     split: str
     id: str  # of the leaf
     table: Kept
-    energon: str | None  # its index for Energon; None: there is none that Energon could tell apart
+    energon: str | None  # its index for Energon; None: Energon cannot distinguish it from another
 
 
 def prepare_joins(metadataset: LoadedMetadataset, *, open_source: OpenSource) -> list[PreparedJoin]:
     """Compute the joins of all splits, and of the files they name; keep those that are computed.
 
-    The index that Energon looks for is written next to each table, except for splits that Energon
-    cannot tell apart. Tables next to the outermost file that are no longer needed are removed. Code
-    that files name is not run. Raises SpecError with every problem, StructureError for damage.
+    The index that Energon looks for is written next to each table, except where two joins would
+    have the same name there. Tables next to the outermost file that are no longer needed are
+    removed. Code that files name is not run. Raises SpecError with every problem, StructureError
+    for damage.
     """
     diagnostics = Diagnostics()
     found = [
@@ -214,8 +215,7 @@ def _energon_name(leaf: LeafUse, members: list[Member]) -> str | None:
 def _excludes_shards(member: JoinedDataset) -> bool:
     root = Path(member.of.path)
     where = root / FOLDER / (member.of.split_config or SPLIT)
-    said = read_mapping(where) or {}
-    excluded = said.get("exclude", [])
+    excluded = (read_mapping(where) or {}).get("exclude", [])
     counts: Mapping[str, int] = read_counts(root) if excluded else {}
     return any(name in counts for name in expanded(excluded, where))
 

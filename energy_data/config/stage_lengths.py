@@ -1,4 +1,4 @@
-"""Lengths of stages: bounds in steps, samples, tokens or epochs become micro-batches; and ramps."""
+"""Lengths of stages: converts steps, samples, tokens and epochs to micro-batches; ramps."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class StageCompiler:
             previous, begin = evolve(written, ends_early=early), stage.end
 
     def on_enter(self, bounds: StageBounds) -> OnEnter:
-        """Return what the leaves of a stage do that earlier stages have."""
+        """Return whether leaves that earlier stages also have continue or restart in a stage."""
         own = None if bounds.number is None else self.staged.stages[bounds.number].on_enter
         return own or self.staged.on_enter or "continue"
 
@@ -269,7 +269,7 @@ class StageCompiler:
         return self.with_data(stage, body, own or self.staged.on_exhausted or "repeat")
 
     def with_data(self, stage: Stage, body: StageBody, rule: OnExhausted) -> Stage:
-        """Return the stage, ending with its data if its rule says so. Problems are reported."""
+        """Return the stage; with `advance` it ends with its data. Problems are reported."""
         if rule == "repeat":
             return stage
         problems, made = [], stage
@@ -298,7 +298,7 @@ class StageCompiler:
         return made
 
     def check_epochs(self) -> None:
-        """Report datasets that would restart in a later stage although nothing asks for it.
+        """Report datasets that would restart in a later stage without being configured to.
 
         The number of epochs shuffled together is part of a default id. So a dataset that is
         shuffled differently in a later stage is another leaf there, and would silently restart.

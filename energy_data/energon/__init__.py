@@ -1,12 +1,13 @@
-"""Energon's names: `from energy_data.energon import ...` in place of `megatron.energon`.
+"""Energon's names: import from `energy_data.energon` in place of `megatron.energon`.
 
     from energy_data.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
     config = WorkerConfig(rank=0, world_size=1, num_workers=2)
     loader = get_savable_loader(get_train_dataset("meta.yaml", batch_size=32, worker_config=config))
 
-These are the objects of `energy_data`, and the names of Energon that it leaves out. The modules
-below stand where programs import from. Differences are in docs/coming-from-energon.md.
+These are the objects of `energy_data`, and the names of Energon that it does not export. The
+submodules have the paths that programs import from. docs/coming-from-energon.md lists the
+differences.
 """
 
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Energon's names for what is known about media: what `get_media_metadata` of stores returns."""
+"""Energon's names for the results of `get_media_metadata` of file stores."""
 
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata

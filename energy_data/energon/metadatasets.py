@@ -1,4 +1,4 @@
-"""Metadatasets as objects: what is in them, and their datasets loaded."""
+"""Metadatasets as objects: their contents, and their datasets loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PathLike = str | Path
 
 @frozen(kw_only=True)
 class LoadedDatasetList:
-    """The datasets of a mixture, and what the numbers beside them are."""
+    """The datasets of a mixture, and whether they have weights or repetitions."""
 
     datasets: LoadedDatasets
     blend_mode: DatasetBlendMode
@@ -67,14 +67,14 @@ class DatasetLoaderInterface(ABC):
         """Return the datasets of a split, opened, with their weights or repetitions.
 
         Args:
-            training: Whether they go on without end, and blends are drawn from.
+            training: Whether the stream is endless and draws from blends.
             split_part: The split.
             worker_config: Which part of the run this process is.
-            shuffle_buffer_size: Neighbouring draws of a dataset that are mixed; None: none.
+            shuffle_buffer_size: Neighbouring draws of a dataset that are shuffled; None: none.
             max_samples_per_sequence: Neighbouring samples that are read together; None: all.
             parallel_shard_iters: Sequences that are mixed at a time; None: 16.
             shuffle_over_epochs_multiplier: As the key of that name in a metadataset.
-            decoder: Makes values of parts; None: they stay bytes.
+            decoder: Decodes parts; None: they stay bytes.
             allow_modules: Modules and folders with code that files may name.
         """
         trust = ImportPolicy.of(allow_modules)
@@ -115,14 +115,14 @@ class DatasetLoaderInterface(ABC):
         return found
 
     def prepare(self, split_part: str | None = None) -> Sequence[Path]:
-        """Check it with all files it names; nothing else needs to be prepared."""
+        """Check it with all files it names. Nothing else needs preparation."""
         self.metadataset()
         return ()
 
 
 @frozen(kw_only=True)
 class DatasetLoader(DatasetLoaderInterface):
-    """A dataset by its path, with what a metadataset would say about it."""
+    """A dataset by its path, with the keys that it would have in a metadataset."""
 
     path: PathLike
     split_part: str | None = None
@@ -133,13 +133,13 @@ class DatasetLoader(DatasetLoaderInterface):
 
     def metadataset(self) -> LoadedMetadataset:
         """Return a metadataset of the one dataset, or the one at the path."""
-        said = {
+        given = {
             "split_part": self.split_part,
             "subflavors": self.subflavors,
             "dataset_config": self.dataset_config,
             "split_config": self.split_config,
         }
-        about = {name: value for name, value in said.items() if value}
+        about = {name: value for name, value in given.items() if value}
         if not about:
             return load(self.path)
         node = {"path": os.path.abspath(self.path), **about}  # noqa: PTH100 - keeps links
@@ -148,13 +148,13 @@ class DatasetLoader(DatasetLoaderInterface):
 
 @frozen(init=False)
 class Metadataset(DatasetLoaderInterface):
-    """A metadataset by its path, or by what its file would say."""
+    """A metadataset by its path or by its contents."""
 
     path: PathLike
     splits: Mapping[str, Any] | None
 
     def __init__(self, path: PathLike, splits: Mapping[str, Any] | None = None) -> None:
-        """Take the splits of the file at `path`; or, with `splits`, paths in them from there."""
+        """Read the file at `path`; or use `splits`, with paths relative to the folder of `path`."""
         self.__attrs_init__(path, splits)
 
     def metadataset(self) -> LoadedMetadataset:
@@ -172,14 +172,14 @@ class MetadatasetV2(Metadataset):
 class _Given(DatasetLoaderInterface):
     """A metadataset as a mapping."""
 
-    said: Mapping[str, Any]
+    contents: Mapping[str, Any]
 
     def metadataset(self) -> LoadedMetadataset:
-        return load(self.said)
+        return load(self.contents)
 
 
 def load_dataset(path: PathLike | Mapping[str, Any]) -> DatasetLoaderInterface:
-    """Return what loads a dataset, a metadataset (.yaml), or a metadataset given as a dict."""
+    """Return a loader for a dataset, a metadataset (.yaml), or a metadataset as a dict."""
     if isinstance(path, Mapping):
         return _Given(path)
     if is_metadataset(str(path)):
@@ -190,13 +190,13 @@ def load_dataset(path: PathLike | Mapping[str, Any]) -> DatasetLoaderInterface:
 def traverse_metadataset(path: PathLike, *, split_part: str) -> list[TraversedDatasetReference]:
     """Return the datasets of one split of a metadataset file, without opening them.
 
-    SpecError if there is no such split, or with all faults of the files.
+    SpecError if there is no such split, or with every error in the files.
     """
     if not is_metadataset(str(path)):
-        raise SpecError(f"{path}: it is not a metadataset. Give the path of a .yaml file.")
+        raise SpecError(f"{path}: not a metadataset. Pass the path of a .yaml file.")
     return load_dataset(path).traverse(split_part=split_part)
 
 
 def prepare_metadataset(path: PathLike) -> None:
-    """Check a metadataset with all files it names; what joins need is made on first use."""
+    """Check a metadataset with all files it names; joins are computed on first use."""
     load_dataset(path).prepare()

@@ -67,19 +67,19 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
         Args:
             path: The dataset.
             split_part: The split to read.
-            training: Whether it goes on without end.
+            training: Whether the stream is endless.
             worker_config: Which part of the run this process is.
-            shuffle_over_epochs: Accepted and ignored: each epoch has each sample once.
+            shuffle_over_epochs: Ignored: each epoch has each sample once.
             parallel_shard_iters: Sequences that are mixed at a time; None: 16.
             max_samples_per_sequence: Neighbouring samples that are read together; None: all.
             subset: Samples [first, end) of the split; end None: to its end.
             split_config: Another file in `.nv-meta` in place of split.yaml.
-            part_filter: The parts that are wanted; None: those that the field map names, or all.
+            part_filter: The parts to read; None: those in the field map, or all.
             subflavors: Given to each sample.
             field_map: Field of the sample -> part, as in dataset.yaml.
-            sample_loader: Or a function: makes the fields of a sample of its parts.
+            sample_loader: A function of the parts that returns the fields; instead of `field_map`.
             sample_type: Of the samples; by default that of the class.
-            decoder: Makes values of parts; None: they stay bytes.
+            decoder: Decodes parts; None: they stay bytes.
         """
         source = open_as(
             path,
@@ -122,7 +122,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
 
         Args:
             parent_path: The folder.
-            paths: Accepted and ignored: all tars below the folder are indexed.
+            paths: Ignored: all tars below the folder are indexed.
             split_parts_ratio: "train", "val" and "test", with their shares of the tars.
             split_parts_patterns: Or names of splits, with patterns of their tars.
         """
@@ -228,11 +228,11 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
 
 
 class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T]):
-    """Datasets joined by key: a `join:` of a metadataset says it."""
+    """Datasets joined by key. Not supported in Python: use `join:` in a metadataset."""
 
     def __init__(self, inner_datasets: Any, **kwargs: Any) -> None:
-        """Raise SpecError: joins are made by metadatasets only."""
+        """Raises SpecError: only metadatasets can join."""
         raise SpecError(
             "JoinedWebdatasetFactory: datasets are joined by a metadataset. Write `join:` with the "
-            "same datasets, as a .yaml or a dict, and give it to get_train_dataset."
+            "same datasets in a .yaml or a dict, and pass it to get_train_dataset."
         )

@@ -1,1 +1,1 @@
-"""What a task makes of samples: task encoders and collation."""
+"""Task encoders, collation, and the datasets they build."""

@@ -47,13 +47,13 @@ class BatchDataset(BaseWrapperDataset[T], Generic[T]):
         Args:
             dataset: What is batched.
             batch_size: Samples per batch; the last of a pass may be short.
-            batcher: Makes a batch of a list of samples. It may raise SkipSample, and may be a
-                generator function, which gives any number of batches for one list.
-            batcher_stateless: Accepted and ignored: it must always be.
-            batcher_config: Accepted and ignored: states do not contain functions.
-            drop_last: Leave out the short batch.
+            batcher: Returns a batch of a list of samples. It may raise SkipSample. A generator
+                function may yield any number of batches for one list.
+            batcher_stateless: Ignored: the function must be stateless in any case.
+            batcher_config: Ignored: states do not contain functions.
+            drop_last: Drop the short batch.
             failure_tolerance: Failures in a row after which the run stops; 0: never.
-            worker_config: That of the dataset, which is the default.
+            worker_config: Must be that of the dataset, which is the default.
         """
         policy = on_failure(dataset.worker_config, failure_tolerance)
         spec = batched(tree_of(dataset), batch_size, batcher, policy, drop_last=drop_last)
@@ -61,7 +61,7 @@ class BatchDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
-    """Batches of samples with equal keys. The samples that wait are in the state as references."""
+    """Batches of samples with equal keys. States hold waiting samples as references."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
 
         Args:
             dataset: What is grouped.
-            fixed_batch_size: Samples per batch; None: as `sample_group_key` says.
+            fixed_batch_size: Samples per batch; None: as `sample_group_key` returns.
             sample_group_key: Returns the key of a sample, and the batch size of its group or None.
-            batcher: Makes a batch of a list of samples; it may raise SkipSample.
-            batcher_stateless: Accepted and ignored: it must always be.
-            batcher_config: Accepted and ignored: states do not contain functions.
-            drop_last: Leave out the groups that are not full at the end of a pass.
+            batcher: Returns a batch of a list of samples; it may raise SkipSample.
+            batcher_stateless: Ignored: the function must be stateless in any case.
+            batcher_config: Ignored: states do not contain functions.
+            drop_last: Drop the groups that are not full at the end of a pass.
             failure_tolerance: Failures in a row after which the run stops; 0: never.
-            worker_config: That of the dataset, which is the default.
+            worker_config: Must be that of the dataset, which is the default.
         """
         spec = GroupSpec(
             of=tree_of(dataset),
@@ -101,9 +101,9 @@ class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class PackingDataset(BaseWrapperDataset[T], Generic[T]):
-    """Packs of samples that a function selects from a buffer of them.
+    """Packs of samples that a function selects from a buffer.
 
-    The buffer is in the state as references: 32 bytes per sample at most.
+    States hold the buffer as references: at most 32 bytes per sample.
     """
 
     def __init__(
@@ -126,19 +126,19 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
 
         Args:
             dataset: What is packed.
-            buffer_size: Samples that are selected from; fewer at the end of a pass.
-            pre_packer: Returns lists of the samples that go together.
-            final_packer: Makes one sample of such a list. It may raise SkipSample, and may be a
-                generator function, which gives any number of samples for one list.
-            final_packer_stateless: Accepted and ignored: it must always be.
+            buffer_size: Samples to select from; fewer at the end of a pass.
+            pre_packer: Returns lists of samples, one per pack.
+            final_packer: Returns one sample for such a list. It may raise SkipSample. A
+                generator function may yield any number of samples for one list.
+            final_packer_stateless: Ignored: the function must be stateless in any case.
             sample_encoder: Called for each sample that was selected, before it is packed.
-            sample_encoder_stateless: Accepted and ignored: it must always be.
-            packer_config: Accepted and ignored: states do not contain functions.
+            sample_encoder_stateless: Ignored: the function must be stateless in any case.
+            packer_config: Ignored: states do not contain functions.
             pre_packer_failure_tolerance: Failures in a row of the function after which the run
                 stops; 0: never.
             final_packer_failure_tolerance: The same for `final_packer`.
             sample_encoder_failure_tolerance: The same for `sample_encoder`.
-            worker_config: That of the dataset, which is the default.
+            worker_config: Must be that of the dataset, which is the default.
         """
         config = dataset.worker_config
         several = gives_parts(final_packer)

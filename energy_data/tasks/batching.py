@@ -1,7 +1,8 @@
-"""Ways to make one value of many: stacked, padded, concatenated, or a list; recursively by type.
+"""Functions that combine values: stacked, padded, concatenated, or as a list; by type.
 
-`batch_*` and `generic_batch` put single samples together along a new first axis, `concat_pad` and
-`generic_concat` join batches along the axis they have. The names are Energon's.
+`batch_*` and `generic_batch` combine samples along a new first axis. `concat_pad` and
+`generic_concat` join batches along their first axis. The names are Energon's. Also: the fields of
+samples and batches, of dicts, dataclasses and named tuples alike.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def generic_batch(batch: list[Any]) -> Any:
     """Return samples as one, by the type of the first.
 
     Tensors: `batch_pad_stack`. Dicts, dataclasses, named tuples: field by field, as the same type
-    (a type with `from_samples` says itself how). Everything else: the list.
+    (a type with `from_samples` is called instead). Everything else: the list.
     """
     first = batch[0]
     if isinstance(first, torch.Tensor):
@@ -72,7 +73,7 @@ def generic_concat(batch: list[Any]) -> Any:
     """Return batches as one, by the type of the first.
 
     Tensors: `concat_pad`. Dicts, dataclasses, named tuples: field by field, as the same type.
-    Everything else: the list of what there is, one entry per batch.
+    Everything else: a list with one entry per batch.
     """
     if isinstance(batch[0], torch.Tensor):
         return concat_pad(batch)
@@ -131,7 +132,7 @@ def fields_of(value: Any) -> dict[str, Any]:
     if _is_named_tuple(value):
         return {name: getattr(value, name) for name in value._fields}
     raise TypeError(
-        f"a {type(value).__name__} has no fields that could be converted. Give a dict, a dataclass "
+        f"a {type(value).__name__} has no fields to convert. Return a dict, a dataclass "
         f"or a NamedTuple, or override the method of the task encoder."
     )
 
@@ -139,8 +140,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 def as_type(fields: Mapping[str, Any], kind: type[T]) -> T:
     """Return an instance of `kind` (a dict, dataclass or NamedTuple class) with these fields.
 
-    Fields that describe the sample (`__key__` and so on) may be missing in `kind`: they are left
-    out. TypeError if another field has no place there, or if `kind` needs one that is not given.
+    Fields that describe the sample (`__key__` and so on) are dropped if `kind` lacks them.
+    TypeError if `kind` lacks another field, or requires one that is not given.
     """
     if issubclass(kind, dict):
         return kind(fields)
@@ -150,8 +151,7 @@ def as_type(fields: Mapping[str, Any], kind: type[T]) -> T:
         names = set(getattr(kind, "_fields"))  # noqa: B009 - mypy knows no fields of a tuple
     else:
         raise TypeError(
-            f"{kind.__name__} is not a type that fields can be put in. Use dict, a dataclass or a "
-            f"NamedTuple."
+            f"{kind.__name__} cannot be created from fields. Use dict, a dataclass or a NamedTuple."
         )
     if extra := [name for name in fields if name not in names and not name.startswith("__")]:
         raise TypeError(

@@ -1,7 +1,7 @@
-"""How a task encoder builds datasets: override these methods to blend or batch in another way.
+"""How a task encoder builds datasets: override these methods to change blending or batching.
 
-Older versions of Energon pass fewer arguments to these methods. Overrides written for them are
-called with the arguments they take.
+Older versions of Energon pass fewer arguments. Overrides written for those are called with the
+arguments that they accept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from energy_data.tasks.stateless import get_failure_tolerance, stateless
 from energy_data.tasks.trees import on_failure, with_references
 
 # A finite pass is dealt to the lanes batch by batch. Where the number of samples in a batch is not
-# known in advance (packs, groups, generators), it is dealt in runs of so many neighbours: small, so
+# known in advance (packs, groups, generators), this many neighbours are dealt at a time: few, so
 # that lanes get equal shares, and neighbours, so that they are read together.
 UNCOUNTED_DEAL = 8
 
@@ -55,7 +55,7 @@ class Building:
 
     @property
     def packing(self) -> Packing | None:
-        """How to pack encoded samples by size. None: `select_samples_to_pack` packs, or nothing."""
+        """How to pack encoded samples by size. None: by `select_samples_to_pack`, or not at all."""
         return None
 
     @stateless
@@ -103,7 +103,7 @@ class Building:
             repeat: Continue without end.
         """
         if not datasets:
-            raise SpecError("build_train_datasets: it got no datasets.")
+            raise SpecError("build_train_datasets: there are no datasets. Pass at least one.")
         if isinstance(datasets, LoadedDatasets) and datasets.as_made:
             dataset = self._whole(datasets)
             if not repeat:
@@ -140,7 +140,7 @@ class Building:
         limit: batches of this rank; None or 0: all. The rest is as in `build_train_datasets`.
         """
         if not datasets:
-            raise SpecError("build_val_datasets: it got no datasets.")
+            raise SpecError("build_val_datasets: there are no datasets. Pass at least one.")
         if isinstance(datasets, LoadedDatasets) and datasets.as_made:
             dataset = self._once(self._whole(datasets), packing_buffer_size)
         else:
@@ -180,9 +180,9 @@ class Building:
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
     ) -> SavableDataset[Any]:
-        """Return the dataset packed, grouped and batched, as far as the task does so."""
+        """Return the dataset packed, grouped and batched, as the task requires."""
         dataset = self._packed(dataset, packing_buffer_size)
-        batcher: Callable[[list[Any]], Any] = getattr(self, "batch")  # noqa: B009 - of the task encoder
+        batcher: Callable[[list[Any]], Any] = getattr(self, "batch")  # noqa: B009 - a method of `TaskEncoder`
         tolerance = self._tolerance(batcher)
         last = self._function("encode_batch")
         is_default = not (last or self._function("batch"))
@@ -334,23 +334,23 @@ class Building:
 
     def _function(self, name: str) -> Callable[..., Any] | None:
         """Return the method `name` if there is something to do, None if it is the default."""
-        raise NotImplementedError  # the task encoder that mixes this in knows its defaults
+        raise NotImplementedError  # implemented by `TaskEncoder`
 
 
 @frozen
 class BatchAndEncode:
-    """`batch`, then `encode_batch`: what makes a batch of samples as the trainer gets it."""
+    """`batch`, followed by `encode_batch`."""
 
     batch: Callable[[list[Any]], Any]
     encode: Callable[[Any], Any]
 
     @property
     def __name__(self) -> str:
-        """The name of the function, for messages and for random numbers."""
+        """The name of the function, for messages and random numbers."""
         return "batch"
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch. Each function draws random numbers of its own."""
+        """Return the batch. Each function has its own random numbers."""
         raw, info = self.batch(samples), CALL.function
         if info is not None:
             CALL.function = FunctionInfo(
@@ -360,14 +360,14 @@ class BatchAndEncode:
 
 
 def _showing_none(spec: Spec) -> Spec:
-    """Return a tree of default batches; no function of the user sees samples that are only read."""
+    """Return the tree without error policy if no function of the user sees the samples."""
     if isinstance(spec, BatchSpec) and isinstance(spec.of, ReadSpec) and not spec.of.keys:
         return evolve(spec, shows_none=True, on_failure=None)
     return spec
 
 
-def called_as_it_takes(method: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a method with those of the arguments that it takes; older versions take fewer."""
+def call_with_accepted(method: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a method with the arguments that it accepts; overrides may accept fewer."""
     takes = signature(method).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in takes.values()):
         return method(**arguments)

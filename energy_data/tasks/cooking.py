@@ -1,4 +1,4 @@
-"""Cooking: samples of declared types made from crude ones, by functions of the task encoder."""
+"""Cooking: functions of the task encoder turn crude samples into typed ones."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def matching_cooker(
             return one
     known = ", ".join(str(one.has_subflavors or "all samples") for one in cookers) or "none"
     raise SpecError(
-        f"{where}: no cooker is for its subflavors {dict(subflavors)}, found cookers for {known}. "
+        f"{where}: no cooker matches its subflavors {dict(subflavors)}, found cookers for {known}. "
         f"Add one to `cookers` of the task encoder: Cooker(cook=..., has_subflavors=...)."
     )
 
@@ -125,7 +125,7 @@ class LeafCooking:
 
 @frozen
 class Cooking:
-    """The function that cooks the samples of a tree. Leaves without a recipe pass."""
+    """The function that cooks the samples of a tree. Samples of other leaves are not changed."""
 
     cook: Callable[..., Any]
     recipes: Mapping[str, LeafCooking] = field(eq=False)  # leaf id -> recipe
@@ -186,7 +186,7 @@ def cooked_by_leaf(spec: Spec, encoder: Cook, policy: ErrorPolicy) -> Spec:
 
 
 def cooked_alike(spec: Spec, parts: Sequence[Spec]) -> Spec:
-    """Return a tree cooked as its parts are, of which each is cooked or not."""
+    """Return a tree with the cooking of those of its parts that are cooked."""
     for part in parts:
         if isinstance(part, EncodeSpec) and isinstance(part.encode, Cooking):
             if isinstance(spec, EncodeSpec) and isinstance(spec.encode, Cooking):

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class MapDataset(BaseWrapperDataset[T], Generic[T]):
-    """A function of each item."""
+    """Applies a function to each item."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class MapDataset(BaseWrapperDataset[T], Generic[T]):
 
         Args:
             dataset: What is mapped.
-            map_fn: The function; it must depend on the item alone. It may raise SkipSample, and may
-                be a generator function, which gives any number of items for one.
-            stateless_map_fn: Accepted and ignored: it must always be.
-            map_fn_config: Accepted and ignored: states do not contain functions.
+            map_fn: The function; it must depend on the item alone. It may raise SkipSample. A
+                generator function may yield any number of items for one.
+            stateless_map_fn: Ignored: the function must be stateless in any case.
+            map_fn_config: Ignored: states do not contain functions.
             failure_tolerance: Failures in a row after which the run stops; 0: never.
-            worker_config: That of the dataset, which is the default.
+            worker_config: Must be that of the dataset, which is the default.
         """
         policy = on_failure(dataset.worker_config, failure_tolerance)
         spec = mapped(tree_of(dataset), map_fn, policy)
@@ -66,7 +66,7 @@ class MapDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class IterMapDataset(BaseWrapperDataset[T], Generic[T]):
-    """A function of the stream of items, called for each item with an iterator over it alone."""
+    """Applies a function of iterators. It is called once per item, with an iterator of one."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class IterMapDataset(BaseWrapperDataset[T], Generic[T]):
 
         Args:
             dataset: What is mapped.
-            iter_map_fn: The function. It gives any number of items for one, and keeps nothing from
-                one item to the next.
-            len_map_fn: Accepted and ignored.
-            stateless_iter_fn: Say so: True. A function that keeps items from one to the next could
-                not be saved; write a node, or pack or group with a task encoder.
-            iter_map_fn_config: Accepted and ignored.
-            worker_config: That of the dataset, which is the default.
+            iter_map_fn: The function. It yields any number of items for one, and must not keep
+                state between items.
+            len_map_fn: Ignored.
+            stateless_iter_fn: Must be True. A function that keeps state between items cannot be
+                saved; write a node, or pack or group with a task encoder.
+            iter_map_fn_config: Ignored.
+            worker_config: Must be that of the dataset, which is the default.
         """
         if not stateless_iter_fn:
             raise SpecError(
-                "IterMapDataset: a function that keeps items from one to the next cannot be saved "
-                "and restored. If it does not, pass stateless_iter_fn=True; if it does, pack or "
-                "group with a task encoder."
+                "IterMapDataset: a function that keeps state between items cannot be saved and "
+                "restored. If it keeps none, pass stateless_iter_fn=True; otherwise pack or group "
+                "with a task encoder."
             )
         policy = on_failure(dataset.worker_config)
         spec = mapped(tree_of(dataset), partial(_each, iter_map_fn), policy)
@@ -106,7 +106,7 @@ def _each(iter_map_fn: Callable[[Iterator[Any]], Iterator[Any]], item: Any) -> I
 
 
 class FilterDataset(BaseWrapperDataset[T], Generic[T]):
-    """The items that pass a test."""
+    """Keeps the items for which a function returns True."""
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ class FilterDataset(BaseWrapperDataset[T], Generic[T]):
 
         Args:
             dataset: What is filtered.
-            filter_fn: The test; it must depend on the item alone.
-            filter_fn_config: Accepted and ignored.
-            worker_config: That of the dataset, which is the default.
+            filter_fn: The function; it must depend on the item alone.
+            filter_fn_config: Ignored.
+            worker_config: Must be that of the dataset, which is the default.
         """
         super().__init__(
             FilterSpec(of=tree_of(dataset), predicate=filter_fn), [dataset], worker_config
@@ -130,30 +130,30 @@ class FilterDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class ShuffleBufferDataset(BaseWrapperDataset[T], Generic[T]):
-    """Samples mixed with `size` neighbours. There is no buffer: the order itself is a shuffled one.
+    """Shuffles samples among `size` neighbours. There is no buffer: the order itself is shuffled.
 
-    It must stand over samples as they are read (blended, cooked, filtered, mapped one to one);
-    elsewhere it is an error.
+    The dataset must yield samples as they are read, possibly blended, cooked, filtered or mapped
+    one to one. SpecError otherwise.
     """
 
     def __init__(
         self, dataset: SavableDataset[T], size: int, *, worker_config: WorkerConfig | None = None
     ) -> None:
-        """Shuffle a dataset; `worker_config` is that of the dataset, which is the default."""
+        """Shuffle a dataset; `worker_config` must be that of the dataset."""
         spec = tree_of(dataset)
         references = references_of(spec)
         if references is None:
             raise SpecError(
-                "ShuffleBufferDataset: it must stand over samples as they are read, for the order "
-                "is set there. Put it below what blends, batches, packs or gives several items for "
-                "one, or use the shuffle_buffer_size of get_train_dataset."
+                "ShuffleBufferDataset: it must wrap samples as they are read, because it changes "
+                "their order. Apply it before blending items, batching, packing or functions that "
+                "yield several items, or use the shuffle_buffer_size of get_train_dataset."
             )
         shuffle = evolve(references.shuffle, buffer_size=size)
         super().__init__(with_references(spec, shuffle=shuffle), [dataset], worker_config)
 
 
 class GcDataset(BaseWrapperDataset[T], Generic[T]):
-    """The dataset as it is: garbage is collected without help, as workers hold no large objects."""
+    """The dataset, unchanged. Workers hold few objects, so they need no control of collection."""
 
     def __init__(
         self,
@@ -163,12 +163,12 @@ class GcDataset(BaseWrapperDataset[T], Generic[T]):
         every_n_iter: int = 10,
         freeze: bool = True,
     ) -> None:
-        """Wrap a dataset; the other arguments are taken for Energon's sake."""
+        """Wrap a dataset; the other arguments are ignored."""
         super().__init__(tree_of(dataset), [dataset], worker_config)
 
 
 class LogSampleDataset(BaseWrapperDataset[T], Generic[T]):
-    """The dataset, with the keys of each item logged where it is made."""
+    """Logs the keys of each item in the process that makes it."""
 
     def __init__(
         self,
@@ -180,10 +180,10 @@ class LogSampleDataset(BaseWrapperDataset[T], Generic[T]):
         """Log a dataset.
 
         Args:
-            dataset: What is logged: level INFO of the logger `energy_data.energon.mapping`.
-            mode: Stands in each line.
-            worker_config: That of the dataset, which is the default.
-            get_keys_fn: The keys of an item, None to log nothing; by default its `__key__`.
+            dataset: What is logged, with level INFO to the logger `energy_data.tasks.datasets`.
+            mode: The first word of each line.
+            worker_config: Must be that of the dataset, which is the default.
+            get_keys_fn: Returns the keys of an item; None: nothing is logged. Default: `__key__`.
         """
         policy = on_failure(dataset.worker_config)
         spec = mapped(tree_of(dataset), partial(_logged, mode, get_keys_fn or _keys), policy)
@@ -202,7 +202,7 @@ def _keys(item: Any) -> list[str] | None:
 
 
 class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
-    """Epochs of a length of one's own; the next goes on where the last ended."""
+    """Epochs of a given length; the next one continues where the last one ended."""
 
     def __init__(
         self,
@@ -212,13 +212,13 @@ class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
         *,
         num_epochs: int | None = None,
     ) -> None:
-        """Set the length of an epoch, by one of two.
+        """Set the length of an epoch: either `length` or `num_epochs`.
 
         Args:
             dataset: What is iterated.
             length: Items of this rank.
-            worker_config: That of the dataset, which is the default.
-            num_epochs: As many items as so many passes over the data have.
+            worker_config: Must be that of the dataset, which is the default.
+            num_epochs: The length in passes over the data.
         """
         if (length is None) == (num_epochs is None):
             raise SpecError(
@@ -235,7 +235,7 @@ class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class RepeatDataset(BaseWrapperDataset[T], Generic[T]):
-    """A dataset played several times, or for ever."""
+    """Repeats a dataset a number of times, or without end."""
 
     def __init__(
         self,
@@ -248,16 +248,15 @@ class RepeatDataset(BaseWrapperDataset[T], Generic[T]):
         """Repeat a dataset.
 
         Args:
-            dataset: What is repeated; training data that is repeated already stays as it is.
-            repeats: How many times, a fraction for samples (each sample then comes floor or ceil
-                of it times); None: for ever.
-            restart: True: iterated again, it begins again. False is not possible.
-            worker_config: That of the dataset, which is the default.
+            dataset: What is repeated. A dataset without end is not changed.
+            repeats: Number of passes; None: without end. A fraction is allowed for samples as
+                they are read: each then occurs floor or ceil of it times.
+            restart: Must be True: each iteration starts again.
+            worker_config: Must be that of the dataset, which is the default.
         """
         if not restart:
             raise SpecError(
-                "RepeatDataset: restart=False is not possible: an iteration after the last would "
-                "have nothing. Iterate once only."
+                "RepeatDataset: restart=False is not supported. Remove it, and iterate once only."
             )
         if repeats is not None and not 0 < repeats < float("inf"):
             raise SpecError(f"RepeatDataset: repeats must be > 0 and finite, got {repeats}.")
@@ -265,7 +264,7 @@ class RepeatDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class LimitDataset(BaseWrapperDataset[T], Generic[T]):
-    """The first items of a dataset; each iteration begins anew."""
+    """The first items of a dataset; each iteration starts at its beginning."""
 
     def __init__(
         self,
@@ -280,9 +279,8 @@ class LimitDataset(BaseWrapperDataset[T], Generic[T]):
         Args:
             dataset: What is limited.
             length: Items of this rank.
-            reset_after_epoch: Taken for Energon's sake; the dataset begins anew in any case, as it
-                does there.
-            worker_config: That of the dataset, which is the default.
+            reset_after_epoch: Ignored: the dataset restarts in any case.
+            worker_config: Must be that of the dataset, which is the default.
         """
         spec = LimitSpec(of=tree_of(dataset), length=length * dataset.worker_config.world_size)
         super().__init__(spec, [dataset], worker_config)
@@ -291,7 +289,7 @@ class LimitDataset(BaseWrapperDataset[T], Generic[T]):
 class BlendDataset(BaseWrapperDataset[T], Generic[T]):
     """Items of several datasets, each in proportion to its weight, exact in every lane.
 
-    A dataset that ends leaves its share to the others; the blend ends with the last.
+    When a dataset ends, the others continue. The blend ends with the last one.
     """
 
     def __init__(self, *dataset_weights: Any, worker_config: WorkerConfig | None = None) -> None:
@@ -300,7 +298,7 @@ class BlendDataset(BaseWrapperDataset[T], Generic[T]):
         Args:
             dataset_weights: Pairs (dataset, weight), one by one or in one sequence; weights are
                 relative.
-            worker_config: That of the datasets, which is the default.
+            worker_config: Must be that of the datasets, which is the default.
         """
         pairs = pairs_of(dataset_weights, "BlendDataset")
         datasets = [dataset for dataset, _ in pairs]
@@ -309,10 +307,10 @@ class BlendDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class ConcatDataset(BaseWrapperDataset[T], Generic[T]):
-    """The items of several datasets that end, one dataset after another in each lane."""
+    """The items of several finite datasets, one dataset after another in each lane."""
 
     def __init__(self, *datasets: Any, worker_config: WorkerConfig | None = None) -> None:
-        """Concatenate datasets; `worker_config` is that of the datasets, which is the default."""
+        """Concatenate datasets; `worker_config` must be that of the datasets."""
         if not datasets:
             raise SpecError("ConcatDataset: it has no datasets. Give at least one.")
         each = [dataset_of(one, "ConcatDataset") for one in datasets]
@@ -320,9 +318,9 @@ class ConcatDataset(BaseWrapperDataset[T], Generic[T]):
 
 
 class MixBatchDataset(BaseWrapperDataset[T], Generic[T]):
-    """Batches with items of several datasets, in proportion to their weights.
+    """Batches of items from several datasets, in proportion to their weights.
 
-    The datasets should have batches of one sample; batches of more are mixed as a whole.
+    The datasets should have batches of one sample; larger batches are mixed as single items.
     """
 
     def __init__(
@@ -340,7 +338,7 @@ class MixBatchDataset(BaseWrapperDataset[T], Generic[T]):
             batch_size: Items per batch.
             batch_mix_fn: Makes one batch of a list of items; by default the list. It may raise
                 SkipSample.
-            worker_config: That of the datasets, which is the default.
+            worker_config: Must be that of the datasets, which is the default.
         """
         pairs = pairs_of(dataset_weights, "MixBatchDataset")
         datasets = [dataset for dataset, _ in pairs]

@@ -1,4 +1,4 @@
-"""Task encoders: what a task makes of samples and batches, and how it builds datasets."""
+"""Task encoders: the functions of a task that make samples and batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T_batch = TypeVar("T_batch")
 
 
 class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Makes batches of samples. Override what the task needs.
+    """Turns samples into batches. Override the methods that the task needs.
 
     sample -> `cookers`, for crude samples -> `encode_sample` or `preencode_sample` ->
     if packing: `select_samples_to_pack` -> `postencode_sample` -> `pack_selected_samples`, or
@@ -56,12 +56,12 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
 
     @stateless
     def encode_sample(self, sample: Any) -> Any:
-        """Return the encoded form of a sample, or, as a generator, any number of forms."""
+        """Return the encoded sample; a generator may yield any number of samples."""
         return sample
 
     @stateless
     def preencode_sample(self, sample: Any) -> Any:
-        """Return what is needed of a sample to select it for a pack; a generator gives several."""
+        """Return the part of a sample that packing needs; a generator may yield several."""
         return sample
 
     @stateless
@@ -70,7 +70,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
         return sample
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Return packs: which samples of a full buffer go together, in which order."""
+        """Return packs: lists of samples of a full buffer, in order."""
         raise NotImplementedError("select_samples_to_pack: packing needs it; it is not overridden.")
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
@@ -78,7 +78,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
         raise NotImplementedError("pack_selected_samples: packing needs it; it is not overridden.")
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """Return the group a sample is batched in, and its batch size (None: the one of all)."""
+        """Return the group of a sample and its batch size (None: that of the call)."""
         return None, None
 
     @stateless
@@ -96,7 +96,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
 
     @stateless
     def encode_batch(self, batch: Any) -> Any:
-        """Return a batch as the trainer gets it, or, as a generator, any number of batches."""
+        """Return a batch for the trainer; a generator may yield any number of batches."""
         return batch
 
     def _batch(
@@ -114,7 +114,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
     def _is_overridden(
         self, bound_method: Callable[..., Any], bases: Sequence[type] | None = None
     ) -> bool:
-        """Return whether a method is not that of one of the base classes, by default of this."""
+        """Return whether a method overrides that of the base classes. Default: `TaskEncoder`."""
         if not isinstance(bound_method, MethodType):
             return True
         function = bound_method.__func__
@@ -122,13 +122,13 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
         return not any(getattr(base, function.__name__, None) is function for base in own)
 
     def _function(self, name: str) -> Callable[..., Any] | None:
-        """Return the method `name` if there is something to do, None if it is the default."""
+        """Return the method `name`, or None if it is the default and does nothing."""
         method: Callable[..., Any] = getattr(self, name)
         return method if self._is_overridden(method) else None
 
     @property
     def has_functions(self) -> bool:
-        """Whether functions of the task see samples, which then say which sample they are."""
+        """Whether functions of the task see samples, which then need `__restore_key__`."""
         return bool(self.cookers or self.packing or any(map(self._function, _HOOKS)))
 
     @property
@@ -148,7 +148,7 @@ class TaskEncoder(Building, Generic[T_sample, T_encoded_sample, T_raw_batch, T_b
     def with_params(self, **params: Any) -> Self:
         """Return a task encoder like this one with other `params`.
 
-        Override both for a class whose constructor does more than keep its arguments.
+        Override both for a class whose constructor does more than store its arguments.
         """
         if is_dataclass(self):
             return replace(self, **params)
@@ -229,7 +229,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
 
 class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Another task encoder with some functions changed. Override them, and call `super()`."""
+    """Changes some functions of another task encoder. Override them, and call `super()`."""
 
     def __init__(self, task_encoder: TaskEncoder[Any, Any, Any, Any]) -> None:
         """Wrap the task encoder that does everything not overridden here."""
@@ -237,15 +237,15 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         self.cookers, self.decoder = task_encoder.cookers, task_encoder.decoder
 
     def encode_sample(self, sample: Any) -> Any:
-        """Return what the other task encoder makes of it."""
+        """Call the other task encoder."""
         return self._task_encoder.encode_sample(sample)
 
     def preencode_sample(self, sample: Any) -> Any:
-        """Return what the other task encoder makes of it."""
+        """Call the other task encoder."""
         return self._task_encoder.preencode_sample(sample)
 
     def postencode_sample(self, sample: Any) -> Any:
-        """Return what the other task encoder makes of it."""
+        """Call the other task encoder."""
         return self._task_encoder.postencode_sample(sample)
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
@@ -270,7 +270,7 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         return self._task_encoder.batch(samples)
 
     def encode_batch(self, batch: Any) -> Any:
-        """Return what the other task encoder makes of it."""
+        """Call the other task encoder."""
         return self._task_encoder.encode_batch(batch)
 
     def _function(self, name: str) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""Mixtures taken apart: what `build_train_datasets` gets, one loaded dataset per leaf."""
+"""Mixtures divided into loaded datasets, one per leaf: the input of `build_train_datasets`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class DatasetBlendMode(Enum):
-    """What the numbers of loaded datasets are."""
+    """Whether loaded datasets have weights or repetitions."""
 
     NONE = "none"
     DATASET_WEIGHT = "dataset_weight"
@@ -46,7 +46,7 @@ class Reading:
     shuffle: Shuffle
     deal: int = 0  # neighbours dealt to a lane at a time in a finite pass; 0: without end
     clock: Clock | None = None  # of weights that change over the run
-    keys: bool = True  # samples get `__restore_key__`, which says which sample they are
+    keys: bool = True  # samples get `__restore_key__`, which identifies them
 
     def __call__(self, order: OrderSpec) -> SavableDataset[Any]:
         """Return the samples of an order tree as a dataset."""
@@ -100,7 +100,7 @@ class BaseCoreDatasetFactory(Generic[T]):
         return subflavors_of(self.leaves[0])
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[T]:
-        """Return one pass over the samples. The argument is accepted and ignored."""
+        """Return one pass over the samples. The argument is ignored."""
         samples = self.samples
         return samples.replace(spec=with_references(samples.spec, deal=1))
 
@@ -137,7 +137,7 @@ class LoadedDatasets(list[LoadedDataset[Any]]):
 
     def __init__(self, order: OrderSpec, read: Callable[[OrderSpec], SavableDataset[Any]]) -> None:
         self.order, self.read = order, read
-        self.blend_mode, parts = taken_apart(order)
+        self.blend_mode, parts = divided(order)
         weighted = self.blend_mode is DatasetBlendMode.DATASET_WEIGHT
         repeated = self.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         super().__init__(
@@ -162,18 +162,17 @@ class LoadedDatasets(list[LoadedDataset[Any]]):
         return tuple(self) == self._as_made
 
 
-def taken_apart(order: OrderSpec) -> tuple[DatasetBlendMode, list[tuple[OrderSpec, Fraction]]]:
+def divided(order: OrderSpec) -> tuple[DatasetBlendMode, list[tuple[OrderSpec, Fraction]]]:
     """Return the datasets of a mixture with their weights or repetitions, nested ones multiplied.
 
-    What is not a blend with constant weights, a blend by repetitions or a concatenation stays one
-    part.
+    Only blends with constant weights, blends by repetitions and concatenations are divided.
     """
     if isinstance(order, BlendSpec) and order.weights:
         return DatasetBlendMode.DATASET_WEIGHT, list(_weighted(order, Fraction(1)))
     if isinstance(order, BlendEpochizedSpec):
         return DatasetBlendMode.SAMPLE_REPETITIONS, list(_times(order, Fraction(1)))
     if isinstance(order, ConcatSpec):
-        parts = [part for of in order.parts for part in taken_apart(of)[1]]  # type: ignore[arg-type]  # below reading, all are orders
+        parts = [part for of in order.parts for part in divided(of)[1]]  # type: ignore[arg-type]  # below reading, all are orders
         return DatasetBlendMode.NONE, [(of, Fraction(1)) for of, _ in parts]
     return DatasetBlendMode.NONE, [(order, Fraction(1))]
 

@@ -1,4 +1,4 @@
-"""Marks on functions of a task: what a run may assume of them, and what it does for them."""
+"""`stateless`: marks a function of a task, and seeds the global generators for it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def stateless(
 def stateless(
     fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
 ) -> F | Callable[[F], F]:
-    """Say that a function of a task depends on its arguments alone.
+    """Declare that a function of a task depends on its arguments alone.
 
-    Every function of a task must, or a restored run goes on differently; so the mark changes
-    nothing by itself, and its absence nothing either.
+    Every function of a task must, or a restored run continues differently. Without arguments the
+    decorator therefore changes nothing.
 
     Args:
         fn: The function, or method, where the decorator is used without parentheses.
         restore_seeds: The function draws from the global generators of `random`, numpy or torch.
-            They are seeded for each call from the seed of the run and the current sample, and set
-            back afterwards, so a sample has the same augmentation wherever and whenever it is made.
+            They are seeded for each call from the seed of the run and the current sample, and
+            restored afterwards, so the augmentation of a sample is the same in any process.
             Not possible in worker threads (SpecError), which share these generators with the
             trainer. `energy_data.sample_rng()` needs no global state, and costs less.
-        failure_tolerance: After so many failures in a row in one lane the run stops with
-            FatalSampleError; 0: never. None: as the task encoder says, 100 if it says nothing.
+        failure_tolerance: The run stops with FatalSampleError after this many failures in a row in
+            one lane; 0: never. None: that of the task encoder, 100 by default.
     """
     if failure_tolerance is not None and failure_tolerance < 0:
         raise SpecError(f"stateless: failure_tolerance must be >= 0, got {failure_tolerance}.")
@@ -56,13 +56,13 @@ def stateless(
 def get_failure_tolerance(
     fn: Callable[..., Any], default_failure_tolerance: int | None = DEFAULT_TOLERANCE
 ) -> int:
-    """Return after how many failures in a row a function is given up; 0: never."""
+    """Return the number of failures in a row after which the run stops; 0: never."""
     tolerance: int | None = getattr(fn, "__failure_tolerance__", default_failure_tolerance)
     return tolerance or 0
 
 
 def _seeding(function: F) -> F:
-    """Return the function, called with the global seeds of the sample at hand."""
+    """Return the function with the global generators seeded for the current sample."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a stream of batches is built: the arguments of a run, and a task encoder that uses them."""
+"""`StreamBuilder`: the arguments of a run, and its task encoder, build a stream of batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.leaves import Shuffle, leaf_entries
 from energy_data.nodes.references import OrderSpec, follows_run
 from energy_data.order.schedule import Clock
-from energy_data.tasks.building import called_as_it_takes
+from energy_data.tasks.building import call_with_accepted
 from energy_data.tasks.encoder import TaskEncoder
 from energy_data.tasks.mixture import LoadedDatasets, Reading
 
@@ -49,7 +49,7 @@ class StreamBuilder:
 
     @property
     def params(self) -> dict[str, Any]:
-        """What a stage may change, with the values it has here."""
+        """The parameters that a stage may change, with their values."""
         return {
             **self.task_encoder.params,
             "batch_size": self.batch_size,
@@ -100,11 +100,11 @@ class StreamBuilder:
     def over(self, order: OrderSpec, *, first_microbatch: int = 0) -> SavableDataset[Any]:
         """Return the training batches of a mixture.
 
-        first_microbatch: the micro-batch of the run that it begins with, for changing weights.
+        first_microbatch: the first micro-batch in the run, for weights that change.
         """
         clock = self._clock(first_microbatch) if follows_run(order) else None
         datasets = LoadedDatasets(order, self.reading(order, clock=clock))
-        built: SavableDataset[Any] = called_as_it_takes(
+        built: SavableDataset[Any] = call_with_accepted(
             self.task_encoder.build_train_datasets,
             datasets=datasets,
             worker_config=self.worker_config,
@@ -145,8 +145,8 @@ class StreamBuilder:
         counted = self.task_encoder.is_counted(self.packing_buffer_size)
         if drawn is None and not (counted and self.batch_size):
             raise SpecError(
-                "weights change over the run, and how many samples a micro-batch takes is not "
-                "known: they are packed, grouped or cut. Give their mean, `samples_per_microbatch`."
+                "weights change over the run, and the number of samples in a micro-batch is not "
+                "known: they are packed, grouped or cut. Pass its mean, `samples_per_microbatch`."
             )
         tokens = self.tokens_per_sample
         if tokens is None and counted:

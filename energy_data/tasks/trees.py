@@ -41,9 +41,9 @@ _SAMPLEWISE = (ReadSpec, EncodeSpec, MapSpec, FilterSpec)  # give at most one it
 
 
 def repeated(spec: Spec, times: float | None) -> Spec:
-    """Return a tree that is played `times` times, or without end (None).
+    """Return a tree that repeats `times` times, or without end (None).
 
-    A tree without end stays as it is. A fraction is for samples as they are read only.
+    A tree without end is not changed. Fractions are allowed for samples as they are read only.
     """
     references = references_of(spec)
     if references is not None and not references.deal:
@@ -51,8 +51,8 @@ def repeated(spec: Spec, times: float | None) -> Spec:
     if references is None:
         if times is not None and times != int(times):
             raise SpecError(
-                f"repeats: a fraction of a pass is for samples as they are read, got {times} over "
-                f"items made of them. Repeat the samples, or use LimitDataset."
+                f"repeats: must be a whole number, except over samples as they are read, got "
+                f"{times}. Repeat the samples, or use LimitDataset."
             )
         return RepeatSpec(of=spec, times=None if times is None else int(times))
     if times is None:
@@ -108,12 +108,12 @@ def batched(
 
 
 def on_failure(worker_config: WorkerConfig, tolerance: int = DEFAULT_TOLERANCE) -> ErrorPolicy:
-    """Return what happens in a run when a function of the user raises."""
+    """Return the policy for errors of a function of the user."""
     return ErrorPolicy(handler=worker_config.global_error_handler, tolerance=tolerance)
 
 
 def mapped(spec: Spec, function: Callable[[Any], Any], policy: ErrorPolicy) -> Spec:
-    """Return a tree whose items are mapped by a function of the user; a generator gives several."""
+    """Return a tree whose items are mapped by a function of the user, possibly a generator."""
     if gives_parts(function) and spec.replay_blocker():
         return FlatMapSpec(of=spec, function=function, on_failure=policy)
     return EncodeSpec(of=spec, encode=function, on_failure=policy)
@@ -129,14 +129,14 @@ def blended(specs: Sequence[Spec], weights: Sequence[float]) -> Spec:
 
 
 def concatenated(specs: Sequence[Spec]) -> Spec:
-    """Return trees one after another."""
+    """Return the concatenation of some trees."""
     return _below_reading(specs, lambda parts: ConcatSpec(tuple(parts))) or ConcatSpec(tuple(specs))
 
 
 def _below_reading(
     specs: Sequence[Spec], join: Callable[[Sequence[OrderSpec]], OrderSpec]
 ) -> Spec | None:
-    """Return one tree that reads what `join` makes of the orders; None if a tree does more."""
+    """Return one tree that reads the joined orders; None if a tree does more than read."""
     reads = [spec for spec in map(uncooked, specs) if isinstance(spec, ReadSpec)]
     if len(reads) < len(specs):
         return None
@@ -170,7 +170,7 @@ class BaseWrapperDataset(SavableDataset[T], Generic[T]):
 
 
 def tree_of(dataset: SavableDataset[Any]) -> Spec:
-    """Return the tree of a dataset as others have it: the end of its epochs is a node."""
+    """Return the tree of a dataset to wrap; the end of its epochs becomes a node."""
     length = dataset.virtual_epoch_length * dataset.worker_config.world_size
     return EpochizeSpec(of=dataset.spec, length=length) if length else dataset.spec
 
@@ -180,8 +180,8 @@ def dataset_of(given: Any, where: str) -> SavableDataset[Any]:
     dataset = given.as_dataset() if hasattr(given, "as_dataset") else given
     if not isinstance(dataset, SavableDataset):
         raise SpecError(
-            f"{where}: it must be a dataset of energy_data, got a {type(given).__name__}. Take "
-            f"what get_train_dataset, get_val_dataset or a wrapper returns."
+            f"{where}: must be a dataset of energy_data, got a {type(given).__name__}. Pass the "
+            f"result of get_train_dataset, get_val_dataset or a wrapper."
         )
     return dataset
 
@@ -220,14 +220,14 @@ def _check_same_run(
     for dataset in over:
         if worker_config is not None and dataset.worker_config != worker_config:
             raise SpecError(
-                f"{name}: its worker_config is {worker_config}, that of a dataset in it is "
-                f"{dataset.worker_config}. Give all the same."
+                f"{name}: its worker_config is {worker_config}, but that of a dataset in it is "
+                f"{dataset.worker_config}. Pass the same to all."
             )
         ours, theirs = (
             (one.worker_config, one.seed, one.even_batches) for one in (over[0], dataset)
         )
         if ours != theirs:
             raise SpecError(
-                f"{name}: its datasets are of different runs, found {ours} and {theirs}. Give all "
-                f"the same worker_config."
+                f"{name}: its datasets belong to different runs, found {ours} and {theirs}. Pass "
+                f"the same worker_config to all."
             )

@@ -122,10 +122,13 @@ def test_a_dataset_yaml_can_be_skipped(dataset):
     ("options", "said"),
     [
         (["--sample-type", "Text"], "there is no 'Text', only: CaptioningSample,"),
-        (["--sample-type", "TextSample", "--field-map", "{"], "it is no JSON"),
-        (["--sample-type", "TextSample", "--field-map", "[1]"], "an object of texts"),
+        (["--sample-type", "TextSample", "--field-map", "{"], "invalid JSON"),
+        (
+            ["--sample-type", "TextSample", "--field-map", "[1]"],
+            "must be a JSON object",
+        ),
         (["--field-map", "{}"], "it needs a --sample-type"),
-        (["--media-metadata-by-header", "--no-sqlite"], "they need index.sqlite"),
+        (["--media-metadata-by-header", "--no-sqlite"], "they need a new index.sqlite"),
         (["--media-metadata-by-header", "--media-metadata-by-glob", "*"], "exclude each other"),
     ],
 )

@@ -226,7 +226,7 @@ def test_samples_without_a_cooker_are_refused_at_once(folder):
     class Choosy(Cooking):
         cookers = Cooking.cookers[:1]
 
-    with pytest.raises(SpecError, match="no cooker is for its subflavors"):
+    with pytest.raises(SpecError, match="no cooker matches its subflavors"):
         training(folder / "crude", Choosy())
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,30 @@ from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 
 LANES = 4
+
+RANK = """
+import json, sys
+from pathlib import Path
+from torch import distributed
+
+sys.path.insert(0, sys.argv[1])
+from test_one_program import LANES, dataset_of, given_by
+from energy_data import get_loader
+
+folder, out, steps = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+distributed.init_process_group("gloo")
+rank, ranks = distributed.get_rank(), distributed.get_world_size()
+loader = get_loader(dataset_of(folder, rank, ranks, shares=LANES))
+saved = [json.loads(path.read_text()) for path in sorted(out.glob("state-*"))]
+if saved:
+    loader.restore_state_global(saved)
+(out / f"found-{ranks}-{rank}").write_text(json.dumps(given_by(loader, steps)))
+distributed.barrier()
+if not saved:
+    (out / f"state-{rank}").write_text(json.dumps(loader.state_dict()))
+distributed.barrier()
+distributed.destroy_process_group()
+"""
 
 
 class ByThread(Everything):
@@ -56,13 +82,13 @@ def _quiet(caplog):
     caplog.set_level(logging.CRITICAL, "energy_data.core.user_call")
 
 
-def dataset_of(folder, rank=0, ranks=1):
+def dataset_of(folder, rank=0, ranks=1, **rules):
     crude, texts = ({"path": str(folder / name)} for name in ("crude", "texts"))
     stages = [
         {"name": "one", "end": 3, "blend": [{**crude, "weight": 2}, {**texts, "weight": 1}]},
         {"name": "two", "blend": [crude, texts], "params": {"packing_buffer_size": 6}},
     ]
-    steps = {"target": 9, "of": {"staged": {"unit": "steps", "stages": stages}}}
+    steps = {"target": 9, **rules, "of": {"staged": {"unit": "steps", "stages": stages}}}
     return get_train_dataset(
         {"splits": {"train": {"docs_per_step": steps}}},
         batch_size=2,
@@ -74,30 +100,32 @@ def dataset_of(folder, rank=0, ranks=1):
     )
 
 
-def loaders_of(folder, ranks):
+def loaders_of(folder, ranks, **rules):
     hub = Hub(ranks)
     loaders = []
     for rank in range(ranks):
-        dataset = dataset_of(folder, rank, ranks)
-        rules = dataset.docs_per_step
-        loader = Loader(for_steps(dataset, rules), in_steps=True)
-        loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
+        dataset = dataset_of(folder, rank, ranks, **rules)
+        steps = dataset.docs_per_step
+        loader = Loader(for_steps(dataset, steps), in_steps=True)
+        loaders.append(StepGrouper(loader, steps, HubExchange(hub, rank)))
     return loaders
 
 
+def given_by(loader, steps):
+    """The batches of one rank up to the end of a step: what is in them, with their step."""
+    found = []
+    for batch in loader:
+        step = loader.last_step
+        found.append((step.step, loader.last_batch, facts(batch), step.step_docs))
+        if step.is_last and step.step + 1 >= steps:
+            return found
+    return found
+
+
 def taken(loaders, steps):
-    """The batches of whole steps, step by step: what is in them, over all ranks, with the step."""
-
-    def work(loader):
-        found = []
-        for batch in loader:
-            step = loader.last_step
-            found.append((step.step, loader.last_batch, facts(batch), step.step_docs))
-            if step.is_last and step.step + 1 >= steps:
-                return found
-        return found
-
-    return sorted(one for mine in together(loaders, work) for one in mine)
+    """The batches of whole steps over all ranks, step by step."""
+    each = together(loaders, lambda loader: given_by(loader, steps))
+    return sorted(one for mine in each for one in mine)
 
 
 def test_stages_and_steps_with_cookers_and_packs_go_on_exactly(folder):
@@ -112,6 +140,31 @@ def test_stages_and_steps_with_cookers_and_packs_go_on_exactly(folder):
         for loader in again:
             loader.restore_state_global(states)
         assert first + taken(again, 8) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("before", [2, 3, 5])
+def test_steps_of_fixed_shares_go_on_on_other_ranks(folder, ranks, before):
+    expected = taken(loaders_of(folder, 2, shares=LANES), 8)
+    assert all(docs >= 9 for *_, docs in expected)
+    loaders = loaders_of(folder, 2, shares=LANES)
+    first = taken(loaders, before)
+    states = [loader.state_dict() for loader in loaders]
+    again = loaders_of(folder, ranks, shares=LANES)
+    for loader in again:
+        loader.restore_state_global(states)
+    assert first + taken(again, 8) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_steps_of_real_ranks_go_on_on_other_ranks(folder, tmp_path, gloo_ranks, ranks):
+    expected = taken(loaders_of(folder, 2, shares=LANES), 6)
+    here = str(Path(__file__).parent)
+    for count, steps in ((2, 3), (ranks, 6)):
+        gloo_ranks.run_well(RANK, tmp_path, count, here, str(folder), str(tmp_path), str(steps))
+    files = tmp_path.glob("found-*")
+    found = sorted(one for file in files for one in json.loads(file.read_text()))
+    assert found == json.loads(json.dumps(expected))
 
 
 def test_its_stages_are_given_by_the_usual_loader(folder):

@@ -159,7 +159,7 @@ def test_shuffling_sets_the_order_and_only_there(texts):
     assert sorted(shuffled) == list(range(20))
     assert shuffled != numbers(endless(texts), 20)
     batches = BatchDataset(endless(texts), 2, list)
-    with pytest.raises(SpecError, match="must stand over samples as they are read"):
+    with pytest.raises(SpecError, match="must wrap samples as they are read"):
         ShuffleBufferDataset(batches, size=10)
 
 
@@ -179,10 +179,10 @@ def test_keys_are_logged_on_request(texts, caplog):
         (lambda one: EpochizeDataset(one), "give one of length and num_epochs"),
         (lambda one: EpochizeDataset(one, 0), "an epoch must have >= 1 items"),
         (lambda one: RepeatDataset(one, repeats=0), "repeats must be > 0"),
-        (lambda one: RepeatDataset(one, restart=False), "restart=False is not possible"),
+        (lambda one: RepeatDataset(one, restart=False), "restart=False is not supported"),
         (
             lambda one: RepeatDataset(BatchDataset(one, 2, list), repeats=1.5),
-            "a fraction of a pass",
+            "repeats: must be a whole number",
         ),
         (lambda one: IterMapDataset(one, doubled), "pass stateless_iter_fn=True"),
         (
@@ -208,7 +208,7 @@ def test_a_metadataset_is_traversed_and_loaded(texts):
     )
     (one,) = loaded.datasets
     assert (len(one.dataset), one.weight, one.dataset.subflavors) == (20, 1.0, {"a": 1})
-    with pytest.raises(SpecError, match="it is not a metadataset"):
+    with pytest.raises(SpecError, match="not a metadataset"):
         traverse_metadataset(texts, split_part="train")
 
 

@@ -59,9 +59,9 @@ def test_a_mixture_that_asks_too_much_names_the_leaf_and_what_is_feasible():
     with pytest.raises(SpecError) as caught:
         check_repetitions(spec, samples=3200)
     assert caught.value.faults == [
-        "leaf 'small': the run draws 800 samples of it, and it may give 400: it has 100, "
+        "leaf 'small': the run draws 800 samples of it, but at most 400 are allowed: it has 100, "
         "max_repetitions 4.",
-        "The nearest mixture that is feasible, in shares of all draws: large 0.437500, other "
+        "The nearest feasible mixture, in shares of all draws: large 0.437500, other "
         "0.437500, small 0.125000.",
     ]
 
@@ -72,16 +72,14 @@ def test_the_mixture_that_is_told_is_feasible():
 
 def test_where_nothing_is_feasible_that_is_said():
     spec = tree((SMALL, 1), (leaf("x", 50, Fraction(2)), 1))
-    with pytest.raises(
-        SpecError, match="all leaves together may give 500 samples, the run draws 900"
-    ):
+    with pytest.raises(SpecError, match="all leaves together allow 500 samples, the run draws 900"):
         check_repetitions(spec, samples=900)
 
 
 def test_weights_that_change_are_counted_as_they_change():
     rare = Schedule("step", ((0, 1), (1000, 0)), "samples")
     check_repetitions(tree((SMALL, rare), (LARGE, 3)), samples=1_000_000)
-    with pytest.raises(SpecError, match="draws 500 samples of it, and it may give 400"):
+    with pytest.raises(SpecError, match="draws 500 samples of it, but at most 400 are allowed"):
         check_repetitions(tree((SMALL, rare), (LARGE, 1)), samples=1_000_000)
 
 

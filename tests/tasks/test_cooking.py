@@ -48,5 +48,5 @@ def test_the_first_cooker_that_matches_is_used():
 
 
 def test_samples_without_a_cooker_are_refused():
-    with pytest.raises(SpecError, match=r"cats: no cooker is for its subflavors \{'a': 2\}"):
+    with pytest.raises(SpecError, match=r"cats: no cooker matches its subflavors \{'a': 2\}"):
         matching_cooker([Cooker(plain, {"a": 1})], {"a": 2}, "cats")
