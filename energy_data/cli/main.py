@@ -14,7 +14,7 @@ from energy_data.errors import EnergyDataError
 COMMANDS = {
     "check": "energy_data.cli.check",
     "inspect": "energy_data.cli.inspect",
-    "plan-diff": "energy_data.cli.plan_diff",
+    "plan": "energy_data.cli.plan",
     "prepare": "energy_data.cli.prepare",
     "prepare-media": "energy_data.cli.prepare:media_command",
     "schema": "energy_data.cli.schema",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from energy_data.errors import StateError
+from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.checkpoint.saved_run import SavedRun
 
 
 def saved_states(path: Path) -> list[Any]:
@@ -38,3 +40,15 @@ def saved_run(paths: Sequence[Path]) -> RunState:
     if not states:
         raise StateError(f"{paths[0]}: there is none in it. Look at what was saved.")
     return states[0] if len(states) == 1 else merge(states)
+
+
+def drawn_by(state: RunState) -> Counter[str] | None:
+    """Return how often each leaf was drawn in the lanes of a state; None: a finite stream."""
+    try:
+        run = SavedRun(state)
+    except StateMismatchError:
+        return None
+    drawn: Counter[str] = Counter()
+    for lane in state.places:
+        drawn.update(run.past(lane).drawn)
+    return drawn

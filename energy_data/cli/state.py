@@ -1,4 +1,4 @@
-"""`energy-data state`: what a saved state says, how two differ, and going on some batches later."""
+"""`energy-data state`: what a saved state contains, and the state some batches later."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from pathlib import Path
 
 import click
 
-from energy_data.cli.saved import saved_run, saved_states
-from energy_data.errors import StateMismatchError
-from energy_data.loading.checkpoint.ledger import Ledgers
+from energy_data.cli.saved import drawn_by, saved_run, saved_states
 from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.loading.checkpoint.skip import skipped
-from energy_data.loading.checkpoint.tree import TreeRecord, differences
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group("state")
 def command() -> None:
-    """Look into saved states (JSON, or of torch.save), compare them, move them on."""
+    """Show saved states (JSON, or of torch.save), or move them to later batches."""
 
 
 @command.command("show")
@@ -30,30 +28,6 @@ def show(file: tuple[Path, ...]) -> None:
     """Say where a run is, and how often each leaf was drawn. Several FILEs: those of all ranks."""
     for line in _lines(saved_run(file)):
         click.echo(line)
-
-
-@command.command("diff")
-@click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE)
-def diff(old: Path, new: Path) -> None:
-    """Say how the run of NEW differs from that of OLD, and what was drawn between them."""
-    before, now = saved_run([old]), saved_run([new])
-    records = [TreeRecord.unpack(state.tree) for state in (before, now)]
-    for said in differences(*records) or ["the order of the data is the same"]:
-        click.echo(said)
-    for name in ("seed", "lanes", "hosted"):
-        if getattr(before, name) != getattr(now, name):
-            click.echo(f"{_NAMES[name]}: {_text(before, name)} -> {_text(now, name)}")
-    moved = now.batch - before.batch
-    click.echo(f"next micro-batch: {before.batch:,} -> {now.batch:,} ({moved:+,})")
-    counted = [_drawn(state) for state in (before, now)]
-    if None in counted:
-        return
-    first, second = (of or Counter() for of in counted)
-    for leaf_id in sorted(first.keys() | second.keys()):
-        by = second[leaf_id] - first[leaf_id]
-        if by:
-            click.echo(f"leaf {leaf_id}: {first[leaf_id]:,} -> {second[leaf_id]:,} ({by:+,})")
 
 
 @command.command("skip")
@@ -95,9 +69,9 @@ def _lines(state: RunState) -> Iterator[str]:
         yield f"step: {step:,}, after {index} of its micro-batches"
     for name, count in sorted(_left_out(state).items()):
         yield f"{name}: {count:,}"
-    record = TreeRecord.unpack(state.tree)
+    record = SavedTree.unpack(state.tree)
     yield f"leaves: {len(record.leaves)}"
-    drawn = _drawn(state)
+    drawn = drawn_by(state)
     of = "" if len(state.places) == state.lanes else f" in {len(state.places)} of the lanes"
     for leaf_id, (size, _) in sorted(record.leaves.items()):
         if drawn is None:
@@ -116,15 +90,3 @@ def _left_out(state: RunState) -> Counter[str]:
                 if count := cursor.get(name):
                     found[f"{name} by {path}"] += count
     return found
-
-
-def _drawn(state: RunState) -> Counter[str] | None:
-    """Return how often each leaf was drawn in the lanes of a state; None: a finite stream."""
-    try:
-        ledgers = Ledgers(state)
-    except StateMismatchError:
-        return None
-    drawn: Counter[str] = Counter()
-    for lane in state.places:
-        drawn.update(ledgers.of_run(lane))
-    return drawn

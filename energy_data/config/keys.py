@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -130,11 +130,6 @@ class UnopenedSpec(OrderSpec):
     def order(self, context: Any, leaves: LeafTable, *, endless: bool) -> Order:
         """Raises LookupError: there are no samples to order."""
         raise LookupError(f"{self.kind}: its dataset is not open")
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> NoReturn:
-        """Raises TypeError: trees that run have no such leaf."""
-        raise TypeError(f"{cls.kind}: states have no unopened leaf")
 
 
 @frozen(kw_only=True, eq=False)

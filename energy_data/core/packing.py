@@ -187,17 +187,6 @@ class Packing:
         found = document if self.lengths is None else self.lengths(document)
         return tuple(_size(found, name) for name in self.limits)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what decides the stream, as plain JSON data."""
-        quota = None if self.quota is None else [self.quota.docs, self.quota.items]
-        return {
-            "limits": dict(self.limits),
-            "algorithm": self.algorithm,
-            "over_long": self.over_long,
-            "fragments": self.fragments,
-            "quota": quota,
-        }
-
 
 def _size(found: Any, name: str) -> int:
     try:

@@ -7,15 +7,36 @@ Below reading, nodes return *references*: which sample of which leaf, in numpy b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from inspect import isclass
+from itertools import repeat
+from types import UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from attrs import NOTHING, Attribute, Factory, fields, fields_dict, has
 
 from energy_data.core.context import Context
 from energy_data.core.node import Node
 from energy_data.core.recipe import FieldProblem, Yaml
-from energy_data.errors import SpecError
+from energy_data.errors import SpecError, StateError
 
 ItemKind = Literal["references", "samples", "batches"]
+
+
+_KINDS: dict[str, type[Spec]] = {}  # every imported class, by its kind
 
 
 class InvalidRecipeError(SpecError):
@@ -35,9 +56,17 @@ class Spec(ABC):
     kind: ClassVar[str]
     """The name of this class of specs in states, errors and paths. Unique."""
 
+    unsaved: ClassVar[tuple[str, ...]] = ()
+    """Fields that a state does not have, as they may change between runs. Give them defaults."""
+
     yaml: ClassVar[Yaml | None] = None  # how it is written in YAML; None: it is not
 
     children_are_sequential: ClassVar[bool] = False  # children play one after another
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in cls.__dict__:
+            _KINDS[cls.kind] = cls
 
     @property
     def is_one_to_one(self) -> bool:
@@ -96,13 +125,38 @@ class Spec(ABC):
         """
         return self.kind
 
-    def describe(self) -> list[Any]:
-        """Return what decides the stream, as plain JSON data: `[kind, ..., children]`.
+    def canonical(self) -> Spec:
+        """Return the form that a state has: the same for all specs that draw the same stream."""
+        return self
 
-        Children are a list, or a dict where they have names. Trees with equal descriptions (and
-        equal leaves) have states that fit each other.
+    def to_dict(
+        self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
+    ) -> list[Any]:
+        """Return what decides the stream, as plain JSON data: `[kind, fields]`.
+
+        Functions, fields in `unsaved`, and fields with their default value are omitted. Specs with
+        equal data have states that fit each other.
+
+        child: returns the data of a child; by default the child's `to_dict`.
+        defaults: whether fields with their default value are included.
         """
-        return [self.kind, {name: child.describe() for name, child in self.children.items()}]
+        child = child or (lambda spec: spec.to_dict(defaults=defaults))
+        return [self.kind, fields_to_dict(self.canonical(), child, defaults=defaults)]
+
+    @staticmethod
+    def from_dict(data: Any, child: Callable[[Any], Spec] | None = None) -> Spec:
+        """Return the spec that `to_dict` wrote; its functions raise TypeError when they are called.
+
+        child: returns the spec of a child's data. Raises StateError for a kind that no imported
+        class has, and TypeError, ValueError, NameError or SpecError for damaged data.
+        """
+        kind, values = data
+        if kind not in _KINDS:
+            raise StateError(
+                f"state: its tree has a {kind!r}, which no imported class of specs is. Import the "
+                f"module that defines it, or use the version of energy_data that saved the state."
+            )
+        return cast(Spec, _attrs_from_dict(_KINDS[kind], values, child or Spec.from_dict))
 
     def walk(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Spec]]:
         """Yield every spec of the tree with its path, parents first."""
@@ -114,3 +168,123 @@ class Spec(ABC):
 def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
     """Return children named by their number: in an order tree names carry no state."""
     return {str(number): spec for number, spec in enumerate(specs)}
+
+
+def fields_to_dict(value: Any, child: Callable[[Spec], Any], *, defaults: bool) -> dict[str, Any]:
+    """Return the fields of an attrs value as plain data, without functions; see `Spec.to_dict`."""
+    found = {}
+    for one in fields(type(value)):
+        if not one.init or one.name in getattr(value, "unsaved", ()):
+            continue
+        now = getattr(value, one.name)
+        if defaults or not _is_default(one, now):
+            data = _plain(now, child, defaults=defaults)
+            if data is not _FUNCTION:
+                found[one.name] = data
+    return found
+
+
+_FUNCTION = object()
+
+
+def _is_default(one: Attribute[Any], value: Any) -> bool:
+    default: Any = one.default
+    if isinstance(default, Factory):  # type: ignore[arg-type]  # attrs types it as a function
+        return not default.takes_self and bool(value == default.factory())
+    return default is not NOTHING and bool(value == default)
+
+
+def _plain(value: Any, child: Callable[[Spec], Any], *, defaults: bool) -> Any:
+    """Return a value of a field as plain data; `_FUNCTION` for what a state cannot have."""
+    if isinstance(value, Spec):
+        return child(value)
+    if value is None or isinstance(value, int | float | str):
+        return value
+    found: Any = _FUNCTION
+    if isinstance(value, Fraction):
+        found = str(value)
+    elif isinstance(value, Mapping):
+        items = sorted(value.items())
+        found = {name: _plain(item, child, defaults=defaults) for name, item in items}
+    elif isinstance(value, list | tuple):
+        found = [_plain(item, child, defaults=defaults) for item in value]
+    elif has(type(value)) and not callable(value):
+        found = fields_to_dict(value, child, defaults=defaults)
+    return found
+
+
+def _attrs_from_dict(cls: type[Any], data: Any, child: Callable[[Any], Spec]) -> Any:
+    """Return an attrs value of plain data."""
+    annotations = _annotations(cls)  # type: ignore[arg-type]  # mypy: classes are hashable
+    known = fields_dict(cls)
+    if unknown := data.keys() - known.keys():
+        raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+    values = {
+        one.alias or name: _value(annotations[name], data[name], child)
+        if name in data
+        else _function_of_saved_run
+        for name, one in known.items()
+        if name in data or (one.init and _needs_function(one, annotations[name]))
+    }
+    return cls(**values)
+
+
+@cache
+def _annotations(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _needs_function(one: Attribute[Any], annotation: Any) -> bool:
+    kinds = {get_origin(kind) for kind in (annotation, *get_args(annotation))}
+    return one.default is NOTHING or abc.Callable in kinds
+
+
+def _function_of_saved_run(*_: Any) -> NoReturn:
+    raise TypeError("this tree is that of a saved run, whose functions are not known")
+
+
+_SCALARS: dict[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    type(None): (type(None),),
+}
+
+
+def _value(kind: Any, data: Any, child: Callable[[Any], Spec]) -> Any:
+    """Return a value of an annotated type from plain data. TypeError or ValueError if damaged."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _one_of(arguments, data, child)
+    if kind in _SCALARS:
+        fits = type(data) in _SCALARS[kind]
+    elif origin is Literal:
+        fits = data in arguments
+    elif origin is tuple:
+        kinds = repeat(arguments[0]) if arguments[1:] == (...,) else arguments
+        return tuple(_value(*each, child) for each in zip(kinds, data, strict=False))
+    elif origin in (Mapping, dict):
+        return {name: _value(arguments[1], item, child) for name, item in data.items()}
+    elif kind is Fraction:
+        return Fraction(data)
+    elif isclass(kind) and issubclass(kind, Spec):
+        data = child(data)
+        fits = isinstance(data, kind)
+    elif isclass(kind) and has(kind):
+        return _attrs_from_dict(kind, data, child)
+    else:
+        fits = kind is Any
+    if not fits:
+        raise TypeError(f"{data!r:.60} is no {kind}")
+    return data
+
+
+def _one_of(kinds: Sequence[Any], data: Any, child: Callable[[Any], Spec]) -> Any:
+    problems: list[Exception] = []
+    for kind in kinds:
+        try:
+            return _value(kind, data, child)
+        except (AttributeError, TypeError, ValueError) as error:
+            problems.append(error)
+    raise problems[-1]

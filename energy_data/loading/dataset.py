@@ -102,7 +102,7 @@ class SavableDataset(Generic[T_co]):
 
     def config(self) -> list[Any]:
         """Return the settings that determine the stream, as plain data."""
-        return self.spec.describe()
+        return self.spec.to_dict()
 
     def replace(self, **changes: Any) -> SavableDataset[T_co]:
         """Return a dataset with some fields changed."""

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from energy_data.core.cursor import State, restore
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.loading.checkpoint.history import Gone
-from energy_data.loading.checkpoint.ledger import Ledgers, go_on
-from energy_data.loading.checkpoint.restore import check_stages, fitted
+from energy_data.loading.checkpoint.history import RemovedLeaves
+from energy_data.loading.checkpoint.restore import check_stages, restore_edited
 from energy_data.loading.checkpoint.run_state import RunState
-from energy_data.loading.checkpoint.tree import TreeRecord, differences
+from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.loading.epoch_end import batches_of_rank, last_full_round, padding_batch
 from energy_data.loading.lanes import InProcess, LaneRunner, Nodes
 from energy_data.loading.position import RunPosition
@@ -49,15 +48,14 @@ class Loader(RankLoader[T_batch]):
         config = dataset.worker_config
         self._rank, self._ranks = config.rank, config.world_size
         self._host = host or InProcess()
-        self._record = TreeRecord.of(dataset.spec)
-        self._packed = self._record.pack()
+        self._tree = SavedTree.pack(dataset.spec)
         self.position, self.num_lanes = RunPosition(), config.num_lanes
         self._ended: set[int] = set()  # lanes
         self._uneven: tuple[int, int] | None = None  # see `last_full_round`
         # First micro-batches of the stages entered, without the first; for stages that count steps.
         self.entered: tuple[int, ...] = ()
         self._start: State = {}  # the state of a lane at the start of the run
-        self._gone = Gone()
+        self._gone = RemovedLeaves()
         self._restored = False
         self.last_is_padding = False  # whether the last batch returned only pads the epoch
         self._wait_s, self._handed_over = 0.0, 0
@@ -216,7 +214,7 @@ class Loader(RankLoader[T_batch]):
         return RunState(
             seed=self.dataset.seed,
             lanes=self.num_lanes,
-            tree=self._packed,
+            tree=self._tree,
             epoch=position.epoch,
             begun=position.epoch_start,
             batch=number,
@@ -258,7 +256,7 @@ class Loader(RankLoader[T_batch]):
         )
         start = self.dataset.start(num_lanes)
         self._move(nodes, num_lanes, RunPosition())
-        self._gone, self._start = Gone(), start
+        self._gone, self._start = RemovedLeaves(), start
 
     def _nodes_at(self, places: Mapping[int, State]) -> Nodes:
         """Return new nodes for the lanes of this rank, with these states."""
@@ -300,7 +298,7 @@ class Loader(RankLoader[T_batch]):
 
     def is_changed(self, saved: RunState) -> bool:
         """Return whether a state was saved with another tree."""
-        return saved.tree != self._packed
+        return saved.tree != self._tree
 
     def _wrong_run(self, saved: RunState) -> str | None:
         """Return why the state belongs to another run; None if it belongs to this one."""
@@ -335,21 +333,13 @@ class Loader(RankLoader[T_batch]):
         """Move to a position of this run; nothing moves if it does not fit."""
         hosted = range(self._rank, saved.lanes, self._ranks)
         nodes = self.dataset.build(hosted, saved.lanes, profiler=self._host.profiler)
-        keep = on_mismatch == "keep_matching"
-        if not changed:
+        if changed:
+            keep = on_mismatch == "keep_matching"
+            gone = restore_edited(saved, self._tree, self.dataset.spec, nodes, keep=keep)
+        else:
+            gone = saved.gone
             for lane, node in nodes.items():
                 restore(node, saved.places[lane])
-        elif not fitted(saved, self._record, self.dataset.spec, nodes, keep=keep):
-            if not keep:
-                found = differences(TreeRecord.unpack(saved.tree), self._record)
-                raise StateMismatchError(
-                    "state: the tree was edited since it was saved:\n"
-                    + "\n".join(f"  - {difference}" for difference in found)
-                    + "\nRestore with on_mismatch='keep_matching' to continue unchanged leaves, or "
-                    "'restart' to start from the beginning."
-                )
-            go_on(nodes, self._record, Ledgers(saved))
-        gone = Ledgers(saved).gone(self._record, hosted) if changed else saved.gone
         start = self.dataset.start(saved.lanes)
         phase = saved.clock % self._ranks
         position = RunPosition(saved.epoch, saved.begun, saved.batch, phase)

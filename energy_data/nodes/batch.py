@@ -27,6 +27,7 @@ class BatchSpec(UnarySpec):
     """
 
     kind = "batch"
+    unsaved = ("on_failure", "shows_none")
     batch_size: int
     collate: Callable[[list[Any]], Any]
     drop_last: bool = False
@@ -41,9 +42,6 @@ class BatchSpec(UnarySpec):
     @property
     def item_kind(self) -> ItemKind:
         return "batches"
-
-    def describe(self) -> list[Any]:
-        return ["batch", self.batch_size, self.drop_last, self.aligned, {"of": self.of.describe()}]
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         samples = self.of.num_items(context.under("of"), epoch)

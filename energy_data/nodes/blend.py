@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
@@ -19,16 +19,14 @@ from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.rules import one_of
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
-from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built, with_weights
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.schedule import (
     Clock,
     Schedule,
     Weight,
     check_weights,
-    plain_weight,
     stretches,
-    weight_of,
 )
 from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
@@ -138,17 +136,10 @@ class BlendSpec(MultiChildSpec, OrderSpec):
         drawn = [part.of for part in self.parts if part.weight]
         return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
 
-    def describe(self) -> list[Any]:
-        said = self.weights or tuple(_plain(part.weight) for part in self.parts)
-        return ["blend", said, [part.of.describe() for part in self.parts]]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> BlendSpec:
-        weights = [
-            Schedule.from_description(weight) if isinstance(weight, list) else weight_of(weight)
-            for weight in said[1]
-        ]
-        return cls(tuple(Part(of, weight) for of, weight in zip(children, weights, strict=True)))
+    def canonical(self) -> BlendSpec:
+        if not self.weights:
+            return self
+        return evolve(self, parts=with_weights(self.parts, self.weights))
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         drawn = [number for number, part in enumerate(self.parts) if part.weight]
@@ -265,7 +256,3 @@ def _below(
     if place is None:
         return None
     return lambda samples: int(choice.counts_before(place(samples))[child])
-
-
-def _plain(weight: Weight | Schedule) -> Any:
-    return weight.describe() if isinstance(weight, Schedule) else plain_weight(weight)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
@@ -15,7 +15,7 @@ from energy_data.core.keys import key
 from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built, with_weights
 from energy_data.order.splits import integer_weights
 from energy_data.order.weighted import WeightedChoice
 
@@ -62,8 +62,8 @@ class BlendByCostSpec(MultiChildSpec):
     def children(self) -> Mapping[str, Spec]:
         return order_children([part.of for part in self.parts])
 
-    def describe(self) -> list[Any]:
-        return ["blend_by_cost", self.weights, [part.of.describe() for part in self.parts]]
+    def canonical(self) -> BlendByCostSpec:
+        return evolve(self, parts=with_weights(self.parts, self.weights))
 
     def build(self, context: Context) -> BlendByCostNode:
         return BlendByCostNode(self, context)

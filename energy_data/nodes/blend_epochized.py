@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
 
 from attrs import field, frozen
 
@@ -81,14 +80,6 @@ class BlendEpochizedSpec(OrderSpec):
     @property
     def size(self) -> Fraction:
         return sum((part.of.size * part.repetitions for part in self.parts), Fraction(0))
-
-    def describe(self) -> list[Any]:
-        repetitions = [str(part.repetitions) for part in self.parts]
-        return ["blend_epochized", repetitions, [part.of.describe() for part in self.parts]]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> BlendEpochizedSpec:
-        return cls(tuple(Repeated(of, times) for of, times in zip(children, said[1], strict=True)))
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         drawn = [number for number, part in enumerate(self.parts) if part.repetitions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -49,13 +49,6 @@ class ConcatSpec(MultiChildSpec, OrderSpec):
     @property
     def size(self) -> Fraction:
         return sum((of.size for of in self.parts if isinstance(of, OrderSpec)), Fraction(0))
-
-    def describe(self) -> list[Any]:
-        return ["concat", [part.describe() for part in self.parts]]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> ConcatSpec:
-        return cls(tuple(children))
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> ConcatOrder:
         return ConcatOrder(

@@ -41,6 +41,7 @@ class EncodeSpec(UnarySpec):
     """
 
     kind = "encode"
+    unsaved = ("on_failure",)
     encode: Callable[[Any], Any] | None = None
     on_failure: ErrorPolicy | None = None  # None: errors are raised
     yields: Literal["one", "several"] = field()
@@ -54,10 +55,6 @@ class EncodeSpec(UnarySpec):
             raise SpecError(f"encode: yields must be 'one' or 'several', got {self.yields!r}.")
         if self.yields == "several":
             require_replayable(self, self.of)
-
-    def describe(self) -> list[Any]:
-        several = ["several"] if self.yields == "several" else []
-        return ["encode", *several, {"of": self.of.describe()}]
 
     @property
     def is_one_to_one(self) -> bool:

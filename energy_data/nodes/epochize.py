@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -47,13 +47,6 @@ class EpochizeSpec(UnarySpec, OrderSpec):
     @property
     def size(self) -> Fraction:
         return Fraction(self.length)
-
-    def describe(self) -> list[Any]:
-        return ["epochize", self.length, {"of": self.of.describe()}]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> EpochizeSpec:
-        return cls(length=said[1], of=children[0])
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> VirtualEpochOrder:
         assert isinstance(self.of, OrderSpec)

@@ -27,6 +27,7 @@ class FlatMapSpec(UnarySpec):
     """
 
     kind = "flat_map"
+    unsaved = ("on_failure",)
 
     function: Callable[[Any], Iterator[Any]]
     on_failure: ErrorPolicy | None = None  # None: errors are raised

@@ -35,6 +35,7 @@ class GroupSpec(UnarySpec):
     """
 
     kind = "group"
+    unsaved = ("max_pending", "on_failure")
     batch_size: int | None  # None: the criterion returns it
     criterion: Callable[[Any], tuple[Hashable, int | None]]
     collate: Callable[[list[Any]], Any]
@@ -50,9 +51,6 @@ class GroupSpec(UnarySpec):
     @property
     def item_kind(self) -> ItemKind:
         return "batches"
-
-    def describe(self) -> list[Any]:
-        return ["group", self.batch_size, self.drop_last, {"of": self.of.describe()}]
 
     def replay_blocker(self) -> str:
         return self.kind

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import Leaf
 from energy_data.nodes.references import LeafTable, OrderSpec
@@ -33,12 +34,12 @@ class LeafSpec(OrderSpec):
     def size(self) -> Fraction:
         return Fraction(self.leaf.num_samples)
 
-    def describe(self) -> list[Any]:
-        return ["leaf", self.leaf.id]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> LeafSpec:
-        raise TypeError(f"leaf {said[1]!r}: a leaf needs its source; see energy_data.nodes.kinds")
+    def to_dict(
+        self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
+    ) -> list[Any]:
+        leaf = self.leaf
+        facts = {"id": leaf.id, "size": leaf.num_samples, "fingerprint": leaf.fingerprint}
+        return [self.kind, facts]
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> LeafOrder:
         entry = leaves.entry_of(context)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from attrs import frozen
 
@@ -28,9 +27,6 @@ class LimitSpec(UnarySpec):
             raise SpecError(f"limit: length must be >= 0, got {self.length}.")
         if self.of.item_kind == "references":
             raise SpecError("limit: it stands above reading. Below it, use `subset` or `epochize`.")
-
-    def describe(self) -> list[Any]:
-        return ["limit", self.length, {"of": self.of.describe()}]
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         inner = super().num_items(context, epoch)

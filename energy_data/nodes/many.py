@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from attrs import evolve
+
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items, Node
 from energy_data.core.spec import ItemKind, Spec
 
 C = TypeVar("C", bound=Cursor)
+P = TypeVar("P")
 
 
 class MultiChildSpec(Spec):
@@ -49,6 +52,12 @@ class MultiChildNode(Node[C]):
             ref = child.remap([tuple(below)], change)[0] if child else None
             found.append(None if ref is None else (number, *ref))
         return found
+
+
+def with_weights(parts: Sequence[P], weights: Sequence[int]) -> tuple[P, ...]:
+    """Return the parts of a spec with integer weights, which do not depend on their scale."""
+    pairs = zip(parts, weights, strict=True)
+    return tuple(evolve(part, weight=weight) for part, weight in pairs)  # type: ignore[misc]  # attrs
 
 
 def built(children: Mapping[str, Spec], context: Context) -> dict[str, Node[Any]]:

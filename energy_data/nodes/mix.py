@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.core import recipe
 from energy_data.core.context import Context
@@ -19,7 +19,7 @@ from energy_data.core.recipe import FieldProblem, Yaml
 from energy_data.core.rules import NUMBER, one_of
 from energy_data.core.spec import Spec, order_children
 from energy_data.errors import SpecError
-from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built, with_weights
 from energy_data.nodes.references import LeafTable, OrderSpec
 from energy_data.order.quota import QuotaChoice, WholeBatches
 from energy_data.order.schedule import Clock
@@ -127,14 +127,8 @@ class MixSpec(MultiChildSpec, OrderSpec):
             raise SpecError("mix: it has batches without end, so it is in no finite stream.")
         super().check_clock(clock)
 
-    def describe(self) -> list[Any]:
-        said = [self.weights, self.by, self.batch_size]
-        return ["mix", *said, [part.of.describe() for part in self.parts]]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> MixSpec:
-        pairs = zip(children, said[1], strict=True)
-        return cls(tuple(Mixed(of, weight) for of, weight in pairs), said[2], said[3])
+    def canonical(self) -> MixSpec:
+        return evolve(self, parts=with_weights(self.parts, self.weights))
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         assert leaves.place is not None

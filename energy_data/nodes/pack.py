@@ -53,9 +53,6 @@ class PackSpec(UnarySpec):
     def item_kind(self) -> ItemKind:
         return "samples"
 
-    def describe(self) -> list[Any]:
-        return ["pack", self.buffer_size, self.packing.describe(), {"of": self.of.describe()}]
-
     def build(self, context: Context) -> PackNode:
         return PackNode(self, context)
 

@@ -40,6 +40,7 @@ class ReadSpec(UnarySpec):
     """
 
     kind = "read"
+    unsaved = ("on_error", "max_failures", "handler", "keys")
     is_one_to_one = True
     of: ReferencesSpec
     on_error: OnError = "skip"

@@ -7,7 +7,7 @@ how often each leaf was drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
@@ -75,11 +75,6 @@ class OrderSpec(Spec):
         endless: Children never end (training). Otherwise they play in passes (a finite stream, or
         a parent that counts passes).
         """
-
-    @classmethod
-    @abstractmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> OrderSpec:
-        """Return the spec that `describe` described, over `children`."""
 
     def build(self, context: Context) -> Node[Any]:
         return ReferencesSpec(of=self).build(context)
@@ -200,17 +195,12 @@ class ReferencesSpec(Spec):
     def item_kind(self) -> ItemKind:
         return "references"
 
-    def describe(self) -> list[Any]:
-        shuffle = [self.shuffle.sequence_length, self.shuffle.window]
-        clock = [] if self.clock is None else [self.clock.describe()]
-        return [
-            "references",
-            shuffle,
-            self.deal,
-            self.drop_last,
-            *clock,
-            {"of": self.of.describe()},
-        ]
+    def canonical(self) -> ReferencesSpec:
+        window, length = self.shuffle.window, self.shuffle.sequence_length
+        shuffle = Shuffle(buffer_size=window, sequence_length=length)
+        if window:
+            shuffle = evolve(shuffle, parallel_sequences=0)  # they are part of the window
+        return evolve(self, shuffle=shuffle)
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         if not self.deal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -48,13 +48,6 @@ class RepeatSpec(UnarySpec, OrderSpec):
     def size(self) -> Fraction:
         assert isinstance(self.of, OrderSpec)
         return self.of.size * (self.times or 1)
-
-    def describe(self) -> list[Any]:
-        return ["repeat", self.times, {"of": self.of.describe()}]
-
-    @classmethod
-    def from_description(cls, said: list[Any], children: Sequence[OrderSpec]) -> RepeatSpec:
-        return cls(times=said[1], of=children[0])
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> RepeatOrder:
         assert isinstance(self.of, OrderSpec)

@@ -59,6 +59,7 @@ class SelectPackSpec(UnarySpec):
     """
 
     kind = "select_pack"
+    unsaved = ("on_failure",)
     select: Callable[[list[Any]], Sequence[Sequence[Any]]]
     pack: Callable[[list[Any]], Any]
     encode: Callable[[Any], Any] | None = None
@@ -78,9 +79,6 @@ class SelectPackSpec(UnarySpec):
     @property
     def item_kind(self) -> ItemKind:
         return "samples"
-
-    def describe(self) -> list[Any]:
-        return ["select_pack", self.buffer_size, {"of": self.of.describe()}]
 
     def build(self, context: Context) -> SelectPackNode:
         return SelectPackNode(self, context)

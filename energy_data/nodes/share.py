@@ -35,6 +35,7 @@ class ShareSpec(UnarySpec):
     """
 
     kind = "share"
+    unsaved = ("target", "on_failure", "shows_none")  # the target may change where a step ends
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
     target: tuple[tuple[int, int], ...]  # documents of a step: (step, number from then on)
@@ -50,11 +51,6 @@ class ShareSpec(UnarySpec):
     @property
     def item_kind(self) -> ItemKind:
         return "batches"
-
-    def describe(self) -> list[Any]:
-        # Not the target: it may change where a step ends.
-        groups = [] if self.count == "documents" else [self.count]
-        return ["share", self.batch_size, self.shares, *groups, {"of": self.of.describe()}]
 
     def replay_blocker(self) -> str:
         return self.kind

@@ -46,6 +46,8 @@ class Stage:
     (`counts="steps"`), and the loader that groups them determines when the next stage begins.
     """
 
+    unsaved = ("asked", "data_end")
+
     name: str
     of: Spec
     begin: int  # the first micro-batch, or step

@@ -52,6 +52,7 @@ class StagedSpec(Spec):
     """
 
     kind = "staged"
+    unsaved = ("resume",)
     children_are_sequential: ClassVar[bool] = True
 
     stages: tuple[Stage, ...]
@@ -94,27 +95,6 @@ class StagedSpec(Spec):
         if (end := self.stages[-1].end) is not None and batch >= end:
             return len(self.stages)
         return bisect_right(self.stages, batch, key=lambda stage: stage.begin) - 1
-
-    def describe(self) -> list[Any]:
-        stages = [
-            [
-                stage.name,
-                stage.begin,
-                stage.end,
-                stage.on_enter,
-                stage.seed,
-                stage.microbatches_per_step,
-                dict(sorted(stage.params.items())),
-            ]
-            for stage in self.stages
-        ]
-        # By name: JSON may sort them, and a state identifies leaves by their order.
-        bodies = {
-            stage.name: stage.of.describe()
-            for stage in sorted(self.stages, key=lambda stage: stage.name)
-        }
-        steps = ["steps"] if self.counts_steps else []
-        return ["staged", stages, *steps, bodies]
 
     def check_ranks(self, world_size: int) -> None:
         for stage in () if self.counts_steps else self.stages:

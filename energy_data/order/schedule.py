@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import factorial, isfinite, isqrt, pi
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import field, frozen
@@ -69,28 +69,6 @@ class Schedule:
             if not isfinite(weight) or weight < 0:
                 raise ValueError(f"weight must be finite and >= 0, got {weight} at {place}")
 
-    def describe(self) -> list[Any]:
-        """The schedule as plain JSON data."""
-        points = [[place, plain_weight(weight)] for place, weight in self.points]
-        return [self.kind, self.unit, points, *([] if self.per == 1 else [str(self.per)])]
-
-    @classmethod
-    def from_description(cls, said: Sequence[Any]) -> Schedule:
-        """The schedule that was described."""
-        kind, unit, points, *per = said
-        knots = tuple((int(place), weight_of(weight)) for place, weight in points)
-        return cls(kind, knots, unit, Fraction(per[0]) if per else Fraction(1))
-
-
-def plain_weight(weight: Weight) -> float | str:
-    """A weight as plain JSON data."""
-    return str(weight) if isinstance(weight, Fraction) else weight
-
-
-def weight_of(said: float | str) -> Weight:
-    """The weight that `plain_weight` wrote."""
-    return Fraction(said) if isinstance(said, str) else said
-
 
 def _tokens(said: float | str | Fraction | None) -> Fraction | None:
     return None if said is None else Fraction(str(said))
@@ -118,26 +96,6 @@ class Clock:
                 raise ValueError(f"{name} must be > 0, got {value}")
         if self.first_microbatch < 0:
             raise ValueError(f"first_microbatch must be >= 0, got {self.first_microbatch}")
-
-    def describe(self) -> list[Any]:
-        """The clock as plain JSON data."""
-        tokens = self.tokens_per_sample
-        return [
-            self.samples_per_microbatch,
-            self.microbatches_per_step,
-            self.first_microbatch,
-            None if tokens is None else str(tokens),
-        ]
-
-    @classmethod
-    def from_description(cls, said: Sequence[Any]) -> Clock:
-        """The clock that was described."""
-        return cls(
-            samples_per_microbatch=said[0],
-            microbatches_per_step=said[1],
-            first_microbatch=said[2],
-            tokens_per_sample=said[3],
-        )
 
     def knows(self, unit: Unit) -> bool:
         """Whether places in this unit can be told."""

@@ -56,16 +56,6 @@ def test_a_state_of_torch_is_read_too(tmp_path):
     assert "next micro-batch: 0" in state("show", tmp_path / "state.pt").output
 
 
-def test_two_states_are_compared(saved):
-    loader, other = loader_of(BLEND, lanes=4), loader_of(OTHER, lanes=4)
-    run([loader], 4)
-    run([other], 8)
-    said = state("diff", saved(loader, "old"), saved(other, "new")).output.splitlines()
-    assert said[:2] == ["leaf 'b' is gone", "leaf 'new' is new"]
-    assert "next micro-batch: 4 -> 8 (+4)" in said
-    assert "leaf new: 0 -> 8 (+8)" in said
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("batches", [2, 6, 10, 2_000_000])
 def test_a_run_goes_on_some_batches_later_without_reading(saved, tmp_path, ranks, batches):

@@ -131,7 +131,7 @@ def test_pickled_or_built_twice_it_is_the_same(spec):
     expected, _ = record(spec)
     assert record(spec)[0] == expected
     assert record(again)[0] == expected
-    assert again.describe() == spec.describe()
+    assert again.to_dict() == spec.to_dict()
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from trees import LATER, UP, batches, leaf
 
 from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.loading.checkpoint.tree import TreeRecord
+from energy_data.loading.checkpoint.saved_run import SavedTree, order_trees
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.epochize import EpochizeSpec
@@ -132,9 +133,11 @@ def test_an_edited_schedule_goes_on_from_a_saved_one():
     loader = loader_of(CHANGING, lanes=6)
     run([loader], 100)
     drawn = {name: facts.drawn for name, facts in loader.stats().leaves.items()}
-    record = TreeRecord.unpack(loader.state_dict()["tree"])
-    (again,) = record.order_trees().values()
-    assert again.describe() == CHANGING.of.of.describe()
+    saved = SavedTree.unpack(loader.state_dict()["tree"])
+    (again,) = order_trees(saved.spec).values()
+    assert again.clock == CHANGING.of.of.clock
+    weights = [[part.weight for part in of.of.parts] for of in (again, CHANGING.of.of)]
+    assert weights[0] == weights[1]
     other = loader_of(tree(blend(a=1, b=1, c=1, d=1)), lanes=6)
     other.load_state_dict(json.loads(json.dumps(loader.state_dict())), on_mismatch="keep_matching")
     assert {name: facts.drawn for name, facts in other.stats().leaves.items()} == drawn
@@ -142,7 +145,7 @@ def test_an_edited_schedule_goes_on_from_a_saved_one():
 
 def test_a_run_without_schedules_says_nothing_of_a_clock():
     spec = tree(blend(a=1), None).of.of
-    assert spec.describe() == ["references", [0, 0], 0, False, {"of": spec.of.describe()}]
+    assert spec.to_dict() == ["references", {"of": spec.of.to_dict()}]
 
 
 @pytest.mark.parametrize(
@@ -177,3 +180,23 @@ def test_all_lanes_build_one_table_of_weights():
         node.take(3)
     tables = [name for name in context._shared if name[0] == "stretches"]
     assert len(tables) == 3
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        Schedule("step", ((0, 0), (7, 2.5))),
+        Schedule("linear", ((0, Fraction(1, 3)),), "tokens", Fraction(7, 2)),
+    ],
+)
+def test_a_schedule_and_a_clock_are_the_same_in_a_state(weight):
+    clock = Clock(
+        samples_per_microbatch=3,
+        microbatches_per_step=2,
+        tokens_per_sample="10/3",
+        first_microbatch=5,
+    )
+    of = tree(blend(a=1, c=weight), clock).of.of
+    (again,) = order_trees(SavedTree.unpack(SavedTree.pack(of)).spec).values()
+    assert again.clock == clock
+    assert again.of.parts[1].weight == weight

@@ -107,7 +107,7 @@ def test_an_example_loads_compiles_resolves_and_fits_the_schema(path, datasets):
                 builder=StreamBuilder(
                     batch_size=4, task_encoder=AnyTask({"seq_len": 4096}), microbatches_per_step=8
                 ),
-            ).spec.describe()
+            ).spec.to_dict()
             for one in (metadataset, alone)
         ]
         assert described[0] == described[1]

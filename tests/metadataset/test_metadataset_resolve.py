@@ -178,7 +178,7 @@ def test_a_resolved_split_stands_alone_and_compiles_to_the_same_tree(write, data
     metadataset = load(write("a.yaml", TREE))
     resolved = load(resolve(metadataset, "train"), base_dir="/")
     specs = [compile_split(m, "train", open_source=datasets) for m in (metadataset, resolved)]
-    assert specs[0].describe() == specs[1].describe()
+    assert specs[0].to_dict() == specs[1].to_dict()
     found = [
         [
             (leaf.id, leaf.source.fingerprint, leaf.source.subflavors)

@@ -106,7 +106,7 @@ def test_below_what_goes_on_weights_may_change_and_resolve_to_the_same(above, da
     metadataset = parse_metadataset(f"splits: {{train: {node}}}")
     spec = compile_split(metadataset, "train", open_source=datasets)
     alone = load_metadataset(resolve(metadataset, "train"))
-    assert compile_split(alone, "train", open_source=datasets).describe() == spec.describe()
+    assert compile_split(alone, "train", open_source=datasets).to_dict() == spec.to_dict()
 
 
 def test_a_share_that_changes_is_told_as_it_is_and_not_as_a_fraction():

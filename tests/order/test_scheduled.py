@@ -249,13 +249,3 @@ def test_weights_that_are_zero_at_different_places_go_together():
 def test_a_schedule_that_is_none_is_refused(arguments, problem):
     with pytest.raises(ValueError, match=problem):
         Schedule(*arguments)
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [STEP, COSINE, Schedule("linear", ((0, Fraction(1, 3)),), "tokens", Fraction(7, 2))],
-)
-def test_a_schedule_and_a_clock_are_made_again_from_their_description(schedule):
-    assert Schedule.from_description(schedule.describe()) == schedule
-    clock = Clock(samples_per_microbatch=3, tokens_per_sample="10/3", first_microbatch=5)
-    assert Clock.from_description(clock.describe()) == clock

@@ -123,7 +123,7 @@ def test_the_order_of_stages_in_the_file_does_not_matter():
     ordered = stages("name: a", "name: b, start: 5", "name: c, start: 9")
     mixed = stages("name: c, start: 9", "name: a, start: 0", "name: b, start: 5")
     assert bounds(ordered) == bounds(mixed) == [("a", 0, 10), ("b", 10, 18), ("c", 18, None)]
-    assert compiled(ordered).describe() == compiled(mixed).describe()
+    assert compiled(ordered).to_dict() == compiled(mixed).to_dict()
 
 
 def test_default_fills_the_gap_at_the_front():
@@ -300,7 +300,7 @@ def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
         compile_stream(one, "train", open_source=open_source, builder=PIPELINE).spec
         for one in (meta, again)
     ]
-    assert specs[0].describe() == specs[1].describe()
+    assert specs[0].to_dict() == specs[1].to_dict()
 
 
 def test_the_plan_says_when_a_stage_is_and_how_large():

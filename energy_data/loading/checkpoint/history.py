@@ -1,4 +1,4 @@
-"""Leaves that an edit took out: how far they were, for when another puts them back."""
+"""Leaves that an edit removed: how far they were, in case another edit adds them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from energy_data.nodes.leaf_history import LeafHistory, are_references
 
 
 @frozen
-class Gone:
+class RemovedLeaves:
     """What each lane has done to leaves that are no longer in the tree."""
 
     prints: Mapping[str, str] = field(factory=dict)  # id -> first digits of the fingerprint
@@ -22,7 +22,7 @@ class Gone:
     returned: Mapping[int, tuple[ItemRef, ...]] = field(factory=dict)
 
     @classmethod
-    def of(cls, prints: Mapping[str, str], pasts: Mapping[int, LeafHistory]) -> Gone:
+    def of(cls, prints: Mapping[str, str], pasts: Mapping[int, LeafHistory]) -> RemovedLeaves:
         """Return leaves with what each lane has done to them."""
         names = sorted(prints)
         number = {name: place for place, name in enumerate(names)}
@@ -48,7 +48,7 @@ class Gone:
         )
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def listed(self) -> tuple[str, ...]:
         """The ids, each with its fingerprint, in one row."""
         return tuple(text for name in sorted(self.prints) for text in (name, self.prints[name]))
 
@@ -59,11 +59,13 @@ class Gone:
         return {"gone": self.drawn.get(lane, ()), "back": self.returned.get(lane, ())}
 
     @classmethod
-    def read(cls, said: Sequence[str], of_lanes: Mapping[int, Mapping[str, Any]]) -> Gone:
-        """Return what `said` and `of_lane` of each lane said. ValueError if damaged."""
-        if not isinstance(said, tuple) or not all(isinstance(text, str) for text in said):
-            raise ValueError(f"leaves that are gone: {said!r}")
-        prints = dict(zip(said[::2], said[1::2], strict=True))
+    def read(
+        cls, listed: Sequence[str], of_lanes: Mapping[int, Mapping[str, Any]]
+    ) -> RemovedLeaves:
+        """Return what `listed` and `of_lane` of each lane returned. ValueError if damaged."""
+        if not isinstance(listed, tuple) or not all(isinstance(text, str) for text in listed):
+            raise ValueError(f"leaves that are gone: {listed!r}")
+        prints = dict(zip(listed[::2], listed[1::2], strict=True))
         drawn = {lane: of.get("gone", ()) for lane, of in of_lanes.items()}
         returned = {lane: of.get("back", ()) for lane, of in of_lanes.items()}
         for lane, counts in drawn.items():
@@ -76,13 +78,10 @@ class Gone:
         return cls(prints, drawn, returned)
 
     @classmethod
-    def joined(cls, parts: Iterable[Gone]) -> Gone:
-        """Return the same leaves of some lanes each as those of all."""
+    def merged(cls, parts: Iterable[RemovedLeaves]) -> RemovedLeaves:
+        """Return the removed leaves of all lanes from those of some lanes each."""
         gone = cls()
         for part in parts:
             drawn, returned = {**gone.drawn, **part.drawn}, {**gone.returned, **part.returned}
             gone = cls(part.prints, drawn, returned)
         return gone
-
-
-__all__ = ["Gone"]

@@ -1,33 +1,45 @@
-"""Going on after the stages of a run were edited: what may change, and where each lane is then.
+"""Continuing with an edited tree, or with edited stages: where each lane is then.
+
+Leaves that stay continue where they were. What may change in the stages of a run follows `resume`:
 
 `strict`    finished stages and the current stage must be unchanged; later stages may change, and a
             run that has ended may continue if its last stage is made longer
 `ablation`  as strict, and a new stage may begin exactly where the state was saved
 
-`on_mismatch="keep_matching"` accepts any other change that does not return to a finished stage:
-leaves continue by their ids.
+`on_mismatch="keep_matching"` accepts any other change that does not return to a finished stage.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from operator import sub
 from typing import Any
 
-from attrs import evolve
-
 from energy_data.core.cursor import State, is_count, raise_if, restore, save, shorten, wrong_kinds
+from energy_data.core.node import ItemRef, Node
 from energy_data.core.spec import Spec
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loading.checkpoint.ledger import Ledgers, Pending, put
+from energy_data.loading.checkpoint.diff import (
+    Stages,
+    differences,
+    misfits,
+    never_kept,
+    same_above_order,
+    stage_edits,
+)
+from energy_data.loading.checkpoint.history import RemovedLeaves
 from energy_data.loading.checkpoint.run_state import RunState
-from energy_data.loading.checkpoint.stages import Plan, Row, edits
-from energy_data.loading.checkpoint.tree import TreeRecord, differences
+from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree, order_trees
 from energy_data.loading.lanes import Nodes
+from energy_data.nodes.buffered import BufferedNode
 from energy_data.nodes.leaf_history import LeafHistory, StagedCursor
-from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.stage import DEFAULT, Resume
+from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.references import ReferencesNode, ReferencesSpec, follows_run
+from energy_data.nodes.stage import DEFAULT, Resume, Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec
 
 log = logging.getLogger(__name__)
@@ -55,15 +67,16 @@ def check_stages(saved: RunState) -> None:
 
 def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:
     """Raise StateError if lanes are in other stages than the step of the run is."""
-    plan, step = Plan.of(TreeRecord.unpack(saved.tree)), (saved.step or {}).get("step")
-    if plan is None or not is_count(step):
+    staged, step = SavedTree.unpack(saved.tree).staged, (saved.step or {}).get("step")
+    if staged is None or not is_count(step):
         raise StateError(
             f"state: it is damaged: its stages count steps, and it is at step {shorten(step)}. Use "
             f"another checkpoint."
         )
-    begun = sum(row.begin <= step for row in plan.rows) - 1
-    # What begins with this step was not entered yet, or was.
-    fitting = {begun, begun - (plan.rows[begun].begin == step)}
+    stages = staged[1].stages
+    begun = sum(stage.begin <= step for stage in stages) - 1
+    # A stage that begins with this step may not have been entered yet.
+    fitting = {begun, begun - (stages[begun].begin == step)}
     counts = {len(each) if isinstance(each, list | tuple) else None for each in entered.values()}
     if len(set(map(repr, entered.values()))) > 1 or counts - fitting:
         lane, wrong = max(entered.items(), key=repr)
@@ -79,46 +92,156 @@ def _at(saved: RunState, lane: int, path: str, cursor: Mapping[str, Any]) -> int
     return int(cursor["taken"]) * saved.lanes + lane
 
 
-def fitted(saved: RunState, ours: TreeRecord, spec: Spec, nodes: Nodes, *, keep: bool) -> bool:
-    """Continue with a tree whose stages were edited, or raise and move nothing.
+def restore_edited(
+    saved: RunState, packed: str, spec: Spec, nodes: Nodes, *, keep: bool
+) -> RemovedLeaves:
+    """Continue with a tree that differs from the saved one; return the leaves that it lacks.
 
-    keep: whether leaves continue by their ids where `resume` does not accept the edit. Returns
-    False if our tree has no stages. Raises StateMismatchError that lists every problem.
+    packed: our tree, as `SavedTree.pack` returns it. keep: whether leaves continue by their ids
+    where the edit is not accepted otherwise. Raises StateMismatchError that lists every problem;
+    then the nodes must not be used.
     """
-    ours = TreeRecord.unpack(ours.pack())  # as a state has it
-    now = Plan.of(ours)
-    if now is None:
-        return False
-    record = TreeRecord.unpack(saved.tree)
-    ledgers, before = Ledgers(saved), Plan.of(record)
-    if before is None:
-        saved = _staged(saved, now)
-        before = Plan.plain(record, now)
-    (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
-    clock = clock_of(saved, now)
-    wrong = misfits(before, now, clock, "ablation" if keep else staged.resume)
-    if not wrong:
-        _continue(saved, before, now, nodes, clock)
-    elif keep and not (wrong := _never_kept(before, now, clock)):
-        _carry(saved, ledgers, (before, now), ours, nodes)
+    ours = SavedTree.unpack(packed)
+    if (now := Stages.of(ours)) is not None:
+        run = SavedRun(saved)
+        (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
+        _restore_stages(run, now, nodes, None if keep else staged.resume)
+    elif not keep:
+        found = differences(SavedTree.unpack(saved.tree), ours)
+        raise StateMismatchError(
+            "state: the tree was edited since it was saved:\n"
+            + "\n".join(f"  - {difference}" for difference in found)
+            + "\nRestore with on_mismatch='keep_matching' to let unchanged leaves continue "
+            "where they were, or 'restart' to start from the beginning."
+        )
     else:
-        raise StateMismatchError(_refused(wrong, clock, now, None if keep else staged.resume))
-    for difference in (*edits(before, now), *differences(record, ours)):
+        run = SavedRun(saved)
+        _restore_leaves(run, ours, nodes)
+    return run.removed(ours, nodes)
+
+
+def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
+    """Move the order trees to where the leaves of the saved run were, lane by lane.
+
+    A leaf is the same if its id and its samples are; all others start at 0.
+    """
+    kept = {leaf_id for leaf_id, leaf in ours.leaves.items() if run.is_kept(leaf_id, leaf)}
+    pending = _Pending(run, ours, kept)
+    for lane, node in nodes.items():
+        before = run.before_edits(lane).drawn
+        past = run.past(lane) if run.tree.staged else None
+        for path, inner in node.walk():
+            if isinstance(inner, ReferencesNode):
+                known = {**before, **run.ledger(lane, path)} if past is None else past.drawn
+                drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
+                _put(inner, drawn, run.state.clock)
+        if past is None:
+            pending.move(node, lane)
+        else:
+            pending.lost += len(list(past.of_leaves(ours.leaves).waiting()))
+    if pending.lost:
+        log.warning(
+            "restored after an edit: %d samples were read and not returned yet, of leaves or nodes "
+            "that are gone now; they are lost",
+            pending.lost,
+        )
+    fresh = sorted(ours.leaves.keys() - kept)
+    log.warning(
+        "restored after an edit: %d leaves continue where they were, %d start from their "
+        "beginning%s",
+        len(kept),
+        len(fresh),
+        f" ({', '.join(fresh[:8])}{', ...' if len(fresh) > 8 else ''})" if fresh else "",
+    )
+
+
+class _Pending:
+    """Moves what was pending in nodes that pack, group or split samples to the edited tree."""
+
+    def __init__(self, run: SavedRun, ours: SavedTree, kept: set[str]) -> None:
+        self.run, self.ours, self.kept = run, ours, kept
+        self.lost = 0
+        trees = order_trees(run.tree.spec)
+        self._entries = {path: _entries(tree) for path, tree in trees.items()}
+
+    def move(self, root: Node[Any], lane: int, of: Callable[[str], bool] = lambda _: True) -> None:
+        """Let the nodes of a lane continue with what is pending of leaves that are kept.
+
+        of: returns whether to move what the node at a path holds; others stay as they are.
+        """
+        nodes = dict(root.walk())
+        paths = {id(node): path for path, node in nodes.items()}
+
+        def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
+            assert isinstance(order, ReferencesNode)
+            was, now = self._entries[paths[id(order)]], _entries(order.spec)
+            leaf_id = was[reference[0]]
+            if leaf_id not in self.kept or leaf_id not in now:
+                return None
+            places = [place for place, name in enumerate(now) if name == leaf_id]
+            which = was[: reference[0]].count(leaf_id)
+            return (places[min(which, len(places) - 1)], *reference[1:])
+
+        for path, before in self.run.node(lane).walk():
+            if not isinstance(before, BufferedNode) or not before.cursor.pending or not of(path):
+                continue
+            node = nodes.get(path)
+            if isinstance(node, BufferedNode) and same_above_order(self.run.tree, self.ours, path):
+                node.cursor = replace(node.cursor, **vars(before.cursor))
+                node.move(change)
+                self.lost += node.cursor.lost - before.cursor.lost
+                raise_if(path, partial(node.faults, node.cursor))
+            else:
+                self.lost += len(before.cursor.pending)
+
+
+def _entries(tree: ReferencesSpec) -> list[str]:
+    """Return the id of the leaf of each entry of an order tree."""
+    return [leaf.id for _, leaf in leaf_entries(tree.of)]
+
+
+def _put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
+    """Let an order tree continue after so many draws of its leaves, at a micro-batch of the run."""
+    clock = node.spec.clock
+    if clock is not None and follows_run(node.spec.of):
+        # Its weights must be those of this place of the run.
+        batches = max(batch - clock.first_microbatch, 0)
+        samples = Fraction(batches * clock.samples_per_microbatch)
+        node.cursor.draws = clock.draws(samples, node.context.lane, node.context.lanes)
+    before = node.plan.ledger(node.cursor.draws, ()).tolist() if node.cursor.draws else []
+    offsets = tuple(map(sub, drawn, before)) if before else tuple(drawn)
+    node.cursor.offsets = offsets if any(offsets) else ()
+
+
+def _restore_stages(run: SavedRun, now: Stages, nodes: Nodes, rule: Resume | None) -> None:
+    """Continue with stages that were edited, or raise. rule: None: also by ids of leaves."""
+    found = differences(run.tree, now.tree)
+    if (before := Stages.of(run.tree)) is None:
+        before = Stages.single(run.tree, now)
+        found = [*stage_edits(before.stages, now.stages), *found]
+    clock = clock_of(run.state, now)
+    wrong = misfits(before, now, clock, rule or "ablation")
+    if not wrong:
+        _continue_stages(run, before, now, nodes, clock)
+    elif rule is None and not (wrong := never_kept(before, now, clock)):
+        _carry_leaves(run, before, now, nodes)
+    else:
+        raise StateMismatchError(_refused(wrong, clock, now, rule))
+    for difference in found:
         log.info("restored after an edit: %s", difference)
-    return True
 
 
-def clock_of(saved: RunState, now: Plan) -> int:
+def clock_of(saved: RunState, now: Stages) -> int:
     """Return where a state is, in what the stages count: the next micro-batch, or step.
 
-    Raises StateMismatchError if the state does not say.
+    Raises StateMismatchError if the state does not have it.
     """
     if not now.counts_steps:
         return saved.clock
     if saved.step is None:
         raise StateMismatchError(
             "state: it was saved without docs_per_step, and the stages of this run count steps, so "
-            "nobody knows how many are over. Restore with on_mismatch='restart'."
+            "the number of finished steps is not known. Restore with on_mismatch='restart'."
         )
     if saved.step["index"]:
         raise StateMismatchError(
@@ -128,79 +251,7 @@ def clock_of(saved: RunState, now: Plan) -> int:
     return int(saved.step["step"])
 
 
-def misfits(before: Plan, now: Plan, clock: int, rule: Resume) -> list[str]:
-    """Return in sentences why a state at `clock` (micro-batch or step) cannot continue."""
-    wrong = _around(before, now)
-    for number, row in enumerate(before.rows):
-        if row.begin < clock:
-            wrong += _of_stage(number, row, before, now, clock, rule)
-    return wrong
-
-
-def _around(before: Plan, now: Plan) -> list[str]:
-    return ["the nodes above the stages were edited"] if before.around != now.around else []
-
-
-def _never_kept(before: Plan, now: Plan, clock: int) -> list[str]:
-    """Return in sentences why leaves cannot continue by their ids either."""
-    wrong = _around(before, now)
-    if now.counts_steps:
-        wrong.append("stages that count steps cannot be edited so: where each began is not known")
-    current, over = now.at(clock), {row.name for row in before.rows if row.is_over(clock)}
-    if before.at(clock) is None and before.rows[-1].end == clock:
-        over.discard(before.rows[-1].name)  # the run has ended, and continues
-    if current is not None and current.name in over:
-        wrong.append(f"stage {current.name!r} is over, and would play again")
-    return wrong
-
-
-def _of_stage(
-    number: int, row: Row, before: Plan, now: Plan, clock: int, rule: Resume
-) -> Iterator[str]:
-    """Yield what is wrong with a finished stage, or the current one."""
-    name, kind = row.name, "over" if row.is_over(clock) else "being played"
-    ours = now.rows[number] if number < len(now.rows) else None
-    if ours is None or ours.name != name:
-        known = [other.name for other in now.rows]
-        moved = f"it is now number {known.index(name)}" if name in known else "it is gone"
-        yield f"stage {name!r} is {kind} as number {number}, and {moved}"
-        return
-    if ours.begin != row.begin:
-        yield f"stage {name!r} is {kind}; it began at {row.begin}, and now at {ours.begin}"
-    if not (row is before.rows[-1] and row.end == clock and _is_longer(ours, clock)):
-        yield from _of_end(row, ours, clock, rule)
-    for key in ("on_enter", "seed", "microbatches_per_step"):
-        was, is_ = getattr(row, key), getattr(ours, key)
-        if was != is_ and not (key == "microbatches_per_step" and was is None):
-            yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
-    for key in sorted(row.params.keys() & ours.params.keys()):
-        was, is_ = row.params[key], ours.params[key]
-        if was != is_ and key != "microbatches_per_step":
-            yield f"stage {name!r} is {kind}; its {key} was {was}, is {is_}"
-    for difference in differences(before.alone(row), now.alone(ours)):
-        yield f"stage {name!r} is {kind}; {difference}"
-
-
-def _is_longer(ours: Row, clock: int) -> bool:
-    """Return whether a run that ended at `clock` continues with its last stage."""
-    return ours.end is None or ours.end > clock
-
-
-def _of_end(row: Row, ours: Row, clock: int, rule: Resume) -> Iterator[str]:
-    if row.end == ours.end:
-        return
-    if row.is_over(clock):
-        yield f"stage {row.name!r} is over; it ended at {row.end}, and now at {ours.end}"
-    elif ours.end is not None and ours.end < clock:
-        yield f"stage {row.name!r} would have ended at {ours.end}, which the run has passed"
-    elif ours.end == clock and rule == "strict":
-        yield (
-            f"stage {row.name!r} is being played and now ends here. To begin another stage at "
-            f"this state, write `resume: ablation`"
-        )
-
-
-def _refused(wrong: list[str], clock: int, now: Plan, rule: Resume | None) -> str:
+def _refused(wrong: list[str], clock: int, now: Stages, rule: Resume | None) -> str:
     advice = (
         "Undo these changes, or restore with on_mismatch='keep_matching' to continue with the "
         "leaves that are known."
@@ -215,84 +266,83 @@ def _refused(wrong: list[str], clock: int, now: Plan, rule: Resume | None) -> st
     )
 
 
-def _continue(saved: RunState, before: Plan, now: Plan, nodes: Nodes, clock: int) -> None:
-    """Go on with all that was played as it was; what lies ahead is new."""
+def _continue_stages(run: SavedRun, before: Stages, now: Stages, nodes: Nodes, clock: int) -> None:
+    """Continue with all that was played as it was; what lies ahead is new."""
     for lane, node in nodes.items():
         state = save(node)
-        for path, cursor in saved.places[lane].items():
-            row = before.row_of(path)
-            if path in state and (row is None or row.begin < clock):
+        for path, cursor in _staged_place(run, now, lane).items():
+            stage = before.of_path(path)
+            if path in state and (stage is None or stage.begin < clock):
                 state[path] = dict(cursor)
-        known = before.carried(saved.places[lane].get(before.path, {}))
+        known = staged.carried() if (staged := _staged_of(run.node(lane))) else LeafHistory({})
         # It is of the leaves before.
-        state[before.path] = {**state[before.path], "carried": (), "returned": ()}
+        state[now.path] = {**state[now.path], "carried": (), "returned": ()}
         restore(node, state)
-        staged = _staged_of(node)
-        gone = saved.gone.past_of(lane, now.leaves)
+        gone = run.state.gone.past_of(lane, now.tree.leaves)
         gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
-        staged.carry(
-            LeafHistory({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting()))
-        )
-        raise_if(now.path, partial(staged.faults, staged.cursor))
+        past = LeafHistory({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting()))
+        _carry(node, now, past)
 
 
-def _carry(
-    saved: RunState, ledgers: Ledgers, plans: tuple[Plan, Plan], ours: TreeRecord, nodes: Nodes
-) -> None:
-    """Let leaves go on by their ids; nothing else of what was played is kept."""
-    before, now = plans
-    kept = {
-        leaf_id
-        for leaf_id, (_, fingerprint) in now.leaves.items()
-        if leaf_id in before.leaves and before.leaves[leaf_id][1] == fingerprint
-    }
-    kept |= saved.gone.past_of(next(iter(nodes)), now.leaves).drawn.keys() - before.leaves.keys()
+def _carry(node: Node[Any], now: Stages, past: LeafHistory) -> StagedNode:
+    """Let the stages of a lane continue after what was done to their leaves."""
+    staged = _staged_of(node)
+    assert staged is not None
+    staged.carry(past)
+    raise_if(now.path, partial(staged.faults, staged.cursor))
+    return staged
+
+
+def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> None:
+    """Let leaves continue by their ids; nothing else of what was played is kept."""
+    saved, ours, old = run.state, now.tree, run.tree.leaves
+    kept = {name for name, (_, own) in ours.leaves.items() if name in old and old[name][1] == own}
+    kept |= saved.gone.past_of(next(iter(nodes)), ours.leaves).drawn.keys() - old.keys()
     playing, restarting = now.at(saved.clock), _restarting(before, now, saved.clock)
-    pending, others = Pending(ledgers, ours, kept), set(now.leaf_ids) - kept
+    pending, others = _Pending(run, ours, kept), ours.continuing_leaves - kept
     for lane, node in nodes.items():
-        staged = _staged_of(node)
-        staged.cursor.taken = saved.places[lane][before.path]["taken"]
-        past = ledgers.past(lane)
-        staged.carry(past.of_leaves(kept))
-        raise_if(now.path, partial(staged.faults, staged.cursor))
+        past = run.past(lane)
+        staged = _carry(node, now, past.of_leaves(kept))
+        staged.cursor.taken = _staged_place(run, now, lane)[now.path]["taken"]
         pending.lost += len(list(past.of_leaves(others).waiting()))
-        own = {} if restarting is None else ledgers.of_lane(lane)
+        own = {} if restarting is None else run.ledgers(lane)
         for path, inner in node.walk():
-            if isinstance(inner, ReferencesNode) and now.row_of(path) is playing:
+            if isinstance(inner, ReferencesNode) and now.of_path(path) is playing:
                 known = {name: n for name, n in own.get(path, {}).items() if name in kept}
-                # Else what its leaves have had is in what is carried; weights that follow the run
-                # go on at its place all the same.
-                put(inner, [known.get(leaf.id, 0) for leaf in inner.leaves], saved.clock)
+                # Otherwise `carry` has what its leaves have had. Weights that follow the run
+                # continue at its place all the same.
+                _put(inner, [known.get(leaf.id, 0) for leaf in inner.leaves], saved.clock)
         if restarting is not None:
-            pending.move(node, lane, of=lambda path: now.row_of(path) is restarting)
+            pending.move(node, lane, of=lambda path: now.of_path(path) is restarting)
     log.warning(
-        "restored although stages were edited: %d leaves go on where they were, the others begin%s",
+        "restored although stages were edited: %d leaves continue where they were, the others "
+        "begin%s",
         len(kept),
-        f"; {pending.lost} samples were read and not given yet, of leaves or nodes that are gone "
-        f"now; they are lost"
+        f"; {pending.lost} samples were read and not returned yet, of leaves or nodes that are "
+        f"gone now; they are lost"
         if pending.lost
         else "",
     )
 
 
-def _restarting(before: Plan, now: Plan, clock: int) -> Row | None:
+def _restarting(before: Stages, now: Stages, clock: int) -> Stage | None:
     """Return the stage that is played if it has its leaves in an order of its own, as before."""
     current = now.at(clock)
     if current is None or current.on_enter != "restart":
         return None
-    known = ((row.name, row.on_enter, row.seed) for row in before.rows)
+    known = ((stage.name, stage.on_enter, stage.seed) for stage in before.stages)
     return current if (current.name, "restart", current.seed) in known else None
 
 
-def _staged(saved: RunState, now: Plan) -> RunState:
-    """Return a state of a tree without stages as that of one with the one stage `default`."""
-    places: dict[int, State] = {}
-    for lane, state in saved.places.items():
-        moved = {_below_default(path, now.path): at for path, at in state.items()}
-        taken = len(range(lane, saved.batch, saved.lanes))
-        entered = {"entered": ()} if now.counts_steps else {}
-        places[lane] = {now.path: {"taken": taken, "carried": (), **entered}, **moved}
-    return evolve(saved, places=places)
+def _staged_place(run: SavedRun, now: Stages, lane: int) -> State:
+    """Return the place of a lane; if its tree had no stages, with the one stage `default`."""
+    saved, place = run.state, run.state.places[lane]
+    if run.tree.staged is not None:
+        return place
+    moved = {_below_default(path, now.path): at for path, at in place.items()}
+    taken = len(range(lane, saved.batch, saved.lanes))
+    entered = {"entered": ()} if now.counts_steps else {}
+    return {now.path: {"taken": taken, "carried": (), **entered}, **moved}
 
 
 def _below_default(path: str, root: str) -> str:
@@ -302,6 +352,5 @@ def _below_default(path: str, root: str) -> str:
     return f"{root}/{DEFAULT}{path.removeprefix(root)}"
 
 
-def _staged_of(node: Any) -> StagedNode:
-    (staged,) = (inner for _, inner in node.walk() if isinstance(inner, StagedNode))
-    return staged
+def _staged_of(root: Node[Any]) -> StagedNode | None:
+    return next((node for _, node in root.walk() if isinstance(node, StagedNode)), None)

@@ -2,10 +2,10 @@
 
     format, version   "energy_data", 1
     seed, lanes       of the run; fixed for its life
-    tree              what decides the stream (see `TreeRecord`), packed
+    tree              what decides the stream (see `SavedTree`), packed
     start             [node path, cursor field, value] of a lane that has not begun. With "" for a
                       path it is of the run: "clock", the first micro-batch of the round, modulo
-                      lanes; "gone", ids and fingerprints of leaves that edits took out (and in
+                      lanes; "gone", ids and fingerprints of leaves that edits removed (and in
                       `places`, how often the lane has drawn each), and "back", of these what the
                       lane has drawn and not given: number of the leaf, epoch, sample number
     places            lane -> [the lane's next micro-batch, iterations finished, the first
@@ -34,7 +34,7 @@ from energy_data.errors import (
     StateMissingError,
 )
 from energy_data.loading.checkpoint.codec import pack_value, unpack_value
-from energy_data.loading.checkpoint.history import Gone
+from energy_data.loading.checkpoint.history import RemovedLeaves
 
 FORMAT = "energy_data"
 VERSION = 1
@@ -58,14 +58,14 @@ class RunState:
     places: dict[int, State]  # lane -> the state of its tree
     start: State  # of a tree whose lane has not begun
     step: dict[str, Any] | None = None
-    gone: Gone = field(factory=Gone)  # leaves that edits took out
+    gone: RemovedLeaves = field(factory=RemovedLeaves)  # leaves that edits removed
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         inside = {} if self.step is None else {"step": self.step}
         own = {
             "clock": self.clock % self.lanes,
-            **({"gone": self.gone.said, "back": ()} if self.gone.prints else {}),
+            **({"gone": self.gone.listed, "back": ()} if self.gone.prints else {}),
         }
         start = {**self.start, _OF_RUN: own}
         return {
@@ -136,7 +136,7 @@ class RunState:
             places=places,
             start=start,
             step=dict(state["step"]) if "step" in state else None,
-            gone=Gone.read(run.get("gone", ()), of_lanes),
+            gone=RemovedLeaves.read(run.get("gone", ()), of_lanes),
         )
 
 
@@ -244,7 +244,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.gone.said)
+            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.gone.listed)
             for s in (first, state)
         )
         if ours != theirs:
@@ -260,7 +260,7 @@ def merge(states: Sequence[RunState]) -> RunState:
         )
     batch = _common_batch(by_rank)
     places = {lane: place for state in states for lane, place in state.places.items()}
-    gone = Gone.joined(state.gone for state in states)
+    gone = RemovedLeaves.merged(state.gone for state in states)
     return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
 
 

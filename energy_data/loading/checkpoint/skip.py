@@ -1,14 +1,16 @@
-"""Going on some micro-batches later, without reading those between."""
+"""Continuing some micro-batches later, without reading those between."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from attrs import evolve
 
+from energy_data.core.spec import Spec
 from energy_data.errors import StateError
 from energy_data.loading.checkpoint.run_state import RunState
-from energy_data.loading.checkpoint.tree import TreeRecord
+from energy_data.loading.checkpoint.saved_run import SavedTree
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.unary import UnarySpec
 
 _ONE_BY_ONE = ("encode", "map", "read")  # nodes that give an item for each item
 
@@ -31,7 +33,7 @@ def skipped(state: RunState, batches: int) -> RunState:
         )
     if state.step is not None:
         raise StateError(f"state: it is of steps of documents. {_DRAW}")
-    path, size = _batches_of(TreeRecord.unpack(state.tree).description)
+    path, size = _batches_of(SavedTree.unpack(state.tree).spec)
     places = {}
     for lane, place in state.places.items():
         first = state.batch + (lane - state.batch) % state.lanes  # of the lane
@@ -41,20 +43,19 @@ def skipped(state: RunState, batches: int) -> RunState:
     return evolve(state, batch=state.batch + batches, clock=state.clock + batches, places=places)
 
 
-def _batches_of(said: list[Any]) -> tuple[str, int]:
+def _batches_of(spec: Spec) -> tuple[str, int]:
     """Return the path of the order tree and the samples of a micro-batch."""
-    if said[0] != "batch":
-        raise StateError(f"state: its stream is made by a {said[0]}. {_DRAW}")
-    path, size = "root", int(said[1])
-    while said[0] != "references":
-        several = said[0] == "encode" and "several" in said
-        if path != "root" and (said[0] not in _ONE_BY_ONE or several):
-            what = f"{said[0]} of several" if several else said[0]
+    if not isinstance(spec, BatchSpec):
+        raise StateError(f"state: its stream is made by a {spec.kind}. {_DRAW}")
+    path, of = "root/of", spec.of
+    while not isinstance(of, ReferencesSpec):
+        if of.kind not in _ONE_BY_ONE or not isinstance(of, UnarySpec) or not of.is_one_to_one:
+            what = f"{of.kind} of several" if of.kind in _ONE_BY_ONE else of.kind
             raise StateError(f"state: there is a {what} in its tree. {_DRAW}")
-        said, path = said[-1]["of"], f"{path}/of"
-    if said[2]:
+        path, of = f"{path}/of", of.of
+    if of.deal:
         raise StateError(f"state: it is of a finite stream. {_DRAW}")
-    return path, size
+    return path, spec.batch_size
 
 
 _DRAW = (

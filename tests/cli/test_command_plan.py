@@ -36,21 +36,21 @@ def state_after(meta, batches):
     return loader.state_dict()
 
 
-def test_what_an_edit_does_to_each_leaf_is_told_before_it_runs(energy_data, datasets, write):
+def test_what_an_edit_does_to_each_leaf_is_shown_before_it_runs(energy_data, datasets, write):
     old = write("old.yaml", OLD)
     new = write("new.yaml", OLD.replace("name: three, path: code", "name: four, path: web"))
     state = write("state.json", json.dumps(state_after(old, 13)))
-    done = energy_data("plan-diff", old, new, "--state", state, *FACTS)
+    done = energy_data("plan", new, "--against", state, *FACTS)
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "stage 'three' is gone" in lines
     assert "stage 'four' is new, as number 2" in lines
     assert (
-        "leaf books:train: goes on after 46 samples; 100 % of one (0.4 epochs), 50 % of two "
+        "leaf books:train: continues after 46 samples; 100 % of one (0.4 epochs), 50 % of two "
         "(0.2 epochs) -> 100 % of one (0.4 epochs), 50 % of two (0.2 epochs)"
     ) in lines
     assert "leaf web:train: begins after 0 samples; nothing -> 100 % of four" in lines
-    assert lines[-1] == "a state at micro-batch 13 would be taken (resume: strict)"
+    assert lines[-1] == "a state at micro-batch 13 would be restored (resume: strict)"
 
 
 def test_an_edit_of_what_was_played_is_refused_and_the_exit_code_says_so(
@@ -59,26 +59,26 @@ def test_an_edit_of_what_was_played_is_refused_and_the_exit_code_says_so(
     old = write("old.yaml", OLD)
     new = write("new.yaml", OLD.replace("end: 5", "end: 6"))
     state = write("state.json", json.dumps(state_after(old, 13)))
-    done = energy_data("plan-diff", old, new, "--state", state, *FACTS)
+    done = energy_data("plan", new, "--against", state, *FACTS)
     assert done.exit_code == 1
     assert "refused: stage 'one' is over; it ended at 10, and now at 12" in done.stderr
-    assert energy_data("plan-diff", old, new, *FACTS).exit_code == 0
+    assert energy_data("plan", new, "--against", old, *FACTS).exit_code == 0
 
 
-def test_a_state_of_another_run_is_told_apart(energy_data, datasets, write):
+def test_a_run_that_is_called_otherwise_is_refused(energy_data, datasets, write):
     old = write("old.yaml", OLD)
     state = write("state.json", json.dumps(state_after(old, 13)))
-    done = energy_data("plan-diff", old, old, "--state", state, "--batch-size", 5)
+    done = energy_data("plan", old, "--against", state, "--batch-size", 5)
     assert done.exit_code == 1
-    assert "state: it is not of OLD, as it is called here" in done.stderr
+    assert "stage 'one' is over; root (batch): batch_size was 4, is 5" in done.stderr
 
 
 def test_plain_metadatasets_are_compared_too(energy_data, datasets, write):
     old = write("old.yaml", "splits: {train: {blend: [{path: books}, {path: code}]}}")
     new = write("new.yaml", "splits: {train: {blend: [{path: books, weight: 3}, {path: code}]}}")
-    done = energy_data("plan-diff", old, new)
+    done = energy_data("plan", new, "--against", old)
     assert done.exit_code == 0
-    assert "leaf books:train: goes on after 0 samples; 50 % of default -> 75 % of default" in (
+    assert "leaf books:train: continues after 0 samples; 50 % of default -> 75 % of default" in (
         done.stdout
     )
 

@@ -1,4 +1,4 @@
-"""The tree of a saved run knows what its nodes had drawn and not given, as they did."""
+"""The nodes of a saved run report what they had drawn and not returned."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from trees import (
     staged,
 )
 
+from energy_data.core import spec
 from energy_data.errors import StateError, StateMismatchError
-from energy_data.loading.checkpoint.ledger import Ledgers
 from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.saved_run import SavedRun
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
@@ -33,6 +34,7 @@ from energy_data.nodes.map import MapSpec
 from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
+from energy_data.nodes.unary import UnarySpec
 from loader.runs import in_order, loader_of
 
 A, B, C = leaf("a", 40), leaf("b", 23), leaf("c", 9)
@@ -60,15 +62,15 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("name", list(STREAMS))
-def test_what_was_held_at_every_place_is_told_from_the_state_alone(name):
+def test_what_was_held_at_every_place_follows_from_the_state_alone(name):
     loader = loader_of(STREAMS[name], lanes=3)
     stream, found = iter(loader), 0
     for _ in range(20):
         next(stream)
         state = json.loads(json.dumps(loader.state_dict()))
         for lane, node in loader._host._nodes.items():
-            told = held(Ledgers(RunState.from_dict(state)).remembered(lane))
-            assert list(told) == list(held(node))
+            saved = SavedRun(RunState.from_dict(state)).node(lane)
+            assert list(held(saved)) == list(held(node))
             found += bool(list(held(node)))
     assert found
 
@@ -80,22 +82,53 @@ class OfUsersSpec(MapSpec):
     kind = "of_users"
 
 
+@frozen(kw_only=True)
+class NeedsTableSpec(UnarySpec):
+    """A kind that needs an object which no state can have."""
+
+    kind = "needs_table"
+    table: object
+
+    def build(self, context):
+        len(self.table)
+        return self.of.build(context)
+
+
 def edited(body, state):
-    stages = (Stage(name="other", of=body, begin=0),)
-    loader = loader_of(StagedSpec(stages=stages), lanes=3)
+    """Continue under a stage of another name, which only leaves can do."""
+    loader = loader_of(StagedSpec(stages=(Stage(name="other", of=body, begin=0),)), lanes=3)
     before = loader.state_dict()
     try:
         loader.load_state_dict(state, on_mismatch="keep_matching")
-    finally:
+    except StateError:
         assert loader.state_dict() == before
+        raise
+    return loader
 
 
-def test_what_a_kind_that_is_not_known_holds_is_refused_and_nothing_moves():
+def test_what_a_kind_of_the_user_holds_comes_back_to_its_leaves():
     body = batches(packs(OfUsersSpec(of=samples(A), function=dict)))
     loader = loader_of(body, lanes=3)
     in_order([loader], 4)
-    with pytest.raises(StateMismatchError, match="a 'of_users' stands below what has drawn"):
-        edited(body, loader.state_dict())
+    pending = [list(held(node)) for node in loader._host._nodes.values()]
+    again = edited(body, loader.state_dict())
+    returned = [node.cursor.returned for node in again._host._nodes.values()]
+    assert any(returned)
+    assert [len(marks) for marks in returned] == [len(marks) for marks in pending]
+
+
+def test_a_kind_that_no_imported_class_has_is_refused_and_nothing_moves(monkeypatch):
+    loader = loader_of(batches(packs(OfUsersSpec(of=samples(A), function=dict))), lanes=3)
+    in_order([loader], 4)
+    monkeypatch.delitem(spec._KINDS, "of_users")
+    with pytest.raises(StateError, match="has a 'of_users', which no imported class"):
+        edited(batches(packs(samples(A))), loader.state_dict())
+
+
+def test_a_tree_that_cannot_be_built_again_is_refused_and_nothing_moves():
+    loader = loader_of(batches(packs(NeedsTableSpec(of=samples(A), table={1, 2}))), lanes=3)
+    with pytest.raises(StateMismatchError, match="cannot be built again without its functions"):
+        edited(batches(packs(samples(A))), loader.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -108,4 +141,4 @@ def test_references_that_are_damaged_are_a_state_error(mark):
     at = saved.places[1]["root/of"]
     place = {**saved.places[1], "root/of": {**at, "pending": (*at["pending"], mark)}}
     with pytest.raises(StateError, match="damaged"):
-        Ledgers(evolve(saved, places={**saved.places, 1: place})).past(1)
+        SavedRun(evolve(saved, places={**saved.places, 1: place})).past(1)

@@ -1,0 +1,223 @@
+"""What two trees differ in, in words, and which edits of stages a state cannot continue after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from energy_data.core.cursor import shorten
+from energy_data.core.spec import Spec
+from energy_data.loading.checkpoint.saved_run import SavedLeaf, SavedTree
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.stage import DEFAULT, Resume, Stage
+from energy_data.nodes.staged import StagedSpec
+
+
+def differences(saved: SavedTree, ours: SavedTree) -> list[str]:
+    """Return in sentences how two trees differ, the most telling first."""
+    gone = [f"leaf {leaf_id!r} is gone" for leaf_id in saved.leaves.keys() - ours.leaves.keys()]
+    new = [f"leaf {leaf_id!r} is new" for leaf_id in ours.leaves.keys() - saved.leaves.keys()]
+    changed = [
+        f"leaf {leaf_id!r} had {_samples(saved.leaves[leaf_id])} and has {_samples(leaf)}"
+        for leaf_id, leaf in ours.leaves.items()
+        if leaf_id in saved.leaves and saved.leaves[leaf_id] != leaf
+    ]
+    return sorted(gone) + sorted(new) + changed + list(_compare(saved.spec, ours.spec, "root"))
+
+
+def _samples(leaf: SavedLeaf) -> str:
+    size, fingerprint = leaf
+    return f"{'other' if size is None else size} samples (fingerprint {fingerprint})"
+
+
+def _compare(saved: Spec, ours: Spec, path: str) -> Iterator[str]:
+    """Yield in sentences how two specs differ, node by node; leaves are compared by id."""
+    if saved.kind != ours.kind:
+        yield f"{path} was a {saved.kind}, is a {ours.kind}"
+        return
+    if isinstance(saved, LeafSpec):
+        return
+    if isinstance(saved, StagedSpec) and isinstance(ours, StagedSpec):
+        yield from stage_edits(saved.stages, ours.stages)
+    else:
+        was, now = (spec.to_dict(lambda _: None, defaults=True)[1] for spec in (saved, ours))
+        for change in _changes(was, now, ()):
+            yield f"{path} ({saved.kind}): {change}"
+        if len(saved.children) != len(ours.children):
+            counts = f"{len(saved.children)} children, has {len(ours.children)}"
+            yield f"{path} ({saved.kind}) had {counts}"
+    for name, child in saved.children.items():
+        if name in ours.children:
+            yield from _compare(child, ours.children[name], f"{path}/{name}")
+
+
+def _changes(was: Any, now: Any, path: tuple[Any, ...]) -> Iterator[str]:
+    """Yield which fields of two specs differ: `parts.1.weight was 2, is 3`."""
+    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        for name in was:
+            yield from _changes(was[name], now[name], (*path, name))
+    elif isinstance(was, list) and isinstance(now, list) and path == ("parts",):
+        for number, pair in enumerate(zip(was, now, strict=False)):
+            yield from _changes(*pair, (*path, number))
+    elif was != now:
+        yield f"{'.'.join(map(str, path))} was {shorten(was)}, is {shorten(now)}"
+
+
+_OF_STAGE = ("begin", "end", "on_enter", "seed", "microbatches_per_step")
+
+
+def stage_edits(before: Sequence[Stage], now: Sequence[Stage]) -> Iterator[str]:
+    """Yield in sentences how the stages of two trees differ, without their pipelines."""
+    was, is_ = [stage.name for stage in before], [stage.name for stage in now]
+    yield from (f"stage {name!r} is gone" for name in was if name not in is_)
+    for number, (name, new) in enumerate(zip(is_, now, strict=True)):
+        if name not in was:
+            yield f"stage {name!r} is new, as number {number}"
+            continue
+        old = before[was.index(name)]
+        if was.index(name) != number:
+            yield f"stage {name!r} was number {was.index(name)}, is number {number}"
+        names = old.params.keys() | new.params.keys()
+        for key, pair in _pairs(old, new, names):
+            yield f"stage {name!r}: its {key} was {pair[0]}, is {pair[1]}"
+
+
+def _pairs(old: Stage, new: Stage, params: Iterable[str]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the attributes and the named parameters that differ."""
+    pairs = [(key, (getattr(old, key), getattr(new, key))) for key in _OF_STAGE]
+    pairs += [
+        (key, (old.params.get(key), new.params.get(key)))
+        for key in sorted(params)
+        if key != "microbatches_per_step"
+    ]
+    return ((key, pair) for key, pair in pairs if pair[0] != pair[1])
+
+
+@frozen
+class Stages:
+    """The stages of a tree, and what stands above them."""
+
+    path: str
+    stages: Sequence[Stage]
+    above: Any  # the data of the tree without the stages
+    counts_steps: bool
+    tree: SavedTree
+
+    @classmethod
+    def of(cls, tree: SavedTree) -> Stages | None:
+        """Return the stages of a tree; None if it has none."""
+        if tree.staged is None:
+            return None
+        path, spec = tree.staged
+        return cls(path, spec.stages, _without(tree.spec, spec), spec.counts_steps, tree)
+
+    @classmethod
+    def single(cls, tree: SavedTree, like: Stages) -> Stages:
+        """Return a tree without stages as one endless stage, where `like` has its stages."""
+        names = tuple(like.path.split("/")[1:])
+        body = dict(tree.spec.walk()).get(names, tree.spec)
+        only = Stage(name=DEFAULT, of=body, begin=0)
+        return cls(like.path, (only,), _without(tree.spec, body), like.counts_steps, tree)
+
+    def at(self, clock: int) -> Stage | None:
+        """Return the stage of micro-batch, or step, `clock`; None after the end."""
+        return next((stage for stage in self.stages if not is_over(stage, clock)), None)
+
+    def of_path(self, path: str) -> Stage | None:
+        """Return the stage whose node, or a node below it, is at a path; None: of no stage."""
+        own = [one for one in self.stages if f"{path}/".startswith(f"{self.path}/{one.name}/")]
+        # Names may contain slashes: `a/b` is not below a stage `a`.
+        return max(own, key=lambda stage: len(stage.name), default=None)
+
+
+def _without(spec: Spec, removed: Spec) -> Any:
+    """Return the data of a tree without one of its specs."""
+    if spec is removed:
+        return None
+    return spec.to_dict(lambda child: _without(child, removed))
+
+
+def same_above_order(saved: SavedTree, ours: SavedTree, path: str) -> bool:
+    """Return whether the nodes at `path` and below it are the same, except for order trees."""
+    names = tuple(path.split("/")[1:])
+    found = [dict(tree.spec.walk()).get(names) for tree in (saved, ours)]
+    return None not in found and len({repr(_above_order(spec)) for spec in found if spec}) == 1
+
+
+def _above_order(spec: Spec) -> Any:
+    return None if isinstance(spec, ReferencesSpec) else spec.to_dict(_above_order)
+
+
+def is_over(stage: Stage, clock: int) -> bool:
+    """Return whether a stage has ended at micro-batch, or step, `clock`."""
+    return stage.end is not None and stage.end <= clock
+
+
+def misfits(before: Stages, now: Stages, clock: int, rule: Resume) -> list[str]:
+    """Return in sentences why a state at `clock` (micro-batch or step) cannot continue."""
+    wrong = _wrong_above(before, now)
+    for number, stage in enumerate(before.stages):
+        if stage.begin < clock:
+            wrong += _of_stage(number, stage, before, now, clock, rule)
+    return wrong
+
+
+def _wrong_above(before: Stages, now: Stages) -> list[str]:
+    same = (before.above, before.counts_steps) == (now.above, now.counts_steps)
+    return [] if same else ["the nodes above the stages were edited"]
+
+
+def never_kept(before: Stages, now: Stages, clock: int) -> list[str]:
+    """Return in sentences why leaves cannot continue by their ids either."""
+    wrong = _wrong_above(before, now)
+    if now.counts_steps:
+        wrong.append(
+            "stages that count steps cannot be edited like this: where each began is not known"
+        )
+    current, over = now.at(clock), {one.name for one in before.stages if is_over(one, clock)}
+    if before.at(clock) is None and before.stages[-1].end == clock:
+        over.discard(before.stages[-1].name)  # the run has ended, and continues
+    if current is not None and current.name in over:
+        wrong.append(f"stage {current.name!r} is over, and would play again")
+    return wrong
+
+
+def _of_stage(
+    number: int, stage: Stage, before: Stages, now: Stages, clock: int, rule: Resume
+) -> Iterator[str]:
+    """Yield what is wrong with a finished stage, or the current one."""
+    name, state = stage.name, "over" if is_over(stage, clock) else "being played"
+    ours = now.stages[number] if number < len(now.stages) else None
+    if ours is None or ours.name != name:
+        known = [other.name for other in now.stages]
+        moved = f"it is now number {known.index(name)}" if name in known else "it is gone"
+        yield f"stage {name!r} is {state} as number {number}, and {moved}"
+        return
+    if ours.begin != stage.begin:
+        yield f"stage {name!r} is {state}; it began at {stage.begin}, and now at {ours.begin}"
+    continues = ours.end is None or ours.end > clock
+    if not (stage is before.stages[-1] and stage.end == clock and continues):
+        yield from _of_end(stage, ours, clock, rule)
+    for key, (was, is_) in _pairs(stage, ours, stage.params.keys() & ours.params.keys()):
+        is_unknown = key == "microbatches_per_step" and was is None
+        if key not in ("begin", "end") and not is_unknown:
+            yield f"stage {name!r} is {state}; its {key} was {was}, is {is_}"
+    for difference in differences(before.tree.below(stage.of), now.tree.below(ours.of)):
+        yield f"stage {name!r} is {state}; {difference}"
+
+
+def _of_end(stage: Stage, ours: Stage, clock: int, rule: Resume) -> Iterator[str]:
+    if stage.end == ours.end:
+        return
+    if is_over(stage, clock):
+        yield f"stage {stage.name!r} is over; it ended at {stage.end}, and now at {ours.end}"
+    elif ours.end is not None and ours.end < clock:
+        yield f"stage {stage.name!r} would have ended at {ours.end}, which the run has passed"
+    elif ours.end == clock and rule == "strict":
+        yield (
+            f"stage {stage.name!r} is being played and now ends here. To begin another stage at "
+            f"this state, write `resume: ablation`"
+        )

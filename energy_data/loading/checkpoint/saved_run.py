@@ -1,0 +1,275 @@
+"""A saved run: its tree, and the nodes of its lanes where they were.
+
+The nodes are those that ran, built from the specs in the state. They have no samples and no
+functions of the user, but they report what they have drawn and hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from energy_data.core.context import Context
+from energy_data.core.cursor import restore, save
+from energy_data.core.node import Node
+from energy_data.core.sample import Sample
+from energy_data.core.spec import Spec
+from energy_data.data.source import Source
+from energy_data.errors import SampleError, SpecError, StateError, StateMismatchError
+from energy_data.loading.checkpoint.codec import pack_json, unpack_json
+from energy_data.loading.checkpoint.history import RemovedLeaves
+from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaf_history import LeafHistory, held
+from energy_data.nodes.leaves import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
+from energy_data.nodes.references import ReferencesNode, ReferencesSpec
+from energy_data.nodes.staged import StagedNode, StagedSpec
+
+FEW_LEAVES = 200  # up to here sizes are saved also where only messages need them
+FINGERPRINT_DIGITS = 6  # detects accidents, not attacks: a state must stay small
+_UNKNOWN_SIZE = 1 << 40  # accepts every sample number of a leaf whose size was not saved
+
+
+class SavedSource(Source):
+    """The source of a leaf of a saved run: its size and fingerprint, without samples."""
+
+    def __init__(self, num_samples: int | None, fingerprint: str) -> None:
+        self.num_samples, self._fingerprint = num_samples, fingerprint
+
+    def __len__(self) -> int:
+        return _UNKNOWN_SIZE if self.num_samples is None else self.num_samples
+
+    @property
+    def fingerprint(self) -> str:
+        """The first digits of the fingerprint of the leaf."""
+        return self._fingerprint
+
+    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+        """Raise TypeError."""
+        raise TypeError(f"the source of a saved run has no samples, asked for {len(indices)}")
+
+
+SavedLeaf = tuple[int | None, str]
+"""The number of samples (None: not saved), and the first digits of the fingerprint."""
+
+
+@frozen
+class SavedTree:
+    """What decides the stream of a run: specs without functions, and leaves by id."""
+
+    spec: Spec
+    leaves: Mapping[str, SavedLeaf]
+
+    @staticmethod
+    def pack(spec: Spec) -> str:
+        """Return the tree as compact text. Specs that draw the same stream give equal text."""
+        leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+        number = {leaf.id: n for n, leaf in enumerate(leaves)}
+        sized = len(leaves) <= FEW_LEAVES or any(
+            getattr(inner, "needs_sizes", False) or getattr(inner, "deal", 0)
+            for _, inner in spec.walk()
+        )
+        last = -1
+
+        def plain(of: Spec) -> Any:
+            """Return a leaf as the step from the last one, mostly 1, which packs to nothing."""
+            nonlocal last
+            if not isinstance(of, LeafSpec):
+                return of.to_dict(plain)
+            step, last = number[of.leaf.id] - last, number[of.leaf.id]
+            return step
+
+        return pack_json(
+            {
+                "tree": plain(spec),
+                "ids": [leaf.id for leaf in leaves],
+                "sizes": [leaf.num_samples for leaf in leaves] if sized else None,
+                "fingerprints": "".join(leaf.fingerprint[:FINGERPRINT_DIGITS] for leaf in leaves),
+            }
+        )
+
+    @classmethod
+    def unpack(cls, text: str) -> SavedTree:
+        """Return the tree that `pack` packed. Raises StateError if it is damaged."""
+        data = unpack_json(text)
+        try:
+            ids, digits = data["ids"], data["fingerprints"]
+            prints = [
+                digits[at : at + FINGERPRINT_DIGITS]
+                for at in range(0, len(digits), FINGERPRINT_DIGITS)
+            ]
+            facts = list(zip(data["sizes"] or [None] * len(ids), prints, strict=True))
+            pairs = zip(ids, facts, strict=True)
+            leaves = [LeafSpec(Leaf(id=name, source=SavedSource(*of))) for name, of in pairs]
+            last = -1
+
+            def spec(of: Any) -> Spec:
+                nonlocal last
+                if not isinstance(of, int):
+                    return Spec.from_dict(of, spec)
+                last += of
+                return leaves[last]
+
+            return cls(spec(data["tree"]), dict(zip(ids, facts, strict=True)))
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            NameError,
+            RecursionError,
+            TypeError,
+            ValueError,
+            SpecError,
+        ) as error:
+            raise StateError(
+                f"state: its record of the tree is damaged ({error}). Use another checkpoint."
+            ) from error
+
+    def below(self, spec: Spec) -> SavedTree:
+        """Return the tree below one of its specs; leaves are compared by fingerprint alone."""
+        ids = [leaf.id for _, leaf in leaf_entries(spec)]
+        return SavedTree(spec, {name: (None, self.leaves[name][1]) for name in ids})
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether a pass over it ends."""
+        return any(tree.deal for tree in order_trees(self.spec).values())
+
+    @property
+    def staged(self) -> tuple[str, StagedSpec] | None:
+        """The path and the spec of its stages; None if it has none."""
+        return next(
+            ((path, spec) for path, spec in _paths(self.spec) if isinstance(spec, StagedSpec)), None
+        )
+
+    @property
+    def continuing_leaves(self) -> set[str]:
+        """The ids of leaves that continue where they were; stages restart the others."""
+        return set(self.leaves) if self.staged is None else set(self.staged[1].leaf_ids)
+
+
+def order_trees(spec: Spec) -> dict[str, ReferencesSpec]:
+    """Return the order trees of a tree by their path."""
+    return {path: inner for path, inner in _paths(spec) if isinstance(inner, ReferencesSpec)}
+
+
+def _paths(spec: Spec) -> Iterator[tuple[str, Spec]]:
+    return (("/".join(("root", *path)), inner) for path, inner in spec.walk())
+
+
+Ledger = dict[str, int]
+"""Leaf id -> number of samples one lane has drawn from it."""
+
+
+class SavedRun:
+    """A saved run whose tree is no longer ours, lane by lane."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state, self.tree = state, SavedTree.unpack(state.tree)
+        if self.tree.is_finite:
+            raise StateMismatchError(
+                "state: a finite stream cannot go on after its tree was edited. Finish it first, "
+                "or restore with on_mismatch='restart'."
+            )
+        shared = shared_leaf_ids(self.tree.spec)
+        # Lanes have their tables in common.
+        self._root = Context(seed=state.seed, lanes=state.lanes, shared_leaves=shared)
+        self._nodes: dict[int, Node[Any]] = {}
+
+    def node(self, lane: int) -> Node[Any]:
+        """Return the root of a lane, where it was. Raises StateError if the state is damaged."""
+        if lane not in self._nodes:
+            self._nodes[lane] = self._restored(lane)
+        return self._nodes[lane]
+
+    def _restored(self, lane: int) -> Node[Any]:
+        try:
+            root = self.tree.spec.build(self._root.in_lane(lane))
+        except (AttributeError, LookupError, TypeError, ValueError, SpecError) as error:
+            raise StateMismatchError(
+                f"state: the tree of the saved run cannot be built again without its functions "
+                f"({type(error).__name__}: {error}). Undo the edit, or restore with "
+                f"on_mismatch='restart'."
+            ) from error
+        place, own = self.state.places[lane], save(root)
+        for path, names in own.items():
+            if missing := sorted(names.keys() - place.get(path, {}).keys()):
+                raise StateMismatchError(
+                    f"state: it does not fit its own tree: lane {lane} has no "
+                    f"{', '.join(missing)} of {path}. It is damaged: use another checkpoint."
+                )
+        restore(root, {path: {name: place[path][name] for name in own[path]} for path in own})
+        return root
+
+    def ledgers(self, lane: int) -> dict[str, Ledger]:
+        """Return how often a lane has drawn each leaf, by the path of the order tree."""
+        return {
+            path: dict(zip((leaf.id for leaf in node.leaves), node.ledger().tolist(), strict=True))
+            for path, node in self.node(lane).walk()
+            if isinstance(node, ReferencesNode)
+        }
+
+    def ledger(self, lane: int, path: str = "") -> Ledger:
+        """Return how often a lane has drawn each leaf, for the order tree at a path.
+
+        Leaves that it did not have are counted as others have drawn them.
+        """
+        merged: Ledger = {}
+        ledgers = self.ledgers(lane)
+        for ledger in ledgers.values():
+            for leaf_id, drawn in ledger.items():
+                merged[leaf_id] = max(drawn, merged.get(leaf_id, 0))
+        return {**merged, **ledgers.get(path, {})}
+
+    def past(self, lane: int) -> LeafHistory:
+        """Return what a lane has done to the leaves of its run, and returns what it held.
+
+        Leaves of stages that restart them do not count.
+        """
+        past, before = self._since_edit(lane), self.before_edits(lane)
+        return LeafHistory({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
+
+    def _since_edit(self, lane: int) -> LeafHistory:
+        """Return what a lane has done to its leaves since the last edit."""
+        root = self.node(lane)
+        for _, node in root.walk():
+            if isinstance(node, StagedNode):
+                return node.history(len(node.spec.stages))
+        # Several order trees over a leaf each have an order of their own.
+        times = Counter(chain.from_iterable(self.ledgers(lane).values()))
+        return LeafHistory(self.ledger(lane), (one for one in held(root) if times[one[0]] == 1))
+
+    def before_edits(self, lane: int) -> LeafHistory:
+        """Return what a lane had done to leaves that edits removed; none of other samples."""
+        known = self.tree.leaves
+        prints = self.state.gone.prints
+        still = {name: known.get(name, (None, own)) for name, own in prints.items()}
+        return self.state.gone.past_of(lane, still)
+
+    def is_kept(self, leaf_id: str, leaf: SavedLeaf) -> bool:
+        """Return whether a leaf is one that the run has drawn from, now or before an edit."""
+        known = self.tree.leaves.get(leaf_id)
+        return known == leaf or (known is None and self.state.gone.prints.get(leaf_id) == leaf[1])
+
+    def removed(self, ours: SavedTree, lanes: Iterable[int]) -> RemovedLeaves:
+        """Return how far the leaves were that our tree does not have."""
+        prints = {name: self.tree.leaves[name][1] for name in self.tree.continuing_leaves}
+        prints = {**self.state.gone.prints, **prints}
+        # A stage that restarts its leaves cannot keep how far they were.
+        names = prints.keys() - ours.continuing_leaves
+        return RemovedLeaves.of(
+            {name: prints[name] for name in names},
+            {lane: self._with_removed(lane) for lane in lanes} if names else {},
+        )
+
+    def _with_removed(self, lane: int) -> LeafHistory:
+        """Return the past of a lane, and that of leaves whose samples are others now."""
+        before, past = self.state.gone.past(lane), self.past(lane)
+        others = before.of_leaves(before.drawn.keys() - past.drawn.keys())
+        return LeafHistory({**others.drawn, **past.drawn}, (*others.waiting(), *past.waiting()))
