@@ -1,7 +1,7 @@
-/* Samples out of tars, the plain ones of them: what Python does in `tar_samples` and `tar_raw`.
+/* Reads plain samples of tars, as `reader.py` does.
 
-   Nothing is wrong here: whatever is not as plain as can be, is None, and Python reads it again.
-   `tests/sources/test_compiled.py` holds it to what Python makes of the same tars. */
+   Nothing here reports an error: a sample that is not plain is None, and Python reads it again.
+   `tests/data/test_compiled.py` compares both on the same tars. */
 
 #include "_tar.h"
 
@@ -210,14 +210,14 @@ static PyMethodDef METHODS[] = {
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "energy_data.data.tar._tar", "What costs time of `tar_samples`, compiled.",
+    PyModuleDef_HEAD_INIT, "energy_data.data.tar._tar", "The reader of plain samples, compiled.",
     -1, METHODS, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__tar(void)
 {
     PyObject *module = prepare_names() ? PyModule_Create(&MODULE) : NULL;
-    /* Raise it if what is between Python and C changes: native.py has the same number. */
+    /* Raise it if the interface between Python and C changes: native.py has the same number. */
     if (module && PyModule_AddIntConstant(module, "VERSION", 5) < 0)
         Py_CLEAR(module);
     return module;

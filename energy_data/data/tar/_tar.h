@@ -54,7 +54,7 @@ int item_at(PyObject *list, Py_ssize_t place, Py_ssize_t *value);
 /* Sets where row `row` is. */
 int span(PyObject *begins, PyObject *ends, Py_ssize_t row, int64_t *begin, int64_t *end);
 
-/* Returns a sample without parts. origin: its `tar_samples.Origin`; source: its `__sources__`. */
+/* Returns a sample without parts. origin: its `spans.Origin`; source: its `__sources__`. */
 PyObject *begun(const char *key, Py_ssize_t length, PyObject *origin, PyObject *source);
 
 /* Returns an object of a NamedTuple class; takes over the values, of which any may be NULL. */

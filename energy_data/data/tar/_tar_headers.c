@@ -1,4 +1,4 @@
-/* Headers of tars, and what samples are made of. Its Python: tar_headers.py, tar_names.py. */
+/* Headers of tars and parts of samples. In Python: header.py, names.py. */
 
 #include "_tar.h"
 

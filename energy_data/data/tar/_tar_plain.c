@@ -1,4 +1,4 @@
-/* Whole samples, decoded. Its Python: tar_samples.py. */
+/* Samples, decoded. In Python: reader.py. */
 
 #include "_tar.h"
 
@@ -21,7 +21,7 @@ typedef struct {
 
 /* The dataset of the sample before: mostly that of the next one too. */
 typedef struct {
-    PyObject *origin, *known; /* `tar_samples.Origin`, `Decoders.known` */
+    PyObject *origin, *known; /* `spans.Origin`, `Decoders.known` */
     PyObject *decode_text;
     Part parts[REMEMBERED];
     int num_parts;

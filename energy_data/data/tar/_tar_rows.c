@@ -1,4 +1,4 @@
-/* Samples that are one tensor, read into its row of a batch. Its Python: tar_raw.py. */
+/* Samples that are one tensor, read into its row of a batch. In Python: reader.py. */
 
 #include "_tar.h"
 

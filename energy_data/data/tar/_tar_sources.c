@@ -1,4 +1,4 @@
-/* Where samples came from, as columns: how it travels. Its Python: loader/columns.py. */
+/* The sources of samples as columns, as they travel. In Python: loading/transport/codec.py. */
 
 #include "_tar.h"
 
