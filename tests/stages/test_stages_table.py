@@ -138,9 +138,7 @@ def test_a_mixture_whose_weights_are_all_0_is_refused_on_either_side_of_a_ramp(z
             "ramp": {"over": 2},
         },
     ]
-    with pytest.raises(
-        SpecError, match=r"stages\[[01]\].blend: no child has weight > 0, found only 0"
-    ):
+    with pytest.raises(SpecError, match=r"stages\[[01]\].blend: no child has weight > 0"):
         get_train_dataset(
             {"splits": {"train": {"staged": {"stages": stages}}}},
             batch_size=2,
