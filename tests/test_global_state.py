@@ -29,6 +29,8 @@ ALLOWED = {
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
     "main:main": "click's; where it runs no loader has threads",
     "recipe:_keys": "lru_cache of a pure function",
+    "spec:_KINDS": "changed only where a class of specs is defined, in an import",
+    "spec:_annotations": "lru_cache of a pure function",
     "process:_START_LOCK": "a lock",
     "process:_OPEN": "a worker is added and discarded by the thread that uses it",
     "user_call:CALL": "of each thread its own",

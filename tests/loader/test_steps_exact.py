@@ -22,7 +22,7 @@ from energy_data.errors import (
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
-from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.collate import collate
 from loader.steps import Hub, known_stream, numbered, ranks_of, stream, take, take_steps
 from loader.test_steps_ends import one_pass
 
@@ -251,7 +251,7 @@ def test_padding_is_counted_neither_as_tokens_nor_as_documents():
 
     read = EncodeSpec(of=stream().of, encode=tokens)
     packed = PackSpec(of=read, packing=Packing(limits={"tokens": 20}))  # two documents and padding
-    spec = BatchSpec(of=packed, batch_size=3, collate=DefaultTaskEncoder().collate)
+    spec = BatchSpec(of=packed, batch_size=3, collate=collate)
     (loader,) = ranks_of(spec, target=11)
     batches = list(islice(loader, 2))
     assert [batch["tokens"].shape for batch in batches] == [(3, 20)] * 2
