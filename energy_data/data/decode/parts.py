@@ -48,6 +48,7 @@ PartFilter = Callable[[str], bool]
 """Whether a sample needs the part with this extension."""
 
 LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
+# typeshed does not declare `scan_once`.
 _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
 _NPY_HEADERS = 256  # remembered; a dataset has few shapes, or too many to remember
