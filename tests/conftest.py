@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from loader.gloo_ranks import Ranks
+from loading.gloo_ranks import Ranks
 
 # How fast a machine is never decides a test. `make test` tries the same examples everywhere;
 # `make test-slow` looks for new ones.

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
-from loader.runs import loader_of, loaders_of, run
+from loading.runs import loader_of, loaders_of, run
 from trees import KINDS, A, B, batches, finite, leaf, packs, samples
 
 from energy_data.cli.main import main

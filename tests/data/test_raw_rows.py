@@ -10,7 +10,7 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from loader.runs import loader_of
+from loading.runs import loader_of
 from raw_data import (
     RAW,
     SHAPE,

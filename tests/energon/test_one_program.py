@@ -11,7 +11,7 @@ import pytest
 import torch
 from data import CRUDE, TEXTS, make_dataset
 from encoders import Everything, Words, WordsBatch, facts
-from loader.steps import Hub, HubExchange, together
+from loading.steps import Hub, HubExchange, together
 
 from energy_data import SkipSample, WorkerConfig, get_loader, get_train_dataset, sample_rng
 from energy_data.loading.loader import Loader

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from loader.runs import loaders_of, run
+from loading.runs import loaders_of, run
 from trees import leaf
 
 from energy_data.config.compile import compile_stream

@@ -6,8 +6,8 @@ import json
 import time
 
 import pytest
-from loader.runs import in_order, loader_of, loaders_of
-from loader.workers import worker_loader
+from loading.runs import in_order, loader_of, loaders_of
+from loading.workers import worker_loader
 from trees import batches, leaf, numbers, samples
 
 from energy_data.nodes.batch import BatchSpec

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 import pytest
-from loader.runs import in_order, loaders_of, run
-from loader.workers import worker_loader
+from loading.runs import in_order, loaders_of, run
+from loading.workers import worker_loader
 from trees import batches, leaf, packs, samples
 
 from energy_data.config.compile import compile_stream

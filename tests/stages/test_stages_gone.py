@@ -6,7 +6,7 @@ import json
 from copy import deepcopy
 
 import pytest
-from loader.runs import in_order, loaders_of
+from loading.runs import in_order, loaders_of
 from trees import batches, leaf, samples
 
 from energy_data.errors import StateError

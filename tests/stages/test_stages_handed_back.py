@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.runs import flat, in_order, loader_of
+from loading.runs import flat, in_order, loader_of
 from trees import batches, groups, joined, leaf, packs, samples
 
 from energy_data.core.context import Context

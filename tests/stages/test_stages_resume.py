@@ -8,7 +8,7 @@ import re
 
 import pytest
 from attrs import evolve
-from loader.runs import in_order, loader_of, loaders_of
+from loading.runs import in_order, loader_of, loaders_of
 from trees import batches, leaf, packs, samples
 
 from energy_data.errors import StateError, StateMismatchError

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.runs import in_order, loader_of, loaders_of, run
+from loading.runs import in_order, loader_of, loaders_of, run
 from trees import A, B, C, batches, leaf, references, samples, staged
 
 from energy_data.core.context import Context

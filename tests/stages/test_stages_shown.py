@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 import torch
-from loader.runs import in_order, loader_of
+from loading.runs import in_order, loader_of
 from trees import A, B, batches, samples, staged
 
 from energy_data.nodes.batch import BatchSpec

@@ -8,8 +8,8 @@ from itertools import islice
 
 import pytest
 from attrs import evolve
-from loader.runs import flat, in_order, loader_of, run
-from loader.workers import QUICK, worker_loader
+from loading.runs import flat, in_order, loader_of, run
+from loading.workers import QUICK, worker_loader
 from trees import batches, groups, leaf, number_cost, packs, samples, staged
 
 from energy_data.core.context import Context

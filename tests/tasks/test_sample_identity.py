@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.runs import in_order, loaders_of
+from loading.runs import in_order, loaders_of
 from trees import A, batches, joined, leaf, number_cost, parity, references
 
 from energy_data.core.packing import Packing

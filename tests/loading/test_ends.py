@@ -1,0 +1,151 @@
+"""A pass ends on all ranks after the same number of batches, where asked."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, defaultdict
+from itertools import islice
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from trees import finite, leaf, samples
+
+from energy_data.errors import SpecError
+from energy_data.loading.epoch_end import emptied, with_values
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
+from loading.runs import loaders_of
+
+
+def tensors(batch):
+    return {
+        "number": torch.tensor([s["number"] for s in batch]),
+        "key": [s["__key__"] for s in batch],
+    }
+
+
+def stream(size, batch_size=3):
+    read = ReadSpec(of=ReferencesSpec(of=leaf("x", size), shuffle=Shuffle(), deal=batch_size))
+    return BatchSpec(of=read, batch_size=batch_size, collate=tensors, aligned=True)
+
+
+def passes(loaders):
+    """The numbers each rank gives in a pass, and which of its batches were padding."""
+    return [
+        [(batch["number"].tolist(), loader.last_is_padding) for batch in loader]
+        for loader in loaders
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 9, 10, 12, 23, 24, 40])
+@pytest.mark.parametrize("even_batches", ["short", "pad", "drop"])
+def test_every_rank_gives_as_many_batches(ranks, size, even_batches):
+    loaders = loaders_of(stream(size), ranks, lanes=12, from_start=True, even_batches=even_batches)
+    first, again = passes(loaders), passes(loaders)
+    assert first == again
+    assert len({len(batches) for batches in first}) == 1
+    real = sorted(
+        n for batches in first for numbers, padding in batches if not padding for n in numbers
+    )
+    whole = -(-size // 3) // ranks * ranks * 3
+    assert real == list(range(min(size, whole) if even_batches == "drop" else size))
+    padding = [numbers for batches in first for numbers, is_padding in batches if is_padding]
+    assert all(
+        numbers == ([] if even_batches == "short" else [0, 1, 2][:size]) for numbers in padding
+    )
+
+
+def test_unless_asked_some_ranks_have_one_batch_more():
+    loaders = loaders_of(stream(10), 3, lanes=12, from_start=True)
+    assert [len(batches) for batches in passes(loaders)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("even_batches", ["short", "pad"])
+def test_saved_before_and_after_the_padding_it_goes_on(even_batches):
+    for rounds in range(3):
+        loaders = loaders_of(stream(10), 3, lanes=12, even_batches=even_batches)
+        expected = loaders_of(stream(10), 3, lanes=12, even_batches=even_batches)
+        for loader, other in zip(loaders, expected, strict=True):
+            list(islice(loader, rounds))
+            list(islice(other, rounds))
+        again = loaders_of(stream(10), 3, lanes=12, even_batches=even_batches)
+        for loader in again:
+            loader.restore_state_global([loader.state_dict() for loader in loaders])
+        assert passes(again) == passes(expected)
+        assert passes(again) == passes(expected)
+
+
+def test_a_limit_is_evened_too():
+    loaders = loaders_of(LimitSpec(of=stream(30), length=5), 2, lanes=12, even_batches="drop")
+    assert [len(batches) for batches in passes(loaders)] == [2, 2]
+
+
+def test_an_empty_batch_keeps_its_form():
+    batch = {
+        "x": torch.ones(3, 4),
+        "n": np.ones((3, 2)),
+        "k": ["a"],
+        "s": torch.tensor(1.0),
+        "t": (torch.ones(2), "n"),
+    }
+    empty = emptied(batch)
+    assert (empty["x"].shape, empty["n"].shape, empty["k"]) == ((0, 4), (0, 2), [])
+    assert empty["s"] == 1
+    assert empty["t"][0].shape == (0,)
+
+
+def test_an_unknown_way_is_refused():
+    with pytest.raises(SpecError, match="even_batches: must be None, 'drop', 'short' or 'pad'"):
+        loaders_of(finite(leaf("x", 3)), 1, even_batches="repeat")
+
+
+def test_an_endless_stream_needs_no_evening():
+    spec = BatchSpec(of=samples(leaf("x", 9)), batch_size=2, collate=tensors)
+    loaders = loaders_of(spec, 2, lanes=4, even_batches="short")
+    assert [len(list(islice(loader, 20))) for loader in loaders] == [20, 20]
+
+
+class Encoding(UserDict):
+    """As tokenizers give them: made from more than its items."""
+
+    def __init__(self, items, *, encodings):
+        super().__init__(items)
+        self.encodings = encodings
+
+
+class Attributes(dict):
+    """Its items are its attributes."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        dict,
+        OrderedDict,
+        lambda items: defaultdict(list, items),
+        UserDict,
+        lambda items: Encoding(items, encodings="kept"),
+        Attributes,
+        MappingProxyType,
+    ],
+)
+def test_values_are_changed_in_mappings_of_every_type(made):
+    batch = made({"x": torch.ones(2), "y": {"z": torch.ones(3)}})
+    given = with_values({"inner": batch}, lambda value: value * 5)["inner"]
+    assert type(given) is type(batch)
+    assert (given["x"].tolist(), given["y"]["z"].tolist()) == ([5, 5], [5, 5, 5])
+    assert (batch["x"].tolist(), batch["y"]["z"].tolist()) == ([1, 1], [1, 1, 1])
+    assert getattr(given, "encodings", "kept") == "kept"
+    assert getattr(given, "default_factory", list) is list
+    if made is Attributes:
+        assert given.x is given["x"]
+        assert batch.x is batch["x"]

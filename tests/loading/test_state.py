@@ -1,0 +1,224 @@
+"""States: small, plain, checked; and what happens when they do not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_trees import random_trees
+from trees import KINDS, A, B, batches, finite, leaf, samples
+
+from energy_data import merge_states
+from energy_data.core.context import Context
+from energy_data.core.cursor import save
+from energy_data.errors import (
+    StateError,
+    StateIncompleteError,
+    StateMismatchError,
+    StateMissingError,
+)
+from energy_data.loading.checkpoint.saved_run import SavedTree, order_trees
+from energy_data.nodes.blend import BlendSpec, Part
+from loading.runs import in_order, loader_of, loaders_of, run
+
+BLEND = batches(samples(BlendSpec((Part(A, 5), Part(B, 2)))))
+
+
+def test_a_state_of_1000_leaves_and_64_lanes_is_small_and_quick_to_take():
+    rng = np.random.default_rng(0)
+    parts = [
+        Part(
+            leaf(
+                f"../data/cc-20{n % 24:02d}-{n % 52:02d}/part-{n:04d}:train",
+                int(rng.integers(1e3, 1e7)),
+            ),
+            w,
+        )
+        for n, w in enumerate(rng.random(1000))
+    ]
+    loader = loader_of(batches(samples(BlendSpec(tuple(parts))), 8), lanes=64)
+    run([loader], rounds=70)
+    times = []
+    for _ in range(10):
+        before = time.process_time()
+        state = loader.state_dict()
+        times.append(time.process_time() - before)
+    assert len(json.dumps(state)) <= 16 * 1024
+    assert min(times) < 0.005
+
+
+@settings(max_examples=20, deadline=None)
+@given(spec=random_trees(), rounds=st.integers(0, 12))
+def test_a_loaded_state_saved_again_is_the_same_and_taking_it_changes_nothing(spec, rounds):
+    loader, other = loader_of(spec, lanes=4), loader_of(spec, lanes=4)
+    run([loader], rounds)
+    state = loader.state_dict()
+    assert loader.state_dict() == state
+    other.load_state_dict(json.loads(json.dumps(state)))
+    assert other.state_dict() == state
+
+
+def test_a_state_goes_through_torch_save_without_pickle():
+    loader = loader_of(BLEND)
+    run([loader], 5)
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == loader.state_dict()
+
+
+def test_loading_in_the_middle_of_an_iteration_goes_to_the_saved_place():
+    loader = loader_of(BLEND)
+    expected = in_order([loader_of(BLEND)], rounds=10)
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(3)]
+    state = iterator.state_dict()
+    assert first + [next(iterator) for _ in range(4)] == expected[:7]
+    iterator.load_state_dict(state)
+    assert [next(iterator) for _ in range(4)] == expected[3:7]
+    loader.load_state_dict(state)
+    assert next(iterator) == expected[3]
+
+
+def test_a_finite_stream_saved_at_its_end_ends_at_once_and_then_begins_the_next_pass():
+    spec = finite(leaf("x", 10), 4)
+    loader, other = loader_of(spec), loader_of(spec)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert in_order([other]) == []
+    assert list(iterator) == []
+    assert in_order([other]) == in_order([loader]) != []
+
+
+def test_a_virtual_epoch_ends_after_its_batches_and_the_next_goes_on():
+    whole = in_order([loader_of(BLEND)], rounds=12)
+    loader = loader_of(BLEND, virtual_epoch_length=5)
+    assert in_order([loader]) == whole[:5]
+    iterator = iter(loader)
+    assert [next(iterator) for _ in range(2)] == whole[5:7]
+    other = loader_of(BLEND, virtual_epoch_length=5)
+    other.load_state_dict(loader.state_dict())
+    assert in_order([other]) == whole[7:10]
+    assert list(iterator) == whole[7:10]
+
+
+@pytest.mark.parametrize("nothing", [None, {}, []])
+def test_no_state_is_an_error_of_its_own(nothing):
+    with pytest.raises(StateMissingError, match="there is none"):
+        loader_of(BLEND).load_state_dict(nothing)
+
+
+@pytest.mark.parametrize(
+    "foreign", [{"a": 1}, [3], "text", {"format": "energy_data", "version": 9}]
+)
+def test_something_else_is_not_a_state(foreign):
+    with pytest.raises(StateMismatchError, match="state: it"):
+        loader_of(BLEND).load_state_dict(foreign)
+
+
+def test_part_of_the_ranks_is_an_error_that_names_the_missing():
+    saved = [loader.state_dict() for loader in loaders_of(BLEND, 4)]
+    with pytest.raises(StateIncompleteError, match="3 of 4 ranks, missing 2"):
+        loader_of(BLEND).restore_state_global([saved[0], saved[3], saved[1]])
+    with pytest.raises(StateIncompleteError, match="1 of 4 ranks, missing 0, 2, 3"):
+        loader_of(BLEND).load_state_dict(saved[1])
+
+
+def test_ranks_saved_after_different_numbers_of_batches_do_not_fit_together():
+    loaders = loaders_of(BLEND, 2)
+    run(loaders[:1], 3)
+    with pytest.raises(StateMismatchError, match="same number of batches"):
+        merge_states([loader.state_dict() for loader in loaders])
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [({"seed": 7}, "saved with seed 0"), ({"lanes": 12}, "24 lanes, this run has 12")],
+)
+def test_another_run_is_refused_with_what_to_do(facts, message):
+    state = loader_of(BLEND).state_dict()
+    with pytest.raises(StateMismatchError, match=message):
+        loader_of(BLEND, **facts).load_state_dict(state)
+
+
+def test_ranks_that_cannot_share_the_lanes_are_told_which_can():
+    state = loader_of(BLEND, lanes=24).state_dict()
+    with pytest.raises(StateMismatchError, match="Use one of 1, 2, 3, 4, 6, 8, 12, 24 ranks"):
+        loader_of(BLEND, 0, 5, lanes=None).load_state_dict(state)
+
+
+def test_an_edited_tree_is_refused_with_the_differences_and_nothing_moves():
+    edited = batches(
+        samples(BlendSpec((Part(A, 5), Part(leaf("b", 9), 3), Part(leaf("new", 5))))), 4
+    )
+    loader = loader_of(edited)
+    expected = in_order([loader_of(edited)], 4)
+    run([loader], 2)
+    with pytest.raises(StateMismatchError) as caught:
+        loader.load_state_dict(loader_of(BLEND).state_dict())
+    message = str(caught.value)
+    assert "leaf 'new' is new" in message
+    assert "leaf 'b' had 4 samples (fingerprint" in message
+    assert "root (batch): batch_size was 3, is 4" in message
+    assert "keep_matching" in message
+    assert in_order([loader], 2) == expected[2:]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_damaged_state_is_a_state_error(data):
+    loader = loader_of(BLEND, lanes=4)
+    run([loader], 3)
+    state = loader.state_dict()
+    name = data.draw(st.sampled_from(sorted(state)))
+    junk = st.one_of(
+        st.none(), st.integers(-3, 10**20), st.text(max_size=5), st.just([1, 2]), st.just({})
+    )
+    state[name] = data.draw(junk)
+    with suppress(StateError):
+        loader_of(BLEND, lanes=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_saved_tree_is_specs_again(kind):
+    for spec in (spec for spec in KINDS[kind] if spec.item_kind != "references"):
+        saved = SavedTree.pack(spec)
+        again = SavedTree.unpack(saved).spec
+        assert SavedTree.pack(again) == saved
+        places = [save(one.build(Context())) for one in (again, spec)]
+        assert places[0].keys() == places[1].keys()
+        for path, tree in order_trees(spec).items():
+            saved_tree = order_trees(again)[path]
+            for lane in range(3):
+                context = Context(lane=lane, lanes=3)
+                mine, theirs = tree.build(context), saved_tree.build(context)
+                drawn = [list(node.take(5)) if not tree.deal else [] for node in (mine, theirs)]
+                assert drawn[0] == drawn[1]
+
+
+def test_a_part_of_the_lanes_is_an_error_that_says_how_many_there_are():
+    state = loader_of(BLEND, lanes=24).state_dict()
+    state["places"] = {lane: state["places"][lane] for lane in ("0", "1", "2", "3")}
+    with pytest.raises(StateIncompleteError, match=r"4 of 24 lanes \(0, 1, 2, 3\)"):
+        loader_of(BLEND).load_state_dict(state)
+
+
+def test_a_state_put_together_from_two_places_is_refused():
+    loaders = loaders_of(BLEND, 2)
+    run(loaders[:1], 3)
+    states = [loader.state_dict() for loader in loaders]
+    union = {**states[0], "places": {**states[0]["places"], **states[1]["places"]}}
+    with pytest.raises(StateMismatchError, match="lanes are at different places"):
+        loader_of(BLEND).load_state_dict(union)
+    run(loaders[1:], 3)
+    union["places"] |= loaders[1].state_dict()["places"]
+    loader_of(BLEND).load_state_dict(union)

@@ -1,0 +1,103 @@
+"""What a loader says it has done is what it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from trees import A, B, batches, finite, leaf, not_third, numbers, samples
+
+from energy_data.errors import ExcludedError, SkipSample
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.group import GroupSpec
+from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.references import Leaf
+from energy_data.testing import NumberSource
+from loading.runs import in_order, loader_of
+
+
+def drawn(stats):
+    return {name: leaf_stats.drawn for name, leaf_stats in stats.leaves.items() if leaf_stats.drawn}
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 3)])
+def test_leaves_are_counted_as_the_stream_has_them_also_after_a_resume(rank, ranks):
+    spec = batches(samples(BlendSpec((Part(A, 3), Part(B, 1)))), 5)
+    loader = loader_of(spec, rank, ranks, lanes=6)
+    given = in_order([loader], 30)
+    counted = Counter(key.split("/")[0] for batch in given for key in batch)
+    assert drawn(loader.stats()) == counted
+    assert loader.stats().leaves["b"].epochs == counted["b"] / 4
+    assert loader.stats().batches == 30
+    other = loader_of(spec, rank, ranks, lanes=6)
+    other.load_state_dict(loader.state_dict())
+    assert drawn(other.stats()) == counted
+
+
+def test_a_pass_is_counted_too():
+    loader = loader_of(finite(ConcatSpec((A, B)), 4), lanes=6)
+    iterator = iter(loader)
+    given = [next(iterator) for _ in range(3)]
+    assert drawn(loader.stats()) == Counter(key.split("/")[0] for batch in given for key in batch)
+
+
+def test_what_is_left_out_is_counted_where_it_was():
+    spec = batches(FilterSpec(of=samples(leaf("x", 9, frozenset({1}))), predicate=not_third), 3)
+    loader = loader_of(spec, lanes=1)
+    given = in_order([loader], 10)
+    stats = loader.stats()
+    assert set(stats.skipped) == {"rejected by a filter", "bad samples"}
+    skipped = sum(stats.skipped.values())
+    assert sum(drawn(stats).values()) == sum(map(len, given)) + skipped
+
+
+class Excluding(NumberSource):
+    """Every fifth sample is left out by the dataset."""
+
+    def _sample(self, index):
+        return ExcludedError("left out") if index % 5 == 4 else super()._sample(index)
+
+
+def test_what_a_dataset_excludes_is_counted_apart_from_bad_samples():
+    source = Excluding(20, "x", frozenset({1, 2}))
+    spec = batches(samples(LeafSpec(Leaf(id="x", source=source))), 3)
+    loader = loader_of(spec, lanes=1)
+    given = in_order([loader], 10)
+    stats = loader.stats()
+    assert sum(stats.skipped.values()) == sum(drawn(stats).values()) - sum(map(len, given))
+    assert stats.skipped == {"bad samples": 4, "excluded by their dataset": 8}  # in two epochs
+    again = loader_of(spec, lanes=1)
+    again.load_state_dict(loader.state_dict())
+    assert again.stats().skipped == stats.skipped
+
+
+def skips_odd(sample):
+    if sample["number"] % 2:
+        raise SkipSample
+    return sample["number"] % 4, None
+
+
+def skips_fours(group):
+    if group[0]["number"] % 4 == 0:
+        raise SkipSample
+    return numbers(group)
+
+
+def test_samples_and_batches_that_groups_leave_out_are_counted_each():
+    spec = GroupSpec(of=samples(A), batch_size=2, criterion=skips_odd, collate=skips_fours)
+    loader = loader_of(spec, lanes=1)
+    in_order([loader], 6)
+    assert set(loader.stats().skipped) == {
+        "SkipSample in batch_group_criterion",
+        "SkipSample while making batches",
+    }
+
+
+def test_statistics_change_nothing():
+    loader, other = (loader_of(batches(samples(A)), lanes=3) for _ in range(2))
+    for _ in range(5):
+        assert next(iter(loader)) == next(iter(other))
+        loader.stats()
+    assert loader.state_dict() == other.state_dict()
