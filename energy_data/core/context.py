@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from math import ceil
 from typing import Any, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 from torch import distributed
 
 from energy_data.core.profiler import Profiler
@@ -73,14 +73,20 @@ class WorkerConfig:
     A run has `lanes` lanes on any hardware; rank r of R hosts the lanes = r (mod R). `lanes`
     is fixed for the life of a run and stored in its state. The default is 16 per rank, so set it
     (or restore a state) if the number of ranks may change.
+
+    `rank` and `world_size` default to those of this process: in `data_parallel_group` if
+    torch.distributed is initialized, else RANK and WORLD_SIZE, which launchers such as torchrun
+    set, else 0 of 1. Ranks that need the same batches, as tensor-parallel peers do, pass both.
     """
 
-    rank: int = 0
-    world_size: int = 1
-    num_workers: int = 0
     data_parallel_group: distributed.ProcessGroup | None = field(
         default=None, kw_only=True, eq=False, repr=False
     )
+    rank: int = field(default=Factory(lambda self: _launched(self.data_parallel_group)[0], True))
+    world_size: int = field(
+        default=Factory(lambda self: _launched(self.data_parallel_group)[1], True)
+    )
+    num_workers: int = 0
     seed_offset: int = field(default=0, kw_only=True)  # the seed of the run, unless one is given
     worker_debug_path: str | None = field(default=None, kw_only=True)  # accepted and ignored
     worker_log_level: int = field(default=0, kw_only=True)  # 1: log the keys of each batch
@@ -98,8 +104,17 @@ class WorkerConfig:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise SpecError(
                 f"WorkerConfig: rank must be in [0, world_size), got rank {self.rank} of "
-                f"world_size {self.world_size}. Omit both in a single process."
+                f"world_size {self.world_size}. Omit both: they default to those of the process "
+                f"group or of the launcher."
             )
+        if self.data_parallel_group is not None:
+            rank, size = _launched(self.data_parallel_group)
+            if (self.rank, self.world_size) != (rank, size):
+                raise SpecError(
+                    f"WorkerConfig: rank {self.rank} of world_size {self.world_size} is not the "
+                    f"rank of this process in data_parallel_group, which is {rank} of {size}. "
+                    f"Omit rank and world_size."
+                )
         if self.num_workers < 0:
             raise SpecError(f"WorkerConfig: num_workers must be >= 0, got {self.num_workers}.")
         if self.lanes is not None and (self.lanes < 1 or self.lanes % self.world_size):
@@ -122,18 +137,8 @@ class WorkerConfig:
     def default_worker_config(
         num_workers: int = 4, data_parallel_group: distributed.ProcessGroup | None = None
     ) -> WorkerConfig:
-        """Return the part of this process: from torch.distributed if it is initialised.
-
-        Otherwise from RANK and WORLD_SIZE, which launchers like torchrun set; without them, from a
-        run of one rank.
-        """
-        if distributed.is_available() and distributed.is_initialized():
-            rank = distributed.get_rank(data_parallel_group)
-            world_size = distributed.get_world_size(data_parallel_group)
-        else:
-            rank = int(os.environ.get("RANK", "0"))
-            world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        return WorkerConfig(rank, world_size, num_workers, data_parallel_group=data_parallel_group)
+        """Return the part of this process, with its rank in the group or of the launcher."""
+        return WorkerConfig(num_workers=num_workers, data_parallel_group=data_parallel_group)
 
     def global_rank(self) -> int:
         """Return the rank of this process among all ranks, not only its data-parallel group."""
@@ -144,6 +149,13 @@ class WorkerConfig:
     def should_log(self, level: int) -> bool:
         """Return whether messages of a level are logged."""
         return level <= self.worker_log_level
+
+
+def _launched(group: distributed.ProcessGroup | None) -> tuple[int, int]:
+    """Return rank and world size of this process: in the group, or as the launcher set them."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(group), distributed.get_world_size(group)
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _nearest(lanes: int, world_size: int) -> str:
