@@ -23,7 +23,7 @@ from energy_data.config.grammar import Origins
 from energy_data.config.kinds import SPLITS, is_below
 from energy_data.config.leaves import DatasetPart, Expander, LeafUse
 from energy_data.config.rules import STORES
-from energy_data.config.yaml_nodes import Value, read_data, read_text
+from energy_data.config.yaml_nodes import Value, read_data
 from energy_data.core.recipe import Child, Children, Group, Rule, keys_of
 from energy_data.core.rules import listed
 from energy_data.core.spec import Spec
@@ -101,18 +101,6 @@ def load_metadataset(
     full = joined(folder, name)
     value = Files(diagnostics, Origins()).read(full, name, Place(name), "")
     return _loaded(value, File(name, file_key(full), file_folder(full), {}), diagnostics)
-
-
-def parse_metadataset(
-    text: str | bytes, *, base_dir: PathLike | None = None, name: str = "<text>"
-) -> LoadedMetadataset:
-    """Return the metadataset in YAML text; otherwise as `load_metadataset`.
-
-    name: the name of the text in messages.
-    """
-    diagnostics = Diagnostics()
-    value = read_text(text, name, diagnostics)
-    return _loaded(value, File(name, "", _folder(base_dir), {}), diagnostics)
 
 
 def _folder(base_dir: PathLike | None) -> str:

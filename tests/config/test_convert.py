@@ -1,8 +1,9 @@
 from textwrap import dedent
 
 import pytest
+from yaml_text import parse_metadataset
 
-from energy_data.config.load import load_metadataset, parse_metadataset
+from energy_data.config.load import load_metadataset
 from energy_data.errors import SpecError
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split, compile_stream, steps_of
-from energy_data.config.load import load, parse_metadataset, resolve
+from energy_data.config.load import load, resolve
 from energy_data.errors import SpecError
 from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder

@@ -2,11 +2,12 @@
 
 import pytest
 from tars import write_tar
+from yaml_text import parse_metadataset
 
 from energy_data import get_train_dataset
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
-from energy_data.config.load import load, parse_metadataset, resolve
+from energy_data.config.load import load, resolve
 from energy_data.config.opening import Options
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries

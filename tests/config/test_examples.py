@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from yaml_text import parse_metadataset
 
 from energy_data.cli.stream import AnyTask
 from energy_data.config.compile import compile_split, compile_stream
 from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.load import load, load_metadataset, parse_metadataset, resolve
+from energy_data.config.load import load, load_metadataset, resolve
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.yaml_nodes import read_text
 from energy_data.nodes.leaves import leaf_entries

@@ -6,8 +6,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_text import parse_metadataset
 
-from energy_data.config.load import load_metadataset, parse_metadataset, resolve
+from energy_data.config.load import load_metadataset, resolve
 from energy_data.errors import SpecError
 
 GOOD = {

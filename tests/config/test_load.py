@@ -2,10 +2,11 @@ import os
 import re
 
 import pytest
+from yaml_text import parse_metadataset
 
 from energy_data.config import leaves
 from energy_data.config.leaves import leaf_uses
-from energy_data.config.load import load, load_metadataset, parse_metadataset
+from energy_data.config.load import load, load_metadataset
 from energy_data.errors import SpecError
 
 

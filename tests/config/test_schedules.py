@@ -1,10 +1,11 @@
 """Weights that change over a run, in YAML."""
 
 import pytest
+from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split
 from energy_data.config.inspect import describe_tree
-from energy_data.config.load import load_metadataset, parse_metadataset, resolve
+from energy_data.config.load import load_metadataset, resolve
 from energy_data.errors import SpecError
 from energy_data.order.schedule import Schedule
 

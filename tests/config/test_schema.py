@@ -2,11 +2,11 @@ from copy import deepcopy
 
 import pytest
 from jsonschema import Draft202012Validator
+from yaml_text import parse_metadataset
 
 from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.keys import JoinedPart, JoinSpec, LeafKeys, NodeKeys
 from energy_data.config.kinds import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
-from energy_data.config.load import parse_metadataset
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.staged import DocsPerStepSpec, Ramp, StagedRecipe, StagePart
 from energy_data.config.yaml_nodes import read_text

@@ -3,9 +3,9 @@
 from fractions import Fraction
 
 import pytest
+from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split
-from energy_data.config.load import parse_metadataset
 from energy_data.core.context import Context
 from energy_data.core.keys import mix
 from energy_data.errors import SpecError

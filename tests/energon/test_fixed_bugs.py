@@ -8,9 +8,9 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #126 | restored with the wrong worker's state; saved again at once | test_encoder_law.py::test_what_workers_restored_can_be_saved_before_they_have_given_anything |
 | PR #79 | batch index after a restore without workers | test_encoder_law.py::test_restored_at_any_batch_it_goes_on_and_can_be_saved_again_at_once |
 | d4881a1 | saved before a worker had made anything | test_saved_before_any_worker_has_made_anything_it_begins |
-| PR #80 | states by rank and worker, not to be dealt out anew | ../loader/test_law.py::test_saved_at_any_batch_it_goes_on_identically |
-| PR #72, #71 | global states over real ranks, and over one group of several | ../loader/test_ranks.py::test_saved_on_gloo_ranks_it_goes_on_on_another_number_of_them, test_fixed_bugs_ranks.py::test_pr71_of_two_groups_each_saves_and_restores_on_its_own_ranks |
-| PR #43, #49 | size of states | ../loader/test_packing.py::test_a_state_has_at_most_32_bytes_per_pending_reference |
+| PR #80 | states by rank and worker, not to be dealt out anew | ../loading/test_law.py::test_saved_at_any_batch_it_goes_on_identically |
+| PR #72, #71 | global states over real ranks, and over one group of several | ../loading/test_ranks.py::test_saved_on_gloo_ranks_it_goes_on_on_another_number_of_them, test_fixed_bugs_ranks.py::test_pr71_of_two_groups_each_saves_and_restores_on_its_own_ranks |
+| PR #43, #49 | size of states | ../loading/test_packing.py::test_a_state_has_at_most_32_bytes_per_pending_reference |
 | PR #41, #14 | exact epochs, blends that end | test_fixed_bugs_mixtures.py::test_pr41_a_blend_of_what_ends_has_all_of_each_and_ends_with_the_last |
 | PR #89 | fractions, the end of a pass, no number of epochs | test_fixed_bugs_mixtures.py::test_pr89_a_pass_stops_right_after_its_last_sample_and_the_next_begins_anew, test_fixed_bugs_mixtures.py::test_pr89_a_fraction_of_a_pass_is_exact_though_floats_are_not, test_fixed_bugs_mixtures.py::test_pr89_an_order_over_no_number_of_epochs_has_each_sample_once_in_each |
 | PR #147 | fractions of repetitions with workers | test_fixed_bugs_mixtures.py::test_pr147_fractions_of_repetitions_are_exact_with_any_workers |
@@ -27,7 +27,7 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #151 | a range of samples in a file of which a part is taken | test_pr151_a_range_of_samples_is_one_within_a_part_of_its_file_too |
 | PR #152 | other files in .nv-meta | ../data/test_energon_bugs.py::test_152_other_split_and_dataset_files_count_in_metadatasets |
 | #241, PR #242 | a mapping in the place of a path | test_pr242_a_mapping_is_as_good_as_its_file |
-| #134 | remote paths | ../metadataset/test_load.py::test_a_remote_path_is_not_supported_yet_and_never_joined |
+| #134 | remote paths | ../config/test_load.py::test_a_remote_path_is_not_supported_yet_and_never_joined |
 | PR #149 | one task encoder in two loaders | test_pr149_one_task_encoder_serves_several_loaders |
 | PR #181, 0688b0d | failures in a row, over repetitions | test_pr181_one_bad_sample_is_never_too_many_however_often_it_comes, test_0688b0d_a_dataset_without_a_good_sample_is_given_up |
 | 5212bf0 | a tolerance of none | test_5212bf0_a_tolerance_of_0_or_none_is_never_used_up |
@@ -40,11 +40,11 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #173 | a database that must be locked | ../data/test_energon_bugs.py::test_173_index_and_data_in_a_read_only_folder_are_read |
 | 7cdfb8c | an index that kept what was gone | ../data/test_energon_bugs.py::test_7cdfb8c_preparing_again_leaves_nothing_of_the_old_index |
 | f6e3688 | samples by number, shifted by one | test_f6e3688_files_by_key_are_those_of_the_sample_with_the_key |
-| PR #6 | a loader that is stuck | ../loader/test_faults.py::test_a_sample_that_sleeps_for_ever_is_an_error_with_sample_and_stack |
+| PR #6 | a loader that is stuck | ../loading/test_faults.py::test_a_sample_that_sleeps_for_ever_is_an_error_with_sample_and_stack |
 | Bridge PR #5245 | iterators that could not be saved | test_bridge_pr5245_whatever_is_iterated_can_be_saved |
-| Bridge PR #5593 | no state, and a missing rank, as one | ../loader/test_state.py::test_no_state_is_an_error_of_its_own, ../loader/test_state.py::test_part_of_the_ranks_is_an_error_that_names_the_missing |
+| Bridge PR #5593 | no state, and a missing rank, as one | ../loading/test_state.py::test_no_state_is_an_error_of_its_own, ../loading/test_state.py::test_part_of_the_ranks_is_an_error_that_names_the_missing |
 | Bridge PR #5637 | another number of ranks, restored as rank 0 | test_bridge_pr5637_one_of_two_ranks_is_no_state_of_the_run |
-| Bridge PR #4521 | all ranks wrote one file | ../loader/test_checkpoint.py::test_ranks_save_different_keys_and_all_else_is_the_same |
+| Bridge PR #4521 | all ranks wrote one file | ../loading/test_checkpoint.py::test_ranks_save_different_keys_and_all_else_is_the_same |
 | NeMo-RL PR #3917 | shuffling switched off | test_nemo_rl_pr3917_nothing_is_shuffled_if_asked |
 | NeMo-RL PR #4070 | samples that are too long | test_fixed_bugs_packing.py::test_nemo_rl_pr4070_a_sample_that_is_too_long_does_not_end_the_run |
 """  # noqa: E501 - names of tests are not broken

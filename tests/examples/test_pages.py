@@ -15,9 +15,9 @@ from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 from pathlib import Path
 
 import pytest
+from yaml_text import parse_metadataset
 
 from energy_data.config.kinds import KINDS
-from energy_data.config.load import parse_metadataset
 from energy_data.data import registry
 from energy_data.loading.checkpoint.run_state import VERSION
 

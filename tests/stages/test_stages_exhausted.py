@@ -12,9 +12,9 @@ import pytest
 from loading.runs import in_order, loaders_of, run
 from loading.workers import worker_loader
 from trees import batches, leaf, packs, samples
+from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_stream
-from energy_data.config.load import parse_metadataset
 from energy_data.core.context import Context
 from energy_data.core.packing import Packing
 from energy_data.errors import SpecError

@@ -8,9 +8,10 @@ from textwrap import dedent
 
 import pytest
 from attrs import evolve, frozen
+from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split, compile_stream
-from energy_data.config.load import parse_metadataset, resolve
+from energy_data.config.load import resolve
 from energy_data.errors import SpecError
 from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.run_plan import Plan
