@@ -52,9 +52,9 @@ from energy_data.errors import (
     StructureError,
 )
 from energy_data.loading.dataset import SavableDataset
+from energy_data.loading.factory import get_loader, get_savable_loader
 from energy_data.loading.loader import Loader
-from energy_data.loading.rank_loader import LoaderIterator, merge_states
-from energy_data.loading.savable_loader import SavableDataLoader, get_loader, get_savable_loader
+from energy_data.loading.savable_loader import LoaderIterator, SavableDataLoader, merge_states
 from energy_data.loading.steps.counts import Step
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.nodes.run_plan import Plan

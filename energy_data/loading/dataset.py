@@ -111,13 +111,11 @@ class SavableDataset(Generic[T_co]):
 
     def num_batches(self, epoch: int, num_lanes: int) -> int | None:
         """Return the number of micro-batches of an epoch over all ranks; None if it is endless."""
-        shared = shared_leaf_ids(self.spec)
-        root = Context(seed=self.seed, lanes=num_lanes, shared_leaves=shared)
-        return self.spec.num_items(root, epoch)
+        return self.spec.num_items(self.context((), num_lanes), epoch)
 
-    def start(self, num_lanes: int) -> State:
-        """Return the initial state of lane 0; it is saved for lanes that have not started."""
-        return save(self.build([0], num_lanes)[0])
+    def start(self) -> State:
+        """Return the state of a lane that has not started: the same for all."""
+        return save(self.spec.build(self.context((), 1)))
 
     def build(
         self,
@@ -132,17 +130,27 @@ class SavableDataset(Generic[T_co]):
         trace: called with each sample before it is encoded; costs some time per sample.
         profiler: collects the time that nodes spend.
         """
-        lanes = tuple(lanes)
-        root = Context(
+        root = self.context(lanes, num_lanes, trace=trace, profiler=profiler)
+        return {lane: self.spec.build(root.in_lane(lane)) for lane in root.hosted}
+
+    def context(
+        self,
+        lanes: Iterable[int],
+        num_lanes: int,
+        *,
+        trace: Callable[[Any], None] | None = None,
+        profiler: Profiler | None = None,
+    ) -> Context:
+        """Return what the nodes of some lanes are built from; see `build`."""
+        return Context(
             seed=self.seed,
             lanes=num_lanes,
-            hosted=lanes,
+            hosted=tuple(lanes),
             trace=trace,
             shared_leaves=shared_leaf_ids(self.spec),
             profiler=profiler or Profiler(),
             cache=self.cache,
         )
-        return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
 
 
 def _check_counts(spec: Spec, above: Spec | None = None) -> None:

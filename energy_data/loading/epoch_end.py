@@ -100,13 +100,8 @@ def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(batch, MutableMapping):
         return type(batch)(items)  # type: ignore[call-arg]  # a read-only mapping, made from its items
     made: Any = copy.copy(batch)
-    if not isinstance(batch, dict):
-        # A copy may share the dict that it wraps, and the batch itself must stay as it is.
-        for name, value in list(getattr(made, "__dict__", {}).items()):
-            if type(value) is dict:
-                made.__dict__[name] = value.copy()
-    elif getattr(batch, "__dict__", None) is batch:  # its items are its attributes
-        made.__dict__ = made
+    if isinstance(batch, dict) and getattr(batch, "__dict__", None) is batch:
+        made.__dict__ = made  # its items are its attributes
     for name, value in items.items():
         made[name] = value
     return made

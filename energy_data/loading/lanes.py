@@ -6,24 +6,43 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energy_data.core.cursor import State, save
+from energy_data.core.context import Context
+from energy_data.core.cursor import State, restore, save
 from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.user_call import CALL
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
 
 Nodes = Mapping[int, Node[Any]]
 """Lane -> the root of its tree."""
 
 
+class RunPosition(NamedTuple):
+    """The position of a rank in the run. Micro-batches are counted over all ranks."""
+
+    epoch: int = 0  # number of finished iterations
+    epoch_start: int = 0  # the first micro-batch of this epoch
+    batch: int = 0  # the next micro-batch; each rank continues with its first one from here on
+    phase: int = 0  # rounds of all ranks start at micro-batches g with g % ranks == phase
+
+    def at(self, batch: int) -> RunPosition:
+        """Return the position of another micro-batch. Faster than `_replace`; called per batch."""
+        return RunPosition(self.epoch, self.epoch_start, batch, self.phase)
+
+    def next_of(self, rank: int, ranks: int) -> int:
+        """Return the number of a rank's next micro-batch."""
+        return self.batch + (rank - self.batch) % ranks
+
+
 class LaneRunner(ABC):
     """Runs the lanes of one rank, and knows their states after the last batch handed over."""
 
-    @property
-    @abstractmethod
-    def profiler(self) -> Profiler:
-        """What time was spent on, and how much was read."""
+    profiler: Profiler
+    """What time was spent on, and how much was read."""
 
     @property
     def slots_in_use(self) -> int:
@@ -31,8 +50,11 @@ class LaneRunner(ABC):
         return 0
 
     @abstractmethod
-    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:
-        """Continue with these lanes of `num_lanes`; the rank's next micro-batch is `batch`."""
+    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:
+        """Continue with some of `num_lanes` lanes; the rank's next micro-batch is `batch`.
+
+        places: lane -> its state. The tree of the run has been restored from it before.
+        """
 
     @abstractmethod
     def take(self, lane: int, batch: int) -> Sequence[Any]:
@@ -98,28 +120,29 @@ class Journal:
 
 
 class InProcess(LaneRunner):
-    """Runs lanes in the calling thread."""
+    """Runs lanes in the calling thread. The nodes of a lane are built for its first batch."""
 
-    def __init__(self) -> None:
-        self._nodes: Nodes = {}
+    def __init__(self, dataset: SavableDataset[Any]) -> None:
+        self.profiler = Profiler()
+        self._dataset, self._context = dataset, Context()
+        self._places: dict[int, State] = {}  # of lanes without nodes
+        self._nodes: dict[int, Node[Any]] = {}
         self._journal = Journal()
-        self._profiler = Profiler()
 
-    @property
-    def profiler(self) -> Profiler:  # noqa: D102
-        return self._profiler
-
-    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
         self._journal.clear()
-        self._nodes = nodes
+        self._context = self._dataset.context(places, num_lanes, profiler=self.profiler)
+        self._places, self._nodes = dict(places), {}
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         for taken in self._journal.since(batch):
             self._nodes[taken.lane].rollback(taken.before)
+        if lane in self._places:
+            self._build(lane)
         root = self._nodes[lane]
         before = root.snapshot()
         self._journal.add(Taken(batch, lane, before))
-        began, total_s = time.perf_counter(), self._profiler.total_s
+        began, total_s = time.perf_counter(), self.profiler.total_s
         try:
             CALL.batch = batch
             return root.draw(1).values
@@ -127,13 +150,19 @@ class InProcess(LaneRunner):
             root.rollback(before)
             raise
         finally:
-            self._profiler.add_rest(began, total_s)
+            self.profiler.add_rest(began, total_s)
+
+    def _build(self, lane: int) -> None:
+        root = self._dataset.spec.build(self._context.in_lane(lane))
+        restore(root, self._places[lane])
+        self._nodes[lane] = root
+        del self._places[lane]
 
     def keep(self, batch: int) -> None:  # noqa: D102
         self._journal.keep(batch)
 
     def states(self, batch: int | None = None) -> dict[int, State]:  # noqa: D102
-        states = {lane: save(node) for lane, node in self._nodes.items()}
+        states = {**self._places, **{lane: save(node) for lane, node in self._nodes.items()}}
         for taken in self._journal.since(batch):
             states[taken.lane] = save(self._nodes[taken.lane], taken.before)
         return states

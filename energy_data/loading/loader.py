@@ -7,20 +7,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from energy_data.core.cursor import State, restore
+from energy_data.core.cursor import State, restore, save
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.history import RemovedLeaves
 from energy_data.loading.checkpoint.restore import check_stages, restore_edited
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.loading.epoch_end import batches_of_rank, last_full_round, padding_batch
-from energy_data.loading.lanes import InProcess, LaneRunner, Nodes
-from energy_data.loading.position import RunPosition
-from energy_data.loading.rank_loader import LoaderIterator, OnMismatch, RankLoader
-from energy_data.loading.stats import Counting, Stats, WaitReport, by_activity
-from energy_data.loading.transitions import Transitions
-from energy_data.nodes.run_plan import PlannedStage
-from energy_data.nodes.staged import StagedNode, SteppedCursor
+from energy_data.loading.lanes import InProcess, LaneRunner, Nodes, RunPosition
+from energy_data.loading.reports import (
+    StageLog,
+    Stats,
+    WaitReport,
+    by_activity,
+    leaf_stats,
+    skipped_items,
+)
+from energy_data.loading.savable_loader import LoaderIterator, OnMismatch, SavableDataLoader
+from energy_data.nodes.run_plan import Plan, PlannedStage
+from energy_data.nodes.staged import StagedNode
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
@@ -30,7 +35,7 @@ log = logging.getLogger(__name__)
 T_batch = TypeVar("T_batch")
 
 
-class Loader(RankLoader[T_batch]):
+class Loader(SavableDataLoader[T_batch]):
     """Returns the batches of one rank; saves and restores its position.
 
     Micro-batch g of the run is batch g // lanes of lane g % lanes; rank r of R has g = r (mod R).
@@ -43,32 +48,30 @@ class Loader(RankLoader[T_batch]):
         *,
         in_steps: bool = False,
     ) -> None:
-        """Make a loader. in_steps: a `StepGrouper` takes its micro-batches."""
+        """Make a loader.
+
+        host: by default, lanes run in this thread. in_steps: a `StepGrouper` takes micro-batches.
+        """
         self.dataset, self.in_steps = dataset, in_steps
         config = dataset.worker_config
         self._rank, self._ranks = config.rank, config.world_size
-        self._host = host or InProcess()
+        self._host = host or InProcess(dataset)
+        self._plan = Plan(dataset.spec)
+        if self._plan.counts_steps and not in_steps:
+            raise SpecError(
+                "docs_per_step: the stages of this run count optimizer steps, whose size is "
+                "unknown. Pass docs_per_step."
+            )
         self._tree = SavedTree.pack(dataset.spec)
+        self._start = dataset.start()
         self.position, self.num_lanes = RunPosition(), config.num_lanes
         self._ended: set[int] = set()  # lanes
-        self._uneven: tuple[int, int] | None = None  # see `last_full_round`
-        # First micro-batches of the stages entered, without the first; for stages that count steps.
-        self.entered: tuple[int, ...] = ()
-        self._start: State = {}  # the state of a lane at the start of the run
-        self._gone = RemovedLeaves()
         self._restored = False
         self.last_is_padding = False  # whether the last batch returned only pads the epoch
-        self._wait_s, self._handed_over = 0.0, 0
-        self._counting = Counting(dataset)
-        self._transitions = Transitions(dataset, self._counting)
-        if self._transitions.plan.counts_steps:
-            if not in_steps:
-                raise SpecError(
-                    "docs_per_step: the stages of this run count optimizer steps, whose size is "
-                    "unknown. Pass docs_per_step."
-                )
-            self._transitions.stage_of = self._entered_stage
+        self._handed_over = 0
         self._waits = WaitReport(self._host.profiler)
+        is_logged = self._plan.is_staged and config.rank == 0
+        self._stage_log = StageLog(self._plan) if is_logged else None
         self._start_run(config.num_lanes)
 
     def __iter__(self) -> LoaderIterator[T_batch]:
@@ -106,16 +109,17 @@ class Loader(RankLoader[T_batch]):
         if lane in self._ended:
             return ()
         began = time.perf_counter()
-        self._waits.update(began, self._wait_s)
+        self._waits.update(began)
         try:
             items = self._host.take(lane, number)
         except StopIteration:
             self._ended.add(lane)
             return ()
         finally:
-            self._wait_s += time.perf_counter() - began
+            self._waits.wait_s += time.perf_counter() - began
         self._handed_over += len(items)
-        self._transitions.passed(number, self.num_lanes, lambda: self._host.states(number))
+        if self._stage_log is not None and (stage := self._planned_stage(number)):
+            self._stage_log.passed(number, stage.number, lambda: self._nodes_before(number))
         self.position = self.position.at(number + 1)
         if not items:
             log.warning("micro-batch %d is skipped: all its samples were skipped", number)
@@ -152,8 +156,8 @@ class Loader(RankLoader[T_batch]):
 
         The position is then kept: stages never start again, and the last one may become longer.
         """
-        limited = self._transitions.plan.is_staged and self.has_ended()
-        return limited or self._transitions.stage_of(self._next) is None
+        limited = self._plan.is_staged and self.has_ended()
+        return limited or self._planned_stage(self._next) is None
 
     # ---- reports
 
@@ -173,25 +177,31 @@ class Loader(RankLoader[T_batch]):
 
     def stage_of(self, number: int | None) -> tuple[int, str] | None:
         """Return number and name of the stage of a micro-batch."""
-        stage = None if number is None else self._transitions.stage_of(number)
+        stage = None if number is None else self._planned_stage(number)
         return None if stage is None else (stage.number, stage.name)
+
+    def _planned_stage(self, number: int) -> PlannedStage | None:
+        """Return the stage of a micro-batch; the current one where stages count steps."""
+        if self._plan.counts_steps:
+            return self._plan.stages[len(self.entered)]
+        return self._plan.stage_of(number)
 
     def stats(self) -> Stats:
         """Return the statistics of this rank so far. Reads no data, changes nothing."""
-        places = self._host.states(self._next)
+        nodes, profiler = self._nodes_before(self._next), self._host.profiler
         return Stats(
             batches=self._handed_over,
-            wait_s=self._wait_s,
+            wait_s=self._waits.wait_s,
             starvation=self.starvation(),
             slots_in_use=self._host.slots_in_use,
-            seconds=by_activity(self._host.profiler.seconds),
-            skipped=self._counting.skipped(places, self.num_lanes),
-            leaves=self._counting.leaves(places, self.num_lanes, self._host.profiler.read),
+            seconds=by_activity(profiler.seconds),
+            skipped=skipped_items(nodes),
+            leaves=leaf_stats(nodes, profiler.read),
         )
 
     def starvation(self) -> str:
         """Return why the trainer waited in the last seconds, in words. Costs nothing."""
-        return self._waits.reason(time.perf_counter(), self._wait_s)
+        return self._waits.reason()
 
     @property
     def slots_in_use(self) -> int:
@@ -231,46 +241,46 @@ class Loader(RankLoader[T_batch]):
 
     def begin_pass(self) -> None:
         """Move to the beginning of the next pass."""
-        nodes = self._nodes_at(self._host.states())
+        nodes = self._nodes_before(None)
         for node in nodes.values():
             node.rewind()
-        self._move(nodes, self.num_lanes, RunPosition(epoch=self.position.epoch + 1))
+        self._move(_states(nodes), self.num_lanes, RunPosition(epoch=self.position.epoch + 1))
 
     def enter_stage(self, position: RunPosition) -> None:
         """Move to a position, and enter the next stage there. For stages that count steps."""
-        nodes = self._nodes_at(self._host.states(position.next_of(self._rank, self._ranks)))
+        nodes = self._nodes_before(position.next_of(self._rank, self._ranks))
         for node in nodes.values():
             for _, inner in node.walk():
                 if isinstance(inner, StagedNode):
                     inner.enter(position.batch)
-        self._move(nodes, self.num_lanes, position)
-
-    def _entered_stage(self, _: int) -> PlannedStage | None:
-        """Return the stage that was entered last, where stages count steps."""
-        return self._transitions.plan.stages[len(self.entered)]
+        self._move(_states(nodes), self.num_lanes, position)
 
     def _start_run(self, num_lanes: int) -> None:
         """Move to the beginning of the run, with this number of lanes in it."""
-        nodes = self.dataset.build(
-            range(self._rank, num_lanes, self._ranks), num_lanes, profiler=self._host.profiler
-        )
-        start = self.dataset.start(num_lanes)
-        self._move(nodes, num_lanes, RunPosition())
-        self._gone, self._start = RemovedLeaves(), start
+        lanes = range(self._rank, num_lanes, self._ranks)
+        self._move(dict.fromkeys(lanes, self._start), num_lanes, RunPosition())
+        self._gone = RemovedLeaves()  # leaves that edits have removed from the run
 
-    def _nodes_at(self, places: Mapping[int, State]) -> Nodes:
-        """Return new nodes for the lanes of this rank, with these states."""
-        nodes = self.dataset.build(places, self.num_lanes, profiler=self._host.profiler)
+    def _nodes_before(self, number: int | None) -> Nodes:
+        """Return new nodes for the lanes of this rank, as before one of its micro-batches.
+
+        None: as after the last batch taken.
+        """
+        places = self._host.states(number)
+        nodes = self.dataset.build(places, self.num_lanes)
         for lane, node in nodes.items():
             restore(node, places[lane])
         return nodes
 
-    def _move(self, nodes: Nodes, num_lanes: int, position: RunPosition) -> None:
-        """Continue with these lanes at a position."""
-        uneven = last_full_round(self.dataset, position.epoch, num_lanes)
-        self._host.adopt(nodes, num_lanes, position.next_of(self._rank, self._ranks))
-        self.position, self.num_lanes = position, num_lanes
-        self._ended, self._uneven, self.entered = set(), uneven, _entered(nodes)
+    def _move(self, places: Mapping[int, State], num_lanes: int, position: RunPosition) -> None:
+        """Continue with the lanes of this rank in these states, at a position."""
+        # The micro-batches of a pass, and those of its full rounds.
+        self._uneven = last_full_round(self.dataset, position.epoch, num_lanes)
+        self._host.adopt(places, num_lanes, position.next_of(self._rank, self._ranks))
+        self.position, self.num_lanes, self._ended = position, num_lanes, set()
+        cursors = next(iter(places.values())).values()
+        # First micro-batches of the stages entered, without the first; for stages that count steps.
+        self.entered: tuple[int, ...] = next((c["entered"] for c in cursors if "entered" in c), ())
 
     # ---- restoring
 
@@ -293,7 +303,8 @@ class Loader(RankLoader[T_batch]):
         else:
             self._go_to(saved, on_mismatch, changed=changed)
         self._restored = True
-        self._transitions.restart()
+        if self._stage_log is not None:
+            self._stage_log.restart()
         return not restarts
 
     def is_changed(self, saved: RunState) -> bool:
@@ -332,7 +343,7 @@ class Loader(RankLoader[T_batch]):
     def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
         """Move to a position of this run; nothing moves if it does not fit."""
         hosted = range(self._rank, saved.lanes, self._ranks)
-        nodes = self.dataset.build(hosted, saved.lanes, profiler=self._host.profiler)
+        nodes = self.dataset.build(hosted, saved.lanes)
         if changed:
             keep = on_mismatch == "keep_matching"
             gone = restore_edited(saved, self._tree, self.dataset.spec, nodes, keep=keep)
@@ -340,15 +351,11 @@ class Loader(RankLoader[T_batch]):
             gone = saved.gone
             for lane, node in nodes.items():
                 restore(node, saved.places[lane])
-        start = self.dataset.start(saved.lanes)
         phase = saved.clock % self._ranks
         position = RunPosition(saved.epoch, saved.begun, saved.batch, phase)
-        self._move(nodes, saved.lanes, position)
-        self._gone, self._start = gone, start
+        self._move(_states(nodes), saved.lanes, position)
+        self._gone = gone
 
 
-def _entered(nodes: Nodes) -> tuple[int, ...]:
-    for _, inner in next(iter(nodes.values())).walk():
-        if isinstance(inner, StagedNode) and isinstance(inner.cursor, SteppedCursor):
-            return inner.cursor.entered
-    return ()
+def _states(nodes: Nodes) -> dict[int, State]:
+    return {lane: save(node) for lane, node in nodes.items()}

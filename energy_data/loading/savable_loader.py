@@ -1,169 +1,313 @@
-"""`get_loader` and `SavableDataLoader`: a dataset with its workers and the device of batches."""
+"""The interface of a loader of one rank: iterate, save, restore, report; and its iterators."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-import torch
-from attrs import evolve
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from torch import distributed
 
-from energy_data.core.context import WorkerConfig
-from energy_data.data.files.cache import CachePool
 from energy_data.errors import SpecError
-from energy_data.loading.dataset import SavableDataset
-from energy_data.loading.lanes import InProcess, LaneRunner
-from energy_data.loading.loader import Loader
-from energy_data.loading.rank_loader import RankLoader
-from energy_data.loading.steps.grouper import StepGrouper
-from energy_data.loading.steps.stages import for_steps
-from energy_data.loading.transport.cuda import Cuda
-from energy_data.loading.transport.device import OnDevice
-from energy_data.loading.workers.pool import PoolOptions, ProcessPool, StartMethod
-from energy_data.loading.workers.thread import ThreadPool
-from energy_data.order.step_rules import DocsPerStep
+from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.reports import Stats
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
+
+log = logging.getLogger(__name__)
+
+T_batch = TypeVar("T_batch")
+
+_SHOW_S, _LOG_S = 0.25, 60.0  # seconds between two updates of the bar, and between two log lines
+
+OnMismatch = Literal["error", "keep_matching", "restart"]
 
 
-class SavableDataLoader(Loader[T], Generic[T]):
-    """Returns the batches of one rank; saves and restores its position."""
+class LoaderIterator(Iterator[T_batch]):
+    """An iteration over a loader. Its position is that of the loader."""
+
+    def __init__(self, loader: SavableDataLoader[T_batch]) -> None:
+        self._loader = loader
+        self._done = False
+
+    def __next__(self) -> T_batch:
+        if self._done:
+            raise StopIteration
+        try:
+            return self._loader.next_batch()
+        except StopIteration:
+            self._done = True
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loader; see `SavableDataLoader.state_dict`."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Move to a saved position; the next batch of this iteration is the saved one."""
+        self._done = False
+        self._loader.load_state_dict(state, on_mismatch=on_mismatch)
+
+
+class ProgressIterator(LoaderIterator[T_batch]):
+    """An iteration with a progress bar: batches, their rate, and what the trainer waits for.
+
+    Where the console is not a terminal, a line is logged once a minute (INFO). Starts no thread,
+    because a process that forks must not have one; so nothing changes between two batches.
+    """
 
     def __init__(
-        self,
-        dataset: SavableDataset[T],
-        *,
-        checkpoint_every_sec: float = 60,
-        checkpoint_every_min_n_samples: int | None = None,
-        n_checkpoints: int | None = None,
-        gc_collect_every_n_steps: int = 10,
-        gc_freeze_at_start: bool = True,
-        prefetch_factor: int = 2,
-        cache_pool: CachePool | None = None,
-        watchdog_timeout_seconds: float | None = 60,
-        watchdog_initial_timeout_seconds: float | None = None,
-        fail_on_timeout: bool = False,
-        start_method: StartMethod = "fork",
-        arena_bytes: int = 4 << 30,
-        max_restarts: int = 3,
-        pin_memory: bool | Literal["auto"] = "auto",
-        device: str | torch.device | None = None,
-        in_steps: bool = False,
+        self, loader: SavableDataLoader[T_batch], total: int | None, console: Console
     ) -> None:
-        """Make a loader. Worker processes start with the first batch.
+        super().__init__(loader)
+        self._total, self._console = total, console
+        self._every_s = _SHOW_S if console.is_terminal else _LOG_S
+        self._bar: Progress | None = None
+        self._count = 0
+        self._start_s: float | None = None  # None: not shown
+        self._last_s = 0.0  # time of the last update
 
-        The arguments are those of `get_loader`; `gc_freeze_at_start` is accepted and ignored.
-        in_steps: for a `StepGrouper`.
+    def __del__(self) -> None:
+        """Restore the terminal if the iteration was abandoned."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __next__(self) -> T_batch:
+        if self._start_s is None and not self._done:
+            self._start()
+        try:
+            batch = super().__next__()
+        except BaseException:
+            self._stop()
+            raise
+        self._count += 1
+        now = time.perf_counter()
+        if now >= self._last_s + self._every_s:
+            self._last_s = now
+            self._show(now)
+        return batch
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Move to a saved position, and restart the bar; see `LoaderIterator.load_state_dict`."""
+        self._stop()
+        super().load_state_dict(state, on_mismatch=on_mismatch)
+
+    def _start(self) -> None:
+        self._start_s = self._last_s = time.perf_counter()
+        self._count = 0
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("batch"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[rate]}/s"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("waits for: {task.fields[starvation]}"),
+                console=self._console,
+                auto_refresh=False,
+            )
+            self._bar.add_task("", total=self._total, rate="0", starvation="")
+            self._bar.start()
+
+    def _stop(self) -> None:
+        """Show the final numbers and restore the terminal; idempotent."""
+        if self._start_s is not None:
+            self._show(time.perf_counter())
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._start_s = None
+
+    def _show(self, now: float) -> None:
+        rate = f"{self._count / max(now - (self._start_s or 0.0), 1e-9):.3g}"
+        starvation = self._loader.starvation()
+        if self._bar is None:
+            of = "" if self._total is None else f" of {self._total}"
+            log.info("batch %d%s, %s/s, waits for: %s", self._count, of, rate, starvation)
+            return
+        (task,) = self._bar.task_ids
+        self._bar.update(
+            task, completed=self._count, rate=rate, starvation=starvation, refresh=True
+        )
+
+
+class SavableDataLoader(ABC, Generic[T_batch]):
+    """Returns the batches of one rank; saves and restores its position.
+
+    A state describes the position after the last batch returned. `load_state_dict` may be called at
+    any time, also between two batches; the next batch is then the saved one.
+    """
+
+    dataset: SavableDataset[T_batch]
+
+    @abstractmethod
+    def next_batch(self) -> T_batch:
+        """Return the next batch of this rank. Raises StopIteration once at the end of an epoch."""
+
+    @abstractmethod
+    def run_state(self) -> RunState:
+        """Return the position of this rank."""
+
+    @abstractmethod
+    def restore(self, saved: RunState, on_mismatch: OnMismatch) -> bool:
+        """Move to a position of the whole run, or of this rank.
+
+        Return False if the run starts from the beginning instead.
         """
-        options = PoolOptions(
-            prefetch=prefetch_factor,
-            start_method=start_method,
-            arena_bytes=arena_bytes,
-            timeout_s=watchdog_timeout_seconds,
-            on_timeout="raise" if fail_on_timeout or start_method == "thread" else "restart",
-            max_restarts=max_restarts,
+
+    @abstractmethod
+    def num_batches(self) -> int | None:
+        """Return the maximal number of batches of this rank per iteration; None if endless."""
+
+    @property
+    @abstractmethod
+    def last_batch(self) -> int | None:
+        """The number in the run of the last micro-batch returned; None before the first."""
+
+    @property
+    @abstractmethod
+    def stage(self) -> tuple[int, str] | None:
+        """Number and name of the stage of the last batch returned; None before the first."""
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """Return the statistics of this rank so far. Reads no data, changes nothing."""
+
+    @abstractmethod
+    def starvation(self) -> str:
+        """Return why the trainer waited in the last seconds, in words. Costs nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop worker processes, as at the end of `with`. They start again with the next batch."""
+
+    def __iter__(self) -> LoaderIterator[T_batch]:
+        return LoaderIterator(self)
+
+    def with_progress(
+        self, *, total: int | None = None, console: Console | None = None
+    ) -> LoaderIterator[T_batch]:
+        """Iterate as `for batch in loader`, and show the progress on the terminal.
+
+        total: batches of this rank in the iteration, for a loader that cannot know it (endless).
+        console: a rich console; by default standard error. If it is not a terminal, progress is
+        logged once a minute instead (INFO).
+        """
+        iter(self)  # may move to the beginning, and `num_batches` depends on the position
+        console = console or Console(stderr=True)
+        return ProgressIterator(self, total or self.num_batches(), console)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of this rank. Reads no data, changes nothing."""
+        return self.run_state().to_dict()
+
+    def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Move to a saved position: of this rank, or of the whole run.
+
+        on_mismatch: what to do if the tree was edited since: "error" lists the differences;
+        "keep_matching" continues unchanged leaves and starts the others at 0; "restart" starts
+        from the beginning. Raises StateMissingError, StateMismatchError or StateIncompleteError,
+        and then nothing has moved.
+        """
+        saved = RunState.from_dict(state)
+        config = self.dataset.worker_config
+        own = saved.hosted == (config.rank, config.world_size)
+        self._restore(saved if own else merge([saved]), on_mismatch)
+
+    def can_restore_sample(self) -> bool:
+        """Return False: a single sample cannot be restored from its key."""
+        return False
+
+    def config(self) -> Any:
+        """Return the settings that determine the stream, as plain data."""
+        return self.dataset.config()
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in one pass over the data."""
+        return len(self.dataset)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def save_state(self, dst_rank: int) -> dict[str, Any] | None:
+        """Return `save_state_global(dst_rank)`."""
+        return self.save_state_global(dst_rank)
+
+    def restore_state(self, state: Any) -> None:
+        """Call `restore_state_global(state)`."""
+        self.restore_state_global(state)
+
+    def save_state_rank(self) -> dict[str, Any]:
+        """Return the position of this rank; as `state_dict`."""
+        return self.state_dict()
+
+    def restore_state_rank(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
+        """Move to a position this rank saved; as `load_state_dict`."""
+        self.load_state_dict(state, on_mismatch=on_mismatch)
+
+    def save_state_global(self, global_dst_rank: int = 0) -> dict[str, Any] | None:
+        """Return the position of the whole run on rank `global_dst_rank`, None on the others.
+
+        A collective over the data-parallel group if there is more than one rank.
+        """
+        config = self.dataset.worker_config
+        own = self.state_dict()
+        if config.world_size == 1:
+            return own
+        gathered: list[Any] | None = None
+        if distributed.get_rank() == global_dst_rank:
+            gathered = [None] * config.world_size
+        distributed.gather_object(
+            own, gathered, dst=global_dst_rank, group=config.data_parallel_group
         )
-        run = dataset if cache_pool is None else dataset.replace(cache=cache_pool)
-        host = host_of(run, options, pin_memory=pin_memory, device=device)
-        super().__init__(run, host, in_steps=in_steps)
+        return None if gathered is None else merge_states(gathered)
+
+    def restore_state_global(
+        self,
+        state: Any,
+        *,
+        src_rank: int | None = None,
+        on_mismatch: OnMismatch = "error",
+    ) -> None:
+        """Move to a position of the whole run, saved on any number of ranks.
+
+        state: a global state, or the states of all ranks that saved, in a list. With `src_rank`,
+        only that rank needs to pass it; it is sent to the others.
+        """
+        config = self.dataset.worker_config
+        if src_rank is not None and config.world_size > 1:
+            sent = [state]
+            distributed.broadcast_object_list(sent, src=src_rank, group=config.data_parallel_group)
+            state = sent[0]
+        states = state if isinstance(state, Sequence) and len(state) else [state]
+        self._restore(merge([RunState.from_dict(one) for one in states]), on_mismatch)
+
+    def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:
+        if on_mismatch not in ("error", "keep_matching", "restart"):
+            raise SpecError(
+                f"on_mismatch: must be 'error', 'keep_matching' or 'restart', got {on_mismatch!r}."
+            )
+        self.restore(saved, on_mismatch)
 
 
-def get_savable_loader(
-    dataset: SavableDataset[T],
-    *,
-    worker_config: WorkerConfig | None = None,
-    checkpoint_every_sec: float = 60,
-    checkpoint_every_min_n_samples: int | None = None,
-    n_checkpoints: int | None = None,
-    gc_collect_every_n_steps: int = 10,
-    prefetch_factor: int = 2,
-    cache_pool: CachePool | None = None,
-    watchdog_timeout_seconds: float | None = 60,
-    watchdog_initial_timeout_seconds: float | None = None,
-    fail_on_timeout: bool = False,
-    start_method: StartMethod = "fork",
-    arena_bytes: int = 4 << 30,
-    max_restarts: int = 3,
-    pin_memory: bool | Literal["auto"] = "auto",
-    device: str | torch.device | None = None,
-    docs_per_step: DocsPerStep | int | None = None,
-) -> RankLoader[T]:
-    """Return a loader of the dataset: iterate over it, save it, restore it.
-
-    The arguments do not change the batches.
-
-    Args:
-        dataset: What to read. Its `worker_config.num_workers` is the number of workers. With 0,
-            batches are made in this thread on demand, and most of the rest does not matter.
-        worker_config: That of the dataset; SpecError if it is another.
-        checkpoint_every_sec: Accepted and ignored, as are the next three: workers need no
-            checkpoints, and no garbage collection.
-        checkpoint_every_min_n_samples: Accepted and ignored.
-        n_checkpoints: Accepted and ignored.
-        gc_collect_every_n_steps: Accepted and ignored.
-        prefetch_factor: Batches that each worker prepares in advance, at most.
-        cache_pool: Where task encoders get the files that they requested in advance.
-        watchdog_timeout_seconds: A worker that sends nothing for this time is reported with its
-            sample and stack; None: never.
-        watchdog_initial_timeout_seconds: Accepted and ignored: a worker has 120 s to start, at
-            least.
-        fail_on_timeout: Raise an error after that time. Otherwise the worker process is replaced,
-            and the stream continues unchanged. A thread cannot be replaced: it always raises.
-        start_method: How workers start. "fork" needs no `if __name__ == "__main__":` and takes
-            lambdas. "forkserver" and "spawn" are safe with threads and CUDA in this process.
-            "thread": threads of this process; see docs/workers.md.
-        arena_bytes: Shared memory per worker process, at most. It grows as needed.
-        max_restarts: How often a worker that dies at the same batch is restarted.
-        pin_memory: Register the shared memory with CUDA once, so that batches of workers are
-            pinned without a copy. Threads copy theirs. "auto": where there is a GPU.
-        device: Copy batches to this device, one in advance, on a separate stream.
-        docs_per_step: Group micro-batches into optimizer steps that hold this many documents over
-            all ranks: a number, or `DocsPerStep`; see docs/docs-per-step.md. None: the rules of the
-            metadataset, if it has any.
-    """
-    if worker_config is not None and worker_config != dataset.worker_config:
-        raise SpecError(
-            f"get_loader: worker_config is {worker_config}, that of the dataset is "
-            f"{dataset.worker_config}. Leave it out."
-        )
-    rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
-    loader = SavableDataLoader(
-        dataset if rules is None else for_steps(dataset, rules),
-        prefetch_factor=prefetch_factor,
-        cache_pool=cache_pool,
-        watchdog_timeout_seconds=watchdog_timeout_seconds,
-        fail_on_timeout=fail_on_timeout,
-        start_method=start_method,
-        arena_bytes=arena_bytes,
-        max_restarts=max_restarts,
-        pin_memory=pin_memory,
-        device=device,
-        in_steps=rules is not None,
-    )
-    return loader if rules is None else StepGrouper(loader, rules)
-
-
-get_loader = get_savable_loader
-
-
-def host_of(
-    dataset: SavableDataset[Any],
-    options: PoolOptions,
-    *,
-    pin_memory: bool | Literal["auto"] = "auto",
-    device: str | torch.device | None = None,
-) -> LaneRunner:
-    """Return what runs the lanes of a dataset: this thread, or workers.
-
-    pin_memory: "auto" pins if there is a GPU. device: of the batches; None: they stay on the CPU.
-    """
-    cuda = Cuda()
-    host: LaneRunner = InProcess()
-    if dataset.worker_config.num_workers:
-        pinned = cuda.available() if pin_memory == "auto" else pin_memory
-        if options.start_method == "thread":
-            host = ThreadPool(dataset, evolve(options, pin=cuda.pinner if pinned else None))
-        else:
-            host = ProcessPool(dataset, evolve(options, pin=cuda.pin if pinned else None))
-    if device is not None and torch.device(device).type != "cpu":
-        host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
-    return host
+def merge_states(states: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of the whole run from the states of its ranks, in any order."""
+    return merge([RunState.from_dict(state) for state in states]).to_dict()

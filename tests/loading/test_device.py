@@ -64,7 +64,8 @@ def stream(batch_size=2):
 
 def loader_on(spec, cuda=None, *, lanes=4, rank=0, ranks=1, **facts):
     run = SavableDataset(spec=spec, worker_config=WorkerConfig(rank, ranks, lanes=lanes), **facts)
-    host = InProcess() if cuda is None else OnDevice(InProcess(), DEVICE, ranks, cuda)
+    host = InProcess(run)
+    host = host if cuda is None else OnDevice(host, DEVICE, ranks, cuda)
     return Loader(run, host)
 
 

@@ -68,7 +68,7 @@ def test_what_was_held_at_every_place_follows_from_the_state_alone(name):
     for _ in range(20):
         next(stream)
         state = json.loads(json.dumps(loader.state_dict()))
-        for lane, node in loader._host._nodes.items():
+        for lane, node in loader._nodes_before(None).items():
             saved = SavedRun(RunState.from_dict(state)).node(lane)
             assert list(held(saved)) == list(held(node))
             found += bool(list(held(node)))
@@ -110,9 +110,9 @@ def test_what_a_kind_of_the_user_holds_comes_back_to_its_leaves():
     body = batches(packs(OfUsersSpec(of=samples(A), function=dict)))
     loader = loader_of(body, lanes=3)
     in_order([loader], 4)
-    pending = [list(held(node)) for node in loader._host._nodes.values()]
+    pending = [list(held(node)) for node in loader._nodes_before(None).values()]
     again = edited(body, loader.state_dict())
-    returned = [node.cursor.returned for node in again._host._nodes.values()]
+    returned = [place["root"]["returned"] for place in again._host.states().values()]
     assert any(returned)
     assert [len(marks) for marks in returned] == [len(marks) for marks in pending]
 

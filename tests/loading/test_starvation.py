@@ -25,9 +25,9 @@ from energy_data.core.profiler import (
     ReadAmount,
     Usage,
 )
-from energy_data.loading import progress
-from energy_data.loading.rank_loader import ProgressIterator
-from energy_data.loading.stats import wait_reason
+from energy_data.loading import savable_loader
+from energy_data.loading.reports import wait_reason
+from energy_data.loading.savable_loader import ProgressIterator
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.concat import ConcatSpec
@@ -210,7 +210,7 @@ PASS = finite(ConcatSpec((A, B)), 2)
 
 
 def test_the_bar_shows_how_far_it_is_and_gives_the_same_batches(monkeypatch):
-    monkeypatch.setattr(progress, "_SHOW_S", 0.0)
+    monkeypatch.setattr(savable_loader, "_SHOW_S", 0.0)
     shown = Console(file=io.StringIO(), force_terminal=True, width=150)
     loader, other = (worker_loader(PASS, workers=0, from_start=True) for _ in range(2))
     assert list(loader.with_progress(console=shown)) == list(other)
@@ -231,7 +231,7 @@ def test_the_bar_knows_how_many_batches_a_rank_gets(rank, even):
 
 
 def test_without_a_terminal_nothing_is_shown_and_a_line_is_logged(caplog):
-    caplog.set_level(logging.INFO, "energy_data.loading.progress")
+    caplog.set_level(logging.INFO, "energy_data.loading.savable_loader")
     hidden = Console(file=io.StringIO())
     loader = worker_loader(PASS, workers=0, from_start=True)
     assert len(list(loader.with_progress(console=hidden))) == 7
@@ -274,6 +274,8 @@ def test_a_bar_holds_no_batch_that_its_consumer_has_let_go():
     made = []
 
     class Loader:
+        starvation = str
+
         def next_batch(self):
             assert all(batch() is None for batch in made)
             if len(made) == 3:
@@ -285,7 +287,7 @@ def test_a_bar_holds_no_batch_that_its_consumer_has_let_go():
     for is_terminal in (True, False):
         made.clear()
         console = Console(file=io.StringIO(), force_terminal=is_terminal)
-        stream = ProgressIterator(Loader(), progress.ProgressBar(str, None, console))
+        stream = ProgressIterator(Loader(), None, console)
         while (batch := next(stream, None)) is not None:
             del batch
         assert len(made) == 3

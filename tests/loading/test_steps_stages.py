@@ -16,8 +16,8 @@ from trees import leaf, samples
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateMismatchError
 from energy_data.loading.dataset import SavableDataset
+from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader
-from energy_data.loading.savable_loader import host_of
 from energy_data.loading.steps.counts import counts_of
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps

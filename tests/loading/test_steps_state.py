@@ -11,8 +11,8 @@ from trees import finite, leaf
 from energy_data.core.context import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.dataset import SavableDataset
+from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader
-from energy_data.loading.savable_loader import host_of
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.workers.pool import PoolOptions

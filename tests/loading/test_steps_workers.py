@@ -37,7 +37,7 @@ def loader_of(spec, workers=2, arena_bytes=1 << 30, cuda=None, **rules):
     config = WorkerConfig(num_workers=workers, lanes=8)
     dataset = SavableDataset(spec=spec, worker_config=config)
     options = PoolOptions(start_method="fork", arena_bytes=arena_bytes)
-    host = ProcessPool(dataset, options) if workers else InProcess()
+    host = ProcessPool(dataset, options) if workers else InProcess(dataset)
     if cuda is not None:
         host = OnDevice(host, DEVICE, 1, cuda)
     return StepGrouper(Loader(dataset, host, in_steps=True), DocsPerStep(**rules))

@@ -7,10 +7,10 @@ from itertools import islice
 
 import pytest
 
-from energy_data.loading import savable_loader
+from energy_data.loading import factory
 from energy_data.loading.dataset import SavableDataset
+from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader
-from energy_data.loading.savable_loader import host_of
 from energy_data.loading.transport.cuda import Cuda
 from energy_data.loading.workers.pool import PoolOptions
 from loading.encoders import collating, tensors
@@ -42,7 +42,7 @@ def test_batches_of_threads_are_copied_to_pinned_memory_where_there_is_a_gpu(
     monkeypatch, pin_memory, pins
 ):
     pinned = []
-    monkeypatch.setattr(savable_loader, "Cuda", lambda: FakeCuda(pinned))
+    monkeypatch.setattr(factory, "Cuda", lambda: FakeCuda(pinned))
     config = worker_loader(collating(tensors)).dataset.worker_config
     dataset = SavableDataset(spec=collating(tensors), worker_config=config)
     host = host_of(dataset, PoolOptions(start_method="thread"), pin_memory=pin_memory)

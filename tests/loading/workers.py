@@ -15,8 +15,8 @@ from trees import A, B, C, batches, leaf, not_third, samples
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
 from energy_data.loading.dataset import SavableDataset
+from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader
-from energy_data.loading.savable_loader import host_of
 from energy_data.loading.workers.pool import PoolOptions
 from energy_data.loading.workers.process import WorkerProcess
 from energy_data.nodes.blend import BlendSpec, Part

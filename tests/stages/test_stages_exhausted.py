@@ -252,7 +252,7 @@ def test_the_plan_and_the_log_say_what_was_asked_and_what_is_left(caplog):
         f"  {said[0].upper()}{said[1:]} and come first when their datasets are read again" in lines
     )
     assert "  Steps: 0 -> 6 (6), asked for an end at 9 steps" in lines
-    with caplog.at_level(logging.INFO, "energy_data.loading.transitions"):
+    with caplog.at_level(logging.INFO, "energy_data.loading.reports"):
         in_order(loaders_of(spec, 1, lanes=LANES), 26)
     switch = caplog.text.partition("STAGE TRANSITION")[2]
     assert f"'a' {said}" in switch

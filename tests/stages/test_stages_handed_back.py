@@ -86,7 +86,7 @@ def waiting(loader):
     """The keys that each lane has drawn and not given, of leaves that are gone too."""
     stages = {
         lane: next(inner for _, inner in node.walk() if isinstance(inner, StagedNode))
-        for lane, node in loader._host._nodes.items()
+        for lane, node in loader._nodes_before(None).items()
     }
     return {
         lane: [

@@ -135,7 +135,7 @@ Step 10, micro-batch 10: 's1' -> 's2'
 
 
 def test_the_plan_and_every_transition_are_logged(caplog):
-    with caplog.at_level(logging.INFO, "energy_data.loading.transitions"):
+    with caplog.at_level(logging.INFO, "energy_data.loading.reports"):
         in_order([loader_of(spec(), lanes=2)], 12)
     assert "\n".join(record.message for record in caplog.records) == PLAN
 
@@ -144,7 +144,7 @@ def test_a_resumed_run_logs_the_plan_and_where_it_is_and_only_rank_0_logs(caplog
     loader = loader_of(spec(), lanes=2)
     in_order([loader], 7)
     state = loader.state_dict()
-    with caplog.at_level(logging.INFO, "energy_data.loading.transitions"):
+    with caplog.at_level(logging.INFO, "energy_data.loading.reports"):
         again = loader_of(spec(), lanes=2)
         again.load_state_dict(state)
         in_order([again], 1)
@@ -157,6 +157,6 @@ def test_a_resumed_run_logs_the_plan_and_where_it_is_and_only_rank_0_logs(caplog
 
 
 def test_a_run_without_stages_logs_no_plan(caplog):
-    with caplog.at_level(logging.INFO, "energy_data.loading.transitions"):
+    with caplog.at_level(logging.INFO, "energy_data.loading.reports"):
         in_order([loader_of(batches(samples(A)))], 3)
     assert not caplog.records

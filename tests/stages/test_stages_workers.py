@@ -151,7 +151,7 @@ MIXED = {
 def test_what_is_held_of_several_order_trees_goes_back_to_the_leaf_of_each(mixed, kept, caplog):
     both = kept(MIXED[mixed](samples(X), samples(Y)))
     spec = staged(both, batches(samples(X), 1), batches(samples(Y), 1), steps=(6, 30))
-    with caplog.at_level("INFO", "energy_data.loading.transitions"):
+    with caplog.at_level("INFO", "energy_data.loading.reports"):
         given = [key for batch in in_order([loader_of(spec, lanes=1)], 66) for key in flat(batch)]
     assert "were drawn and not used: they return to their leaves" in caplog.text
     for name, one in (("x", X), ("y", Y)):

@@ -17,8 +17,8 @@ from energy_data.errors import DataError, SpecError, StateError, StateMismatchEr
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.epoch_end import padding_batch, with_values
 from energy_data.loading.loader import Loader
-from energy_data.loading.rank_loader import OnMismatch, RankLoader
-from energy_data.loading.stats import Stats
+from energy_data.loading.reports import Stats
+from energy_data.loading.savable_loader import OnMismatch, SavableDataLoader
 from energy_data.loading.steps.counts import EMPTY, Counts, Step
 from energy_data.loading.steps.exchange import Exchange
 from energy_data.loading.steps.gloo import GlooExchange
@@ -29,7 +29,7 @@ from energy_data.loading.steps.state import SettledStep, StepPosition, StepState
 from energy_data.order.step_rules import DocsPerStep
 
 
-class StepGrouper(RankLoader[Any]):
+class StepGrouper(SavableDataLoader[Any]):
     """Gives the micro-batches of one rank step by step, each with a `Step` in `__step__`.
 
     `__step__` is a key of a batch that is a dict, else an attribute where the type allows it.

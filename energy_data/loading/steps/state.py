@@ -18,7 +18,7 @@ from attrs import frozen
 
 from energy_data.core.cursor import is_count, shorten
 from energy_data.errors import StateError
-from energy_data.loading.position import RunPosition
+from energy_data.loading.lanes import RunPosition
 from energy_data.loading.steps.counts import EMPTY, Counts
 from energy_data.loading.steps.planner import StepPlan
 from energy_data.order.step_rules import DocsPerStep

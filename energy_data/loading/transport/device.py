@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from energy_data.core.cursor import State
-from energy_data.core.profiler import Profiler
 from energy_data.loading.epoch_end import with_values
-from energy_data.loading.lanes import LaneRunner, Nodes
+from energy_data.loading.lanes import LaneRunner
 from energy_data.loading.transport.cuda import Cuda
 
 
@@ -34,6 +33,7 @@ class OnDevice(LaneRunner):
     """
 
     def __init__(self, host: LaneRunner, device: torch.device, stride: int, cuda: Cuda) -> None:
+        self.profiler = host.profiler
         self._host, self._device, self._stride, self._cuda = host, device, stride, cuda
         self._num_lanes = 1
         self._ended: set[int] = set()
@@ -42,16 +42,12 @@ class OnDevice(LaneRunner):
         self._copying: deque[tuple[Any, Any]] = deque()  # event, batch on the CPU kept until then
 
     @property
-    def profiler(self) -> Profiler:  # noqa: D102
-        return self._host.profiler
-
-    @property
     def slots_in_use(self) -> int:  # noqa: D102
         return self._host.slots_in_use
 
-    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
         self._ahead, self._ended, self._num_lanes = None, set(), num_lanes
-        self._host.adopt(nodes, num_lanes, batch)
+        self._host.adopt(places, num_lanes, batch)
 
     def keep(self, batch: int) -> None:  # noqa: D102
         self._host.keep(batch)

@@ -11,16 +11,16 @@ import logging
 import os
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from attrs import field, frozen
 
-from energy_data.core.cursor import State, save
+from energy_data.core.cursor import State
 from energy_data.core.profiler import STARTING, Profiler
 from energy_data.errors import EnergyDataError, SpecError, add_note
-from energy_data.loading.lanes import Journal, LaneRunner, Nodes, Taken
+from energy_data.loading.lanes import Journal, LaneRunner, Taken
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.workers.process import (
     ProcessMethod,
@@ -101,7 +101,7 @@ class WorkerPool(LaneRunner, Generic[W]):
         self._workers: dict[int, W] = {}
         self._stale: set[int] = set()  # workers that need a new start
         self._process = os.getpid()
-        self._profiler = Profiler()
+        self.profiler = Profiler()
 
     @abstractmethod
     def _start(self, number: int) -> W:
@@ -124,18 +124,14 @@ class WorkerPool(LaneRunner, Generic[W]):
         """End some workers, all at once."""
 
     @property
-    def profiler(self) -> Profiler:  # noqa: D102
-        return self._profiler
-
-    @property
     def slots_in_use(self) -> int:  # noqa: D102
         return sum(worker.slots_in_use for worker in self._workers.values())
 
-    def adopt(self, nodes: Nodes, num_lanes: int, batch: int) -> None:  # noqa: D102
+    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
         self._journal.clear()
-        self._places = {lane: save(node) for lane, node in nodes.items()}
-        count = max(1, min(self.dataset.worker_config.num_workers, len(nodes)))
-        self._owner = {lane: number % count for number, lane in enumerate(nodes)}
+        self._places = dict(places)
+        count = max(1, min(self.dataset.worker_config.num_workers, len(places)))
+        self._owner = {lane: number % count for number, lane in enumerate(places)}
         self._num_lanes = num_lanes
         self._stale = set(self._owner.values())
         idle = [self._workers.pop(n) for n in list(self._workers) if n not in self._stale]
@@ -186,7 +182,7 @@ class WorkerPool(LaneRunner, Generic[W]):
             if message is None:
                 continue
             if message.usage is not None:
-                self._profiler.merge(message.usage)
+                self.profiler.merge(message.usage)
             if message.kind != "end" or message.batch == batch:
                 return self._hand_over(number, lane, batch, message)
             self._stale.discard(number)  # a lane that had ended before the start reports it again
@@ -276,7 +272,7 @@ class ProcessPool(WorkerPool[WorkerProcess]):
             self._drop(number)
             raise
         if worker.starting_s:
-            self._profiler.add(STARTING, worker.starting_s)
+            self.profiler.add(STARTING, worker.starting_s)
             worker.starting_s = 0.0
         if message is None:
             self._report_silence(number, batch)
