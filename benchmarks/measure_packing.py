@@ -21,12 +21,11 @@ from energy_data.core.packing import Packing
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf, Shuffle
+from energy_data.nodes.leaf import Leaf, Shuffle
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing_buffer import Buffer, Document
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.testing import NumberSource
 
 LENGTHS = np.random.default_rng(0).lognormal(6, 1, 200_000).astype(int) + 1

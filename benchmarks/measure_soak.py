@@ -20,10 +20,9 @@ from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.loading.workers.pool import PoolOptions, ProcessPool
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.testing import NumberSource
 
 LOOKS = 40  # at what is used, over the run; the first quarter of them is warm-up

@@ -17,10 +17,9 @@ from torch import distributed
 from energy_data import DocsPerStep, Loader, Sample, SavableDataset, WorkerConfig, get_loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.testing import NumberSource
 

@@ -26,7 +26,7 @@ from energy_data.data.typed.dataset_yaml import Typing
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import EvenBatches, SavableDataset
-from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.read import OnError
 from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
 from energy_data.tasks.mixture import BaseCoreDatasetFactory, LoadedDataset, LoadedDatasets

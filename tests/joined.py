@@ -11,8 +11,8 @@ import numpy as np
 from energy_data.data.files.local import whole_file
 from energy_data.data.join.source import JoinSource
 from energy_data.data.join.table import Kept
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.references import LeafSpec
 from energy_data.testing import NumberSource
 
 FOLDER = Path(gettempdir(), f"energy_data-tests-{os.getuid()}")

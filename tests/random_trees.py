@@ -17,7 +17,6 @@ from trees import (
     groups,
     leaf,
     not_fifth,
-    number_cost,
     numbers,
     packs,
     parts,
@@ -32,21 +31,13 @@ from trees import (
 from energy_data.core.packing import Quota
 from energy_data.core.spec import Spec
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Mixed, MixSpec, Part, Repeated
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.flat_map import FlatMapSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Shuffle
-from energy_data.nodes.limit import LimitSpec
-from energy_data.nodes.map import MapSpec
-from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.nodes.leaf import Shuffle
+from energy_data.nodes.map import FlatMapSpec, MapSpec
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import OrderSpec, ReferencesSpec
-from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
 from energy_data.order.schedule import Schedule
 
 
@@ -133,9 +124,6 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
         st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3)
         .map(tuple)
         .map(BlendSpec),
-        st.lists(st.builds(Costed, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3).map(
-            lambda parts: BlendByCostSpec(tuple(parts), cost=number_cost)
-        ),
         st.builds(EncodeSpec, of=mixed, encode=st.just(parts)),
         packed(st.one_of(mixed, st.builds(EncodeSpec, of=mixed, encode=st.just(parts)))),
         crude(depth),

@@ -8,7 +8,7 @@ from functools import partial
 from trees import leaf, samples
 
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.leaves import shared_leaf_ids
+from energy_data.nodes.leaf import shared_leaf_ids
 
 
 def blended(ids) -> BlendSpec:

@@ -11,24 +11,16 @@ from energy_data.core.packing import Packing, Quota
 from energy_data.core.spec import Spec
 from energy_data.errors import SkipSample
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Mixed, MixSpec, Part, Repeated
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf, Shuffle
-from energy_data.nodes.limit import LimitSpec
-from energy_data.nodes.map import MapSpec
-from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.nodes.leaf import Leaf, Shuffle
+from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import OrderSpec, ReferencesSpec
-from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
 from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.share import ShareSpec
 from energy_data.nodes.stage import Stage
@@ -187,16 +179,11 @@ KINDS: dict[str, list[Spec]] = {
         samples(BlendSpec((Part(A, UP), Part(B, LATER), Part(C, 0), Part(A, 0.7)))),
         samples(BlendSpec((Part(BlendSpec((Part(A, DOWN), Part(B))), LATER), Part(C, UP)))),
         BlendSpec((Part(STREAM_A, 0.3), Part(STREAM_B, 0.7), Part(samples(C), 0))),
+        BlendSpec((Part(samples(A), 0.7), Part(samples(BAD), 1.3))),
     ],
     "mix": [
         samples(MixSpec((Mixed(A, 3), Mixed(B, 2), Mixed(C, 0), Mixed(A, 0.5)))),
         samples(MixSpec((Mixed(A, 3), Mixed(BlendSpec((Part(B), Part(C, UP))))), "batches")),
-        MixSpec((Mixed(samples(A), 0.7), Mixed(samples(BAD), 1.3)), batch_size=3),
-        MixSpec((Mixed(STREAM_A), Mixed(samples(C), 0), Mixed(samples(B), 2)), "batches", 2),
-    ],
-    "blend_by_cost": [
-        BlendByCostSpec((Costed(samples(A), 2), Costed(samples(BAD))), cost=number_cost),
-        BlendByCostSpec((Costed(STREAM_A), Costed(samples(B, 2), 0.3)), cost=number_cost),
     ],
     "blend_epochized": [samples(BlendEpochizedSpec((Repeated(A, 1.5), Repeated(B, 2))))],
     "concat": [samples(ConcatSpec((A, B, A))), ConcatSpec((STREAM_A, STREAM_B))],

@@ -9,10 +9,9 @@ from benchmarks.parcels import Producer
 from energy_data import WorkerConfig, get_loader
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.testing import NumberSource
 
 

@@ -11,7 +11,7 @@ from energy_data.config.load import LoadedMetadataset, load
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.leaves import distinct_leaves, leaf_entries
+from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 
 
 @click.command("check")

@@ -19,7 +19,7 @@ from energy_data.config.load import LoadedMetadataset, load
 from energy_data.core.context import LANES_PER_RANK, Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
-from energy_data.nodes.leaves import distinct_leaves, leaf_entries
+from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.run_plan import Plan
 from energy_data.order.schedule import Clock, Schedule

@@ -23,12 +23,10 @@ from energy_data.core.spec import Spec
 from energy_data.data.files.stores import FileStore
 from energy_data.data.source import Source
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.blend import BlendSpec
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
-from energy_data.nodes.references import OrderSpec
-from energy_data.nodes.token_weights import blend_by_tokens
+from energy_data.nodes.blend import BlendSpec, blend_by_tokens
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.passes import ConcatSpec
+from energy_data.nodes.references import LeafSpec, OrderSpec
 from energy_data.order.schedule import Schedule
 from energy_data.order.step_rules import DocsPerStep
 

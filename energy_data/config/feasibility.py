@@ -8,10 +8,9 @@ from fractions import Fraction
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.staged import StagedSpec
-from energy_data.nodes.token_weights import mean_tokens
 
 SHOWN_DIGITS = 6
 
@@ -81,7 +80,7 @@ def _samples(spec: Spec, samples: int | None, tokens: int | None) -> int | None:
     trees = _trees(spec)
     if isinstance(spec, StagedSpec) or len(trees) != 1:
         raise SpecError("budget_tokens: the run has several mixtures. Give `budget_samples`.")
-    return int(tokens / mean_tokens(trees[0].of))
+    return int(tokens / trees[0].of.mean_tokens)
 
 
 def _drawn(spec: Spec, budget: int | None) -> Drawn:

@@ -17,9 +17,8 @@ from energy_data.config.load import LoadedMetadataset
 from energy_data.core.recipe import Rule, keys_of, parts_of, share_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendSpec
-from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.leaves import leaf_entries
-from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.passes import EpochizeSpec, RepeatSpec
 from energy_data.order.schedule import Schedule
 
 

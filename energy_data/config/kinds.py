@@ -23,12 +23,8 @@ from energy_data.core.recipe import (
 )
 from energy_data.core.rules import one_of
 from energy_data.core.spec import Spec
-from energy_data.nodes.blend import BlendSpec
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.mix import MixSpec
-from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, MixSpec
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec
 
 KINDS: Mapping[str, type[Spec]] = {
     cls.kind: cls

@@ -20,7 +20,7 @@ from energy_data.core.context import WorkerConfig
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.leaf import Shuffle
 from energy_data.tasks.mixture import DatasetBlendMode, LoadedDatasets, Reading
 
 PathLike = str | Path

@@ -30,8 +30,8 @@ from energy_data.data.typed.samples import (
 )
 from energy_data.data.typed.wrap import open_as
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf, Shuffle
+from energy_data.nodes.leaf import Leaf, Shuffle
+from energy_data.nodes.references import LeafSpec
 from energy_data.tasks.mixture import BaseCoreDatasetFactory, Reading
 
 T = TypeVar("T")

@@ -20,11 +20,9 @@ from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.steps.stages import for_steps
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.leaves import shared_leaf_ids
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.leaf import shared_leaf_ids
+from energy_data.nodes.passes import EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.references import ReferencesSpec
-from energy_data.nodes.repeat import RepeatSpec
 from energy_data.nodes.run_plan import Plan
 from energy_data.order.step_rules import DocsPerStep
 

@@ -1,10 +1,15 @@
-"""Blend: several children as one, in given proportions, exact to the sample in every lane."""
+"""Blends: several children as one, in given proportions, exact to the sample in every lane.
+
+`blend` keeps weights along each lane, `mix` in every batch, and `blend_epochized` draws each child
+so many times per epoch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import isfinite
 from typing import Any, Literal
 
@@ -14,26 +19,25 @@ from energy_data.core import recipe
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.keys import key
-from energy_data.core.node import EmptyGuard, Items, Node
+from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.recipe import FieldProblem, Yaml
-from energy_data.core.rules import one_of
-from energy_data.core.spec import Spec, order_children
+from energy_data.core.rules import NUMBER, number, one_of
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.many import MultiChildNode, MultiChildSpec, built, with_weights
-from energy_data.nodes.references import LeafTable, OrderSpec
-from energy_data.order.schedule import (
-    Clock,
-    Schedule,
-    Weight,
-    check_weights,
-    stretches,
-)
+from energy_data.nodes.leaf import LeafTable
+from energy_data.nodes.many import MultiChildNode, MultiChildSpec
+from energy_data.nodes.references import OrderSpec
+from energy_data.order.epochized import EpochizedChoice
+from energy_data.order.permutation import permute
+from energy_data.order.quota import QuotaChoice, WholeBatches
+from energy_data.order.schedule import Clock, Schedule, Weight, check_weights, stretches
 from energy_data.order.splits import integer_weights
-from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, Order
+from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, LeafOrder, Order
 from energy_data.order.weight_rule import WEIGHT
-from energy_data.order.weighted import ExhaustingChoice, Place, ScheduledChoice, WeightedChoice
+from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
 
 PLANNED_ITEMS = 256  # choices computed ahead
+MAX_REPETITIONS = 1e9
 
 
 @frozen
@@ -57,8 +61,38 @@ class Part:
             raise SpecError(f"weight: must be a finite number >= 0, got {self.weight}.")
 
 
+class WeightedSpec(MultiChildSpec):
+    """A spec whose children have weights."""
+
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The weights of the children, exact or to 2**-32; empty where they change."""
+        weights = [part.weight for part in self.parts]
+        constant = [weight for weight in weights if not isinstance(weight, Schedule)]
+        return tuple(integer_weights(constant)) if len(constant) == len(weights) else ()
+
+    @property
+    def drawn_weights(self) -> tuple[int, ...]:
+        """The weights of the children that are drawn."""
+        return tuple(weight for weight in self.weights if weight)
+
+    @property
+    def shares(self) -> list[Fraction]:
+        return [Fraction(weight) for weight in self.weights]
+
+    def canonical(self) -> Spec:
+        """Return the spec with integer weights, which do not depend on their scale."""
+        if not self.weights:
+            return self
+        pairs = zip(self.parts, self.weights, strict=True)
+        parts = tuple(evolve(part, weight=weight) for part, weight in pairs)
+        return evolve(self, parts=parts)  # type: ignore[misc]  # its subclasses are attrs classes
+
+
 @frozen
-class BlendSpec(MultiChildSpec, OrderSpec):
+class BlendSpec(WeightedSpec):
     """Draw from each child in proportion to its weight.
 
     A child that ends leaves its share to the others; the blend ends with its last child. Weights
@@ -83,106 +117,76 @@ class BlendSpec(MultiChildSpec, OrderSpec):
         "weight_unit: tokens",
         default="samples",
     )
-    # Exact, or to 2**-32; empty where weights change.
-    weights: tuple[int, ...] = field(init=False, eq=False, repr=False)
 
-    @weights.default
-    def _integers(self) -> tuple[int, ...]:
-        weights = [part.weight for part in self.parts]
-        constant = [weight for weight in weights if not isinstance(weight, Schedule)]
-        if len(constant) < len(weights):
-            return ()
-        return tuple(integer_weights(constant)) if any(constant) else ()
+    @property
+    def schedules(self) -> dict[int, Schedule]:
+        """The weights that change, by the number of the child."""
+        weights = enumerate(part.weight for part in self.parts)
+        return {number: weight for number, weight in weights if isinstance(weight, Schedule)}
 
     def check(self) -> Iterator[FieldProblem]:
-        weights = [part.weight for part in self.parts]
-        changing = [n for n, weight in enumerate(weights) if isinstance(weight, Schedule)]
-        if not any(weights):
-            yield "blend", "no child has weight > 0. Give at least one weight > 0."
-        elif changing:
-            try:
-                check_weights(weights)
-            except ValueError as error:
-                yield f"blend[{changing[0]}].weight", f"{error}."
-        if len({part.of.item_kind for part in self.parts}) > 1:
-            yield "blend", "the children return different kinds of items (references and samples)."
-        elif changing and self.item_kind != "references":
+        yield from super().check()
+        if not (changing := self.schedules):
+            return
+        try:
+            check_weights([part.weight for part in self.parts])
+        except ValueError as error:
+            yield f"blend[{min(changing)}].weight", f"{error}."
+        if self.item_kind != "references":
             problem = "weights that change are for blends below reading. Put the blend there."
             yield "blend", problem
 
     @property
     def follows_run(self) -> bool:
-        return not self.weights
+        return bool(self.schedules)
 
     def check_clock(self, clock: Clock | None) -> None:
-        for part in self.parts:
-            unit = part.weight.unit if isinstance(part.weight, Schedule) else None
-            if unit and clock is None:
+        for schedule in self.schedules.values():
+            unit = schedule.unit
+            if clock is None:
                 raise SpecError(
                     "blend: its weights change over the run, so it must go on without end: not "
                     "under a concat, a repeat or a blend_epochized, and not in a finite stream."
                 )
-            if unit and clock is not None and not clock.knows(unit):
+            if not clock.knows(unit):
                 fact = {"steps": "microbatches_per_step", "tokens": "tokens_per_sample"}[unit]
                 raise SpecError(f"blend: its weights follow {unit}. Give `{fact}` of the run.")
         super().check_clock(clock)
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return order_children([part.of for part in self.parts])
-
-    @property
-    def size(self) -> Fraction:
-        drawn = [part.of for part in self.parts if part.weight]
-        return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
-
-    def canonical(self) -> BlendSpec:
-        if not self.weights:
-            return self
-        return evolve(self, parts=with_weights(self.parts, self.weights))
+    def shares(self) -> list[Fraction]:
+        if self.schedules:
+            raise SpecError(
+                "weights are of tokens, and how long the samples of a blend are changes with its "
+                "own weights. Give its children lengths that are equal, or weights that stay."
+            )
+        return super().shares
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
-        drawn = [number for number, part in enumerate(self.parts) if part.weight]
         if endless:
-            choice = self._choice(context, leaves, drawn)
-            places = [_below(choice, number, leaves.place) for number in range(len(drawn))]
-        else:
-            places = [None] * len(drawn)
-        children = [
-            of.order(
-                context.under(str(number)),
-                leaves.at(place) if of.children else leaves,
-                endless=endless,
-            )
-            for number, place in zip(drawn, places, strict=True)
-            if isinstance(of := self.parts[number].of, OrderSpec)
-        ]
-        if endless:
-            return ChoiceOrder(children, choice)
-        weights, draw = [weight for weight in self.weights if weight], _draw(context)
-        return ExhaustingOrder(children, lambda counts: ExhaustingChoice(weights, counts, **draw))
+            choice = self._choice(context, leaves)
+            return ChoiceOrder(self.orders(context, leaves, choice), choice)
+        weights, lane = self.drawn_weights, self.lane_of_choice(context)
+        return ExhaustingOrder(
+            self.orders(context, leaves), lambda counts: ExhaustingChoice(weights, counts, **lane)
+        )
 
-    def _choice(
-        self, context: Context, leaves: LeafTable, drawn: Sequence[int]
-    ) -> WeightedChoice | ScheduledChoice:
-        if self.weights:
-            weights = tuple(self.weights[number] for number in drawn)
-            draw = _draw(context)
+    def _choice(self, context: Context, leaves: LeafTable) -> WeightedChoice | ScheduledChoice:
+        lane = self.lane_of_choice(context)
+        if weights := self.drawn_weights:
             first = context.shared(
-                ("choice", weights, draw["key"]), lambda: WeightedChoice(weights, **draw)
+                ("choice", weights, lane["key"]), lambda: WeightedChoice(weights, **lane)
             )
             return first.in_lane(context.lane)
         assert leaves.place is not None
-        curves = tuple(self.parts[number].weight for number in drawn)
+        curves = tuple(part.weight for part in self.parts if part.weight)
         cut = context.shared(
             ("stretches", curves, leaves.clock),
             lambda: stretches(curves, leaves.clock, context.lanes),
         )
-        return ScheduledChoice(cut, leaves.place, **_draw(context))
+        return ScheduledChoice(cut, leaves.place, **lane)
 
-    def build(self, context: Context) -> Node[Any]:
-        if self.item_kind == "references":
-            return OrderSpec.build(self, context)
+    def stream(self, context: Context) -> BlendNode:
         return BlendNode(self, context)
 
 
@@ -196,11 +200,9 @@ class BlendNode(MultiChildNode[BlendCursor]):
     """A blend of streams: one item from one child at a time."""
 
     def __init__(self, spec: BlendSpec, context: Context) -> None:
-        drawn = {name: of for name, of in spec.children.items() if spec.parts[int(name)].weight}
-        super().__init__(BlendCursor(), built(drawn, context))
-        weights = [weight for weight in spec.weights if weight]
-        self.weights = dict(zip(drawn, weights, strict=True))
-        self.context = context
+        super().__init__(BlendCursor(), spec, context)
+        self.weights = dict(zip(self.children, spec.drawn_weights, strict=True))
+        self.lane = spec.lane_of_choice(context)
         self._plan: tuple[tuple[str, ...], int, Sequence[str]] = ((), 0, ())
 
     def faults(self, at: BlendCursor) -> Iterator[Problem]:
@@ -228,31 +230,168 @@ class BlendNode(MultiChildNode[BlendCursor]):
         planned, start, names = self._plan
         if planned != ended or not start <= draw < start + len(names):
             living = [name for name in self.children if name not in ended]
-            choice = WeightedChoice(
-                [self.weights[name] for name in living],
-                key=_key(self.context),
-                lane=self.context.lane,
-                lanes=self.context.lanes,
-            )
+            choice = WeightedChoice([self.weights[name] for name in living], **self.lane)
             names = [living[number] for number in choice.choose(draw, PLANNED_ITEMS)]
             start = draw
             self._plan = ended, start, names
         return names[draw - start]
 
 
-def _key(context: Context) -> int:
-    return key(context.seed, "blend", *context.path)
+def blend_by_tokens(parts: Sequence[Part]) -> BlendSpec:
+    """Return a blend whose weights are of tokens: each is divided by the mean length of its child.
+
+    With lengths that are right, each child has its part of all tokens, as exactly as a blend keeps
+    its parts of samples. A leaf's length is the declared one, or that of its source.
+
+    Raises:
+        SpecError: If a length is not known, or changes over the run.
+    """
+    return BlendSpec(tuple(map(_per_token, parts)))
 
 
-def _draw(context: Context) -> dict[str, int]:
-    """Return the key and the lane of a choice."""
-    return {"key": _key(context), "lane": context.lane, "lanes": context.lanes}
+def _per_token(part: Part) -> Part:
+    weight, of = part.weight, part.of
+    if not (weight and isinstance(of, OrderSpec)):
+        return part
+    if isinstance(weight, Schedule):
+        return evolve(part, weight=evolve(weight, per=weight.per * of.mean_tokens))
+    return evolve(part, weight=_exact(weight) / of.mean_tokens)
 
 
-def _below(
-    choice: WeightedChoice | ScheduledChoice, child: int, place: Place | None
-) -> Place | None:
-    """Return which draw of a child a place of the run is."""
-    if place is None:
-        return None
-    return lambda samples: int(choice.counts_before(place(samples))[child])
+def _exact(weight: float | str | Fraction) -> Fraction:
+    return Fraction(str(weight))  # 0.1 means a tenth
+
+
+@frozen
+class Mixed(Part):
+    """One child of a mix."""
+
+    weight: float = recipe.key(
+        NUMBER,
+        "Part of each batch, on any scale. 0: listed, never drawn.",
+        "weight: 2.5",
+        default=1.0,
+    )
+
+
+@frozen
+class MixSpec(WeightedSpec):
+    """Return batches that contain a share of every child, by weight.
+
+    `by="samples"`: of each batch, a child has its quota rounded down or up, in turns, so that over
+    batches proportions are exact. `by="batches"`: a batch is of one child, chosen by weight.
+
+    It is the root of an order tree; its clock has the size of a batch. Samples count when they are
+    drawn: one that is skipped later is replaced by the next draw.
+    """
+
+    kind = "mix"
+    keeps_place = True
+    is_finite = False
+    only_root = True
+    follows_run = True
+
+    yaml = Yaml(
+        about="Children of which every batch has its exact part; the outermost node of a split.",
+        example="mix: {parts: [{path: ./coco, weight: 3}, {path: ./coyo}]}",
+    )
+
+    parts: tuple[Mixed, ...] = recipe.children(
+        Mixed,
+        "The children; one after another in validation.",
+        "parts: [{path: ./coco, weight: 3}, {path: ./coyo}]",
+    )
+    by: Literal["samples", "batches"] = recipe.key(
+        one_of("samples", "batches"),
+        "Each batch has its exact part of each child, or it is of one child, by weight.",
+        "by: batches",
+        default="samples",
+    )
+
+    def check(self) -> Iterator[FieldProblem]:
+        yield from super().check()
+        if self.by not in ("samples", "batches"):
+            yield "by", f"by must be 'samples' or 'batches', got {self.by!r}."
+        if self.item_kind != "references":
+            yield "parts", "a mix is for children below reading. Over streams, use a blend."
+
+    def check_clock(self, clock: Clock | None) -> None:
+        if clock is None:
+            raise SpecError("mix: it has batches without end, so it is in no finite stream.")
+        super().check_clock(clock)
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
+        size, lane = leaves.clock.samples_per_microbatch, self.lane_of_choice(context)
+        choice: QuotaChoice | WholeBatches
+        if self.by == "samples":
+            choice = QuotaChoice(self.drawn_weights, size, **lane)
+        else:
+            choice = WholeBatches(WeightedChoice(self.drawn_weights, **lane), size)
+        return ChoiceOrder(self.orders(context, leaves, choice), choice)
+
+
+@frozen
+class Repeated:
+    """One child of an epochized blend."""
+
+    share_key = "repetitions"
+
+    of: OrderSpec
+    repetitions: Fraction = field(
+        default=Fraction(1),
+        converter=_exact,
+        metadata=recipe.declare(
+            number(MAX_REPETITIONS),
+            "How often each of its samples comes per epoch; fractions are exact over epochs.",
+            "repetitions: 1.5",
+        ),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.repetitions < 0:
+            raise SpecError(f"repetitions: must be >= 0, got {self.repetitions}.")
+
+    @property
+    def size(self) -> Fraction:
+        """The number of its draws per epoch, over all lanes."""
+        return self.of.size * self.repetitions
+
+
+@frozen
+class BlendEpochizedSpec(MultiChildSpec):
+    """Draw each child `repetitions` times per epoch, evenly spread over the epoch.
+
+    Counts are exact: before epoch e, a child of n samples was drawn floor(e * repetitions * n)
+    times over all lanes.
+    """
+
+    kind = "blend_epochized"
+    needs_sizes = True
+
+    yaml = Yaml()
+
+    parts: tuple[Repeated, ...] = recipe.children(
+        Repeated,
+        "Children drawn `repetitions` times per epoch; once, one after another, in validation.",
+        "blend_epochized: [{path: ./coco, repetitions: 2}, {path: ./coyo}]",
+        name="blend_epochized",
+    )
+
+    @property
+    def shares(self) -> list[Fraction]:
+        return [part.size for part in self.parts]
+
+    @property
+    def size(self) -> Fraction:
+        return sum(self.shares, Fraction(0))
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
+        children, lane = self.orders(context, leaves), self.lane_of_choice(context)
+        sizes = [size for size in self.shares if size]
+        positions = [
+            leaves.shares.position(child.leaf)
+            if isinstance(child, LeafOrder)
+            else int(permute(context.lane, context.lanes, key(lane["key"], int(name))))
+            for name, child in zip(self.drawn, children, strict=True)
+        ]
+        return ChoiceOrder(children, EpochizedChoice(sizes, lane_positions=positions, **lane))

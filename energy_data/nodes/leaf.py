@@ -1,47 +1,194 @@
-"""Leaf: the samples of one dataset split, epoch after epoch."""
+"""Leaves: the datasets that samples are drawn from, and how they are shuffled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
-from attrs import frozen
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
 
 from energy_data.core.context import Context
+from energy_data.core.keys import key
+from energy_data.core.references import Integers
 from energy_data.core.spec import Spec
+from energy_data.data.files.stores import FileStore
+from energy_data.data.source import Source
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import Leaf
-from energy_data.nodes.references import LeafTable, OrderSpec
-from energy_data.order.tree import LeafOrder
+from energy_data.order.schedule import Clock
+from energy_data.order.shares import shares_of
+from energy_data.order.tree import Choice
+from energy_data.order.weighted import Place
 
 
-@frozen
-class LeafSpec(OrderSpec):
-    """Draw from one dataset split, each sample once per epoch over all lanes."""
+@frozen(kw_only=True)
+class Shuffle:
+    """How far the samples of one leaf are mixed. The parameters are those of Energon."""
 
-    kind = "leaf"
-    leaf: Leaf
-
-    def __attrs_post_init__(self) -> None:
-        if not self.leaf.num_samples:
-            raise SpecError(
-                f"leaf {self.leaf.id!r}: it has no samples. Take it out, or look at its split "
-                f"and subset."
-            )
+    buffer_size: int = 0  # consecutive draws that are permuted; 0 or 1: none
+    sequence_length: int = 0  # consecutive samples read together; 0: file order
+    parallel_sequences: int = 16  # sequences that are mixed at a time
 
     @property
-    def size(self) -> Fraction:
-        return Fraction(self.leaf.num_samples)
+    def window(self) -> int:
+        """The number of consecutive draws of a lane in one leaf that are permuted; 0: none."""
+        if self.buffer_size <= 1:
+            return 0
+        return max(self.buffer_size, self.parallel_sequences * self.sequence_length)
 
-    def to_dict(
-        self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
-    ) -> list[Any]:
-        leaf = self.leaf
-        facts = {"id": leaf.id, "size": leaf.num_samples, "fingerprint": leaf.fingerprint}
-        return [self.kind, facts]
 
-    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> LeafOrder:
-        entry = leaves.entry_of(context)
-        leaf = int(leaves.leaf_of_entry[entry])
-        return LeafOrder(entry, leaf, leaves.shares, len(leaves.entries))
+@frozen(kw_only=True)
+class Leaf:
+    """One dataset split that samples are drawn from; equal ids are one leaf."""
+
+    id: str  # stable over time: orders and ledgers depend on it
+    source: Source = field(eq=False)
+    aux: Mapping[str, FileStore[Any]] = field(factory=dict, eq=False)  # for cookers, by name
+    epochs: int | None = 1  # that are mixed; -1: all; None: none, in the order of the files
+    tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: that of its source
+    max_repetitions: Fraction | None = field(default=None, eq=False)  # over the run; None: any
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return len(self.source)
+
+    @property
+    def most_draws(self) -> int | None:
+        """The most draws over the run; None: no limit."""
+        most = self.max_repetitions
+        return None if most is None else int(most * self.num_samples)
+
+    @property
+    def mean_tokens(self) -> Fraction | None:
+        """Tokens per sample, declared or of its source; None: not known."""
+        return self.tokens_per_sample or self.source.tokens_per_sample
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of everything but the id that its samples and their order depend on."""
+        own = self.source.fingerprint
+        return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
+
+    def is_same(self, other: Leaf) -> bool:
+        """Return whether another leaf has the same samples in the same order."""
+        same = self.source is other.source and self.epochs == other.epochs
+        return same or self.fingerprint == other.fingerprint
+
+
+def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
+    for path, inner in spec.walk():
+        if (leaf := getattr(inner, "leaf", None)) is not None:
+            yield path, leaf
+
+
+def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
+    """Return one leaf per id, sorted by id. SpecError if one id stands for two datasets."""
+    by_id: dict[str, Leaf] = {}
+    for leaf in entries:
+        if not by_id.setdefault(leaf.id, leaf).is_same(leaf):
+            raise SpecError(
+                f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
+                f"ways. Give one of them another `id:`."
+            )
+    return [by_id[leaf_id] for leaf_id in sorted(by_id)]
+
+
+def shared_leaf_ids(spec: Spec) -> frozenset[str]:
+    """Return the ids of leaves that more than one order tree under `spec` draws from.
+
+    Trees that draw one after another, as those of stages do, count as one.
+    """
+    return frozenset(leaf_id for leaf_id, times in _trees_of_leaves(spec).items() if times > 1)
+
+
+def _trees_of_leaves(spec: Spec) -> Counter[str]:
+    """Return how many order trees draw from each leaf at the same time."""
+    if spec.item_kind == "references":
+        return Counter({leaf.id for _, leaf in leaf_entries(spec)})
+    counts: Counter[str] = Counter()
+    for child in spec.children.values():
+        # Not `+=` and `|=` of counters, which visit every leaf that was found before.
+        for leaf_id, times in _trees_of_leaves(child).items():
+            known = counts[leaf_id]
+            counts[leaf_id] = max(known, times) if spec.children_are_sequential else known + times
+    return counts
+
+
+class LeafTable:
+    """The leaves of an order tree, numbered by their sorted ids, and their shares.
+
+    An *entry* is one position of a leaf in the tree; entries of one leaf share its samples. One
+    table covers all lanes of a process; `in_lane` returns the table of one lane.
+    """
+
+    place: Place | None = None  # the draw of the current node at a position of the run, if known
+
+    def __init__(self, spec: Spec, context: Context, shuffle: Shuffle, clock: Clock) -> None:
+        self.leaves, self.entry_of_path, self.leaf_of_entry, sizes, keys = context.shared(
+            ("leaves", context.path, context.leaf_seed), lambda: _numbered(spec, context)
+        )
+        self.clock, self._lanes = clock, context.hosted_lanes
+        self.shares = shares_of(
+            np.tile(sizes, len(self._lanes)),
+            np.tile(keys, len(self._lanes)),
+            [leaf.epochs for leaf in self.leaves] * len(self._lanes),
+            sequence_length=shuffle.sequence_length,
+            window=shuffle.window,
+            lane=np.repeat(self._lanes, len(self.leaves)),
+            lanes=context.lanes,
+        )
+
+    def in_lane(self, context: Context) -> LeafTable:
+        """Return the table of one of the lanes."""
+        first = self._lanes.index(context.lane) * len(self.leaves)
+        table = self.at(partial(self.clock.draws, lane=context.lane, lanes=context.lanes))
+        table.shares = self.shares.part_of(slice(first, first + len(self.leaves)))
+        return table
+
+    def at(self, place: Place | None) -> LeafTable:
+        """Return the table for a node with other draws at positions of the run."""
+        table = copy(self)
+        table.place = place
+        return table
+
+    def below(self, choice: Choice | None, child: int) -> LeafTable:
+        """Return the table for a child that has the draws which `choice` assigns to it.
+
+        choice: None: its draws at positions of the run are not known.
+        """
+        place = self.place
+        if choice is None or place is None:
+            return self.at(None)
+        return self.at(lambda samples: int(choice.counts_before(place(samples))[child]))
+
+
+def _numbered(
+    spec: Spec, context: Context
+) -> tuple[list[Leaf], dict[tuple[str, ...], int], Integers, Integers, npt.NDArray[np.uint64]]:
+    """Return the leaves, the entry of each path, the leaf of each entry, and sizes and keys.
+
+    The order of a leaf depends on its id alone, unless several pipelines draw from it.
+    """
+    paths, entries = zip(*leaf_entries(spec), strict=True)
+    leaves = distinct_leaves(entries)
+    number = {leaf.id: n for n, leaf in enumerate(leaves)}
+    keys = [
+        key(context.leaf_seed, "leaf", leaf.id, *context.path)
+        if leaf.id in context.shared_leaves
+        else key(context.leaf_seed, "leaf", leaf.id)
+        for leaf in leaves
+    ]
+    return (
+        leaves,
+        {path: entry for entry, path in enumerate(paths)},
+        np.array([number[leaf.id] for leaf in entries], np.int64),
+        np.array([leaf.num_samples for leaf in leaves], np.int64),
+        np.array(keys, np.uint64),
+    )

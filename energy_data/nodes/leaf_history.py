@@ -11,7 +11,7 @@ from attrs import frozen
 from energy_data.core.cursor import Cursor, Problem, is_count
 from energy_data.core.node import ItemRef, Node
 from energy_data.errors import StateError
-from energy_data.nodes.leaves import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.plan_cache import LeafOffsets
 from energy_data.nodes.references import ReferencesNode
 

@@ -7,17 +7,18 @@ together.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import add
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 from attrs import field, frozen
 
+from energy_data.core.context import Context
 from energy_data.core.references import Integers, References, rank_within
-from energy_data.order.shares import Shares
+from energy_data.errors import DataError
+from energy_data.nodes.leaf import LeafTable
 from energy_data.order.tree import Order
 
 # Draws of a lane computed ahead: a cache of a pure function, not state. A start needs few. Later,
@@ -48,25 +49,22 @@ _NONE = np.empty(0, np.int64)
 _EMPTY = _Block(0, (), References(_NONE, _NONE, _NONE), None, _NONE)
 
 
-class LanePlan(ABC):
+class LanePlan:
     """The order of one lane with the blocks computed last.
 
     Args:
         order: Which entry each draw goes to.
-        shares: Which sample of its leaf a lane's draw is.
-        most: How often each leaf may be drawn over the run and all lanes; None: no limit. Lanes
-            share that as they share an epoch of so many samples.
+        table: The leaves, and which sample of its leaf a draw of the lane is.
         together: The plans of the lanes of this process.
     """
 
-    def __init__(
-        self, order: Order, shares: Shares, most: Sequence[int | None], together: PlanBatcher
-    ) -> None:
-        self.order, self._together = order, together
+    def __init__(self, order: Order, table: LeafTable, together: LanePlans) -> None:
+        self.order, self.table, self._together = order, table, together
+        # Lanes share the draws that a leaf allows as they share an epoch of so many samples.
         self._most = {
-            number: shares.part(number, draws)
-            for number, draws in enumerate(most)
-            if draws is not None
+            number: table.shares.part(number, most)
+            for number, leaf in enumerate(table.leaves)
+            if (most := leaf.most_draws) is not None
         }
         self._block = self._next = _EMPTY
         self._asked: tuple[int, Offsets] | None = None  # where the last block handed out ended
@@ -74,28 +72,23 @@ class LanePlan(ABC):
         self._since = 0  # the first draw asked for with these offsets
         self._ahead = FIRST_PLANNED
 
-    @abstractmethod
-    def refuse(self, leaf: int) -> NoReturn:
-        """Raise the error for a leaf that was drawn as often as allowed."""
-
     def block(
         self, start: int, count: int, offsets: Offsets, most: int = MOST_PLANNED
     ) -> References:
         """Return the references of the draws start .. start + count; plans up to `most`.
 
-        Returns fewer if the next draw exceeds the limit of its leaf, and raises if the first does.
+        Returns fewer if a draw exceeds the `max_repetitions` of its leaf. DataError if the first
+        does.
         """
         if not self._block.has(start, count, offsets):
             if not self._next.has(start, count, offsets):
-                alone = self._is_interrupted(start, offsets)
-                self._together.plan(
-                    self, start, count, min(self._ahead, most), offsets, alone=alone
-                )
+                alone, ahead = self._is_interrupted(start, offsets), min(self._ahead, most)
+                self._together.plan(self, start, count, ahead, offsets, alone=alone)
             self._block, self._next = self._next, _EMPTY
         at, refused = start - self._block.start, self._block.refused
         if refused is not None and at + count > refused[0]:
             if at >= refused[0]:
-                self.refuse(refused[1])
+                raise self._drawn_too_often(refused[1])
             count = refused[0] - at
         self._asked = start + count, offsets
         return self._block.references[at : at + count]
@@ -118,7 +111,8 @@ class LanePlan(ABC):
         if known is None:
             for oldest in list(self._ledgers)[: len(self._ledgers) - KEPT_LEDGERS + 1]:
                 del self._ledgers[oldest]
-            known = self._ledgers[draws] = self._together.ledger(self.order.counts(draws))
+            known = self._ledgers[draws] = np.zeros(len(self.table.leaves), np.int64)
+            np.add.at(known, self.table.leaf_of_entry, self.order.counts(draws))
         return known + np.array(offsets, np.int64) if offsets else known.copy()
 
     def before(self, start: int, offsets: Offsets) -> Integers:
@@ -144,7 +138,7 @@ class LanePlan(ABC):
         """Keep a block until it is needed."""
         self._next, self._ahead = block, min(4 * self._ahead, MOST_PLANNED)
 
-    def too_often(
+    def first_refused(
         self, leaf: Integers, numbers: Integers, after: Integers
     ) -> tuple[int, int] | None:
         """Return the first draw that exceeds the limit of its leaf, and that leaf, if any."""
@@ -154,25 +148,36 @@ class LanePlan(ABC):
                 found.append((int(np.flatnonzero((leaf == number) & (numbers >= most))[0]), number))
         return min(found, default=None)
 
+    def _drawn_too_often(self, number: int) -> DataError:
+        leaf = self.table.leaves[number]
+        return DataError(
+            f"leaf {leaf.id!r}: its {leaf.num_samples:,} samples were drawn {leaf.max_repetitions} "
+            f"times, its `max_repetitions`, and the run needs more of them. Lower its weight, or "
+            f"raise `max_repetitions`. With `budget_samples`, this is checked at the start of a "
+            f"run."
+        )
 
-class PlanBatcher:
-    """The plans of the lanes of a process, over one order tree.
+
+class LanePlans:
+    """The plans of the lanes of a process over one order tree.
 
     Args:
-        leaf_of_entry: The number of each entry's leaf, int64 [entries].
-        num_leaves: Of a lane.
-        shares: Of all lanes: the leaves of each, lane after lane.
+        table: The leaves, with the shares of all lanes.
+        lanes: The contexts of the lanes, in the order in which they take turns.
+        order: Returns the order of a lane.
     """
 
-    def __init__(self, leaf_of_entry: Integers, num_leaves: int, shares: Shares) -> None:
-        self._leaf_of_entry, self._num_leaves, self._shares = leaf_of_entry, num_leaves, shares
-        self.plans: Sequence[LanePlan] = ()
-
-    def ledger(self, counts: Integers) -> Integers:
-        """Return counts of entries as counts of leaves, [leaves]."""
-        drawn = np.zeros(self._num_leaves, np.int64)
-        np.add.at(drawn, self._leaf_of_entry, counts)
-        return drawn
+    def __init__(
+        self,
+        table: LeafTable,
+        lanes: Sequence[Context],
+        order: Callable[[Context, LeafTable], Order],
+    ) -> None:
+        self._table, self.by_lane = table, dict[int, LanePlan]()
+        for lane in lanes:
+            own = table.in_lane(lane)
+            self.by_lane[lane.lane] = LanePlan(order(lane, own), own, self)
+        self._plans = list(self.by_lane.values())
 
     def plan(
         self,
@@ -188,39 +193,40 @@ class PlanBatcher:
 
         Plans full batches of `batch` draws, at least one, and at most `ahead` draws of a lane.
         """
-        first = self.plans.index(asking)
+        first = self._plans.index(asking)
         most = 0 if alone else max(1, MOST_TOGETHER // batch) - 1
         others = islice(self._asking(first, start, offsets), most)
         rows = [(first, offsets), *others]
-        plans = [self.plans[row] for row, _ in rows]
+        plans = [self._plans[row] for row, _ in rows]
         count = max(1, min(ahead, MOST_TOGETHER // len(rows)) // batch) * batch
 
         entry = asking.order.choose_beside([plan.order for plan in plans[1:]], start, count)
-        leaf = self._leaf_of_entry[entry]
+        leaf = self._table.leaf_of_entry[entry]
         before = np.concatenate(
             [plan.before(start, ours) for plan, (_, ours) in zip(plans, rows, strict=True)]
         )
         drawn = self._numbered(leaf, range(len(rows)))
         numbers = before[drawn] + rank_within(drawn)
         after = before + np.bincount(drawn, minlength=len(before))
-        epoch, index = self._shares.locate(self._numbered(leaf, [row for row, _ in rows]), numbers)
+        which = self._numbered(leaf, [row for row, _ in rows])
+        epoch, index = self._table.shares.locate(which, numbers)
 
         by_lane = (values.reshape(len(rows), -1) for values in (numbers, after, epoch, index))
         for plan, (_, ours), *lane in zip(plans, rows, entry, leaf, *by_lane, strict=True):
             entries, leaves, number, drawn_after, epochs, indices = lane
             references = References(entries.astype(np.int64), epochs, indices)
-            refused = plan.too_often(leaves, number, drawn_after)
+            refused = plan.first_refused(leaves, number, drawn_after)
             plan.take(_Block(start, ours, references, refused, drawn_after))
 
     def _asking(self, first: int, start: int, offsets: Offsets) -> Iterator[tuple[int, Offsets]]:
         """Yield the lanes that ask for a block from `start` next, in the order of their turns."""
-        for row in (*range(first + 1, len(self.plans)), *range(first)):
-            if (ours := self.plans[row].asks_at(start, offsets)) is not None:
+        for row in (*range(first + 1, len(self._plans)), *range(first)):
+            if (ours := self._plans[row].asks_at(start, offsets)) is not None:
                 yield row, ours
 
     def _numbered(self, leaf: Integers, rows: Sequence[int]) -> Integers:
         """Return leaves [rows, draws] as numbers that differ by row too, [rows * draws]."""
-        numbers: Integers = leaf + self._num_leaves * np.array(rows)[:, np.newaxis]
+        numbers: Integers = leaf + len(self._table.leaves) * np.array(rows)[:, np.newaxis]
         return numbers.reshape(-1)
 
 

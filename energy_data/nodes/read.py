@@ -22,7 +22,7 @@ from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorHandler
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
-from energy_data.nodes.leaves import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 

@@ -7,31 +7,26 @@ how often each leaf was drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
-from copy import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, Signed
-from energy_data.core.keys import key
 from energy_data.core.node import ItemRef, Items, Node
 from energy_data.core.references import Integers, References, rank_within
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, too_often
-from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets, PlanBatcher
+from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
+from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LanePlans, LeafOffsets
 from energy_data.order.schedule import Clock
-from energy_data.order.shares import shares_of
-from energy_data.order.tree import Order
-from energy_data.order.weighted import Place
+from energy_data.order.tree import LeafOrder, Order
 
 
 class OrderSpec(Spec):
@@ -56,12 +51,15 @@ class OrderSpec(Spec):
 
         clock: Of the run; None: the draw at a position of the run is not known here.
         """
-        for child in self.children.values():
-            if isinstance(child, OrderSpec):
-                if child.only_root:
-                    name = child.kind
-                    raise SpecError(f"{name}: it can only be the root of an order tree.")
-                child.check_clock(clock if self.keeps_place else None)
+        for child in self.ordered:
+            if child.only_root:
+                raise SpecError(f"{child.kind}: it can only be the root of an order tree.")
+            child.check_clock(clock if self.keeps_place else None)
+
+    @property
+    def ordered(self) -> Sequence[OrderSpec]:
+        """The children below reading."""
+        return [child for child in self.children.values() if isinstance(child, OrderSpec)]
 
     @property
     @abstractmethod
@@ -76,83 +74,80 @@ class OrderSpec(Spec):
         a parent that counts passes).
         """
 
+    @property
+    def shares(self) -> Sequence[Fraction]:
+        """How many draws each child has in the long run, on any scale. SpecError if it changes."""
+        return [child.size for child in self.ordered]
+
+    @property
+    def mean_tokens(self) -> Fraction:
+        """The mean tokens of the samples drawn in the long run.
+
+        Raises SpecError if the length of a leaf is not known, or if the mean changes over the run.
+        """
+        unknown = sorted({leaf.id for _, leaf in leaf_entries(self) if leaf.mean_tokens is None})
+        if unknown:
+            raise SpecError(
+                f"how many tokens samples of {', '.join(map(repr, unknown))} have is not known, "
+                f"and weights are of tokens. Give their mean, `tokens_per_sample`, where they are "
+                f"listed."
+            )
+        means = [child.mean_tokens for child in self.ordered]
+        if len(set(means)) == 1:
+            return means[0]
+        shares = self.shares
+        total = sum((share * mean for share, mean in zip(shares, means, strict=True)), Fraction(0))
+        return total / sum(shares, Fraction(0))
+
     def build(self, context: Context) -> Node[Any]:
-        return ReferencesSpec(of=self).build(context)
+        if self.item_kind == "references":
+            return ReferencesSpec(of=self).build(context)
+        return self.stream(context)
 
-
-class LeafTable:
-    """The leaves of an order tree, numbered by their sorted ids, and their shares.
-
-    An *entry* is one position of a leaf in the tree; entries of one leaf share its samples. One
-    table covers all lanes of a process; `in_lane` returns the table of one lane.
-    """
-
-    place: Place | None  # the draw of the current node at a position of the run, if known
-
-    def __init__(self, spec: OrderSpec, context: Context, shuffle: Shuffle, clock: Clock) -> None:
-        self.entries, self.leaves, self._entry_of_path = context.shared(
-            ("leaves", context.path), lambda: _numbered(spec)
-        )
-        self.leaf_of_entry, sizes, keys = context.shared(
-            ("leaf facts", context.path, context.leaf_seed), lambda: self._facts(context)
-        )
-        self._lanes = context.hosted_lanes
-        self.shares = shares_of(
-            np.tile(sizes, len(self._lanes)),
-            np.tile(keys, len(self._lanes)),
-            [leaf.epochs for leaf in self.leaves] * len(self._lanes),
-            sequence_length=shuffle.sequence_length,
-            window=shuffle.window,
-            lane=np.repeat(self._lanes, len(self.leaves)),
-            lanes=context.lanes,
-        )
-        self.clock = clock
-        self.place = None
-
-    def _facts(self, context: Context) -> tuple[Integers, Integers, npt.NDArray[np.uint64]]:
-        """Return the leaf of each entry, and of each leaf its size and its key."""
-        number = {leaf.id: n for n, leaf in enumerate(self.leaves)}
-        return (
-            np.array([number[leaf.id] for leaf in self.entries], np.int64),
-            np.array([leaf.num_samples for leaf in self.leaves], np.int64),
-            np.array([leaf_key(context, leaf.id) for leaf in self.leaves], np.uint64),
-        )
-
-    def in_lane(self, context: Context) -> LeafTable:
-        """Return the table of one of the lanes."""
-        table, first = copy(self), self._lanes.index(context.lane) * len(self.leaves)
-        table.shares = self.shares.part_of(slice(first, first + len(self.leaves)))
-        table.place = partial(self.clock.draws, lane=context.lane, lanes=context.lanes)
-        return table
-
-    def at(self, place: Place | None) -> LeafTable:
-        """Return the table for a node with other draws at positions of the run."""
-        table = copy(self)
-        table.place = place
-        return table
-
-    def entry_of(self, context: Context) -> int:
-        """Return the entry of the leaf spec that is built in `context`."""
-        return self._entry_of_path[context.path]
-
-
-def _numbered(spec: OrderSpec) -> tuple[list[Leaf], list[Leaf], dict[tuple[str, ...], int]]:
-    """Return the leaf of each entry, the distinct leaves, and the entry of each path."""
-    entries = list(leaf_entries(spec))
-    leaves = [leaf for _, leaf in entries]
-    entry_of_path = {path: number for number, (path, _) in enumerate(entries)}
-    return leaves, distinct_leaves(leaves), entry_of_path
-
-
-def leaf_key(context: Context, leaf_id: str) -> int:
-    """Return the key of a leaf's order: its id alone, unless several pipelines draw from it."""
-    path = context.path if leaf_id in context.shared_leaves else ()
-    return key(context.leaf_seed, "leaf", leaf_id, *path)
+    def stream(self, context: Context) -> Node[Any]:
+        """Return the node over children above reading, for kinds that can have such children."""
+        raise NotImplementedError(f"a {self.kind} stands below reading")
 
 
 def follows_run(spec: OrderSpec) -> bool:
     """Return whether anything in an order tree depends on positions of the run."""
     return any(isinstance(inner, OrderSpec) and inner.follows_run for _, inner in spec.walk())
+
+
+@frozen
+class LeafSpec(OrderSpec):
+    """Draw from one dataset split, each sample once per epoch over all lanes."""
+
+    kind = "leaf"
+    leaf: Leaf
+
+    def __attrs_post_init__(self) -> None:
+        if not self.leaf.num_samples:
+            raise SpecError(
+                f"leaf {self.leaf.id!r}: it has no samples. Remove it, or check its split and "
+                f"subset."
+            )
+
+    @property
+    def size(self) -> Fraction:
+        return Fraction(self.leaf.num_samples)
+
+    @property
+    def mean_tokens(self) -> Fraction:
+        known = self.leaf.mean_tokens
+        return super().mean_tokens if known is None else known
+
+    def to_dict(
+        self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
+    ) -> list[Any]:
+        leaf = self.leaf
+        facts = {"id": leaf.id, "size": leaf.num_samples, "fingerprint": leaf.fingerprint}
+        return [self.kind, facts]
+
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> LeafOrder:
+        entry = leaves.entry_of_path[context.path]
+        leaf = int(leaves.leaf_of_entry[entry])
+        return LeafOrder(entry, leaf, leaves.shares, len(leaves.leaf_of_entry))
 
 
 @dataclass
@@ -205,8 +200,8 @@ class ReferencesSpec(Spec):
     def num_items(self, context: Context, epoch: int) -> int | None:
         if not self.deal:
             return None
-        node = self.build(context)
-        draws = node.plan.order.begin(epoch + 1) - node.plan.order.begin(epoch)
+        order = self.plan(context).order
+        draws = order.begin(epoch + 1) - order.begin(epoch)
         return draws // self.deal * self.deal if self.drop_last else draws
 
     def items_per_lane(self, context: Context) -> int:
@@ -215,12 +210,28 @@ class ReferencesSpec(Spec):
                 f"a {self.of.kind} never ends, because its children start again one by one. Put "
                 f"it into an `epochize` with the number of samples of an epoch"
             )
-        return ReferencesNode(self, context).plan.order.begin(1)
+        return self.plan(context).order.begin(1)
 
     def build(self, context: Context) -> ReferencesNode:
+        return DealtReferences(self, context) if self.deal else ReferencesNode(self, context)
+
+    def plan(self, context: Context) -> LanePlan:
+        """Return the plan of a lane; of the one order of all lanes, if it is dealt.
+
+        Lanes of a process are planned together. Their plans are kept while a lane draws from them.
+        """
         if self.deal:
-            return DealtReferences(self, context)
-        return ReferencesNode(self, context)
+            context = evolve(context, lane=0, lanes=1, hosted=())
+        known = context.shared("plans", WeakValueDictionary[Hashable, LanePlans])
+        facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
+        if (plans := known.get(facts)) is None:
+            table = LeafTable(self.of, context, self.shuffle, self.clock or Clock())
+            # Paths within the order tree start at its root, so that wrapping it changes nothing.
+            inside = evolve(context, path=())
+            lanes = [inside.in_lane(lane) for lane in context.hosted_lanes]
+            plans = LanePlans(table, lanes, partial(self.of.order, endless=not self.deal))
+            known[facts] = plans
+        return plans.by_lane[context.lane]
 
 
 class ReferencesNode(Node[DrawsCursor]):
@@ -229,41 +240,35 @@ class ReferencesNode(Node[DrawsCursor]):
     def __init__(self, spec: ReferencesSpec, context: Context) -> None:
         super().__init__(DrawsCursor())
         self.spec, self.context = spec, context
-        self._plan: LaneOrder | None = None
         self._before = NO_OFFSETS
 
-    @property
-    def plan(self) -> LaneOrder:
+    @cached_property
+    def plan(self) -> LanePlan:
         """The order and the table of leaves; made on the first draw."""
-        if self._plan is None:
-            plans = LaneOrders.of(self.spec, self.context, endless=True)
-            self._plan = plans.in_lane(self.context.lane)
-        return self._plan
+        return self.spec.plan(self.context)
 
     @property
     def leaves(self) -> list[Leaf]:
+        """The leaves, sorted by id."""
         return self.plan.table.leaves
 
+    @cached_property
+    def entries(self) -> list[Leaf]:
+        """The leaf of each entry: of the first number of a reference. Needs no plan."""
+        return [leaf for _, leaf in leaf_entries(self.spec.of)]
+
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
-        if at.offsets and len(at.offsets) != (count := len(self._ids)):
+        if not at.offsets:
+            return
+        if len(at.offsets) != (count := len({leaf.id for leaf in self.entries})):
             yield "offsets", f"must have a number for each of {count} leaves, has {len(at.offsets)}"
-        elif min(at.offsets, default=0) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
+        elif min(at.offsets) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
             yield "offsets", f"make the draws of a leaf negative, after {at.draws} draws"
 
     def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample of that reference."""
         entry, _, number = reference
-        return bool(entry < len(self._sizes) and number < self._sizes[entry])
-
-    @cached_property
-    def _sizes(self) -> list[int]:
-        """The numbers of samples of the leaves of entries."""
-        return [leaf.num_samples for _, leaf in leaf_entries(self.spec.of)]
-
-    @property
-    def _ids(self) -> set[str]:
-        """The ids of the leaves; as `leaves`, without a plan."""
-        return {leaf.id for _, leaf in leaf_entries(self.spec.of)}
+        return bool(entry < len(self.entries) and number < self.entries[entry].num_samples)
 
     def continue_from(self, before: LeafOffsets) -> None:
         """Continue leaves where other trees stopped. A parent calls it again after a restore."""
@@ -288,16 +293,9 @@ class ReferencesNode(Node[DrawsCursor]):
 class DealtReferences(ReferencesNode):
     """One finite order, dealt to the lanes in groups of `deal` draws."""
 
-    @property
-    def plan(self) -> LaneOrder:
-        if self._plan is None:
-            alone = evolve(self.context, lane=0, lanes=1, hosted=())
-            self._plan = LaneOrders.of(self.spec, alone, endless=False).in_lane(0)
-        return self._plan
-
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         yield from super().faults(at)
-        first, end = (self.plan.order.begin(epoch) for epoch in (at.epoch, at.epoch + 1))
+        first, end = self._pass(at.epoch)
         if at.draws > end - first:
             yield "draws", f"must be those of a pass of {end - first} samples, got {at.draws}"
 
@@ -306,12 +304,11 @@ class DealtReferences(ReferencesNode):
 
     def draw(self, count: int) -> Items:
         at, deal = self.cursor, self.spec.deal
-        first, end = (self.plan.order.begin(epoch) for epoch in (at.epoch, at.epoch + 1))
+        first, end = self._pass(at.epoch)
         if self.spec.drop_last:
             end = first + (end - first) // deal * deal
-        group, taken = divmod(at.draws, deal)
-        start = first + (group * self.context.lanes + self.context.lane) * deal + taken
-        count = min(count, deal - taken, end - start)
+        start = first + self._begin(at.draws)
+        count = min(count, deal - at.draws % deal, end - start)
         if count <= 0:
             raise StopIteration
         at.draws += count
@@ -321,53 +318,20 @@ class DealtReferences(ReferencesNode):
     def ledger(self) -> Integers:
         """Return how often this lane has drawn each leaf in this pass. Looks once at each group."""
         at, deal = self.cursor, self.spec.deal
-        drawn = np.zeros(len(self.plan.table.leaves), np.int64)
-        first = self.plan.order.begin(at.epoch)
+        drawn = np.zeros(len(self.leaves), np.int64)
+        first, _ = self._pass(at.epoch)
         deal = deal if self.context.lanes > 1 else max(at.draws, 1)  # one lane has one long group
         for done in range(0, at.draws, deal):
-            start = first + (done // deal * self.context.lanes + self.context.lane) * deal
+            start = first + self._begin(done)
             end = start + min(deal, at.draws - done)
             drawn += self.plan.ledger(end, ()) - self.plan.ledger(start, ())
         return drawn
 
+    def _pass(self, epoch: int) -> tuple[int, int]:
+        """Return the first draw of a pass in the order of all lanes, and the first after it."""
+        return self.plan.order.begin(epoch), self.plan.order.begin(epoch + 1)
 
-class LaneOrder(LanePlan):
-    """The order tree as one lane sees it."""
-
-    def __init__(
-        self, spec: ReferencesSpec, context: Context, plans: LaneOrders, *, endless: bool
-    ) -> None:
-        self.table = plans.table.in_lane(context)
-        # Paths within the order tree start at its root, so that wrapping it changes nothing.
-        order = spec.of.order(evolve(context, path=()), self.table, endless=endless)
-        most = [leaf.most_draws for leaf in self.table.leaves]
-        super().__init__(order, self.table.shares, most, plans)
-
-    def refuse(self, leaf: int) -> NoReturn:
-        raise too_often(self.table.leaves[leaf])
-
-
-class LaneOrders(PlanBatcher):
-    """The plans of the lanes of a process over one order tree."""
-
-    def __init__(self, spec: ReferencesSpec, context: Context, *, endless: bool) -> None:
-        self.table = LeafTable(spec.of, context, spec.shuffle, spec.clock or Clock())
-        super().__init__(self.table.leaf_of_entry, len(self.table.leaves), self.table.shares)
-        self._lanes = context.hosted_lanes
-        contexts = map(context.in_lane, self._lanes)
-        self.plans = [LaneOrder(spec, lane, self, endless=endless) for lane in contexts]
-
-    @classmethod
-    def of(cls, spec: ReferencesSpec, context: Context, *, endless: bool) -> LaneOrders:
-        """Return the plans of an order tree. They are kept while a lane draws from it."""
-        known = context.shared("plans", WeakValueDictionary[Hashable, LaneOrders])
-        facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
-        if (plans := known.get(facts)) is None:
-            plans = known[facts] = cls(spec, context, endless=endless)
-        return plans
-
-    def in_lane(self, lane: int) -> LaneOrder:
-        """Return the plan of a lane."""
-        plan = self.plans[self._lanes.index(lane)]
-        assert isinstance(plan, LaneOrder)
-        return plan
+    def _begin(self, draws: int) -> int:
+        """Return the draw of a pass, over all lanes, that a draw of this lane is."""
+        group, taken = divmod(draws, self.spec.deal)
+        return (group * self.context.lanes + self.context.lane) * self.spec.deal + taken

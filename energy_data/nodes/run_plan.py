@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.stage import DEFAULT, Stage
 from energy_data.nodes.staged import StagedSpec

@@ -16,7 +16,7 @@ from energy_data.core.keys import key
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaves import Leaf, Shuffle, distinct_leaves, leaf_entries, shared_leaf_ids
+from energy_data.nodes.leaf import Leaf, Shuffle, distinct_leaves, leaf_entries, shared_leaf_ids
 from energy_data.nodes.references import ReferencesSpec, follows_run
 
 OnEnter = Literal["continue", "restart"]

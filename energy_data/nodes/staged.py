@@ -15,6 +15,7 @@ from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.node import Items, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
+from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.leaf_history import (
     LeafHistory,
     StagedCursor,
@@ -24,7 +25,6 @@ from energy_data.nodes.leaf_history import (
     order_trees,
     wrong_carried,
 )
-from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.stage import Resume, Stage, with_stage, wrong_bodies, wrong_bounds
 

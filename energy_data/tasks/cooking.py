@@ -17,7 +17,7 @@ from energy_data.data.source import OpenOptions
 from energy_data.data.typed.samples import BASIC_FIELDS
 from energy_data.errors import SpecError
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.leaves import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.references import ReferencesSpec
 
 T_sample = TypeVar("T_sample")

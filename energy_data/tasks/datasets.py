@@ -13,7 +13,7 @@ from energy_data.core.context import WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset, items_per_pass
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.passes import LimitSpec
 from energy_data.tasks.batching import batch_list
 from energy_data.tasks.trees import (
     BaseWrapperDataset,

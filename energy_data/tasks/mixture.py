@@ -16,10 +16,9 @@ from energy_data.core.user_call import reraise_exception
 from energy_data.data.files.stores import FileStore
 from energy_data.data.registry import open_store
 from energy_data.loading.dataset import SavableDataset
-from energy_data.nodes.blend import BlendSpec
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.leaves import Leaf, Shuffle, leaf_entries
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec
+from energy_data.nodes.leaf import Leaf, Shuffle, leaf_entries
+from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.order.schedule import Clock

@@ -11,7 +11,7 @@ from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
-from energy_data.nodes.leaves import Shuffle, leaf_entries
+from energy_data.nodes.leaf import Shuffle, leaf_entries
 from energy_data.nodes.references import OrderSpec, follows_run
 from energy_data.order.schedule import Clock
 from energy_data.tasks.building import call_with_accepted

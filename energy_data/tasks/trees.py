@@ -18,18 +18,14 @@ from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated
 from energy_data.nodes.buffered import gives_parts
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.epochize import EpochizeSpec
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.flat_map import FlatMapSpec
-from energy_data.nodes.map import MapSpec
+from energy_data.nodes.map import FlatMapSpec, MapSpec
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
-from energy_data.nodes.repeat import RepeatSpec
 from energy_data.tasks.batching import batch_list
 from energy_data.tasks.cooking import cooked_alike, uncooked
 from energy_data.tasks.stateless import DEFAULT_TOLERANCE

@@ -8,13 +8,10 @@ from energy_data.config.compile import compile_split
 from energy_data.config.inspect import describe_tree
 from energy_data.config.load import load
 from energy_data.errors import SpecError, StructureError
-from energy_data.nodes.blend import BlendSpec
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import distinct_leaves, leaf_entries
-from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec
+from energy_data.nodes.leaf import distinct_leaves, leaf_entries
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec
+from energy_data.nodes.references import LeafSpec
 
 
 def compiled(node, datasets, split="train", **options):

@@ -14,7 +14,7 @@ from energy_data.core.recipe import keys_of
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.leaf import leaf_entries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metadataset.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```\n(?:\n```text\n(.*?)```)?", PAGE, re.DOTALL)

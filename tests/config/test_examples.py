@@ -12,7 +12,7 @@ from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.load import load, load_metadataset, resolve
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.yaml_nodes import read_text
-from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.leaf import leaf_entries
 from energy_data.tasks.stream import StreamBuilder
 
 FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))

@@ -21,7 +21,7 @@ from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.samples import CaptioningSample
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.leaf import leaf_entries
 
 JOIN = "join: [{path: ids}, {path: texts, nonmatch: skip}]"
 

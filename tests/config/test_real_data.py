@@ -10,7 +10,7 @@ from energy_data.config.compile import compile_split
 from energy_data.config.load import load
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.leaf import leaf_entries
 
 
 @pytest.fixture

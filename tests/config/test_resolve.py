@@ -7,7 +7,7 @@ from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load, resolve
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.leaf import leaf_entries
 
 
 def leaves(metadataset, split="train"):

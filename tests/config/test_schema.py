@@ -12,10 +12,8 @@ from energy_data.config.staged import DocsPerStepSpec, Ramp, StagedRecipe, Stage
 from energy_data.config.yaml_nodes import read_text
 from energy_data.core.recipe import keys_of
 from energy_data.errors import SpecError
-from energy_data.nodes.blend import BlendSpec
-from energy_data.nodes.epochize import EpochizeSpec
-from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.nodes.repeat import RepeatSpec
+from energy_data.nodes.blend import BlendSpec, Mixed, MixSpec
+from energy_data.nodes.passes import EpochizeSpec, RepeatSpec
 
 SCHEMA = metadataset_schema()
 

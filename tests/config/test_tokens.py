@@ -9,15 +9,18 @@ from energy_data.config.compile import compile_split
 from energy_data.core.context import Context
 from energy_data.core.keys import mix
 from energy_data.errors import SpecError
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
-from energy_data.nodes.mix import Mixed, MixSpec
-from energy_data.nodes.references import ReferencesSpec
-from energy_data.nodes.repeat import RepeatSpec
-from energy_data.nodes.token_weights import blend_by_tokens, mean_tokens
+from energy_data.nodes.blend import (
+    BlendEpochizedSpec,
+    BlendSpec,
+    Mixed,
+    MixSpec,
+    Part,
+    Repeated,
+    blend_by_tokens,
+)
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.passes import ConcatSpec, RepeatSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.testing import NumberSource
 
@@ -64,7 +67,7 @@ def test_each_lane_by_itself_keeps_tokens_equal(lanes):
 
 def test_weights_and_nested_mixtures_count():
     inner = BlendSpec((Part(SHORT, 3), Part(LONG, 1)))
-    assert mean_tokens(inner) == 1300
+    assert inner.mean_tokens == 1300
     other = leaf("x", Fraction(650))
     counts = drawn(blend_by_tokens((Part(inner, 2), Part(other, 1), Part(LONG, 0))), 20_000)
     tokens = counts["short"] * 400 + counts["long"] * 4000
@@ -81,7 +84,7 @@ def test_weights_and_nested_mixtures_count():
     ],
 )
 def test_the_mean_of_a_mixture_is_that_of_what_it_draws(spec, mean):
-    assert mean_tokens(spec) == mean
+    assert spec.mean_tokens == mean
 
 
 def test_weights_by_tokens_may_change_over_the_run():
@@ -104,8 +107,8 @@ def test_a_source_may_know_its_lengths():
         tokens_per_sample = Fraction(25, 2)
 
     known = LeafSpec(Leaf(id="known", source=Measured(10)))
-    assert mean_tokens(known) == Fraction(25, 2)
-    assert mean_tokens(leaf("said", Fraction(3))) == 3
+    assert known.mean_tokens == Fraction(25, 2)
+    assert leaf("said", Fraction(3)).mean_tokens == 3
 
 
 def test_a_metadataset_says_lengths_and_the_unit(datasets):

@@ -17,11 +17,12 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import ANNOTATIONS, Cursor, kinds_of, restore, save
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.testing import NumberSource, assert_resumes_exactly, next_item, record, take
 
 ALL = [
@@ -148,6 +149,12 @@ def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
     spec = batches(MapSpec(of=samples(B), function=never), 2)
     with pytest.raises(DataError, match="no item was returned"):
         next_item(spec.build(Context()))
+
+
+def test_a_blend_of_which_nothing_comes_through_is_an_error_and_not_a_hang():
+    none = FilterSpec(of=samples(B), predicate=lambda sample: False)
+    with pytest.raises(DataError, match="no item was returned in 10000 draws in a row"):
+        next_item(BlendSpec((Part(none),)).build(Context()))
 
 
 def test_a_finite_stream_of_bad_samples_ends():

@@ -34,8 +34,8 @@ from energy_data.data.tar import source as webdataset
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.tar.source import WebdatasetSource
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.references import LeafSpec
 from energy_data.tasks.collate import collate, stack_or_list
 
 

@@ -20,7 +20,7 @@ from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import Shuffle, leaf_entries
+from energy_data.nodes.leaf import Shuffle, leaf_entries
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.testing import take

@@ -15,10 +15,9 @@ from energy_data.config.feasibility import check_repetitions, feasible_shares
 from energy_data.config.load import load_metadataset
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.stream import StreamBuilder

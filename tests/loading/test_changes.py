@@ -8,9 +8,8 @@ import pytest
 from trees import batches, finite, leaf, samples
 
 from energy_data.errors import StateMismatchError
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.concat import ConcatSpec
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated
+from energy_data.nodes.passes import ConcatSpec
 from loading.runs import loader_of, loaders_of, run
 
 SIZES = {"a": 600, "b": 300, "c": 450, "d": 200}

@@ -21,7 +21,7 @@ from energy_data.loading.loader import Loader
 from energy_data.loading.transport.cuda import Cuda
 from energy_data.loading.transport.device import OnDevice, with_tensors
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.passes import LimitSpec
 from loading.runs import in_order
 
 DEVICE = torch.device("cpu")

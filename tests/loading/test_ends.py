@@ -14,8 +14,8 @@ from trees import finite, leaf, samples
 from energy_data.errors import SpecError
 from energy_data.loading.epoch_end import emptied, with_values
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaves import Shuffle
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.leaf import Shuffle
+from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from loading.runs import loaders_of

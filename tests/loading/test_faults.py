@@ -22,8 +22,8 @@ from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loading.workers import process
 from energy_data.loading.workers.pool import PoolOptions, WorkerError
 from energy_data.loading.workers.protocol import Start
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.references import LeafSpec
 from loading import encoders
 from loading.encoders import collating, encoding
 from loading.own_time import OwnTime, until

@@ -13,8 +13,8 @@ from trees import KINDS, A, B, C, batches, finite, leaf, not_third, numbers, sam
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from loading.runs import in_order, loader_of, loaders_of, run, run_in_step

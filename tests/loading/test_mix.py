@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from trees import batches, leaf, not_third, samples
+from trees import batches, leaf, samples
 
 from energy_data.config.compile import compile_split, compile_stream
 from energy_data.config.load import load_metadataset
-from energy_data.errors import DataError, SpecError
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.errors import SpecError
+from energy_data.nodes.blend import BlendSpec, Mixed, MixSpec, Part
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource
-from loading.runs import loader_of, loaders_of, run
+from loading.runs import loaders_of, run
 
 A, B, C = leaf("a", 500), leaf("b", 90), leaf("c", 40)
 
@@ -47,42 +45,15 @@ def test_leaves_of_a_mix_are_drawn_once_per_epoch():
         assert len(set(drawn)) == len(drawn)
 
 
-def test_over_streams_what_comes_through_is_counted():
-    def stream(a_leaf):
-        return FilterSpec(of=samples(a_leaf), predicate=not_third)
-
-    spec = MixSpec((Mixed(stream(A), 3), Mixed(stream(B), 1)), batch_size=8)
-    for batch in run(loaders_of(batches(spec, 8), 2), 30).values():
-        assert parts(batch) == {"a": 6, "b": 2}
-
-
-def test_a_mix_of_streams_ends_with_the_first_that_ends():
-    spec = MixSpec((Mixed(samples(A, 4)), Mixed(samples(C, 4))), batch_size=2)
-    given = run([loader_of(batches(spec, 2, drop_last=True), lanes=1)])
-    assert len(given) == 40
-    assert all(parts(batch) == {"a": 1, "c": 1} for batch in given.values())
-
-
-def test_a_child_of_which_nothing_comes_through_is_an_error():
-    def never(sample):
-        return False
-
-    spec = MixSpec((Mixed(FilterSpec(of=samples(C), predicate=never)),), batch_size=1)
-    with pytest.raises(DataError, match="no item was returned in 10000 draws in a row"):
-        run([loader_of(batches(spec, 1), lanes=1)], 1)
-
-
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
         (lambda: MixSpec((Mixed(A, 0),)), "no child has weight > 0"),
         (lambda: MixSpec((Mixed(A),), "sample"), "by must be 'samples' or 'batches'"),
-        (lambda: MixSpec((Mixed(A),), batch_size=3), "omit it below reading"),
-        (lambda: MixSpec((Mixed(samples(A)),)), "give `batch_size` over streams"),
-        (lambda: MixSpec((Mixed(samples(A)),), batch_size=0), "must be >= 1, got 0"),
+        (lambda: MixSpec((Mixed(samples(A)),)), "is for children below reading"),
         (
-            lambda: MixSpec((Mixed(samples(A)), Mixed(B)), batch_size=1),
-            "must all return ref",
+            lambda: MixSpec((Mixed(samples(A)), Mixed(B))),
+            "different kinds of items",
         ),
         (lambda: Mixed(A, -1), "finite number >= 0, got -1"),
         (lambda: tree(BlendSpec((Part(MixSpec((Mixed(A),))),))), "only be the root"),

@@ -29,11 +29,11 @@ from energy_data.loading.checkpoint.codec import MIN_PACKED, pack_value, unpack_
 from energy_data.loading.workers.pool import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from loading import encoders

@@ -11,8 +11,8 @@ from trees import batches, samples
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.references import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.references import LeafSpec
 from energy_data.testing import NumberSource
 from loading.runs import loader_of, run
 

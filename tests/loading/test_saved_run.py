@@ -25,13 +25,11 @@ from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedRun
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.leaf_history import held
-from energy_data.nodes.limit import LimitSpec
 from energy_data.nodes.map import MapSpec
-from energy_data.nodes.mix import Mixed, MixSpec
+from energy_data.nodes.passes import ConcatSpec, LimitSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.nodes.unary import UnarySpec
@@ -46,8 +44,8 @@ STREAMS = {
     "packs of streams": batches(
         packs(BlendSpec((Part(samples(A), 2), Part(samples(C), 0), Part(MIXED))))
     ),
-    "packs of a mix of streams": groups(
-        packs(MixSpec((Mixed(samples(A)), Mixed(samples(C), 0), Mixed(PARTS)), batch_size=3))
+    "packs of a blend of parts": groups(
+        packs(BlendSpec((Part(samples(A)), Part(samples(C), 0), Part(PARTS))))
     ),
     "packs of parts in packs": batches(packs(packs(PARTS, **SPLIT))),
     "parts": batches(PARTS, 2),

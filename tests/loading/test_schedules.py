@@ -13,8 +13,7 @@ from energy_data.core.context import Context
 from energy_data.errors import SpecError
 from energy_data.loading.checkpoint.saved_run import SavedTree, order_trees
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.epochize import EpochizeSpec
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule

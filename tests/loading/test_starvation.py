@@ -30,11 +30,10 @@ from energy_data.loading.reports import wait_reason
 from energy_data.loading.savable_loader import ProgressIterator
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.passes import ConcatSpec, LimitSpec
+from energy_data.nodes.references import LeafSpec
 from energy_data.testing import NumberSource
 from loading.encoders import SlowSource, slow_to_collate, slow_to_encode
 from loading.workers import worker_loader

@@ -9,11 +9,11 @@ from trees import A, B, batches, finite, leaf, not_third, numbers, samples
 
 from energy_data.errors import ExcludedError, SkipSample
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.references import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.passes import ConcatSpec
+from energy_data.nodes.references import LeafSpec
 from energy_data.testing import NumberSource
 from loading.runs import in_order, loader_of
 

@@ -11,7 +11,7 @@ from trees import leaf
 from energy_data.errors import DataError, SkipSample, SpecError
 from energy_data.loading.steps.exchange import StepsError
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.stage import Stage

@@ -20,8 +20,8 @@ from energy_data.loading.workers import thread
 from energy_data.loading.workers.pool import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.leaves import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.references import LeafSpec
 from energy_data.tasks.stateless import stateless
 from energy_data.testing import NumberSource
 from loading import encoders

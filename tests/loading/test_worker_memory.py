@@ -8,8 +8,8 @@ from tars import one_shard, sample_files
 from trees import batches, samples
 
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.references import Leaf
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.references import LeafSpec
 from loading import encoders
 from loading.encoders import collating
 from loading.workers import worker_loader

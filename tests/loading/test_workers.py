@@ -15,8 +15,7 @@ import pytest
 from trees import A, B, C, batches, finite, leaf, samples
 
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.concat import ConcatSpec
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.passes import ConcatSpec, LimitSpec
 from loading.own_time import OwnTime, worked_s
 from loading.runs import run, run_in_step
 from loading.workers import BLEND, QUICK, STREAM, crew, is_alive, processes, worker_loader

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from trees import leaf
 
 from energy_data.core.context import Context
-from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_epochized import BlendEpochizedSpec, Repeated
-from energy_data.nodes.leaves import Shuffle
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated
+from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.plan_cache import LeafOffsets
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order import weighted

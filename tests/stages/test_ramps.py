@@ -12,9 +12,9 @@ from trees import leaf
 
 from energy_data.config.compile import compile_stream
 from energy_data.config.load import load_metadataset, resolve
+from energy_data.config.stage_lengths import ramped
 from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.nodes.ramp import ramped
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.stream import StreamBuilder
 from energy_data.testing import NumberSource

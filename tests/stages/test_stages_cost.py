@@ -9,7 +9,7 @@ from trees import batches, leaf, packs, samples, staged
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
-from energy_data.nodes import references
+from energy_data.nodes import plan_cache
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.testing import next_item
 
@@ -21,13 +21,13 @@ MANY = staged(*(batches(packs(samples(MIXED))) for _ in range(20)), steps=[3] * 
 def plans(monkeypatch):
     """The order trees whose plans are made, which is what entering costs."""
     made = []
-    whole = references.LaneOrder.__init__
+    whole = plan_cache.LanePlan.__init__
 
     def counted(plan, *args, **facts):
         made.append(plan)
         whole(plan, *args, **facts)
 
-    monkeypatch.setattr(references.LaneOrder, "__init__", counted)
+    monkeypatch.setattr(plan_cache.LanePlan, "__init__", counted)
     return made
 
 

@@ -11,7 +11,7 @@ from loading.workers import worker_loader
 from trees import batches, leaf, numbers, samples
 
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 

@@ -19,7 +19,7 @@ from energy_data.core.context import Context
 from energy_data.core.packing import Packing
 from energy_data.errors import SpecError
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.stage import DataEnd, Stage, end_with_data
 from energy_data.nodes.staged import StagedSpec

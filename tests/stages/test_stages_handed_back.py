@@ -15,7 +15,7 @@ from trees import batches, groups, joined, leaf, packs, samples
 from energy_data.core.context import Context
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec

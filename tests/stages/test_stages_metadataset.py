@@ -13,7 +13,7 @@ from yaml_text import parse_metadataset
 from energy_data.config.compile import compile_split, compile_stream
 from energy_data.config.load import resolve
 from energy_data.errors import SpecError
-from energy_data.nodes.leaves import leaf_entries
+from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder

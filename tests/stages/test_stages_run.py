@@ -17,8 +17,8 @@ from energy_data.errors import DataError, SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.leaves import Shuffle
-from energy_data.nodes.limit import LimitSpec
+from energy_data.nodes.leaf import Shuffle
+from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.stage import Stage
@@ -177,7 +177,7 @@ def test_a_stage_opens_nothing_before_it_is_entered_and_holds_nothing_after():
 
 def planned(node):
     """Whether an order tree under a node holds what it has computed."""
-    return any(getattr(inner, "_plan", None) is not None for _, inner in node.walk())
+    return any("plan" in vars(inner) for _, inner in node.walk())
 
 
 def test_a_pipeline_that_ends_is_played_again_or_is_an_error():

@@ -46,9 +46,9 @@ from energy_data import (
     get_loader,
     get_train_dataset,
 )
+from energy_data.config.stage_lengths import ramped
 from energy_data.core.context import Context
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.ramp import ramped
 from energy_data.testing import take
 
 

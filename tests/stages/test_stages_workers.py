@@ -10,13 +10,11 @@ import pytest
 from attrs import evolve
 from loading.runs import flat, in_order, loader_of, run
 from loading.workers import QUICK, worker_loader
-from trees import batches, groups, leaf, number_cost, packs, samples, staged
+from trees import batches, groups, leaf, packs, samples, staged
 
 from energy_data.core.context import Context
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.blend_by_cost import BlendByCostSpec, Costed
 from energy_data.nodes.leaf_history import held
-from energy_data.nodes.mix import Mixed, MixSpec
 from energy_data.testing import assert_resumes_exactly, next_item
 
 X, Y = leaf("x", 100), leaf("y", 60)
@@ -141,8 +139,7 @@ def test_stages_that_hold_samples_back_resume_at_every_step():
 
 MIXED = {
     "blend": lambda *of: BlendSpec(tuple(map(Part, of))),
-    "mix": lambda *of: MixSpec(tuple(map(Mixed, of)), batch_size=4),
-    "blend_by_cost": lambda *of: BlendByCostSpec(tuple(map(Costed, of)), number_cost),
+    "blend of packs": lambda *of: BlendSpec(tuple(Part(packs(each)) for each in of)),
 }
 
 

@@ -17,9 +17,8 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.flat_map import FlatMapSpec
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.map import MapSpec
+from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.select_pack import SelectPackSpec

@@ -10,8 +10,7 @@ from attrs import frozen
 from energy_data.core.cursor import shorten
 from energy_data.core.spec import Spec
 from energy_data.loading.checkpoint.saved_run import SavedLeaf, SavedTree
-from energy_data.nodes.leaf import LeafSpec
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.nodes.stage import DEFAULT, Resume, Stage
 from energy_data.nodes.staged import StagedSpec
 

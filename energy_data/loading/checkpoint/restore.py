@@ -36,8 +36,8 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree, order_trees
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.buffered import BufferedNode
+from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.leaf_history import LeafHistory, StagedCursor
-from energy_data.nodes.leaves import leaf_entries
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec, follows_run
 from energy_data.nodes.stage import DEFAULT, Resume, Stage
 from energy_data.nodes.staged import StagedNode, StagedSpec

@@ -25,10 +25,9 @@ from energy_data.errors import SampleError, SpecError, StateError, StateMismatch
 from energy_data.loading.checkpoint.codec import pack_json, unpack_json
 from energy_data.loading.checkpoint.history import RemovedLeaves
 from energy_data.loading.checkpoint.run_state import RunState
-from energy_data.nodes.leaf import LeafSpec
+from energy_data.nodes.leaf import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
 from energy_data.nodes.leaf_history import LeafHistory, held
-from energy_data.nodes.leaves import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
-from energy_data.nodes.references import ReferencesNode, ReferencesSpec
+from energy_data.nodes.references import LeafSpec, ReferencesNode, ReferencesSpec
 from energy_data.nodes.staged import StagedNode, StagedSpec
 
 FEW_LEAVES = 200  # up to here sizes are saved also where only messages need them
