@@ -9,8 +9,8 @@ from tempfile import gettempdir
 import numpy as np
 
 from energy_data.data.files.local import whole_file
-from energy_data.data.join.source import JoinSource
-from energy_data.data.join.table import Kept
+from energy_data.data.join import JoinSource
+from energy_data.data.join_table import JoinMember, Kept
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import LeafSpec
 from energy_data.testing import NumberSource
@@ -27,9 +27,8 @@ def join_leaf(name: str = "j", rows: int = 8) -> LeafSpec:
         with whole_file(str(path), 0o600) as file:
             np.save(file, table.astype(np.int32))
     members = (
-        NumberSource(rows, f"{name}-left"),
-        NumberSource(rows, f"{name}-right", frozenset({1})),
+        JoinMember(NumberSource(rows, f"{name}-left")),
+        JoinMember(NumberSource(rows, f"{name}-right", frozenset({1})), nonmatch="none"),
     )
-    kept = Kept(str(path), rows)
-    source = JoinSource(members, None, None, kept, (0, rows), ("error", "none"))
+    source = JoinSource(members, None, None, Kept(str(path), rows), (0, rows))
     return LeafSpec(Leaf(id=name, source=source))

@@ -21,8 +21,8 @@ import energy_data
 ROOT = Path(energy_data.__file__).parent
 
 ALLOWED = {
-    "local:_OPEN": "open files, under a lock of their own; a file is read by `pread`",
-    "index:_SHARDS": "open shards, changed under a lock; what it gives never is",
+    "local:open_file": "lru_cache of open files; a file is read by `pread`",
+    "index:_open_shard": "lru_cache of open shards; what it gives never changes",
     "parts:_known_npy": "a cache; one step of the interpreter each to look up and to add",
     "cursor:kinds_of": "lru_cache of a pure function",
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from energy_data.data.files.local import open_anew
-from energy_data.data.tar.header import Fault, walk
-from energy_data.data.tar.names import split_name
+from energy_data.data.tar.header import Fault, split_name, walk
 from energy_data.data.typed.dataset_yaml import CRUDE, has_default, own_fields
 from energy_data.data.typed.field_map import parse_access
 from energy_data.data.typed.samples import SAMPLE_TYPES, Sample

@@ -26,7 +26,7 @@ from energy_data.core import recipe
 from energy_data.core.recipe import Children, FieldProblem, Yaml
 from energy_data.core.rules import FLAG, MAPPING, POSITIVE, TEXT, one_of
 from energy_data.core.spec import Spec, order_children
-from energy_data.data.join.table import Nonmatch
+from energy_data.data.join_table import Nonmatch
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.leaf import LeafTable
 from energy_data.nodes.references import OrderSpec

@@ -26,7 +26,7 @@ from energy_data.config.staged import DocsPerStepSpec
 from energy_data.core.recipe import parts_of, with_children
 from energy_data.core.rules import listed
 from energy_data.core.spec import Spec
-from energy_data.data.join.table import Nonmatch
+from energy_data.data.join_table import Nonmatch
 
 MAX_LEAVES = 200_000  # of one split, with nested files written out
 MAX_DEPTH = 64  # nodes below each other, with nested files written out; also files

@@ -16,9 +16,16 @@ from energy_data.config.load import LoadedMetadataset
 from energy_data.config.rules import Aux
 from energy_data.data.files.stores import FileStore, SystemFileStore
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.join.energon_index import energon_name, write_energon_index
-from energy_data.data.join.source import Joiner, JoinMember, keyed, open_join
-from energy_data.data.join.table import PREFIX, Kept, Member, load_table, open_table
+from energy_data.data.join import Joiner, open_join
+from energy_data.data.join_table import (
+    PREFIX,
+    JoinMember,
+    Kept,
+    energon_name,
+    load_table,
+    open_table,
+    write_energon_index,
+)
 from energy_data.data.registry import open_store
 from energy_data.data.source import Source
 from energy_data.data.tar.nv_meta import FOLDER, SPLIT, read_counts, read_mapping
@@ -82,10 +89,10 @@ class Opener:
             )
         return self._sources[key]
 
-    def keyed(self, leaf: LeafUse) -> list[Member]:
+    def keyed(self, leaf: LeafUse) -> list[JoinMember]:
         """Return the keys of the datasets of a join. The joiner is not imported."""
         assert not isinstance(leaf.of, DatasetPart)
-        return [keyed(self._member(member, None)) for member in leaf.of]
+        return [self._member(member, None) for member in leaf.of]
 
     def stores(self, leaf: LeafUse) -> dict[str, FileStore[bytes]]:
         """Return the files for cookers, by name. Raises SpecError if a path has none."""
@@ -188,7 +195,7 @@ def prepare_joins(metadataset: LoadedMetadataset, *, open_source: OpenSource) ->
 
 def _computed(
     metadataset: LoadedMetadataset, split: str, open_source: OpenSource, diagnostics: Diagnostics
-) -> Iterator[tuple[LeafUse, Kept, list[Member]]]:
+) -> Iterator[tuple[LeafUse, Kept, list[JoinMember]]]:
     """Yield the joins of a split with their tables; problems are reported."""
     opener = Opener(open_source, DEFAULT)
     for leaf in leaf_uses(metadataset.tree(split)):
@@ -204,7 +211,7 @@ def _computed(
                 diagnostics.report(origin.locate("join")[0], origin.where, text)
 
 
-def _energon_name(leaf: LeafUse, members: list[Member]) -> str | None:
+def _energon_name(leaf: LeafUse, members: list[JoinMember]) -> str | None:
     """Return Energon's name for the index; None if Energon could not read what we would write."""
     assert isinstance(leaf.of, tuple)
     if any(_excludes_shards(member) for member in leaf.of):

@@ -35,19 +35,17 @@ def get_source_info(sample: Any) -> list[SampleSource] | None:
     """Return the sources of a sample, or of all samples of a list; None if they are not known."""
     if isinstance(sample, list):
         return [source for one in sample for source in get_source_info(one) or ()] or None
-    return list(_field(sample, "__sources__") or ()) or None
+    return list(sample_field(sample, "__sources__") or ()) or None
 
 
 def describe_source(sample: Any) -> str:
     """Return a description of the source of a sample, for messages."""
-    if sources := _field(sample, "__sources__"):
-        source = sources[0]
-        return (
-            f"dataset {source.dataset}, shard {source.shard}, key {_field(sample, '__key__')}, "
-            f"sample {source.index}"
-        )
+    if sources := sample_field(sample, "__sources__"):
+        source, key = sources[0], sample_field(sample, "__key__")
+        return f"dataset {source.dataset}, shard {source.shard}, key {key}, sample {source.index}"
     return f"a {type(sample).__name__} without a source"
 
 
-def _field(sample: Any, name: str) -> Any:
+def sample_field(sample: Any, name: str) -> Any:
+    """Return a field of a sample, a dict or an object; None if it has none."""
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)

@@ -8,9 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from energy_data.data.decode.parts import Decoding, Overrides
 from energy_data.data.files.stores import FileStore
-from energy_data.data.jsonl.file_store import JsonlFileStore
-from energy_data.data.jsonl.index import prepare_jsonl
-from energy_data.data.jsonl.source import JsonlSource
+from energy_data.data.jsonl import JsonlFileStore, JsonlSource, prepare_jsonl
 from energy_data.data.source import OpenOptions, Source
 from energy_data.data.tar.file_store import WebdatasetFileStore
 from energy_data.data.tar.source import WebdatasetSource

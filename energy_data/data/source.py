@@ -106,9 +106,6 @@ class Source(ABC):
                 samples[place] = sample
         return samples
 
-    def hint(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - optional to override
-        """Announce that `indices` are read soon. A source may start read-ahead; it never blocks."""
-
 
 def reopen(
     kind: Callable[[str, OpenOptions], T_source], path: str, options: OpenOptions, fingerprint: str

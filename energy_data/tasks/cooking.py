@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import ErrorPolicy, restore_key
 from energy_data.data.files.stores import DecodeFileStore, FileStore
-from energy_data.data.join.source import JoinSource
+from energy_data.data.join import JoinSource
 from energy_data.data.registry import open_store
 from energy_data.data.source import OpenOptions
 from energy_data.data.typed.samples import BASIC_FIELDS

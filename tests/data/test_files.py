@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import resource
 import threading
+from functools import lru_cache
 
 import pytest
 
-from energy_data.data.files.local import LocalFile, OpenFiles, Window, open_file, write_whole
+from energy_data.data.files import local
+from energy_data.data.files.local import LocalFile, Window, open_file, write_whole
 from energy_data.errors import StructureError
 
 
@@ -20,7 +22,7 @@ def descriptors():
 def numbered(folder, count):
     paths = [str(folder / f"{n}") for n in range(count)]
     for n, path in enumerate(paths):
-        write_whole(path, bytes([n]) * 100, 0o644)
+        write_whole(path, bytes([n % 256]) * 100, 0o644)
     return paths
 
 
@@ -56,41 +58,43 @@ def test_windows_read_ahead(tmp_path):
 
 
 def test_at_most_so_many_files_are_open(tmp_path):
-    paths = numbered(tmp_path, 50)
-    files = OpenFiles(limit=10)
+    open_file.cache_clear()
+    limit = open_file.cache_info().maxsize
+    paths = numbered(tmp_path, limit + 40)
     before = descriptors()
-    held = files.get(paths[0])
-    for path in paths:
-        files.get(path)
-    assert descriptors() == before + 11
+    held = open_file(paths[0])
+    for number, path in enumerate(paths):
+        assert open_file(path).read(0, 1) == bytes([number % 256])
+    assert descriptors() == before + limit + 1
     assert held.read(0, 1) == b"\0"  # closed with its last reader only
-    assert files.get(paths[-1]) is files.get(paths[-1])
-    del held, files
+    assert open_file(paths[-1]) is open_file(paths[-1])
+    del held
+    open_file.cache_clear()
     assert descriptors() == before
 
 
 def test_the_limit_of_the_system_is_lived_with(tmp_path):
     paths = numbered(tmp_path, 60)
-    files = OpenFiles()
+    open_file.cache_clear()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
     try:
         for n, path in enumerate(paths):
-            assert files.get(path).read(0, 1) == bytes([n])
+            assert open_file(path).read(0, 1) == bytes([n])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_threads_share_files_that_are_closed_under_way(tmp_path):
+def test_threads_share_files_that_are_closed_under_way(tmp_path, monkeypatch):
     paths = numbered(tmp_path, 40)
-    files = OpenFiles(limit=3)
+    monkeypatch.setattr(local, "open_file", lru_cache(maxsize=3)(local.open_anew))
     wrong = []
 
     def run(start):
         for step in range(2000):
             n = (start * 7 + step * 11) % 40
-            if files.get(paths[n]).read(0, 100) != bytes([n]) * 100:
+            if local.open_file(paths[n]).read(0, 100) != bytes([n]) * 100:
                 wrong.append(n)
 
     threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
@@ -102,18 +106,18 @@ def test_threads_share_files_that_are_closed_under_way(tmp_path):
 
 
 def child(path, queue):
-    queue.put((open_file(path).read(0, 1), descriptors()))
+    queue.put(open_file(path).read(0, 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_opens_its_own(tmp_path):
+def test_a_forked_child_reads_the_same(tmp_path):
     paths = numbered(tmp_path, 20)
     held = [open_file(path) for path in paths]
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=child, args=(paths[3], queue))
     process.start()
-    data, _ = queue.get(timeout=30)
+    data = queue.get(timeout=30)
     process.join(30)
     assert data == b"\3"
     assert process.exitcode == 0

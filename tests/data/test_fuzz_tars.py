@@ -15,8 +15,8 @@ from tars import sample_files, write_tar
 
 from energy_data.data.files.local import LocalFile
 from energy_data.data.registry import open_source
+from energy_data.data.tar.index import scan
 from energy_data.data.tar.prepare import prepare
-from energy_data.data.tar.scan import scan
 from energy_data.errors import DataError, SampleError, SpecError
 
 pytestmark = pytest.mark.usefixtures("reading")
@@ -61,7 +61,6 @@ def check(folder):
     try:
         source = open_source(folder)
         for numbers in (np.arange(COUNT), np.arange(5), np.tile(np.arange(COUNT), 2)):
-            source.hint(numbers)
             for number, sample in zip(numbers.tolist(), source.read(numbers), strict=True):
                 if isinstance(sample, dict):
                     assert set(sample) > {"__key__", "__subflavors__", "__sources__"}

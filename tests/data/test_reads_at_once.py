@@ -19,7 +19,7 @@ from energy_data import RawTensor
 from energy_data.core.batch_memory import TensorRow, new_rows
 from energy_data.data.decode.parts import decode_text
 from energy_data.data.tar import native, reader
-from energy_data.data.tar.spans import locate
+from energy_data.data.tar.reader import locate
 
 pytestmark = pytest.mark.skipif(native.TAR is None, reason="installed without a compiler")
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from energy_data.data.tar.header import BLOCK, Fault, walk
-from energy_data.data.tar.names import split_name
+from energy_data.data.tar.header import BLOCK, Fault, split_name, walk
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=120)
 SIZES = st.one_of(st.integers(0, 3000), st.integers(0, 1 << 40))

@@ -10,9 +10,9 @@ import webdataset
 from tars import sample_files, write_tar
 
 from energy_data.data.files.local import LocalFile
-from energy_data.data.tar import scan as tar_scan
-from energy_data.data.tar.names import split_name
-from energy_data.data.tar.scan import scan
+from energy_data.data.tar import index as tar_scan
+from energy_data.data.tar.header import split_name
+from energy_data.data.tar.index import scan
 from energy_data.errors import StructureError
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

@@ -130,14 +130,6 @@ def test_sources_pickle_small(tmp_path):
     assert copy.read(np.arange(37)) == source.read(np.arange(37))
 
 
-def test_hints_do_no_harm(tmp_path):
-    source = open_source(dataset(tmp_path))
-    source.hint(np.array([], np.int64))
-    source.hint(np.array([59, 3, 3, 21]))
-    (tmp_path / "shard-001.tar").unlink()
-    open_source(tmp_path).hint(np.array([59, 3, 3, 21]))
-
-
 def test_split_parts_that_are_not_there_are_named(tmp_path):
     dataset(tmp_path)
     with pytest.raises(SpecError, match="no split part 'dev', only: 'train', 'val', 'test'"):

@@ -33,7 +33,7 @@ from energy_data.data.decode.images import EXTENSIONS, ImageMode, check_image_mo
 from energy_data.data.decode.media import MEDIA_EXTENSIONS, AVMode, media_decoder
 from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.decode.sniff import extension_of
-from energy_data.data.tar.names import split_name
+from energy_data.data.tar.header import split_name
 from energy_data.errors import SpecError
 
 Buffer = bytes | memoryview

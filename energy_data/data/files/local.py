@@ -1,10 +1,11 @@
-"""Local files: exact ranges of their bytes, through a bounded set of descriptors per process.
+"""Local files: exact ranges of their bytes, through a bounded number of descriptors per process.
 
-    with_file = open_file("/data/shard-000.tar")
-    header = with_file.read(0, 512)
+    file = open_file("/data/shard-000.tar")
+    header = file.read(0, 512)
 
-A reader holds a `LocalFile`; the set only caches it. A file that is evicted from the set is closed
-when its last reader releases it, so no read can use a closed or reused descriptor.
+A reader holds a `LocalFile`; `open_file` only caches it. An evicted file is closed when its last
+reader releases it, so no read can use a closed or reused descriptor. Forked processes share
+descriptors: reads have no position.
 """
 
 from __future__ import annotations
@@ -13,16 +14,13 @@ import errno
 import os
 import stat
 import tempfile
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from energy_data.errors import StructureError
-
-_FEWEST_OPEN = 8  # kept when the system refuses to open more
 
 
 class LocalFile:
@@ -31,26 +29,26 @@ class LocalFile:
     fd: its descriptor, open as long as this object lives.
     """
 
-    __slots__ = ("_identity", "fd", "mtime_ns", "path", "size")
+    __slots__ = ("fd", "mtime_ns", "path", "size", "version")
 
     def __init__(self, path: str) -> None:
         self.fd = -1
-        # Without O_NONBLOCK, opening a pipe that bears a shard's name would wait for ever.
+        # Without O_NONBLOCK, opening a pipe with the name of a shard would wait forever.
         self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         facts = os.fstat(self.fd)
         if not stat.S_ISREG(facts.st_mode):
             raise StructureError("is not a regular file. Give a file.", shard=path)
         self.path, self.size, self.mtime_ns = path, facts.st_size, facts.st_mtime_ns
-        self._identity = _identity(facts)
+        self.version = _version(facts)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)  # at the end of the process the module may be gone already
 
     @property
     def is_current(self) -> bool:
         """Whether its path still leads to it, and it was not written to since it was opened."""
-        return _identity_of(self.path) == self._identity
+        return version_of(self.path) == self.version
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`, in one buffer of their own."""
@@ -77,10 +75,6 @@ class LocalFile:
             if count == 0:
                 raise self._short(offset, size)
             done += count
-
-    def will_need(self, offset: int, size: int) -> None:
-        """Tell the kernel that this range is read soon."""
-        os.posix_fadvise(self.fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _check(self, offset: int, size: int) -> None:
         self.size = os.fstat(self.fd).st_size  # it may have grown since it was opened
@@ -122,83 +116,50 @@ class Window:
         return self._data[at : at + size]
 
 
-class OpenFiles:
-    """The files a process has open, at most `limit`; the one unused for longest goes first."""
-
-    def __init__(self, limit: int = 256) -> None:
-        self.limit = limit
-        self.lock = threading.Lock()
-        self._files: OrderedDict[str, LocalFile] = OrderedDict()
-
-    def get(self, path: str) -> LocalFile:
-        """Return the open file; raise StructureError if there is none to open."""
-        with self.lock:
-            file = self._files.get(path)
-            if file is not None:
-                self._files.move_to_end(path)
-                return file
-        file = self.open(path)
-        with self.lock:
-            self._files[path] = file
-            self._shrink(self.limit)
-        return file
-
-    def drop_changed(self, path: str) -> None:
-        """Forget a file that was replaced: the next `get` opens it again."""
-        file = self._files.get(path)
-        if file is not None and not file.is_current:
-            with self.lock:
-                self._files.pop(path, None)
-
-    def forget(self) -> None:
-        """Forget all files in a forked child; those of the parent stay open."""
-        self.lock = threading.Lock()
-        self._files = OrderedDict()
-
-    def open(self, path: str) -> LocalFile:
-        """Return a file that is not kept among the open ones."""
-        try:
-            try:
-                return LocalFile(path)
-            except OSError as error:
-                if error.errno != errno.EMFILE:
-                    raise
-                with self.lock:
-                    self._shrink(_FEWEST_OPEN)
-                return LocalFile(path)
-        except OSError as error:
-            raise StructureError(
-                f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",
-                shard=path,
-            ) from error
-
-    def _shrink(self, limit: int) -> None:
-        while len(self._files) > limit:
-            self._files.popitem(last=False)
+@lru_cache(maxsize=256)
+def open_file(path: str) -> LocalFile:
+    """Return a file as `open_anew`; the files used last stay open."""
+    return open_anew(path)
 
 
-_OPEN = OpenFiles()
-os.register_at_fork(
-    before=lambda: _OPEN.lock.acquire() and None,
-    after_in_parent=lambda: _OPEN.lock.release(),
-    after_in_child=_OPEN.forget,
-)
+def open_current(path: str) -> LocalFile:
+    """Return a file as `open_file`; open it again if it was replaced meanwhile."""
+    if not open_file(path).is_current:
+        open_file.cache_clear()
+    return open_file(path)
 
 
-def _identity(facts: os.stat_result) -> tuple[int, ...]:
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
-
-
-def _identity_of(path: str) -> tuple[int, ...] | None:
+def open_anew(path: str) -> LocalFile:
+    """Open a file. StructureError if that is not possible."""
     try:
-        return _identity(os.stat(path))  # noqa: PTH116 - three times as fast as Path.stat
+        try:
+            return LocalFile(path)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            open_file.cache_clear()
+            return LocalFile(path)
+    except OSError as error:
+        raise StructureError(
+            f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",
+            shard=path,
+        ) from error
+
+
+Version = tuple[int, ...]
+"""Changes when a file is replaced or written to."""
+
+
+def version_of(path: str) -> Version | None:
+    """Return the version of a file; None if there is none."""
+    try:
+        return _version(os.stat(path))  # noqa: PTH116 - three times as fast as Path.stat
     except OSError:
         return None
 
 
-open_anew = _OPEN.open
-drop_changed = _OPEN.drop_changed
-open_file = _OPEN.get
+def _version(facts: os.stat_result) -> Version:
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def write_whole(path: str, data: bytes, mode: int) -> None:

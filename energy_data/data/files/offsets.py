@@ -6,17 +6,19 @@ An index stands next to its file, or in the user's cache folder if that folder c
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.data.files.local import write_whole
-from energy_data.errors import SpecError
+from energy_data.data.files.local import LocalFile, write_whole
+from energy_data.errors import SpecError, StructureError
 
 SUFFIX = ".idx"
+_SMALL = 131072  # bytes; an index up to this size is read, as a map costs a descriptor
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -26,25 +28,54 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "energy_data", name)
 
 
-def index_in_cache(path: str) -> str:
-    """Return the path of the index of a file in the user's cache folder."""
+def index_places(path: str) -> tuple[str, str]:
+    """Return the paths that the index of a file may have, the one next to the file first."""
     real = os.path.realpath(path).encode("utf-8", "surrogateescape")
     name = hashlib.blake2b(real, digest_size=16).hexdigest()
-    return str(cache_folder("index") / f"{name}{SUFFIX}")
+    return path + SUFFIX, str(cache_folder("index") / f"{name}{SUFFIX}")
 
 
-def last_offset(index: str, path: str) -> int:
-    """Return the last offset of an index that is as new as its file; -1 if there is none."""
+def find_index(path: str, fits: Callable[[int, int], bool]) -> str | None:
+    """Return the path of an index that is as new as its file; None if there is none.
+
+    fits: called with the last offset and the size of the file; whether they belong together.
+    """
+    facts = Path(path).stat()
+    for index in index_places(path):
+        try:
+            found = Path(index).stat()
+            if found.st_size < 8 or found.st_size % 8 or found.st_mtime_ns < facts.st_mtime_ns:
+                continue
+            with Path(index).open("rb") as file:
+                file.seek(-8, os.SEEK_END)
+                if fits(int.from_bytes(file.read(8), "little"), facts.st_size):
+                    return index
+        except OSError:
+            continue
+    return None
+
+
+def num_samples(index: str) -> int:
+    """Return the number of samples that an index has."""
+    return Path(index).stat().st_size // 8 - 1
+
+
+def load_index(index: str, file: LocalFile, count: int, advice: str) -> Offsets:
+    """Return a read-only view of the index of a file, uint64 [count + 1].
+
+    advice: what to do if the index is missing or has another size, which is a StructureError.
+    """
     try:
-        facts = Path(index).stat()
-        size = facts.st_size
-        if size < 8 or size % 8 or facts.st_mtime_ns < Path(path).stat().st_mtime_ns:
-            return -1
-        with Path(index).open("rb") as file:
-            file.seek(size - 8)
-            return int.from_bytes(file.read(8), "little")
-    except OSError:
-        return -1
+        found = LocalFile(index)
+        if found.size != (count + 1) * 8:
+            problem = f"has {found.size} bytes, but {count} samples need {(count + 1) * 8}"
+            raise StructureError(f"its index {index} {problem}. {advice}", shard=file.path)
+        if found.size <= _SMALL:
+            return np.frombuffer(found.read(0, found.size), "<u8")
+        return np.frombuffer(mmap.mmap(found.fd, found.size, access=mmap.ACCESS_READ), "<u8")
+    except (OSError, ValueError) as error:
+        problem = f"its index {index} cannot be read: {error}. {advice}"
+        raise StructureError(problem, shard=file.path) from error
 
 
 def write_index(path: str, offsets: Offsets, places: Sequence[str]) -> str:

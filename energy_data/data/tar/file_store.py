@@ -16,8 +16,7 @@ from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
 from energy_data.data.files.local import LocalFile, open_file
 from energy_data.data.files.stores import FileStore
-from energy_data.data.tar.header import BLOCK, Fault, TarMember, walk
-from energy_data.data.tar.names import split_name
+from energy_data.data.tar.header import BLOCK, Fault, TarMember, split_name, walk
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, is_prepared, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError

@@ -1,11 +1,17 @@
-"""Tar headers: ustar, GNU and pax.
+"""Members of tars: headers in the formats ustar, GNU and pax, and the parts of samples they name.
 
 `walk` parses any header: long names, pax records, huge sizes. It raises every error; the C part
-leaves every header that is not plain to it.
+leaves every header that is not plain to it. `split_name` is the rule of webdataset and Energon:
+
+    "images/0001.seg.png"  ->  key "images/0001", extension "seg.png"
+
+The key reaches to the first dot after the last slash. Files without extension and those in or
+named `__...__` are no parts of samples.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -23,6 +29,8 @@ _DATALESS = frozenset(b"123456")  # links, devices, folders, pipes: their size f
 _EXTENDED = frozenset(b"LKxgX")  # describe the member that follows
 _SPARSE = ord("S")
 _LONGEST_EXTENDED = 1 << 20  # bytes of a long name or of pax records
+_NAME = re.compile(r"((?:.*/)?[^.]+)[.]([^/]*)")
+_META = re.compile(r"__[^/]*__(?:$|/)")
 
 
 class Fault(Exception):  # noqa: N818 - becomes a SampleError or a StructureError, as the caller knows
@@ -179,3 +187,12 @@ def _number(field: bytes) -> int:
     if text.strip(b"01234567"):  # int() would take signs and underscores
         raise ValueError(text)
     return int(text, 8)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return (key, extension), or None if the file is no part of a sample."""
+    key, dot, extension = name.partition(".")
+    if not dot or not key or "/" in extension or name.startswith("__"):
+        found = None if _META.match(name) else _NAME.fullmatch(name)
+        return (found[1], found[2]) if found else None
+    return key, extension

@@ -1,174 +1,183 @@
 """`shard.tar.idx`: where each sample of a shard begins, and where the last one ends (uint64 each).
 
+Offsets are those that Energon stores: of the first header of each sample's first part, extended
+headers included, then of the end marker. `scan` finds them, in 4 us per file if files are small.
 An index is loaded when its shard is first read, and checked against the shard: an index of another
 version of the tar is an error here, instead of garbage in a batch.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from energy_data.data.files.local import LocalFile, drop_changed, open_anew, open_file
+from energy_data.data.files.local import (
+    LocalFile,
+    Version,
+    Window,
+    open_anew,
+    open_current,
+    version_of,
+)
 from energy_data.data.files.offsets import (
-    SUFFIX,
     Offsets,
-    index_in_cache,
-    last_offset,
+    find_index,
+    index_places,
+    load_index,
+    num_samples,
     write_index,
 )
-from energy_data.data.tar.header import BLOCK, ZEROS, Fault, walk
-from energy_data.data.tar.names import split_name
+from energy_data.data.tar.header import BLOCK, ZEROS, Fault, TarMember, split_name, walk
 from energy_data.data.tar.nv_meta import PartShards, expand
-from energy_data.data.tar.scan import scan
 from energy_data.errors import SpecError, StructureError
 
-_MOST_OPEN = 256  # shards per process
-_SMALL = 131072  # bytes; an index up to this size is read, as a map costs a descriptor
+MOST_PARTS = 50  # different extensions that are remembered
+
+_CHUNK = 1 << 20  # bytes read at once where files are small
+_HEADERS = 1024  # bytes read at once where files are large: a small file may follow its header
+_LARGE = 16384  # mean bytes of large files
+_PROBED = 64  # files that are read as large ones before their mean size is known
+_SECOND = "Rename one, or write the parts of a sample one after another."
+
+
 _PROBES = 64  # samples checked if an index is older than its tar
+_ADVICE = "Run `energy-data prepare --force`."
+_PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
-def index_beside(tar: str) -> str:
-    """Return the path of the index next to its tar."""
-    return tar.removesuffix(".tar") + ".tar" + SUFFIX
+class ScannedPart(NamedTuple):
+    """One part of one sample."""
+
+    sample: int
+    extension: str
+    offset: int  # of the payload
+    size: int
+
+
+@dataclass
+class Scan:
+    """The contents of a shard."""
+
+    offsets: npt.NDArray[np.uint64]  # [samples + 1], as in the index
+    keys: list[str]
+    extensions: list[str]  # the first different ones, at most MOST_PARTS
+    parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
+
+
+def scan(file: LocalFile, *, with_parts: bool = False) -> Scan:
+    """Return the samples of a tar.
+
+    Raises StructureError if the tar is cut or damaged, or if two samples have one key.
+    """
+    try:
+        return _group(file, with_parts)
+    except Fault as fault:
+        raise StructureError(
+            fault.problem, shard=file.path, key=fault.key, offset=fault.offset
+        ) from fault
+
+
+def _group(file: LocalFile, with_parts: bool) -> Scan:
+    offsets: list[int] = []
+    keys: dict[str, None] = {}
+    extensions: dict[str, None] = {}
+    parts: list[ScannedPart] = []
+    last, end = None, 0
+    for member in _members(file):
+        end = member.end
+        named = split_name(member.name) if member.regular else None
+        if named is None:
+            continue
+        key, extension = named
+        if key != last:
+            if key in keys:
+                raise Fault(f"a second sample has this key. {_SECOND}", member.offset, key)
+            keys[key] = None
+            offsets.append(member.offset)
+            last = key
+        if extension not in extensions and len(extensions) < MOST_PARTS:
+            extensions[extension] = None
+        if with_parts:
+            parts.append(ScannedPart(len(offsets) - 1, extension, member.data, member.size))
+    return Scan(np.array([*offsets, end], np.uint64), list(keys), list(extensions), parts)
+
+
+def _members(file: LocalFile) -> Iterator[TarMember]:
+    """Yield all members up to the end marker. Raises Fault for a tar that is cut or damaged."""
+    read_small, read_large = Window(file, _CHUNK).read, Window(file, _HEADERS).read
+    at, count, size = 0, 0, file.size
+    while True:
+        if at >= size:
+            problem = f"it ends at byte {size} without the zeros that end a tar, so it was cut."
+            raise Fault(f"{problem} Restore it.", at)
+        read = read_large if count < _PROBED or at >= count * _LARGE else read_small
+        if size - at >= BLOCK and read(at, BLOCK) == ZEROS:
+            break
+        member = next(walk(read, at, size))
+        yield member
+        at, count = member.end, count + 1
+    _check_rest(file, at)
+
+
+def _check_rest(file: LocalFile, end: int) -> None:
+    """Raise Fault if anything but zeros follows the end marker."""
+    for at in range(end, file.size, _CHUNK):
+        data = file.read(at, min(_CHUNK, file.size - at))
+        if data.count(0) != len(data):
+            problem = f"more data follows the end of the tar at byte {end}. Tars cannot be joined "
+            problem += "by `cat`: keep them separate, or write a new one."
+            raise Fault(problem, at + len(data) - len(data.lstrip(b"\0")))
 
 
 class Shard(NamedTuple):
-    """An open tar, and where its samples are."""
+    """An open tar, and where its samples are. The C part reads it as a plain tuple."""
 
     file: LocalFile
     offsets: Offsets  # uint64 [samples + 1]
-    stamp: int | None  # of the index when it was loaded
+    index_path: str
     fd: int  # of the file
 
 
-class KnownShard:
-    """A shard that was read once, open or not."""
+def shard_opener(part: PartShards) -> Callable[[int], Shard]:
+    """Return a function that opens a shard of the part by its number.
 
-    __slots__ = ("__weakref__", "count", "index", "shard", "tar", "was_used")
-
-    def __init__(self, tar: str, index: str, count: int) -> None:
-        self.tar, self.index, self.count = tar, index, count  # paths; number of samples
-        self.shard: Shard | None = None
-        self.was_used = False  # since it was opened, or since the clock passed it
-
-    def open(self) -> Shard:
-        """Return the open shard. StructureError if it has no index, or one of another tar."""
-        self.was_used = True
-        return self.shard or _SHARDS.load(self)
-
-    def drop_changed(self) -> None:
-        """Close the shard if its tar or its index was replaced."""
-        drop_changed(self.tar)
-        shard = self.shard
-        if shard is not None and not (shard.file.is_current and _stamp(self.index) == shard.stamp):
-            _SHARDS.close(self)
-
-
-def known_shard(tar: str, index: str, count: int) -> KnownShard:
-    """Return the one object of this process for a shard, so that it is opened once."""
-    return _SHARDS.know(tar, index, count)
-
-
-class _Shards:
-    """The shards a process has open, at most `_MOST_OPEN`.
-
-    The clock algorithm (Corbato, 1968) decides which to close: it goes round them and closes the
-    first that was not used since the last round. Using a shard only sets a flag.
+    It raises StructureError for a shard without an index, or with one of another tar. A shard that
+    was replaced before the first call for it is opened again, even if it was open already.
     """
+    known: dict[int, tuple[str, str, int, Version | None, Version | None]] = {}
 
-    def __init__(self) -> None:
-        self.known: WeakValueDictionary[tuple[str, str, int], KnownShard] = WeakValueDictionary()
-        self._open: deque[KnownShard] = deque()
-        self.after_fork()
+    def open_shard(number: int) -> Shard:
+        facts = known.get(number)
+        if facts is None:
+            tar, index = part.paths(number)
+            versions = version_of(tar), version_of(index)
+            facts = known[number] = (tar, index, part.counts[number], *versions)
+        return _open_shard(*facts)
 
-    def after_fork(self) -> None:
-        self.lock = threading.RLock()
-        while self._open:
-            self._close_first()
-
-    def know(self, tar: str, index: str, count: int) -> KnownShard:
-        with self.lock:
-            return self.known.setdefault((tar, index, count), KnownShard(tar, index, count))
-
-    def close(self, known: KnownShard) -> None:
-        with self.lock:
-            known.shard = None
-            if known in self._open:
-                self._open.remove(known)
-
-    def load(self, known: KnownShard) -> Shard:
-        file, stamp = open_file(known.tar), _stamp(known.index)
-        shard = Shard(file, _load(known.index, file, known.count), stamp, file.fd)
-        with self.lock:
-            if known not in self._open:  # another thread may have opened it meanwhile
-                self._open.append(known)
-            known.shard, known.was_used = shard, False  # only a second use keeps it open
-            while len(self._open) > _MOST_OPEN:
-                self._close_one()
-        return shard
-
-    def _close_one(self) -> None:
-        for _ in range(len(self._open)):
-            if not self._open[0].was_used:
-                break
-            self._open[0].was_used = False
-            self._open.rotate(-1)
-        self._close_first()
-
-    def _close_first(self) -> None:
-        self._open[0].shard = None
-        self._open.popleft()
+    return open_shard
 
 
-_SHARDS = _Shards()
-os.register_at_fork(after_in_child=_SHARDS.after_fork)
-
-
-def _stamp(index: str) -> int | None:
-    try:
-        return os.stat(index).st_mtime_ns  # noqa: PTH116 - three times as fast as Path.stat
-    except OSError:
-        return None
-
-
-def _load(index: str, file: LocalFile, count: int) -> Offsets:
-    try:
-        fd = os.open(index, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise _fault(file, f"its index {index} cannot be opened: {error.strerror}") from error
-    try:
-        facts = os.fstat(fd)
-        if facts.st_size != (count + 1) * 8:
-            raise _fault(
-                file,
-                f"its index has {facts.st_size} bytes, but {count} samples need {(count + 1) * 8}",
-            )
-        data: bytes | mmap.mmap
-        if facts.st_size <= _SMALL:
-            data = os.pread(fd, facts.st_size, 0)
-        else:
-            data = mmap.mmap(fd, facts.st_size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise _fault(file, f"its index {index} cannot be read: {error}") from error
-    finally:
-        os.close(fd)
-    offsets = np.frombuffer(data, "<u8")
+@lru_cache(maxsize=256)
+def _open_shard(
+    tar: str, index: str, count: int, _tar: Version | None, _index: Version | None
+) -> Shard:
+    """Open a shard; those used last stay open, in any version."""
+    file = open_current(tar)
+    offsets = load_index(index, file, count, _ADVICE)
     _check_end(offsets, file)
-    if facts.st_mtime_ns < file.mtime_ns:
+    if Path(index).stat().st_mtime_ns < file.mtime_ns:
         _probe(offsets, file)
-    return offsets
+    return Shard(file, offsets, index, file.fd)
 
 
 def _check_end(offsets: Offsets, file: LocalFile) -> None:
@@ -202,16 +211,11 @@ def _probe(offsets: Offsets, file: LocalFile) -> None:
 
 
 def _fault(file: LocalFile, problem: str, offset: int | None = None) -> StructureError:
-    return StructureError(
-        f"{problem}. Run `energy-data prepare --force`.", shard=file.path, offset=offset
-    )
-
-
-_PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+    return StructureError(f"{problem}. {_ADVICE}", shard=file.path, offset=offset)
 
 
 def find_plain(path: str) -> PartShards:
-    """Return the tars that `path` stands for as one part, indexed.
+    """Return the tars that `path` stands for as one part; index those that have no index.
 
     Raises SpecError if there are none or no samples in them, StructureError for a damaged tar.
     """
@@ -221,10 +225,19 @@ def find_plain(path: str) -> PartShards:
         tars = _named(path)
         root = os.path.commonpath([os.path.dirname(tar) for tar in tars]) or "."  # noqa: PTH120
         shards = [os.path.relpath(tar, root) for tar in tars]
-    counts = [_count(tar) for tar in _watched([f"{root}/{shard}" for shard in shards])]
+    console = Console(stderr=True)
+    shown = track(
+        [f"{root}/{shard}" for shard in shards],
+        "Indexing tars",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    indices = [_indexed(tar) for tar in shown]
+    counts = [num_samples(index) for index in indices]
     if not sum(counts):
         raise SpecError(f"{path}: its {len(shards)} tars have no samples in them. Name others.")
-    return PartShards(root, shards, counts)
+    return PartShards(root, shards, counts, indices=indices)
 
 
 def find_tars(folder: Path, *, packed: bool = False) -> list[str]:
@@ -250,15 +263,14 @@ def refuse_packed(tars: list[str], where: Path | str) -> list[str]:
     return tars
 
 
-def find_index(tar: str) -> str | None:
+def tar_index(tar: str) -> str | None:
     """Return the path of an index that fits a tar; None if there is none."""
-    return next((index for index in _places(tar) if index_fits(index, tar)), None)
+    return find_index(tar, lambda end, size: end <= size and end % BLOCK == 0)
 
 
-def index_fits(index: str, tar: str) -> bool:
-    """Return whether there is an index as new as its tar that can belong to it."""
-    end = last_offset(index, tar)
-    return 0 <= end <= Path(tar).stat().st_size and end % BLOCK == 0
+def _indexed(tar: str) -> str:
+    """Return the path of the index of a tar; write it if there is none."""
+    return tar_index(tar) or write_index(tar, scan(open_anew(tar)).offsets, index_places(tar))
 
 
 def _named(path: str) -> list[str]:
@@ -270,26 +282,3 @@ def _named(path: str) -> list[str]:
             "Name a tar, a folder of tars, or a pattern such as shard-{000..099}.tar."
         )
     return refuse_packed(shards, path)
-
-
-def _watched(tars: list[str]) -> Iterator[str]:
-    """Yield the tars; on a terminal, with a progress bar if some have to be indexed."""
-    console = Console(stderr=True)
-    if not console.is_terminal or all(find_index(tar) for tar in tars):
-        yield from tars
-        return
-    yield from track(tars, "Indexing tars", console=console, transient=True)
-
-
-def _count(tar: str) -> int:
-    """Return the number of samples in a tar; index it if that has not been done."""
-    index = find_index(tar)
-    if index is not None:
-        return Path(index).stat().st_size // 8 - 1
-    offsets = scan(open_anew(tar)).offsets
-    write_index(tar, offsets, _places(tar))
-    return len(offsets) - 1
-
-
-def _places(tar: str) -> tuple[str, str]:
-    return index_beside(tar), index_in_cache(tar)

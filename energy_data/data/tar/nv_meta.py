@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from braceexpand import braceexpand
 
+from energy_data.data.files.offsets import SUFFIX
 from energy_data.errors import SpecError, StructureError
 
 FOLDER = ".nv-meta"
@@ -29,6 +30,8 @@ DATASET, UUID, SQLITE = "dataset.yaml", "index.uuid", "index.sqlite"
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NESTING = re.compile(r"[\[{]|[-?]\s+(?=[-?]\s)")
 _MOST_NESTING = 2000
+_DIGITS = re.compile(r"(\d+)")
+_SPECIAL = re.compile(r"([\\{},])")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?")
 _MOST_NAMES = 10_000_000  # that braces in one split may stand for
 
@@ -42,6 +45,12 @@ class PartShards:
     counts: list[int]  # samples in each
     excluded: frozenset[str] = frozenset()  # "<shard>/<key>" of samples to leave out
     uuid: str | None = None  # of the preparation
+    indices: list[str] | None = None  # [shards] paths; None: next to the shards
+
+    def paths(self, number: int) -> tuple[str, str]:
+        """Return the paths of a shard and of its index."""
+        tar = f"{self.root}/{self.shards[number]}"
+        return tar, self.indices[number] if self.indices else tar + SUFFIX
 
 
 def is_prepared(path: Path) -> bool:
@@ -138,6 +147,48 @@ def _count(pattern: str) -> int:
             names = abs(int(span[1]) - int(span[2])) + 1 if span else last + before
             frames[-1][0] = min(frames[-1][0] * names, 1 << 64)
     return max(frame[0] + frame[1] for frame in frames)
+
+
+def collapse(names: list[str]) -> list[str]:
+    """Return patterns that stand for `names`, in their order."""
+    patterns: list[str] = []
+    run: list[str] = []
+    for name in names:
+        if run and not _follows(run, name):
+            patterns += _pattern(run)
+            run = []
+        run.append(name)
+    return patterns + (_pattern(run) if run else [])
+
+
+def _follows(run: list[str], name: str) -> bool:
+    """Return whether `name` continues the counting of `run`."""
+    slot = _slot(run[-1], name)
+    return slot is not None and (len(run) == 1 or slot == _slot(run[-2], run[-1]))
+
+
+def _slot(name: str, following: str) -> int | None:
+    """Return which piece of a name counts up by one to give the following name, if one does."""
+    pieces, others = _DIGITS.split(name), _DIGITS.split(following)
+    if len(pieces) != len(others) or _SPECIAL.search(name):
+        return None
+    slots = [n for n, (one, two) in enumerate(zip(pieces, others, strict=True)) if one != two]
+    if len(slots) != 1 or slots[0] % 2 == 0:  # numbers are at odd places
+        return None
+    counts = int(others[slots[0]]) == int(pieces[slots[0]]) + 1
+    return slots[0] if counts else None
+
+
+def _pattern(run: list[str]) -> list[str]:
+    """Return one pattern for a run, or its names if there is none (`9`, then `010`)."""
+    plain = [_SPECIAL.sub(r"\\\1", name) for name in run]
+    slot = _slot(run[0], run[1]) if len(run) > 1 else None
+    if slot is None:
+        return plain
+    first, last = _DIGITS.split(run[0]), _DIGITS.split(run[-1])
+    first[slot] = f"{{{first[slot]}..{last[slot]}}}"
+    pattern = "".join(first)
+    return [pattern] if list(braceexpand(pattern)) == run else plain
 
 
 def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> list[str]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from energy_data.data.files.local import open_anew
-from energy_data.data.tar.index import index_beside
-from energy_data.data.tar.scan import scan
+from energy_data.data.files.offsets import SUFFIX
+from energy_data.data.tar.index import scan
 from energy_data.errors import StructureError
 
 
@@ -44,7 +44,7 @@ def prefix_names(root: Path, shard: str) -> None:
         with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
             _copy(path, file, f"{shard}/")
         part.chmod(path.stat().st_mode)
-        Path(index_beside(str(path))).unlink(missing_ok=True)
+        Path(f"{path}{SUFFIX}").unlink(missing_ok=True)
         part.replace(path)
     except tarfile.TarError as error:
         raise StructureError(f"cannot be copied: {error}. Restore it.", shard=shard) from error

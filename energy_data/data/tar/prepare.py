@@ -28,19 +28,19 @@ from uuid import uuid4
 import yaml
 
 from energy_data.data.files.local import Window, open_anew, write_whole
-from energy_data.data.files.offsets import write_index
+from energy_data.data.files.offsets import SUFFIX, num_samples, write_index
 from energy_data.data.tar import nv_meta as meta
-from energy_data.data.tar.header import Fault, walk
+from energy_data.data.tar.header import Fault, split_name, walk
 from energy_data.data.tar.index import (
+    MOST_PARTS,
+    Scan,
     find_tars,
-    index_beside,
-    index_fits,
-    known_shard,
     refuse_packed,
+    scan,
+    shard_opener,
+    tar_index,
 )
-from energy_data.data.tar.names import collapse, split_name
 from energy_data.data.tar.patch import has_duplicates, prefix_names
-from energy_data.data.tar.scan import MOST_PARTS, Scan, scan
 from energy_data.data.tar.sqlite import SqliteWriter
 from energy_data.data.typed.dataset_yaml import definition_of
 from energy_data.errors import SpecError, StructureError
@@ -240,15 +240,12 @@ class _Found(NamedTuple):
 def _index(root: str, keep: bool, with_parts: bool, shard: str) -> _Found:
     """Index one shard; runs in worker processes."""
     tar = f"{root}/{shard}"
-    index = index_beside(tar)
-    if keep and not with_parts and index_fits(index, tar):
-        count = Path(index).stat().st_size // 8 - 1
-        known = known_shard(tar, index, count)
-        known.drop_changed()
-        known.open()
+    if keep and not with_parts and tar_index(tar) == tar + SUFFIX:
+        count = num_samples(tar + SUFFIX)
+        shard_opener(meta.PartShards(root, [shard], [count]))(0)  # checks it
         return _Found(shard, count, _first_extensions(tar), kept=True)
     found = scan(open_anew(tar), with_parts=with_parts)
-    write_index(tar, found.offsets, [index])
+    write_index(tar, found.offsets, [tar + SUFFIX])
     scanned = found if with_parts else None
     return _Found(shard, len(found.keys), found.extensions, kept=False, scan=scanned)
 
@@ -377,7 +374,7 @@ def _write(path: Path, summary: Summary, *, crude: bool) -> None:
     except StructureError:
         old = {}
     split = {
-        "split_parts": {part: collapse(names) for part, names in summary.split_parts.items()},
+        "split_parts": {part: meta.collapse(names) for part, names in summary.split_parts.items()},
         "exclude": old.get("exclude", []),  # written by hand
     }
     info = _info(summary.shard_counts)

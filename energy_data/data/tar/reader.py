@@ -1,17 +1,20 @@
-"""Reading samples out of tars.
+"""Reading samples out of tars: where those of a block are, and what is in them.
 
-The C part reads plain samples: a block at a time, neighbours together. It returns None for a sample
-with anything special about it. `read_strictly` reads those, one header at a time; it is the only
-code that finds out what is wrong with a sample, and reads everything where no C part is installed.
+The C part locates samples, and reads plain ones: a block at a time, neighbours together. It returns
+None for a sample with anything special about it. `read_strictly` reads those, one header at a time;
+it is the only code that finds out what is wrong with a sample, and reads everything where no C part
+is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from energy_data.core.batch_memory import RowBlock, TensorRow, make_row
-from energy_data.core.sample import Sample
+from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import (
     Buffer,
     Decoders,
@@ -23,16 +26,120 @@ from energy_data.data.decode.parts import (
 from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.files.local import LocalFile, Window
 from energy_data.data.tar import native
-from energy_data.data.tar.header import Fault, TarMember, walk
-from energy_data.data.tar.names import split_name
-from energy_data.data.tar.spans import Origin, SampleSpan, Spans
-from energy_data.errors import SampleError
+from energy_data.data.tar.header import BLOCK, Fault, TarMember, split_name, walk
+from energy_data.data.tar.index import Shard
+from energy_data.errors import SampleError, StructureError
 
 LARGEST_PLAIN = 65536  # bytes of a sample; larger ones are read part by part, and not by the C part
 _HEADERS = 1024  # bytes read for one header: a small part often follows it
 
 _REPREPARE = "The tar was changed after it was indexed: run `energy-data prepare --force`."
 _DECODE = "Fix the data, or pass a decoder of your own for this extension."
+
+
+class Origin(NamedTuple):
+    """What the samples of one dataset have in common."""
+
+    decoders: Decoders
+    subflavors: dict[str, Any]
+
+
+class SampleSpan(NamedTuple):
+    """The bytes of one sample."""
+
+    file: LocalFile
+    begin: int  # offset of its first header
+    end: int  # offset after its last part
+    sources: tuple[SampleSource]
+
+
+class Spans:
+    """The bytes of the samples of a block, file by file, in order of offset."""
+
+    def __init__(self) -> None:
+        self.files: list[LocalFile] = []
+        self.fds: list[int] = []  # [files] descriptors
+        self.file_rows: list[int] = []  # [files] first row of each
+        self.begins: list[int] = []  # [rows] offset of the sample's first header
+        self.ends: list[int] = []  # [rows] offset after the sample
+        self.sources: list[tuple[SampleSource]] = []  # [rows]
+        self.origins: list[Origin] = []  # [rows]
+
+    def columns(self) -> tuple[list[int], list[int], list[int], list[int], list[Any], list[Any]]:
+        """Return all columns in the order of the C functions: descriptors instead of files."""
+        return self.fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
+
+    def row(self, row: int) -> SampleSpan:
+        """Return the span of one row."""
+        file = self.files[bisect_right(self.file_rows, row) - 1]
+        return SampleSpan(file, self.begins[row], self.ends[row], self.sources[row])
+
+
+class Layout(NamedTuple):
+    """How the samples of a dataset are laid out. The C part reads it as a plain tuple."""
+
+    dataset: str  # path
+    skipped: int  # samples of the part before the first one of the subset
+    length: int  # samples of the subset
+    after: list[int]  # [shards] number of the sample after the last one of each
+    counts: list[int]  # [shards] samples
+    shards: list[str]  # [shards] names
+    open: Callable[[int], Shard]
+    origin: Origin
+
+
+def locate(requests: Sequence[tuple[Layout, list[int]]]) -> tuple[Spans, list[int]]:
+    """Return the spans of samples, request by request, and the number of bytes of each request.
+
+    Each request: a layout and sorted sample numbers. Raises IndexError for a number that is out of
+    range, StructureError for an invalid index.
+    """
+    spans = Spans()
+    if native.TAR is not None:
+        into = spans.files, *spans.columns()
+        located: list[int] | None = native.TAR.locate(requests, *into, SampleSource)
+        if located is not None:
+            return spans, located
+        spans = Spans()  # the Python code raises the error
+    return spans, [_add(layout, wanted, spans) for layout, wanted in requests]
+
+
+def _add(layout: Layout, wanted: list[int], spans: Spans) -> int:
+    """Add samples of one dataset to `spans`, shard by shard; return the number of their bytes."""
+    dataset, skipped, length, after, counts, shards, open_shard, origin = layout
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < length:
+        wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
+        raise IndexError(f"index {wrong} of {length} samples")
+    behind, floor = 0, 0  # sample after the shard; where the next sample may begin
+    num_bytes = 0
+    for index in wanted:
+        at = index + skipped
+        if at >= behind:
+            shard = bisect_right(after, at)
+            behind, name = after[shard], shards[shard]
+            first, floor = behind - counts[shard], 0
+            file, table, _, fd = open_shard(shard)
+            offsets = table.data
+            last = offsets[-1]
+            spans.files.append(file)
+            spans.fds.append(fd)
+            spans.file_rows.append(len(spans.begins))
+        number = at - first
+        begin, end = offsets[number], offsets[number + 1]
+        if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
+            raise StructureError(
+                f"its index has a sample from byte {begin} to {end} of {last}, which is invalid. "
+                "Run `energy-data prepare --force`.",
+                shard=file.path,
+                offset=begin,
+            )
+        floor = end  # unless the same sample is requested again
+        num_bytes += end - begin
+        spans.begins.append(begin)
+        spans.ends.append(end)
+        spans.sources.append((SampleSource(dataset, name, number),))
+    spans.origins.extend(repeat(origin, len(wanted)))
+    return num_bytes
 
 
 def read_samples(spans: Spans) -> list[Sample | SampleError]:

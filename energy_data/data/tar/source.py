@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,15 +23,20 @@ from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
-from energy_data.data.tar.index import find_plain
+from energy_data.data.tar.index import find_plain, shard_opener
 from energy_data.data.tar.nv_meta import PartShards, is_prepared, read_split_part
-from energy_data.data.tar.reader import LARGEST_PLAIN, read_into_rows, read_samples
-from energy_data.data.tar.spans import Layout, Origin, Spans, locate
+from energy_data.data.tar.reader import (
+    LARGEST_PLAIN,
+    Layout,
+    Origin,
+    Spans,
+    locate,
+    read_into_rows,
+    read_samples,
+)
 from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
-
-_HINT_GAP = 65536  # bytes between samples that read-ahead does not skip
 
 
 class WebdatasetSource(Source):
@@ -42,36 +49,43 @@ class WebdatasetSource(Source):
 
     def __init__(self, path: str, options: OpenOptions) -> None:
         self.path, self.options = path, options
-        self.prepared = is_prepared(Path(path))
-        if self.prepared:
-            part = read_split_part(Path(path), options.split_part, options.split_config)
-        else:
-            part = _plain(path, options.split_part)
-        self.part = part
-        self._excluded = part.excluded
-        chosen = first, self._length = options.range_of(sum(part.counts), path)
-        self._fingerprint = _fingerprint(part, options.split_part, first, self._length)
-        origin = Origin(Decoders(options.decoding), options.subflavors)
-        self.layout = Layout.of(path, part, chosen, origin, prepared=self.prepared)
+        self.part = part = _part_of(path, options)
+        first, self._length = options.range_of(sum(part.counts), path)
+        self.layout = Layout(
+            path,
+            first,
+            self._length,
+            list(accumulate(part.counts)),
+            part.counts,
+            part.shards,
+            shard_opener(part),
+            Origin(Decoders(options.decoding), options.subflavors),
+        )
         self.tensor = _raw_tensor(options.decoding.overrides)
         self.bytes_read: int = 0  # headers and padding of the tar included
 
     def __len__(self) -> int:
         return self._length
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Return 16 hex digits that do not depend on the path, and change with the dataset."""
-        return self._fingerprint
+        part, digest = self.part, hashlib.blake2b(digest_size=8)
+        facts = (part.uuid, self.options.split_part, self.layout.skipped, self._length)
+        for fact in (*facts, part.shards, part.counts, sorted(part.excluded)):
+            digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")
+        return digest.hexdigest()
 
     @property
     def can_read_rows(self) -> bool:
         """Whether samples have a raw tensor, and no code of the user sees it before its batch."""
-        possible = self.tensor is not None and not self._excluded  # excluded rows would be wasted
+        possible = (
+            self.tensor is not None and not self.part.excluded
+        )  # excluded rows would be wasted
         return possible and type(self) is WebdatasetSource
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return reopen, (type(self), self.path, self.options, self._fingerprint)
+        return reopen, (type(self), self.path, self.options, self.fingerprint)
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -98,27 +112,11 @@ class WebdatasetSource(Source):
         places = order.tolist()
         return _in_order(places, _read(requests, places if rows else None))
 
-    def hint(self, indices: Int64s) -> None:
-        """Start read-ahead for `indices`. Errors are left to `read`."""
-        wanted = np.sort(np.asarray(indices, np.int64)).tolist()
-        try:
-            spans, _ = locate([(self.layout, wanted)])
-        except StructureError:
-            return
-        for file, rows in spans.runs():
-            first, last = spans.begins[rows.start], spans.ends[rows.start]
-            for begin, end in zip(spans.begins[rows], spans.ends[rows], strict=True):
-                if begin > last + _HINT_GAP:
-                    file.will_need(first, last - first)
-                    first = begin
-                last = end
-            file.will_need(first, last - first)
-
     def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
-        if not self._excluded or isinstance(sample, SampleError):
+        if not self.part.excluded or isinstance(sample, SampleError):
             return sample
         source: SampleSource = sample["__sources__"][0]
-        if f"{source.shard}/{sample['__key__']}" not in self._excluded:
+        if f"{source.shard}/{sample['__key__']}" not in self.part.excluded:
             return sample
         return ExcludedError(
             "left out by `exclude` in split.yaml.",
@@ -142,7 +140,7 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
         spans, located = locate([(source.layout, wanted) for source, wanted in requests])
         for (source, _), num_bytes in zip(requests, located, strict=True):
             source.bytes_read += num_bytes
-            some_excluded = some_excluded or bool(source._excluded)
+            some_excluded = some_excluded or bool(source.part.excluded)
         num_bytes = sum(located)
         found = None if order is None else _read_rows(requests, spans, order, num_bytes)
         if found is None:
@@ -192,18 +190,12 @@ def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sampl
     return samples
 
 
-def _plain(path: str, split_part: str) -> PartShards:
-    if split_part != "train":
+def _part_of(path: str, options: OpenOptions) -> PartShards:
+    if is_prepared(Path(path)):
+        return read_split_part(Path(path), options.split_part, options.split_config)
+    if options.split_part != "train":
         raise SpecError(
-            f"{path}: it is not prepared, so its one split part is 'train', not {split_part!r}. "
-            "Name that, or run `energy-data prepare` to split it."
+            f"{path}: it is not prepared, so its one split part is 'train', not "
+            f"{options.split_part!r}. Name that, or run `energy-data prepare` to split it."
         )
     return find_plain(path)
-
-
-def _fingerprint(part: PartShards, split_part: str, first: int, length: int) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for fact in (part.uuid, split_part, first, length, part.shards, part.counts):
-        digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")
-    digest.update(repr(sorted(part.excluded)).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()

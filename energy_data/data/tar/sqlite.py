@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from energy_data.data.tar.scan import Scan
+from energy_data.data.tar.index import Scan
 from energy_data.errors import StructureError
 
 _TABLES = """

@@ -183,10 +183,6 @@ class TypedSource(Source):
             for source, sample, index in zip(of, found, indices.tolist(), strict=True)
         ]
 
-    def hint(self, indices: Int64s) -> None:
-        """Start read-ahead for `indices`."""
-        self.inner.hint(indices)
-
     @cached_property
     def _make(self) -> Callable[[dict[str, Any]], Any]:
         """The function that makes a sample from parts and `__` fields."""

@@ -9,28 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.core.sample import Sample
-from energy_data.data.join.table import Kept, Member, Nonmatch, Table, load_table, open_table
-from energy_data.data.source import Source
-from energy_data.data.tar.nv_meta import PartShards
+from energy_data.core.sample import Sample, sample_field
+from energy_data.data.join_table import JoinMember, Kept, Table, load_table, open_table
+from energy_data.data.source import OpenOptions, Source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
 Joiner = Callable[..., Any]
 """Takes a sample per member, by position or by name, or None where there is no match; returns the
 joined sample. The first member's sample is always there."""
-
-
-class JoinMember(NamedTuple):
-    """One dataset of a join."""
-
-    source: Source  # all of a part of a dataset of tars
-    nonmatch: Nonmatch = "error"  # what to do with samples of the first member without a match here
 
 
 def open_join(
@@ -50,7 +42,7 @@ def open_join(
             members, those of later ones first; or, for a mapping, the samples under their names.
         subset: Samples [start, end) of the join; end None means to its end.
         folder: Where the table of matching samples is stored; None: in the user's cache folder. See
-            `energy_data.data.join.table.open_table`.
+            `energy_data.data.join_table.open_table`.
 
     Raises SpecError and StructureError like `open_table`; SpecError for a subset out of range.
     """
@@ -62,17 +54,9 @@ def open_join(
             f"others, has no `nonmatch` of its own, found {len(listed)} datasets and nonmatch "
             f"{listed[0].nonmatch if listed else None!r}. Add one, or put another first."
         )
-    table = open_table([keyed(member) for member in listed], folder)
-    start, end = subset or (0, None)
-    end = table.rows if end is None else end
-    if not 0 <= start < end <= table.rows:
-        raise SpecError(
-            f"subset [{start}, {end}) of the join is empty or reaches beyond its {table.rows} "
-            f"samples. Give 0 <= start < end <= {table.rows}."
-        )
-    sources = tuple(member.source for member in listed)
-    nonmatch = tuple(member.nonmatch for member in listed)
-    return JoinSource(sources, names, joiner, table, (start, end), nonmatch)
+    table = open_table(listed, folder)
+    chosen = OpenOptions(subset=subset).range_of(table.rows, "the join")
+    return JoinSource(tuple(listed), names, joiner, table, chosen)
 
 
 class JoinSource(Source):
@@ -80,51 +64,44 @@ class JoinSource(Source):
 
     def __init__(
         self,
-        members: tuple[Source, ...],
+        members: tuple[JoinMember, ...],
         names: tuple[str, ...] | None,
         joiner: Joiner | None,
         table: Kept,
-        subset: tuple[int, int],
-        nonmatch: tuple[Nonmatch, ...],
+        chosen: tuple[int, int],  # the first row of the table, and the number of rows
     ) -> None:
         self.members, self.names, self.joiner = members, names, joiner
-        self.table, self.subset, self.nonmatch = table, subset, nonmatch
+        self.table, self.chosen = table, chosen
         self._join = _joined_by(joiner, names)
         self.bytes_read: int = 0
 
     def __len__(self) -> int:
-        return self.subset[1] - self.subset[0]
+        return self.chosen[1]
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        facts = (self.members, self.names, self.joiner, self.table, self.subset, self.nonmatch)
-        return type(self), facts
+        return type(self), (self.members, self.names, self.joiner, self.table, self.chosen)
 
     @property
     def fingerprint(self) -> str:
         """Return 16 hex digits that change if a member changes, or how members are matched."""
         digest = blake2b(digest_size=8)
-        for fact in (self.subset, self.nonmatch, *(one.fingerprint for one in self.members)):
+        facts = [(member.source.fingerprint, member.nonmatch) for member in self.members]
+        for fact in (self.chosen, *facts):
             digest.update(repr(fact).encode() + b"\n")
         return digest.hexdigest()
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the joined samples of `indices`; one with a bad sample in it is a SampleError."""
-        rows = self._rows(np.asarray(indices, np.int64))
+        wanted = np.asarray(indices, np.int64)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise IndexError(f"one of {wanted.tolist()} of {len(self)} samples")
+        numbers = wanted + self.chosen[0]
+        rows = self._table[numbers].astype(np.int64)
         before = self._bytes_of_members()  # members may be read by others too
-        columns = [self._column(member, rows[:, n]) for n, member in enumerate(self.members)]
+        columns = [_column(one.source, rows[:, n]) for n, one in enumerate(self.members)]
         self.bytes_read += self._bytes_of_members() - before
-        numbers = (np.asarray(indices, np.int64) + self.subset[0]).tolist()
-        return [
-            self._joined(parts, number)
-            for number, parts in zip(numbers, zip(*columns, strict=True), strict=True)
-        ]
-
-    def hint(self, indices: Int64s) -> None:
-        """Start read-ahead for `indices` in all members."""
-        rows = self._rows(np.asarray(indices, np.int64))
-        for number, member in enumerate(self.members):
-            column = rows[:, number]
-            member.hint(column[column >= 0].astype(np.int64))
+        parts = zip(*columns, strict=True)
+        return [self._joined(*one) for one in zip(parts, numbers.tolist(), strict=True)]
 
     @cached_property
     def _table(self) -> Table:
@@ -135,25 +112,7 @@ class JoinSource(Source):
         return table
 
     def _bytes_of_members(self) -> int:
-        return sum(member.bytes_read or 0 for member in self.members)
-
-    def _rows(self, indices: Int64s) -> Table:
-        """Return the rows of the table, [n, members]; IndexError for those that are not there."""
-        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"one of {indices.tolist()} of {len(self)} samples")
-        rows: Table = self._table[indices + self.subset[0]]
-        return rows
-
-    def _column(self, member: Source, column: Table) -> list[Sample | SampleError | None]:
-        """Return the samples of one member, None where there is no match."""
-        there = np.flatnonzero(column >= 0)
-        if len(there) == len(column):
-            return list(member.read(column.astype(np.int64)))
-        samples: list[Sample | SampleError | None] = [None] * len(column)
-        found = member.read(column[there].astype(np.int64)) if len(there) else []
-        for place, sample in zip(there.tolist(), found, strict=True):
-            samples[place] = sample
-        return samples
+        return sum(member.source.bytes_read or 0 for member in self.members)
 
     def _joined(
         self, parts: tuple[Sample | SampleError | None, ...], number: int
@@ -174,17 +133,14 @@ class JoinSource(Source):
             return fault
 
 
-def keyed(member: JoinMember) -> Member:
-    """Return what the keys of a member are found by."""
-    part, path = getattr(member.source, "part", None), getattr(member.source, "path", "a member")
-    options = getattr(member.source, "options", None)
-    if not isinstance(part, PartShards) or options is None or options.subset is not None:
-        raise SpecError(
-            f"{path}: only complete parts of datasets of tars can be joined, by the keys of their "
-            f"samples, found a {type(member.source).__name__}. Prepare it as tars; a `subset` is "
-            "of the join."
-        )
-    return Member(path, part, member.nonmatch)
+def _column(source: Source, rows: Int64s) -> list[Sample | SampleError | None]:
+    """Return samples of one member, None for a row -1: it has no match."""
+    there = np.flatnonzero(rows >= 0)
+    samples: list[Sample | SampleError | None] = [None] * len(rows)
+    found = source.read(rows[there]) if len(there) else []
+    for place, sample in zip(there.tolist(), found, strict=True):
+        samples[place] = sample
+    return samples
 
 
 def _joined_by(joiner: Joiner | None, names: tuple[str, ...] | None) -> Joiner:
@@ -241,12 +197,8 @@ def _numbered(sample: Sample, number: int) -> Sample:
 
 def _where(sample: Any) -> dict[str, Any]:
     """Return where the first sample of a join is from, for an error."""
-    source = (_field(sample, "__sources__") or [None])[0]
-    where = {"key": _field(sample, "__key__")}
+    source = (sample_field(sample, "__sources__") or [None])[0]
+    where = {"key": sample_field(sample, "__key__")}
     if source is not None:
         where |= {"dataset": source.dataset, "shard": source.shard, "index": source.index}
     return where
-
-
-def _field(sample: Any, name: str) -> Any:
-    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)

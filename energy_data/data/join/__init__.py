@@ -1,1 +1,0 @@
-"""Joins: samples of several datasets with the same key, as one sample."""

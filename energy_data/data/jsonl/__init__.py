@@ -1,1 +1,0 @@
-"""JSONL files: one JSON object per line."""
