@@ -26,8 +26,8 @@ from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.tar.index import find_tars
-from energy_data.data.tar.nv_meta import DATASET, is_prepared
-from energy_data.data.tar.prepare import Summary, parse_patterns, prepare, reindex
+from energy_data.data.tar.nv_meta import DATASET, is_prepared, parse_patterns
+from energy_data.data.tar.prepare import Summary, prepare, reindex
 from energy_data.data.typed.dataset_yaml import (
     CRUDE,
     LOADER,
@@ -283,8 +283,6 @@ def _report(summary: Summary, seconds: float) -> list[str]:
         samples = sum(counts[shard] for shard in shards)
         lines.append(f"  {part:<6} {samples:>10,} samples in {_shards(len(shards))}")
     lines.append(f"  each sample has some of: {', '.join(summary.extensions)}")
-    if summary.kept_indices:
-        lines.append(f"  kept the indices of {_shards(summary.kept_indices)}: they fit their tars")
     if empty := summary.empty_shards:
         lines.append(f"  left out {_shards(len(empty))} without samples, {empty[0]} first")
     return lines

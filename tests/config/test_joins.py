@@ -14,8 +14,8 @@ from energy_data.cli.main import main
 from energy_data.config.compile import compile_split
 from energy_data.config.load import load, load_metadataset, resolve
 from energy_data.config.opening import Options
+from energy_data.data import join_table
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.join import table as join_table
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.samples import CaptioningSample

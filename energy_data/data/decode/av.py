@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from math import floor, inf
 from typing import Any, BinaryIO, Literal
 
@@ -13,6 +14,9 @@ import torch
 
 from energy_data.data.typed.samples import edataclass
 from energy_data.errors import MissingExtraError
+
+AVMode = Literal["torch", "AVDecoder", "pyav"]
+MEDIA_EXTENSIONS = frozenset(("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"))
 
 Ranges = Sequence[tuple[float, float]]
 Times = list[tuple[float, float]]
@@ -52,13 +56,11 @@ class AVDecoder:
 
     def __init__(self, stream: BinaryIO, suppress_warnings: bool = False) -> None:
         self.stream = stream
-        self.suppress_warnings = (
-            suppress_warnings  # for compatibility with Energon; there are no warnings
-        )
+        self.suppress_warnings = suppress_warnings  # Energon's; there are no warnings
 
     def __reduce__(self) -> tuple[object, tuple[bytes]]:
         self.stream.seek(0)
-        return _from_bytes, (self.stream.read(),)
+        return _decoder, (self.stream.read(),)
 
     def get_video(self) -> AVData:
         """Return all frames."""
@@ -88,16 +90,12 @@ class AVDecoder:
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> AVData:
         """Return clips of both streams. See `get_video_clips` and `get_audio_clips`."""
-        video, audio = video_clip_ranges or (), audio_clip_ranges or ()
-        frames, shown = (
-            self.get_video_clips(video, video_unit, video_out_frame_size) if video else ([], [])
+        video, shown = self.get_video_clips(
+            video_clip_ranges or (), video_unit, video_out_frame_size
         )
-        sound, heard = self.get_audio_clips(audio, audio_unit) if audio else ([], [])
+        audio, heard = self.get_audio_clips(audio_clip_ranges or (), audio_unit)
         return AVData(
-            video_clips=frames,
-            video_timestamps=shown,
-            audio_clips=sound,
-            audio_timestamps=heard,
+            video_clips=video, video_timestamps=shown, audio_clips=audio, audio_timestamps=heard
         )
 
     def get_video_clips(
@@ -118,13 +116,11 @@ class AVDecoder:
         clips, times = [], []
         for start, end in video_clip_ranges:
             with self._opened("video") as container:
-                stream = container.streams.video[0]
-                found = (
-                    _numbered(container, floor(start), end)
-                    if video_unit == "frames"
-                    else _shown(container, stream, start, end)
-                )
-                frames = list(found)
+                if video_unit == "frames":
+                    last = None if end == inf else max(floor(end) + 1, 0)
+                    frames = list(islice(container.decode(video=0), max(floor(start), 0), last))
+                else:
+                    frames = list(_shown(container, start, end))
             if frames:
                 clips.append(torch.from_numpy(_pixels(frames, video_out_frame_size)))
                 times.append((_begin(frames[0]), _end(frames[-1])))
@@ -143,14 +139,12 @@ class AVDecoder:
         for start, end in audio_clip_ranges:
             with self._opened("audio") as container:
                 rate = container.streams.audio[0].sample_rate
-                first, last = (
-                    (start, end) if audio_unit == "samples" else (start * rate, end * rate)
-                )
-                samples = _sound(container, round(first), last if last == inf else round(last))
+                scale = 1 if audio_unit == "samples" else rate
+                first = round(start * scale)
+                samples = _sound(container, first, inf if end == inf else round(end * scale))
             if samples is not None and samples.shape[1]:
-                begin = round(first) / rate
                 clips.append(torch.from_numpy(samples))
-                times.append((begin, begin + samples.shape[1] / rate))
+                times.append((first / rate, (first + samples.shape[1]) / rate))
         return clips, times
 
     def has_video_stream(self) -> bool:
@@ -198,9 +192,7 @@ class AVDecoder:
         counting samples decodes the audio.
         """
         facts = AVMetadata()
-        with self._opened() as container:
-            kinds = {kind for kind in ("video", "audio") if getattr(container.streams, kind)}
-        if get_video and "video" in kinds:
+        if get_video and self.has_video_stream():
             with self._opened() as container:
                 stream = container.streams.video[0]
                 facts.video_fps = float(stream.average_rate) if stream.average_rate else None
@@ -210,7 +202,7 @@ class AVDecoder:
                     container, stream, count=get_video_frame_count, length=get_video_duration
                 )
                 facts.video_num_frames = count if get_video_frame_count else None
-        if get_audio and "audio" in kinds:
+        if get_audio and self.has_audio_stream():
             with self._opened() as container:
                 stream = container.streams.audio[0]
                 facts.audio_sample_rate, facts.audio_channels = stream.sample_rate, stream.channels
@@ -231,6 +223,19 @@ class AVDecoder:
 
     def __repr__(self) -> str:
         return f"AVDecoder(stream={self.stream!r})"
+
+
+def media_decoder(mode: AVMode, *, with_audio: bool) -> Callable[[bytes | memoryview], Any]:
+    """Return the decoder of a mode: see `SampleDecoder`.
+
+    Raises MissingExtraError if PyAV is needed at once, and not installed.
+    """
+    if mode == "AVDecoder":
+        return _decoder
+    require_av()
+    if mode == "pyav":
+        return lambda data: open_container(io.BytesIO(data))
+    return lambda data: _decoder(data).get_frames(video_decode_audio=with_audio)
 
 
 def require_av() -> Any:
@@ -256,20 +261,13 @@ def open_container(stream: BinaryIO) -> Any:
     return container
 
 
-def _from_bytes(data: bytes) -> AVDecoder:
+def _decoder(data: bytes | memoryview) -> AVDecoder:
     return AVDecoder(io.BytesIO(data))
 
 
-def _numbered(container: Any, start: int, end: float) -> Iterator[Any]:
-    for number, frame in enumerate(container.decode(video=0)):
-        if number > end:
-            return
-        if number >= start:
-            yield frame
-
-
-def _shown(container: Any, stream: Any, start: float, end: float) -> Iterator[Any]:
+def _shown(container: Any, start: float, end: float) -> Iterator[Any]:
     """Yield the frames that are shown at some time from `start` to `end`, in seconds."""
+    stream = container.streams.video[0]
     if start > 0:
         container.seek(floor(start / stream.time_base), stream=stream)
     before = None
@@ -308,9 +306,9 @@ def _sound(container: Any, first: int, end: float) -> npt.NDArray[Any] | None:
 
 
 def _pixels(frames: Sequence[Any], size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
-    options = {"format": "rgb24"} | (
-        {"width": size[0], "height": size[1], "interpolation": "BILINEAR"} if size else {}
-    )
+    options: dict[str, Any] = {"format": "rgb24"}
+    if size is not None:
+        options |= {"width": size[0], "height": size[1], "interpolation": "BILINEAR"}
     pixels = np.stack([frame.reformat(**options).to_ndarray() for frame in frames])
     return pixels.transpose(0, 3, 1, 2)
 

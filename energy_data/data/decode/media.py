@@ -1,60 +1,26 @@
-"""Audio and video: bytes -> a decoder, or all of it decoded (extra `av`)."""
+"""Facts about media: which files are images, audio or video, and their sizes and lengths."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from attrs import frozen
 
-from energy_data.data.decode.av import AVDecoder, AVMetadata, open_container, require_av
+from energy_data.data.decode.av import AVDecoder, AVMetadata
 from energy_data.data.decode.images import open_image
-from energy_data.data.decode.sniff import extension_of
-from energy_data.data.files.local import LocalFile, open_anew
+from energy_data.data.files.local import LocalFile, open_anew, open_file
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, read_counts
-from energy_data.data.tar.sqlite import SqliteIndex, utf8
+from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
 from energy_data.errors import MissingExtraError, SpecError
-
-AVMode = Literal["torch", "AVDecoder", "pyav"]
-
-MEDIA_EXTENSIONS = frozenset(("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"))
-
-
-def media_decoder(mode: AVMode, *, with_audio: bool) -> Callable[[bytes | memoryview], Any]:
-    """Return the decoder of a mode: see `SampleDecoder`.
-
-    Raises MissingExtraError if PyAV is needed at once, and not installed.
-    """
-    if mode == "AVDecoder":
-        return _decoder
-    require_av()
-    if mode == "pyav":
-        return _container
-    return partial(_decoded, with_audio=with_audio)
-
-
-def _decoder(data: bytes | memoryview) -> AVDecoder:
-    return AVDecoder(io.BytesIO(data))
-
-
-def _container(data: bytes | memoryview) -> Any:
-    return open_container(io.BytesIO(data))
-
-
-def _decoded(data: bytes | memoryview, *, with_audio: bool) -> Any:
-    return _decoder(data).get_frames(video_decode_audio=with_audio)
-
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +33,22 @@ _MEDIA = frozenset(
     ("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm")
 )
 _HEAD = 16  # bytes that identify a file
+_PREFIXES = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+    (b"\0\0\0\x0cjP  ", "jp2"),
+    (b"\x1aE\xdf\xa3", "mkv"),  # webm begins with the same bytes and is read in the same way
+    (b"fLaC", "flac"),
+    (b"ID3", "mp3"),
+    (b"\xff\xfb", "mp3"),
+    (b"FLV\x01", "flv"),
+)
+_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _TABLES = """
 DROP TABLE IF EXISTS media_metadata;
 DROP TABLE IF EXISTS media_filters;
@@ -123,8 +105,8 @@ def collect_media(path: Path, wanted: MediaFilter) -> int:
     Damaged files are skipped and logged. Images are opened, not decoded; video is read, and audio
     decoded, to count samples. Raises MissingExtraError without Pillow or PyAV.
     """
-    with _written_anew(path / FOLDER / SQLITE, wanted) as connection:
-        return _put(connection, _facts(connection, path, wanted))
+    with rewritten(path / FOLDER / SQLITE, keep=True) as database:
+        return _collect(database, wanted, _parts_of_tars(database, path))
 
 
 def collect_files(path: Path, wanted: MediaFilter) -> int:
@@ -132,9 +114,8 @@ def collect_files(path: Path, wanted: MediaFilter) -> int:
 
     The facts are written to an `index.sqlite` in `.nv-meta`, by path relative to the folder.
     """
-    (path / FOLDER).mkdir(exist_ok=True)
-    with _written_anew(path / FOLDER / SQLITE, wanted) as connection:
-        return _put(connection, _facts_of_files(path, wanted))
+    with rewritten(path / FOLDER / SQLITE, keep=True) as database:
+        return _collect(database, wanted, _files_below(path))
 
 
 def fact_of(
@@ -164,81 +145,72 @@ def read_media(kind: str, text: str) -> AVMetadata | ImageMetadata:
     raise ValueError(f"facts about media of the kind {kind!r} are not known")
 
 
-@contextmanager
-def _written_anew(database: Path, wanted: MediaFilter) -> Iterator[sqlite3.Connection]:
-    """Yield a copy of a database without facts; it replaces the database at the end."""
-    part = database.with_name(f".{SQLITE}.part")
-    part.unlink(missing_ok=True)
-    if database.exists():
-        shutil.copy(database, part)
-    connection = sqlite3.connect(part)
-    try:
-        connection.executescript(_TABLES)
-        yield connection
-        connection.execute(
-            "INSERT INTO media_filters (strategy, patterns) VALUES (?, ?)",
-            (wanted.strategy, ",".join(wanted.patterns)),
-        )
-        connection.commit()
-        connection.close()
-        part.replace(database)
-    finally:
-        connection.close()
-        part.unlink(missing_ok=True)
+Place = tuple[str, LocalFile, int, int]
+"""A part: its name, and where it is: file, offset, size."""
 
 
-def _put(connection: sqlite3.Connection, facts: Iterator[tuple[str, str, str]]) -> int:
-    rows = list(facts)
-    connection.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+def _collect(database: sqlite3.Connection, wanted: MediaFilter, parts: Iterable[Place]) -> int:
+    """Replace the facts in a database; return their number."""
+    database.executescript(_TABLES)
+    rows = [row for part in parts if (row := _row(wanted, *part)) is not None]
+    database.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+    database.execute(
+        "INSERT INTO media_filters (strategy, patterns) VALUES (?, ?)",
+        (wanted.strategy, ",".join(wanted.patterns)),
+    )
     return len(rows)
 
 
-def _facts_of_files(path: Path, wanted: MediaFilter) -> Iterator[tuple[str, str, str]]:
+def _files_below(path: Path) -> Iterator[Place]:
     for place in sorted(path.rglob("*")):
         name = place.relative_to(path).as_posix()
-        if name.split("/")[0] == FOLDER or not place.is_file():
-            continue
-        file = open_anew(str(place))
-        yield from _row(wanted, name, file, 0, file.size)
+        if name.split("/")[0] != FOLDER and place.is_file():
+            file = open_anew(str(place))
+            yield name, file, 0, file.size
 
 
-def _facts(
-    connection: sqlite3.Connection, path: Path, wanted: MediaFilter
-) -> Iterator[tuple[str, str, str]]:
-    shards, number, file = list(read_counts(path)), -1, None
-    for shard, name, offset, size in connection.execute(_PARTS):
-        if shard != number or file is None:
-            number, file = shard, open_anew(str(path / shards[shard]))
-        yield from _row(wanted, name, file, offset, size)
+def _parts_of_tars(database: sqlite3.Connection, path: Path) -> Iterator[Place]:
+    shards = list(read_counts(path))
+    for shard, name, offset, size in database.execute(_PARTS):
+        yield name, open_file(str(path / shards[shard])), offset, size
 
 
 def _row(
     wanted: MediaFilter, name: str, file: LocalFile, offset: int, size: int
-) -> Iterator[tuple[str, str, str]]:
+) -> tuple[str, str, str] | None:
+    """Return name, kind and facts of a part; None if it is not selected, or damaged."""
     kind = wanted.kind_of(name, file.read(offset, min(size, _HEAD)))
-    facts = kind and _fact(kind, name, file, offset, size)
-    if kind and facts:
-        plain = {key: value for key, value in asdict(facts).items() if value is not None}
-        yield name, kind, json.dumps(plain, separators=(",", ":"))
-
-
-def _fact(
-    kind: Kind, name: str, file: LocalFile, offset: int, size: int
-) -> AVMetadata | ImageMetadata | None:
+    if kind is None:
+        return None
     stream = io.BytesIO(file.read(offset, size))
     try:
         if kind == "av":
-            return AVDecoder(stream).get_metadata(get_audio_num_samples=True)
-        with open_image(stream) as image:
-            return ImageMetadata(
-                width=image.width, height=image.height, format=image.format, mode=image.mode
-            )
+            facts = asdict(AVDecoder(stream).get_metadata(get_audio_num_samples=True))
+        else:
+            with open_image(stream) as image:
+                names = ("width", "height", "format", "mode")
+                facts = {name: getattr(image, name) for name in names}
     except MissingExtraError:
         raise
     except Exception as error:  # noqa: BLE001 - damaged data can raise any error
         log.warning("%s: %s: its facts cannot be read: %s", file.path, name, error)
         return None
+    known = {key: value for key, value in facts.items() if value is not None}
+    return name, kind, json.dumps(known, separators=(",", ":"))
 
 
 def _kind(extension: str) -> Kind | None:
     return "image" if extension in _IMAGES else "av" if extension in _MEDIA else None
+
+
+def extension_of(data: bytes | memoryview) -> str:
+    """Return the usual extension of an image, audio or video file; "" if it is none that is known.
+
+    data: the whole file, or its beginning.
+    """
+    head = bytes(data[:_HEAD])
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12], "")
+    if head[4:8] == b"ftyp":
+        return "mov" if head[8:10] == b"qt" else "mp4"
+    return next((extension for prefix, extension in _PREFIXES if head.startswith(prefix)), "")

@@ -29,10 +29,10 @@ import numpy.typing as npt
 import torch
 from numpy.lib import format as npy_format
 
+from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVMode, media_decoder
 from energy_data.data.decode.images import EXTENSIONS, ImageMode, check_image_mode, image_decoder
-from energy_data.data.decode.media import MEDIA_EXTENSIONS, AVMode, media_decoder
+from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.raw_tensor import RawTensor
-from energy_data.data.decode.sniff import extension_of
 from energy_data.data.tar.header import split_name
 from energy_data.errors import SpecError
 

@@ -73,6 +73,11 @@ class Scan:
     extensions: list[str]  # the first different ones, at most MOST_PARTS
     parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
 
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return len(self.offsets) - 1
+
 
 def scan(file: LocalFile, *, with_parts: bool = False) -> Scan:
     """Return the samples of a tar.

@@ -9,10 +9,13 @@ index.uuid                   a new one each time the dataset is prepared
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,9 @@ INFO, INFO_YAML = ".info.json", ".info.yaml"
 SPLIT, SPLIT_JSON = "split.yaml", "split.json"
 DATASET, UUID, SQLITE = "dataset.yaml", "index.uuid", "index.sqlite"
 
+PARTS = ("train", "val", "test")  # those of a ratio
+_SHUFFLE_SEED = 42  # Energon's
+_MOST_PATTERNS = 1_000_000  # after expanding the braces of one
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NESTING = re.compile(r"[\[{]|[-?]\s+(?=[-?]\s)")
 _MOST_NESTING = 2000
@@ -251,3 +257,82 @@ def _read_uuid(path: Path) -> str | None:
 
 def _damaged(path: Path, problem: str) -> StructureError:
     return StructureError(f"{path}: {problem}. Run `energy-data prepare --force` again.")
+
+
+def parse_patterns(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the `split` for texts such as `train:shard_0.*`."""
+    patterns: dict[str, list[str]] = {}
+    for text in texts:
+        part, colon, pattern = text.partition(":")
+        if not (part and colon and pattern):
+            raise SpecError(f"split part {text!r}: it must be PART:PATTERN, as in train:shard_0.*")
+        patterns.setdefault(part, []).append(pattern)
+    return patterns
+
+
+Divide = Callable[[list[str]], dict[str, list[str]]]
+"""Returns the shards of each part."""
+
+
+def by_ratio(ratio: str, path: Path, *, shuffle: bool) -> Divide:
+    """Return a function that splits shards by shares, as Energon does, but without rounding."""
+    try:
+        shares = [Fraction(share.strip()) for share in ratio.split(",")]
+    except (ValueError, ZeroDivisionError):
+        shares = []
+    if not 1 <= len(shares) <= len(PARTS) or min(shares) < 0 or not sum(shares):
+        raise SpecError(
+            f"split ratio {ratio!r}: give up to three numbers for {', '.join(PARTS)}, as in 8,1,1."
+        )
+
+    def divide(shards: list[str]) -> dict[str, list[str]]:
+        if shuffle:
+            shards = list(shards)
+            random.Random(_SHUFFLE_SEED).shuffle(shards)  # noqa: S311 - no secret
+        ends = [len(shards) * sum(shares[:n]) // sum(shares) for n in range(len(shares) + 1)]
+        parts = {
+            part: shards[int(begin) : int(end)]
+            for part, (begin, end) in zip(PARTS, pairwise(ends), strict=False)
+        }
+        for part, share in zip(PARTS, shares, strict=False):
+            if share and not parts[part]:
+                raise SpecError(
+                    f"{path}: the ratio {ratio} leaves no shard for {part!r}: there are "
+                    f"{len(shards)}. Give another ratio, or patterns, or write more shards."
+                )
+        return {part: parts.get(part, []) for part in PARTS}
+
+    return divide
+
+
+def by_patterns(patterns: Mapping[str, Sequence[str]], path: Path) -> Divide:
+    """Return a function that gives each part the shards that match its patterns."""
+
+    def divide(shards: list[str]) -> dict[str, list[str]]:
+        parts = {}
+        for part, texts in patterns.items():
+            fitting: set[str] = set()
+            for text in texts:
+                fitting |= _matches(text, shards, path)
+            parts[part] = [shard for shard in shards if shard in fitting]
+        return parts
+
+    return divide
+
+
+def _matches(text: str, shards: list[str], path: Path) -> set[str]:
+    """Return the shards that match a pattern; raise SpecError if there is none."""
+    patterns = list(islice(expand([text], path), _MOST_PATTERNS))
+    found: set[str] = set()
+    for pattern in patterns:
+        try:
+            found.update(shard for shard in shards if re.match(pattern, shard))
+        except re.error:  # such as `*.tar`, which is a glob
+            continue
+    found = found or {one for one in shards if any(fnmatchcase(one, two) for two in patterns)}
+    if not found:
+        raise SpecError(
+            f"{path}: no shard matches the pattern {text!r}; the first shard is {shards[0]!r}. "
+            "Give a regular expression or a glob that matches from the start of the name."
+        )
+    return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,16 +38,14 @@ CREATE INDEX idx_sample_parts_seq
 CREATE INDEX idx_sample_parts_full ON sample_parts(
     tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
 """
-
-
-_MEND = "Run `energy-data prepare --force --sqlite`."
+ADVICE = "Run `energy-data prepare --force --sqlite`."
 
 
 class SqliteIndex:
     """An index, opened on first use, for reading only; one connection per thread and process.
 
-    Nothing is locked, as the file never changes: preparing again puts another in its place. So it
-    may lie on a disk that cannot be written, or on a network disk that cannot lock.
+    Nothing is locked, as the file never changes: preparing again replaces it. So it may be on a
+    disk that is read-only, or on a network disk without locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ class SqliteIndex:
         try:
             yield from self._connection().execute(query, values)
         except sqlite3.Error as error:
-            raise StructureError(f"{self.path} cannot be read: {error}. {_MEND}") from error
+            raise StructureError(f"{self.path} cannot be read: {error}. {ADVICE}") from error
 
     def has_table(self, name: str) -> bool:
         """Return whether there is such a table; old preparations lack some."""
@@ -84,60 +84,73 @@ class _Connection:
             self.database.close()
 
 
-class SqliteWriter:
-    """Writes an index under a temporary name and renames it when it is finished."""
+@contextmanager
+def rewritten(path: Path, *, keep: bool = False) -> Iterator[sqlite3.Connection]:
+    """Yield a database to write, which replaces the one at `path` if the block raises no error.
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._part = path, path.with_name(f".{path.name}.part")
-        self._part.unlink(missing_ok=True)
-        self._database = sqlite3.connect(self._part)
-        self._database.executescript(_TABLES)
-        self._shards: list[str] = []
+    keep: start with what is in the old one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    if keep and path.exists():
+        shutil.copy(path, part)
+    connection = sqlite3.connect(part)
+    try:
+        yield connection
+        connection.commit()
+        connection.close()
+        part.replace(path)
+    finally:
+        connection.close()
+        part.unlink(missing_ok=True)
 
-    def add(self, shard: str, scan: Scan) -> None:
-        """Add a shard; its number is its place among the shards of `.info.json`."""
-        number = len(self._shards)
-        self._shards.append(shard)
-        offsets = scan.offsets.tolist()
+
+@contextmanager
+def new_index(path: Path) -> Iterator[Callable[[str, Scan], None]]:
+    """Yield a function that adds a shard, with its parts, to a new index.
+
+    The number of a shard is its place among the shards of `.info.json`. StructureError for a key
+    that another shard has too.
+    """
+    shards: list[str] = []
+
+    def add(shard: str, found: Scan) -> None:
+        number, offsets = len(shards), found.offsets.tolist()
+        shards.append(shard)
         rows = [
             (number, utf8(key), n, offsets[n], offsets[n + 1] - offsets[n])
-            for n, key in enumerate(scan.keys)
+            for n, key in enumerate(found.keys)
         ]
         try:
-            self._database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
+            database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
         except sqlite3.IntegrityError as error:
-            raise self._twice(shard, scan) from error
-        parts = ((number, one[0], utf8(one[1]), one[2], one[3]) for one in scan.parts)
-        self._database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
-        self._database.commit()
+            database.rollback()
+            raise _duplicate(database, shards, found) from error
+        parts = ((number, one[0], utf8(one[1]), one[2], one[3]) for one in found.parts)
+        database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+        database.commit()
 
-    def finish(self) -> None:
-        """Make the indices of the tables and put the file in its place."""
-        self._database.executescript(_INDICES)
-        self._database.commit()
-        self._database.close()
-        self._part.replace(self._path)
+    with rewritten(path) as database:
+        database.executescript(_TABLES)
+        yield add
+        database.executescript(_INDICES)
 
-    def abandon(self) -> None:
-        """Remove what was written."""
-        self._database.close()
-        self._part.unlink(missing_ok=True)
 
-    def _twice(self, shard: str, scan: Scan) -> StructureError:
-        self._database.rollback()
-        query = "SELECT tar_file_id FROM samples WHERE sample_key = ?"
-        for key in scan.keys:
-            other = self._database.execute(query, (utf8(key),)).fetchone()
-            if other:
-                return StructureError(
-                    f"shard {self._shards[other[0]]} has a sample with this key too, and "
-                    "index.sqlite finds samples by key. Let --fix-duplicates put each into a "
-                    "folder of its shard's name, or prepare without sqlite (--no-sqlite).",
-                    shard=shard,
-                    key=key,
-                )
-        return StructureError("a key is there twice. Rename one.", shard=shard)
+def _duplicate(database: sqlite3.Connection, shards: list[str], found: Scan) -> StructureError:
+    """Return an error that names a key of the last shard that another one has."""
+    query = "SELECT tar_file_id FROM samples WHERE sample_key = ?"
+    for key in found.keys:
+        other = database.execute(query, (utf8(key),)).fetchone()
+        if other:
+            return StructureError(
+                f"shard {shards[other[0]]} has a sample with this key too, and index.sqlite finds "
+                "samples by key. Let --fix-duplicates put each into a folder of its shard's name, "
+                "or prepare without sqlite (--no-sqlite).",
+                shard=shards[-1],
+                key=key,
+            )
+    return StructureError("it has a key twice. Rename one sample.", shard=shards[-1])
 
 
 def utf8(text: str) -> str:
