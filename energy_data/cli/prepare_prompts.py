@@ -122,7 +122,7 @@ def _ask_fields(kind: str, extensions: Sequence[str]) -> dict[str, str]:
 
 def _exists(answer: str, extensions: Sequence[str]) -> bool:
     try:
-        options = parse_access(answer).options
+        options = parse_access(answer)
     except ValueError:
         return False
     return all(option[0] in extensions for option in options)

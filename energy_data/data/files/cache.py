@@ -58,12 +58,15 @@ class DirectLazy(Lazy[T]):
     def get(self, sample: Any = None) -> T:
         """Return the file; its source is added to `__sources__` of `sample` if given."""
         if self._data is None:
-            assert self.ds is not None
-            self._data = self.ds[self.fname]
+            self._data = self._load()
         data, source = self._data
         if source is not None:
             add_source(sample, source)
         return data
+
+    def _load(self) -> tuple[T, SampleSource | None]:
+        assert self.ds is not None
+        return self.ds[self.fname]
 
 
 class MockLazy(Lazy[T]):
@@ -92,9 +95,9 @@ class MockLazy(Lazy[T]):
 class CachePool(ABC):
     """Provides files that are requested ahead of use."""
 
-    @abstractmethod
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
         """Return a file now; its source is added to `sample` if given."""
+        return self.get_lazy(ds, fname).get(sample)
 
     @abstractmethod
     def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
@@ -104,17 +107,12 @@ class CachePool(ABC):
     def to_cache(self, data: T, name: str) -> Lazy[T]:
         """Store a value and return a `Lazy` for it; `name` appears in its repr."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - optional to override
         """Remove all cached files; idempotent."""
 
 
 class NoCachePool(CachePool):
     """A pool that caches nothing: files are read on request."""
-
-    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """Return a file now; its source is added to `sample` if given."""
-        return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> DirectLazy[T]:
         """Return a handle that reads the file on its first `get`."""
@@ -123,9 +121,6 @@ class NoCachePool(CachePool):
     def to_cache(self, data: T, name: str) -> Lazy[T]:
         """Return a handle for the value, which stays in memory."""
         return DirectLazy(ds=None, fname=name, pool=self, _data=(data, None))
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to remove."""
 
 
 Name = tuple[str, str]  # path of the store, key of the file
@@ -174,16 +169,15 @@ class FileStoreCachePool(CachePool):
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_folder": None}
 
-    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """Return a file now; its source is added to `sample` if given."""
-        return self.get_lazy(ds, fname).get(sample)
-
     def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
         """Start to read a file, and return a handle for it."""
         folder, raw = self._open(), self._options["method"] == "raw"
         inner = ds.inner if raw and isinstance(ds, DecodeFileStore) else ds
         entry = folder.ask((ds.get_path(), fname), inner, fname)
-        return FileCacheLazy(ds, fname, self, folder, entry, decode=inner is not ds)
+        decode = inner is not ds
+        return FileCacheLazy(
+            ds=ds, fname=fname, pool=self, folder=folder, entry=entry, decode=decode
+        )
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
         """Store a value and return a `Lazy` for it; `name` appears in its repr."""
@@ -192,7 +186,9 @@ class FileStoreCachePool(CachePool):
         if not entry.future.result():  # the cache is full: the value stays in memory
             folder.release(entry)
             return NoCachePool().to_cache(data, name)
-        return FileCacheLazy(None, name, self, folder, entry, decode=False)
+        return FileCacheLazy(
+            ds=None, fname=name, pool=self, folder=folder, entry=entry, decode=False
+        )
 
     def close(self) -> None:
         """Remove all cached files; idempotent."""
@@ -206,40 +202,26 @@ class FileStoreCachePool(CachePool):
         return self._folder
 
 
-class FileCacheLazy(Lazy[T]):
+@dataclass(kw_only=True, eq=False)
+class FileCacheLazy(DirectLazy[T]):
     """A file that is being read ahead."""
 
-    def __init__(
-        self,
-        ds: FileStore[T] | None,
-        fname: str,
-        pool: FileStoreCachePool,
-        folder: _Folder,
-        entry: _Entry,
-        *,
-        decode: bool,
-    ) -> None:
-        super().__init__(ds=ds, fname=fname, pool=pool)
-        self.entry, self._decode = entry, decode
-        self._data: tuple[T, SampleSource | None] | None = None
-        self._release = finalize(self, folder.release, entry)
+    folder: _Folder = field(repr=False)
+    entry: _Entry = field(repr=False)
+    decode: bool = field(repr=False)  # what is cached is what is inside a `DecodeFileStore`
 
-    def get(self, sample: Any = None) -> T:
-        """Wait for the file and return it; its source is added to `sample` if given."""
-        if self._data is None:
-            kept: tuple[Any, SampleSource] | None = self.entry.load()
-            if kept is None:
-                assert self.ds is not None
-                kept = self.ds[self.fname]
-            elif self._decode:
-                assert isinstance(self.ds, DecodeFileStore)
-                kept = self.ds.decoder.decode(self.fname, kept[0]), kept[1]
-            self._data = kept
-            self._release()
-        data, source = self._data
-        if source is not None:
-            add_source(sample, source)
-        return data
+    def __post_init__(self) -> None:
+        self._release = finalize(self, self.folder.release, self.entry)
+
+    def _load(self) -> tuple[T, SampleSource | None]:
+        kept: tuple[Any, SampleSource | None] | None = self.entry.load()
+        if kept is None:
+            kept = super()._load()
+        elif self.decode:
+            assert isinstance(self.ds, DecodeFileStore)
+            kept = self.ds.decoder.decode(self.fname, kept[0]), kept[1]
+        self._release()
+        return kept
 
 
 class _Entry:

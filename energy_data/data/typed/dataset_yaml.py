@@ -20,7 +20,7 @@ from energy_data.data.decode.parts import PartFilter, SampleDecoder
 from energy_data.data.files.local import write_whole
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.tar.nv_meta import DATASET, FOLDER, SPLIT, is_inside, read_mapping
-from energy_data.data.typed.field_map import FieldMap, parse_access
+from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import BASIC_FIELDS, SAMPLE_TYPES, Sample
 from energy_data.errors import SpecError
 
@@ -69,18 +69,16 @@ def read_dataset_yaml(
         config: Name of another file in `.nv-meta` to read instead.
         policy: The code that the file may name; None: what the environment allows.
 
-    Raises SpecError with every error in the file, for a named file that does not exist, and for
-    code that is not allowed; StructureError for invalid YAML.
+    Raises SpecError for an error in the file, for a named file that does not exist, and for code
+    that is not allowed; StructureError for invalid YAML.
     """
     file = path / FOLDER / (config or DATASET)
     if config is not None:
         check_dataset_config(path, config)
     declared = read_mapping(file)
-    return (
-        Typing()
-        if declared is None
-        else _DatasetYamlReader(file, declared, policy or ImportPolicy.of()).read()
-    )
+    if declared is None:
+        return Typing()
+    return _DatasetYamlReader(file, declared, policy or ImportPolicy.of()).read()
 
 
 def check_dataset_config(path: Path, config: str) -> None:
@@ -104,37 +102,32 @@ class PartsOf:
 
 
 class _DatasetYamlReader:
-    """Reads one file and collects its errors."""
+    """Reads one file; raises SpecError for what is wrong in it."""
 
     def __init__(self, file: Path, declared: Mapping[str, Any], policy: ImportPolicy) -> None:
         self.file, self.declared, self.policy = file, declared, policy
-        self.faults: list[str] = []
 
     def read(self) -> Typing:
         self._check_keys()
         sample_type = self._sample_type()
         fields, part_filter = self._fields(sample_type)
-        typing = Typing(
+        return Typing(
             sample_type=sample_type,
             fields=fields,
             part_filter=part_filter,
-            subflavors=self._of_kind("subflavors", dict, "a mapping") or {},
+            subflavors=self._get("subflavors", dict, "a mapping") or {},
             decoder=self._decoder(),
-            split_config=self._of_kind("split_config", str, f"the name of a file such as {SPLIT}"),
-            split_part=self._of_kind("split_part", str, "the name of a part"),
+            split_config=self._get("split_config", str, f"the name of a file such as {SPLIT}"),
+            split_part=self._get("split_part", str, "the name of a part"),
         )
-        if self.faults:
-            raise SpecError(self.faults)
-        return typing
 
-    def _note(self, key: str, problem: str) -> None:
-        self.faults.append(f"{self.file}{_place(self.file, key)}: {key}: {problem}")
+    def _fault(self, key: str, problem: object) -> SpecError:
+        return SpecError(f"{self.file}{_place(self.file, key)}: {key}: {problem}")
 
-    def _of_kind(self, key: str, kind: type, words: str) -> Any:
+    def _get(self, key: str, kind: type, words: str) -> Any:
         value = self.declared.get(key)
         if value is not None and not isinstance(value, kind):
-            self._note(key, f"it must be {words}, got {value!r}.")
-            return None
+            raise self._fault(key, f"it must be {words}, got {value!r}.")
         return value
 
     def _check_keys(self) -> None:
@@ -146,106 +139,90 @@ class _DatasetYamlReader:
             elif key not in _KNOWN:
                 near = difflib.get_close_matches(str(key), _KNOWN, 1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(_KNOWN)}."
-                self._note(str(key), f"there is no such key. {hint}")
+                raise self._fault(str(key), f"there is no such key. {hint}")
 
     def _sample_type(self) -> type[Sample] | None:
         """Return the type of samples; None: crude ones."""
-        class_name = self._of_kind("__class__", str, "the name of a class")
-        if class_name == CRUDE and _is_energons(self.declared):
+        name = self._get("__class__", str, "the name of a class")
+        ours = _is_energons(self.declared)
+        if name == CRUDE and ours:
             return None
         if "sample_type" in self.declared:
-            return self._named_type("sample_type", self.declared["sample_type"])
-        if class_name in WEBDATASETS and _is_energons(self.declared):
-            return SAMPLE_TYPES[WEBDATASETS[class_name]]
-        if class_name is None:
-            self._note("sample_type", "it is missing, and so is `__class__`. Give one of them.")
-        elif class_name in STANDARD:
-            self._note("sample_type", f"it is missing, and {class_name} needs it. Give one.")
-        else:
-            known = ", ".join((CRUDE, *WEBDATASETS))
-            self._note(
-                "__class__",
-                f"{self.declared.get('__module__')}.{class_name} is not a known dataset class, "
-                f"only: {known}. Give a `sample_type` instead.",
-            )
-        return None
+            kind, options = self._class("sample_type", SAMPLE_TYPES)
+            if options or not (isinstance(kind, type) and issubclass(kind, Sample)):
+                raise self._fault(
+                    "sample_type",
+                    f"{self.declared['sample_type']} is not a sample type. Name a class that is "
+                    "derived from energy_data.Sample.",
+                )
+            return kind
+        if name in WEBDATASETS and ours:
+            return SAMPLE_TYPES[WEBDATASETS[name]]
+        if name is None or name in STANDARD:
+            reason = "so is `__class__`" if name is None else f"{name} needs it"
+            raise self._fault("sample_type", f"it is missing, and {reason}. Give one.")
+        known = ", ".join((CRUDE, *WEBDATASETS))
+        raise self._fault(
+            "__class__",
+            f"{self.declared.get('__module__')}.{name} is not a known dataset class, only: "
+            f"{known}. Give a `sample_type` instead.",
+        )
 
-    def _named_type(self, key: str, declared: Any) -> type[Sample] | None:
-        kind, options = self._class(key, declared, SAMPLE_TYPES)
-        if kind is None:
-            return None
-        if options or not (isinstance(kind, type) and issubclass(kind, Sample)):
-            self._note(
-                key,
-                f"{declared} is not a sample type. Name a class that is derived from "
-                "energy_data.Sample.",
-            )
-            return None
-        return kind
-
-    def _class(self, key: str, declared: Any, known: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return what `__module__` and `__class__` name, and the other keys; None for an error."""
+    def _class(self, key: str, known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return what `__module__` and `__class__` in a key name, and the other keys in it."""
+        declared = self.declared[key]
         if not (isinstance(declared, dict) and {"__module__", "__class__"} <= declared.keys()):
-            self._note(
+            raise self._fault(
                 key, f"it must be a mapping with __module__ and __class__, got {declared!r}."
             )
-            return None, {}
         options = {name: value for name, value in declared.items() if not name.startswith("__")}
         try:
-            found = self.policy.find(str(declared["__module__"]), str(declared["__class__"]), known)
+            module, name = str(declared["__module__"]), str(declared["__class__"])
+            return self.policy.find(module, name, known), options
         except SpecError as error:
-            self._note(key, str(error))
-            return None, options
-        return found, options
+            raise self._fault(key, error) from error
 
     def _fields(
         self, kind: type[Sample] | None
     ) -> tuple[FieldMap | SampleLoader | None, PartFilter | None]:
         """Return what makes the fields of a sample, and which parts it needs for that."""
-        loader, map_ = self.declared.get("sample_loader"), self.declared.get("field_map")
-        is_crude = self.declared.get("__class__") == CRUDE
-        if is_crude or (loader is None and map_ is None):
+        loader, field_map = self.declared.get("sample_loader"), self.declared.get("field_map")
+        if kind is None:
             for key in ("sample_loader", "field_map"):
-                if is_crude and key in self.declared:
-                    self._note(key, f"{CRUDE} does not take it: its samples are dicts of parts.")
-            if not is_crude and not self.faults:
-                self._note("field_map", "it is missing, and so is `sample_loader`. Give one.")
+                if key in self.declared:
+                    problem = f"{CRUDE} does not take it: its samples are dicts of parts."
+                    raise self._fault(key, problem)
             return None, self._part_filter()
-        if loader is not None and map_ is not None:
-            self._note("field_map", "`field_map` and `sample_loader` exclude each other. Give one.")
-        if loader is not None:
-            if "part_filter" not in self.declared:
-                self._note("part_filter", "it is missing, but a `sample_loader` needs it.")
-            return self._code("sample_loader"), self._part_filter()
-        fields = self._field_map(kind, map_)
-        return fields, PartsOf(fields.parts)
+        if loader is None and field_map is None:
+            raise self._fault("field_map", "it is missing, and so is `sample_loader`. Give one.")
+        if loader is None:
+            fields = self._field_map(kind, field_map)
+            return fields, PartsOf(fields.parts)
+        if field_map is not None:
+            problem = "`field_map` and `sample_loader` exclude each other. Give one."
+            raise self._fault("field_map", problem)
+        if "part_filter" not in self.declared:
+            raise self._fault("part_filter", "it is missing, but a `sample_loader` needs it.")
+        return self._code("sample_loader"), self._part_filter()
 
-    def _field_map(self, kind: type[Sample] | None, declared: Any) -> FieldMap:
+    def _field_map(self, kind: type[Sample], declared: Any) -> FieldMap:
         if not (isinstance(declared, dict) and declared):
-            self._note("field_map", f"it must be a mapping of fields to parts, got {declared!r}.")
-            return FieldMap({})
-        accesses = {}
-        for name, text in declared.items():
-            try:
-                accesses[str(name)] = parse_access(text if isinstance(text, str) else "")
-            except ValueError:
-                problem = f"{name}: it must be like `jpg`, `jpg,png` or `json[caption]`"
-                self._note("field_map", f"{problem}, got {text!r}.")
-        if kind is not None:
-            self._check_fields(kind, {str(name) for name in declared})
-        return FieldMap(accesses)
-
-    def _check_fields(self, kind: type[Sample], given: set[str]) -> None:
+            problem = f"it must be a mapping of fields to parts, got {declared!r}."
+            raise self._fault("field_map", problem)
         known = {one.name: one for one in own_fields(kind)}
-        if wrong := sorted(given - known.keys()):
-            self._note(
-                "field_map",
-                f"{kind.__name__} has no field {', '.join(wrong)}, only: {', '.join(known)}.",
-            )
-        missing = [name for name in known.keys() - given if not has_default(known[name])]
-        if missing:
-            names = ", ".join(sorted(missing))
-            self._note("field_map", f"{kind.__name__} also needs {names}. Add it.")
+        wrong = sorted({str(name) for name in declared} - known.keys())
+        needed = {name for name, one in known.items() if not has_default(one)}
+        missing = ", ".join(sorted(needed - declared.keys()))
+        problem = f"{kind.__name__} also needs {missing}. Add it." if missing else ""
+        if wrong:
+            found = f"{kind.__name__} has no field {', '.join(wrong)}, only: {', '.join(known)}."
+            problem = f"{found} {problem}".rstrip()
+        if problem:
+            raise self._fault("field_map", problem)
+        try:
+            return FieldMap(declared)
+        except ValueError as error:
+            raise self._fault("field_map", error) from error
 
     def _part_filter(self) -> PartFilter | None:
         declared = self.declared.get("part_filter")
@@ -255,36 +232,32 @@ class _DatasetYamlReader:
             return PartsOf(frozenset(declared))
         return self._code("part_filter")
 
-    def _code(self, key: str) -> Callable[[Any], Any] | None:
+    def _code(self, key: str) -> Callable[[Any], Any]:
         """Return a function from a Python file of the dataset."""
         declared = self.declared[key]
         if not isinstance(declared, str):
-            self._note(key, f"it must be like `{key}.py:{key}`, got {declared!r}.")
-            return None
+            raise self._fault(key, f"it must be like `{key}.py:{key}`, got {declared!r}.")
         file, _, name = declared.rpartition(":")
-        place = self.file.parent / (file or declared)
         try:
-            return self.policy.load(place, name if file else key)
+            return self.policy.load(self.file.parent / (file or declared), name if file else key)
         except SpecError as error:
-            self._note(key, str(error))
-            return None
+            raise self._fault(key, error) from error
 
     def _decoder(self) -> Any:
         older = {key: self.declared[key] for key in _DECODER_KEYS if key in self.declared}
         if self.declared.get("auto_decode") is False or self.declared.get("decoder", 0) is None:
             return None
-        if "decoder" not in self.declared:
-            return self._made("image_decode", SampleDecoder, older) if older else "unset"
-        known = {"SampleDecoder": SampleDecoder}
-        kind, options = self._class("decoder", self.declared["decoder"], known)
-        return kind and self._made("decoder", kind, options)
-
-    def _made(self, key: str, kind: Any, options: Mapping[str, Any]) -> Any:
+        if "decoder" in self.declared:
+            key = "decoder"
+            kind, options = self._class(key, {"SampleDecoder": SampleDecoder})
+        elif older:
+            key, kind, options = "image_decode", SampleDecoder, older
+        else:
+            return "unset"
         try:
             return kind(**options)
         except (TypeError, SpecError) as error:
-            self._note(key, str(error))
-            return None
+            raise self._fault(key, error) from error
 
 
 def _is_energons(declared: Mapping[str, Any]) -> bool:

@@ -10,50 +10,40 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
 _OPTION = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
 _KEY = re.compile(r"\[([^\[\]]+)\]")
 
 
-@frozen
-class Access:
-    """Where a field is: paths that are tried in turn, each a part and the keys within it."""
-
-    text: str
-    options: tuple[tuple[str, ...], ...]
-
-    def __call__(self, parts: Mapping[str, Any]) -> Any:
-        """Return the value. Raises KeyError, with what was found instead, if there is none."""
-        problems = []
-        for option in self.options:
-            try:
-                return _walk(parts, option)
-            except (KeyError, IndexError, ValueError, TypeError) as error:
-                problems.append(str(error.args[0]) if error.args else type(error).__name__)
-        raise KeyError("; ".join(problems))
+Options = list[tuple[str, ...]]
+"""Paths that are tried in turn, each a part and the keys within it."""
 
 
-def parse_access(text: str) -> Access:
+def parse_access(text: Any) -> Options:
     """Parse a value of a field map. Raises ValueError if it is invalid."""
-    options = []
-    for option in text.split(","):
+    options: Options = []
+    for option in text.split(",") if isinstance(text, str) else [""]:
         match = _OPTION.fullmatch(option.strip())
         if match is None:
-            raise ValueError(text)
+            raise ValueError(f"it must be like `jpg`, `jpg,png` or `json[caption]`, got {text!r}.")
         options.append((match[1], *_KEY.findall(match[2])))
-    return Access(text, tuple(options))
+    return options
 
 
 class FieldMap:
-    """Makes the fields of a sample from its parts."""
+    """Makes the fields of a sample from its parts.
 
-    def __init__(self, accesses: Mapping[str, Access]) -> None:
-        self.accesses = dict(accesses)
-        simple = all(
-            len(access.options) == len(access.options[0]) == 1 for access in accesses.values()
-        )
-        names = {name: access.options[0][0] for name, access in accesses.items()}
+    fields: field -> where it is. Raises ValueError for a value that is invalid.
+    """
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._fields: dict[str, tuple[str, Options]] = {}
+        for name, text in fields.items():
+            try:
+                self._fields[str(name)] = text, parse_access(text)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        simple = all(len(options) == len(options[0]) == 1 for _, options in self._fields.values())
+        names = {name: options[0][0] for name, (_, options) in self._fields.items()}
         self._pairs = tuple(names.items()) if simple else None
 
     def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,20 +53,22 @@ class FieldMap:
                 return {name: parts[part] for name, part in self._pairs}
             except KeyError:  # the loop below names the field
                 pass
-        return {name: self._field(name, parts) for name in self.accesses}
+        return {name: self._field(name, parts) for name in self._fields}
 
     @property
     def parts(self) -> frozenset[str]:
         """The parts that it looks at."""
-        options = (option for access in self.accesses.values() for option in access.options)
-        return frozenset(option[0] for option in options)
+        return frozenset(option[0] for _, options in self._fields.values() for option in options)
 
     def _field(self, name: str, parts: Mapping[str, Any]) -> Any:
-        access = self.accesses[name]
-        try:
-            return access(parts)
-        except KeyError as error:
-            raise KeyError(f"field {name!r} ({access.text}): {error.args[0]}") from error
+        text, options = self._fields[name]
+        problems = []
+        for option in options:
+            try:
+                return _walk(parts, option)
+            except (KeyError, IndexError, ValueError, TypeError) as error:
+                problems.append(str(error.args[0]) if error.args else type(error).__name__)
+        raise KeyError(f"field {name!r} ({text}): {'; '.join(problems)}")
 
 
 def _walk(value: Any, path: tuple[str, ...]) -> Any:

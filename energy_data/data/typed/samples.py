@@ -261,19 +261,8 @@ class SimilarityInterleavedSample(Sample):
 
 
 SAMPLE_TYPES: Mapping[str, type[Sample]] = {
-    kind.__name__: kind
-    for kind in (
-        CaptioningSample,
-        ImageClassificationSample,
-        ImageSample,
-        InterleavedSample,
-        MultiChoiceVQASample,
-        OCRSample,
-        SimilarityInterleavedSample,
-        TextSample,
-        VQAOCRSample,
-        VQASample,
-        VidQASample,
-    )
+    name: kind
+    for name, kind in sorted(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Sample) and kind is not Sample
 }
 """Name -> type, in the order of names."""

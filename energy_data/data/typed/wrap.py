@@ -22,7 +22,7 @@ from energy_data.data.registry import format_of
 from energy_data.data.source import OpenOptions, Source
 from energy_data.data.tar.nv_meta import is_prepared
 from energy_data.data.typed.dataset_yaml import PartsOf, Typing, read_dataset_yaml
-from energy_data.data.typed.field_map import FieldMap, parse_access
+from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import CrudeSample, Sample, SourceInfo
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError
 
@@ -102,12 +102,9 @@ def open_as(
     fields: Any = sample_loader
     if field_map is not None:
         try:
-            fields = FieldMap({name: parse_access(text) for name, text in field_map.items()})
-        except ValueError:
-            raise SpecError(
-                f"{path}: field_map: each field must be like `jpg`, `jpg,png` or `json[caption]`, "
-                f"got {dict(field_map)}."
-            ) from None
+            fields = FieldMap(field_map)
+        except ValueError as error:
+            raise SpecError(f"{path}: field_map: {error}") from error
         part_filter = part_filter or PartsOf(fields.parts)
     if isinstance(part_filter, str | Sequence):
         names = [part_filter] if isinstance(part_filter, str) else part_filter
@@ -212,7 +209,8 @@ class TypedSource(Source):
         except Exception as error:  # noqa: BLE001 - code and data of users: reported with the sample
             by_map = isinstance(error, KeyError) and isinstance(self.typing.fields, FieldMap)
             what = str(error.args[0]) if by_map else f"{type(error).__name__}: {error}"
-            problem = f"cannot make a {self._type_name} from it: {what}. Check dataset.yaml."
+            kind = self.typing.sample_type.__name__ if self.typing.sample_type else "crude sample"
+            problem = f"cannot make a {kind} from it: {what}. Check dataset.yaml."
             fault = _error(SampleError, problem, sample, source)
             fault.__cause__ = error
             return fault
@@ -230,10 +228,6 @@ class TypedSource(Source):
             ),
         )
         return raw
-
-    @property
-    def _type_name(self) -> str:
-        return self.typing.sample_type.__name__ if self.typing.sample_type else "crude sample"
 
 
 def _error(
