@@ -11,8 +11,7 @@ import click
 
 from energy_data.cli.saved import drawn_by, saved_run, saved_states
 from energy_data.loading.checkpoint.run_state import RunState
-from energy_data.loading.checkpoint.saved_run import SavedTree
-from energy_data.loading.checkpoint.skip import skipped
+from energy_data.loading.checkpoint.saved_run import SavedTree, skipped
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from energy_data.core.cursor import State, restore, save
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.loading.checkpoint.history import RemovedLeaves
 from energy_data.loading.checkpoint.restore import check_stages, restore_edited
-from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.loading.epoch_end import batches_of_rank, last_full_round, padding_batch
 from energy_data.loading.lanes import InProcess, LaneRunner, Nodes, RunPosition
@@ -291,7 +290,6 @@ class Loader(SavableDataLoader[T_batch]):
 
         misfit: why a `StepGrouper` cannot continue from there.
         """
-        check_stages(saved)
         wrong = self._wrong_run(saved) or misfit
         changed = self.is_changed(saved)
         restarts = on_mismatch == "restart" and bool(wrong or changed)
@@ -346,11 +344,12 @@ class Loader(SavableDataLoader[T_batch]):
         nodes = self.dataset.build(hosted, saved.lanes)
         if changed:
             keep = on_mismatch == "keep_matching"
-            gone = restore_edited(saved, self._tree, self.dataset.spec, nodes, keep=keep)
+            gone = restore_edited(saved, self._tree, nodes, keep=keep)
         else:
             gone = saved.gone
             for lane, node in nodes.items():
                 restore(node, saved.places[lane])
+        check_stages(saved, nodes)
         phase = saved.clock % self._ranks
         position = RunPosition(saved.epoch, saved.begun, saved.batch, phase)
         self._move(_states(nodes), saved.lanes, position)

@@ -38,6 +38,12 @@ class LeafHistory:
         drawn = {leaf_id: n for leaf_id, n in self.drawn.items() if leaf_id in leaf_ids}
         return LeafHistory(drawn, (sample for sample in self.waiting() if sample[0] in leaf_ids))
 
+    def with_others(self, earlier: LeafHistory) -> LeafHistory:
+        """Return this history, and that of other leaves in an earlier one."""
+        others = earlier.of_leaves(earlier.drawn.keys() - self.drawn.keys())
+        drawn = {**others.drawn, **self.drawn}
+        return LeafHistory(drawn, (*others.waiting(), *self.waiting()))
+
     def waiting(self) -> Iterator[tuple[str, int, int]]:
         """Yield the samples to be drawn again, by leaf: leaf id, epoch, sample number."""
         for leaf_id, samples in sorted(self.returned.items()):

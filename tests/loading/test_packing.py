@@ -23,9 +23,10 @@ from trees import (
     staged,
 )
 
+from energy_data.core.cursor import as_tuples
 from energy_data.core.packing import Packing, Quota
 from energy_data.errors import StateError
-from energy_data.loading.checkpoint.codec import MIN_PACKED, pack_value, unpack_value
+from energy_data.loading.checkpoint.run_state import MAX_BYTES, MAX_INLINE, pack, unpack
 from energy_data.loading.workers.pool import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
@@ -231,26 +232,25 @@ def test_a_sample_that_kills_its_worker_is_named_where_it_is_packed_too():
 
 
 refs = st.lists(st.lists(st.integers(0, 2**62), max_size=5).map(tuple), min_size=1, max_size=9)
-numbers = st.lists(st.integers(-(2**62), 2**62), min_size=MIN_PACKED)
+numbers = st.lists(st.integers(-(2**62), 2**62))
 
 
 @given(value=(refs | numbers).map(tuple))
 def test_a_packed_field_is_unpacked_as_it_was(value):
-    assert unpack_value(pack_value(value)) == value
+    assert as_tuples(unpack(pack(value))) == value
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"widths": [2, 1, 2, ""]},
-        {"widths": [3, 1, 1 << 40, ""]},
-        {"refs": [[0, 1, 3, "!"]] * 3},
-        {"refs": []},
-        {"refs": [[0, 1, 3, ""]] * 2},
-        {"refs": None},
-    ],
-)
-def test_damaged_references_are_an_error_of_the_state(damage):
-    packed = json.loads(pack_value(((0, 0, 5), (1, 0, 6), (0, 0, 7))))
+@pytest.mark.parametrize("length", [2, 200])
+@pytest.mark.parametrize("damage", [lambda text: text[:-1], lambda text: f"{text}x", lambda _: ""])
+def test_damaged_references_are_an_error_of_the_state(length, damage):
+    packed = pack(tuple((0, 0, number) for number in range(length)))
+    assert (len(packed) > MAX_INLINE) == (length > 2)
     with pytest.raises(StateError, match=r"^state: "):
-        unpack_value(json.dumps({**packed, **damage}))
+        unpack(damage(packed))
+
+
+@pytest.mark.parametrize("bomb", [["x" * (MAX_BYTES + 1)], "[" * 100_000])
+def test_a_packed_value_that_takes_all_memory_is_an_error_of_the_state(bomb):
+    packed = pack(bomb) if isinstance(bomb, list) else bomb
+    with pytest.raises(StateError, match=r"^state: a packed part is damaged"):
+        unpack(packed)

@@ -125,6 +125,7 @@ def test_a_kind_that_no_imported_class_has_is_refused_and_nothing_moves(monkeypa
 
 def test_a_tree_that_cannot_be_built_again_is_refused_and_nothing_moves():
     loader = loader_of(batches(packs(NeedsTableSpec(of=samples(A), table={1, 2}))), lanes=3)
+    in_order([loader], 4)
     with pytest.raises(StateMismatchError, match="cannot be built again without its functions"):
         edited(batches(packs(samples(A))), loader.state_dict())
 

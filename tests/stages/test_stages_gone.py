@@ -136,7 +136,7 @@ def is_refused(state):
 )
 def test_damaged_names_of_leaves_that_are_gone_are_a_state_error(said):
     state, number = edited_once()
-    state["start"][number][2] = said
+    state["start"][number][2] = json.dumps(said)
     is_refused(state)
 
 
@@ -146,7 +146,7 @@ def test_damaged_numbers_of_leaves_that_are_gone_are_a_state_error(drawn):
     row = state["places"]["0"]
     at = 3 + row[3::2].index(number) * 2
     lacking = deepcopy(state)
-    row[at + 1] = drawn
+    row[at + 1] = json.dumps(drawn)
     is_refused(state)
     del lacking["places"]["0"][at : at + 2]
     is_refused(lacking)

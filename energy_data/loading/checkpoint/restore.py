@@ -12,16 +12,16 @@ Leaves that stay continue where they were. What may change in the stages of a ru
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from operator import sub
 from typing import Any
 
-from energy_data.core.cursor import State, is_count, raise_if, restore, save, shorten, wrong_kinds
+from energy_data.core.cursor import State, raise_if, restore, save
 from energy_data.core.node import ItemRef, Node
-from energy_data.core.spec import Spec
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.diff import (
     Stages,
@@ -31,92 +31,71 @@ from energy_data.loading.checkpoint.diff import (
     same_above_order,
     stage_edits,
 )
-from energy_data.loading.checkpoint.history import RemovedLeaves
-from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree, order_trees
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.buffered import BufferedNode
 from energy_data.nodes.leaf import leaf_entries
-from energy_data.nodes.leaf_history import LeafHistory, StagedCursor
+from energy_data.nodes.leaf_history import LeafHistory
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec, follows_run
 from energy_data.nodes.stage import DEFAULT, Resume, Stage
-from energy_data.nodes.staged import StagedNode, StagedSpec
+from energy_data.nodes.staged import StagedNode
 
 log = logging.getLogger(__name__)
 
 
-def check_stages(saved: RunState) -> None:
-    """Raise StateError if the stages of a lane are not at the micro-batch of the lane."""
-    found = {
-        lane: (path, cursor)
-        for lane, place in saved.places.items()
-        for path, cursor in place.items()
-        if "carried" in cursor
+def check_stages(saved: RunState, nodes: Nodes) -> None:
+    """Raise StateError if the stages of restored lanes are elsewhere than the run is."""
+    entered = {
+        repr(cursor["entered"])
+        for place in saved.places.values()
+        for cursor in place.values()
+        if "entered" in cursor
     }
-    at = {lane: _at(saved, lane, path, cursor) for lane, (path, cursor) in found.items()}
-    entered = {lane: at["entered"] for lane, (_, at) in found.items() if "entered" in at}
-    if entered:
-        _check_entered(saved, entered)
-    for lane, place in at.items():
-        if place != (due := saved.batch + (lane - saved.batch) % saved.lanes):
+    if len(entered) > 1:
+        raise StateError(
+            f"state: it is damaged: lanes have entered stages at {' and at '.join(sorted(entered))}"
+            f". Use another checkpoint."
+        )
+    for lane, root in nodes.items():
+        staged, due = _staged_of(root), saved.next_of(lane)
+        if staged is None:
+            return
+        if staged.batch != due:
             raise StateError(
                 f"state: it is damaged: lane {lane} is at micro-batch {due}, and its stages at "
-                f"{place}. Use another checkpoint."
+                f"{staged.batch}. Use another checkpoint."
+            )
+        step = (saved.step or {}).get("step", -1)
+        # A stage that begins with this step may not have been entered yet.
+        begins = [stage.begin for stage in staged.spec.stages]
+        fitting = {bisect_right(begins, step) - 1, bisect_left(begins, step) - 1}
+        if staged.spec.counts_steps and staged.number not in fitting:
+            raise StateError(
+                f"state: it is damaged: lane {lane} is in stage {staged.number}, which does not "
+                f"have step {step}. Use another checkpoint."
             )
 
 
-def _check_entered(saved: RunState, entered: Mapping[int, Any]) -> None:
-    """Raise StateError if lanes are in other stages than the step of the run is."""
-    staged, step = SavedTree.unpack(saved.tree).staged, (saved.step or {}).get("step")
-    if staged is None or not is_count(step):
-        raise StateError(
-            f"state: it is damaged: its stages count steps, and it is at step {shorten(step)}. Use "
-            f"another checkpoint."
-        )
-    stages = staged[1].stages
-    begun = sum(stage.begin <= step for stage in stages) - 1
-    # A stage that begins with this step may not have been entered yet.
-    fitting = {begun, begun - (stages[begun].begin == step)}
-    counts = {len(each) if isinstance(each, list | tuple) else None for each in entered.values()}
-    if len(set(map(repr, entered.values()))) > 1 or counts - fitting:
-        lane, wrong = max(entered.items(), key=repr)
-        raise StateError(
-            f"state: it is damaged: lane {lane} has entered stages at {shorten(wrong)}, and step "
-            f"{step} is of stage {begun}. Use another checkpoint."
-        )
-
-
-def _at(saved: RunState, lane: int, path: str, cursor: Mapping[str, Any]) -> int:
-    """Return the micro-batch at which the stages of a lane are. StateError if it is damaged."""
-    raise_if(path, lambda: wrong_kinds(StagedCursor, {"taken": cursor["taken"]}))
-    return int(cursor["taken"]) * saved.lanes + lane
-
-
-def restore_edited(
-    saved: RunState, packed: str, spec: Spec, nodes: Nodes, *, keep: bool
-) -> RemovedLeaves:
+def restore_edited(saved: RunState, packed: str, nodes: Nodes, *, keep: bool) -> RemovedLeaves:
     """Continue with a tree that differs from the saved one; return the leaves that it lacks.
 
     packed: our tree, as `SavedTree.pack` returns it. keep: whether leaves continue by their ids
     where the edit is not accepted otherwise. Raises StateMismatchError that lists every problem;
     then the nodes must not be used.
     """
-    ours = SavedTree.unpack(packed)
+    run, ours = SavedRun(saved), SavedTree.unpack(packed)
     if (now := Stages.of(ours)) is not None:
-        run = SavedRun(saved)
-        (staged,) = (inner for _, inner in spec.walk() if isinstance(inner, StagedSpec))
-        _restore_stages(run, now, nodes, None if keep else staged.resume)
-    elif not keep:
-        found = differences(SavedTree.unpack(saved.tree), ours)
+        _restore_stages(run, now, nodes, keep=keep)
+    elif keep:
+        _restore_leaves(run, ours, nodes)
+    else:
         raise StateMismatchError(
             "state: the tree was edited since it was saved:\n"
-            + "\n".join(f"  - {difference}" for difference in found)
+            + "\n".join(f"  - {difference}" for difference in differences(run.tree, ours))
             + "\nRestore with on_mismatch='keep_matching' to let unchanged leaves continue "
             "where they were, or 'restart' to start from the beginning."
         )
-    else:
-        run = SavedRun(saved)
-        _restore_leaves(run, ours, nodes)
     return run.removed(ours, nodes)
 
 
@@ -125,8 +104,7 @@ def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
 
     A leaf is the same if its id and its samples are; all others start at 0.
     """
-    kept = {leaf_id for leaf_id, leaf in ours.leaves.items() if run.is_kept(leaf_id, leaf)}
-    pending = _Pending(run, ours, kept)
+    kept, lost = run.kept(ours), 0
     for lane, node in nodes.items():
         before = run.before_edits(lane).drawn
         past = run.past(lane) if run.tree.staged else None
@@ -136,15 +114,13 @@ def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
                 _put(inner, drawn, run.state.clock)
         if past is None:
-            pending.move(node, lane)
+            lost += _move_pending(run, ours, node, lane)
         else:
-            pending.lost += len(list(past.of_leaves(ours.leaves).waiting()))
-    if pending.lost:
-        log.warning(
-            "restored after an edit: %d samples were read and not returned yet, of leaves or nodes "
-            "that are gone now; they are lost",
-            pending.lost,
-        )
+            lost += len(list(past.of_leaves(ours.leaves).waiting()))
+    _warn(ours, kept, lost)
+
+
+def _warn(ours: SavedTree, kept: Collection[str], lost: int) -> None:
     fresh = sorted(ours.leaves.keys() - kept)
     log.warning(
         "restored after an edit: %d leaves continue where they were, %d start from their "
@@ -153,46 +129,50 @@ def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
         len(fresh),
         f" ({', '.join(fresh[:8])}{', ...' if len(fresh) > 8 else ''})" if fresh else "",
     )
+    if lost:
+        log.warning(
+            "restored after an edit: %d samples were read and not returned yet, of leaves or nodes "
+            "that are gone now; they are lost",
+            lost,
+        )
 
 
-class _Pending:
-    """Moves what was pending in nodes that pack, group or split samples to the edited tree."""
+def _move_pending(
+    run: SavedRun,
+    ours: SavedTree,
+    root: Node[Any],
+    lane: int,
+    of: Callable[[str], bool] = lambda _: True,
+) -> int:
+    """Let the nodes of a lane continue with what was pending; return how many samples are lost.
 
-    def __init__(self, run: SavedRun, ours: SavedTree, kept: set[str]) -> None:
-        self.run, self.ours, self.kept = run, ours, kept
-        self.lost = 0
-        trees = order_trees(run.tree.spec)
-        self._entries = {path: _entries(tree) for path, tree in trees.items()}
+    of: returns whether to move what the node at a path holds; others stay as they are.
+    """
+    nodes, saved = dict(root.walk()), order_trees(run.tree.spec)
+    paths, kept, lost = {node: path for path, node in nodes.items()}, run.kept(ours), 0
 
-    def move(self, root: Node[Any], lane: int, of: Callable[[str], bool] = lambda _: True) -> None:
-        """Let the nodes of a lane continue with what is pending of leaves that are kept.
+    def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
+        assert isinstance(order, ReferencesNode)
+        was, now = _entries(saved[paths[order]]), _entries(order.spec)
+        leaf_id = was[reference[0]]
+        if leaf_id not in kept or leaf_id not in now:
+            return None
+        places = [place for place, name in enumerate(now) if name == leaf_id]
+        which = was[: reference[0]].count(leaf_id)
+        return (places[min(which, len(places) - 1)], *reference[1:])
 
-        of: returns whether to move what the node at a path holds; others stay as they are.
-        """
-        nodes = dict(root.walk())
-        paths = {id(node): path for path, node in nodes.items()}
-
-        def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
-            assert isinstance(order, ReferencesNode)
-            was, now = self._entries[paths[id(order)]], _entries(order.spec)
-            leaf_id = was[reference[0]]
-            if leaf_id not in self.kept or leaf_id not in now:
-                return None
-            places = [place for place, name in enumerate(now) if name == leaf_id]
-            which = was[: reference[0]].count(leaf_id)
-            return (places[min(which, len(places) - 1)], *reference[1:])
-
-        for path, before in self.run.node(lane).walk():
-            if not isinstance(before, BufferedNode) or not before.cursor.pending or not of(path):
-                continue
-            node = nodes.get(path)
-            if isinstance(node, BufferedNode) and same_above_order(self.run.tree, self.ours, path):
-                node.cursor = replace(node.cursor, **vars(before.cursor))
-                node.move(change)
-                self.lost += node.cursor.lost - before.cursor.lost
-                raise_if(path, partial(node.faults, node.cursor))
-            else:
-                self.lost += len(before.cursor.pending)
+    for path, before in run.node(lane).walk():
+        if not isinstance(before, BufferedNode) or not before.cursor.pending or not of(path):
+            continue
+        node = nodes.get(path)
+        if isinstance(node, BufferedNode) and same_above_order(run.tree, ours, path):
+            node.cursor = replace(node.cursor, **vars(before.cursor))
+            node.move(change)
+            lost += node.cursor.lost - before.cursor.lost
+            raise_if(path, partial(node.faults, node.cursor))
+        else:
+            lost += len(before.cursor.pending)
+    return lost
 
 
 def _entries(tree: ReferencesSpec) -> list[str]:
@@ -213,8 +193,9 @@ def _put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
     node.cursor.offsets = offsets if any(offsets) else ()
 
 
-def _restore_stages(run: SavedRun, now: Stages, nodes: Nodes, rule: Resume | None) -> None:
-    """Continue with stages that were edited, or raise. rule: None: also by ids of leaves."""
+def _restore_stages(run: SavedRun, now: Stages, nodes: Nodes, *, keep: bool) -> None:
+    """Continue with stages that were edited, or raise. keep: also by ids of leaves."""
+    rule = None if keep else _stages_of(next(iter(nodes.values()))).spec.resume
     found = differences(run.tree, now.tree)
     if (before := Stages.of(run.tree)) is None:
         before = Stages.single(run.tree, now)
@@ -274,20 +255,16 @@ def _continue_stages(run: SavedRun, before: Stages, now: Stages, nodes: Nodes, c
             stage = before.of_path(path)
             if path in state and (stage is None or stage.begin < clock):
                 state[path] = dict(cursor)
-        known = staged.carried() if (staged := _staged_of(run.node(lane))) else LeafHistory({})
+        known = LeafHistory({}) if run.tree.staged is None else _stages_of(run.node(lane)).carried()
         # It is of the leaves before.
         state[now.path] = {**state[now.path], "carried": (), "returned": ()}
         restore(node, state)
-        gone = run.state.gone.past_of(lane, now.tree.leaves)
-        gone = gone.of_leaves(gone.drawn.keys() - known.drawn.keys())
-        past = LeafHistory({**gone.drawn, **known.drawn}, (*gone.waiting(), *known.waiting()))
-        _carry(node, now, past)
+        _carry(node, now, known.with_others(run.state.gone.past_of(lane, now.tree.prints)))
 
 
 def _carry(node: Node[Any], now: Stages, past: LeafHistory) -> StagedNode:
     """Let the stages of a lane continue after what was done to their leaves."""
-    staged = _staged_of(node)
-    assert staged is not None
+    staged = _stages_of(node)
     staged.carry(past)
     raise_if(now.path, partial(staged.faults, staged.cursor))
     return staged
@@ -295,16 +272,14 @@ def _carry(node: Node[Any], now: Stages, past: LeafHistory) -> StagedNode:
 
 def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> None:
     """Let leaves continue by their ids; nothing else of what was played is kept."""
-    saved, ours, old = run.state, now.tree, run.tree.leaves
-    kept = {name for name, (_, own) in ours.leaves.items() if name in old and old[name][1] == own}
-    kept |= saved.gone.past_of(next(iter(nodes)), ours.leaves).drawn.keys() - old.keys()
+    saved, ours, lost = run.state, now.tree, 0
+    kept = run.kept(ours)
     playing, restarting = now.at(saved.clock), _restarting(before, now, saved.clock)
-    pending, others = _Pending(run, ours, kept), ours.continuing_leaves - kept
     for lane, node in nodes.items():
         past = run.past(lane)
         staged = _carry(node, now, past.of_leaves(kept))
-        staged.cursor.taken = _staged_place(run, now, lane)[now.path]["taken"]
-        pending.lost += len(list(past.of_leaves(others).waiting()))
+        staged.cursor.taken = saved.next_of(lane) // saved.lanes
+        lost += len(list(past.of_leaves(ours.continuing_leaves - kept).waiting()))
         own = {} if restarting is None else run.ledgers(lane)
         for path, inner in node.walk():
             if isinstance(inner, ReferencesNode) and now.of_path(path) is playing:
@@ -313,16 +288,10 @@ def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> N
                 # continue at its place all the same.
                 _put(inner, [known.get(leaf.id, 0) for leaf in inner.leaves], saved.clock)
         if restarting is not None:
-            pending.move(node, lane, of=lambda path: now.of_path(path) is restarting)
-    log.warning(
-        "restored although stages were edited: %d leaves continue where they were, the others "
-        "begin%s",
-        len(kept),
-        f"; {pending.lost} samples were read and not returned yet, of leaves or nodes that are "
-        f"gone now; they are lost"
-        if pending.lost
-        else "",
-    )
+            lost += _move_pending(
+                run, ours, node, lane, of=lambda path: now.of_path(path) is restarting
+            )
+    _warn(ours, kept, lost)
 
 
 def _restarting(before: Stages, now: Stages, clock: int) -> Stage | None:
@@ -340,9 +309,8 @@ def _staged_place(run: SavedRun, now: Stages, lane: int) -> State:
     if run.tree.staged is not None:
         return place
     moved = {_below_default(path, now.path): at for path, at in place.items()}
-    taken = len(range(lane, saved.batch, saved.lanes))
-    entered = {"entered": ()} if now.counts_steps else {}
-    return {now.path: {"taken": taken, "carried": (), **entered}, **moved}
+    cursor: dict[str, Any] = {"taken": saved.next_of(lane) // saved.lanes, "carried": ()}
+    return {now.path: cursor | ({"entered": ()} if now.counts_steps else {}), **moved}
 
 
 def _below_default(path: str, root: str) -> str:
@@ -354,3 +322,9 @@ def _below_default(path: str, root: str) -> str:
 
 def _staged_of(root: Node[Any]) -> StagedNode | None:
     return next((node for _, node in root.walk() if isinstance(node, StagedNode)), None)
+
+
+def _stages_of(root: Node[Any]) -> StagedNode:
+    staged = _staged_of(root)
+    assert staged is not None
+    return staged

@@ -3,26 +3,30 @@
     format, version   "energy_data", 1
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `SavedTree`), packed
-    start             [node path, cursor field, value] of a lane that has not begun. With "" for a
-                      path it is of the run: "clock", the first micro-batch of the round, modulo
-                      lanes; "gone", ids and fingerprints of leaves that edits removed (and in
-                      `places`, how often the lane has drawn each), and "back", of these what the
-                      lane has drawn and not given: number of the leaf, epoch, sample number
+    start             [node path, cursor field, value] of a lane that has not started. An empty path
+                      stands for the run: "clock", the first micro-batch of the round, modulo lanes;
+                      "gone", ids and fingerprints of leaves that edits removed (and in `places`,
+                      how often the lane has drawn each), and "back", what of these the lane has
+                      drawn and not returned: number of the leaf, epoch, sample number
     places            lane -> [the lane's next micro-batch, iterations finished, the first
-                      micro-batch of this one, and of each field that is not as at the start: its
-                      number n in `start`, its value; or -1 - n, its value packed]
-    step              the place inside steps, see `step_state`; only of runs with docs_per_step
+                      micro-batch of this one, and of each field that is not as in `start`: its
+                      number in `start`, its value]
+    step              the position inside steps, see `StepPosition`; only of runs with docs_per_step
 
-Each rank saves its lanes; all else is the same on all ranks. So the states of different ranks have
-different keys, their union is the state of the run, and of it each rank of another number of ranks
-needs its lanes: which is how `torch.distributed.checkpoint` saves and loads, key by key. A state
-describes the place after the last batch handed over.
+Values that are tuples are packed as text (see `pack`). Each rank saves its lanes; all else is the
+same on all ranks. So the states of different ranks have different keys, their union is the state of
+the run, and each rank of another number of ranks needs its lanes of it. That is how
+`torch.distributed.checkpoint` saves and loads, key by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import bz2
+import json
+import zlib
+from base64 import b85decode, b85encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -33,19 +37,71 @@ from energy_data.errors import (
     StateMismatchError,
     StateMissingError,
 )
-from energy_data.loading.checkpoint.codec import pack_value, unpack_value
-from energy_data.loading.checkpoint.history import RemovedLeaves
+from energy_data.nodes.leaf_history import LeafHistory, are_references
+
+T = TypeVar("T")
 
 FORMAT = "energy_data"
 VERSION = 1
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _TOGETHER = "Save on all ranks after the same number of batches."
 _OF_RUN = ""  # in place of the path of a node
+MAX_BYTES = 1 << 26  # of a packed value, which is small; more is a bomb
+MAX_INLINE = 64  # characters up to which a value is not compressed
 MAX_LANES = 1 << 20  # far above any run; keeps a damaged number from taking all memory
+
+
+@frozen
+class RemovedLeaves:
+    """What each lane has done to leaves that an edit removed, in case another adds them again."""
+
+    prints: Mapping[str, str] = field(factory=dict)  # id -> first digits of the fingerprint
+    lanes: Mapping[int, LeafHistory] = field(factory=dict)
+
+    def past(self, lane: int) -> LeafHistory:
+        """Return what a lane has done to each."""
+        return self.lanes.get(lane, LeafHistory({}))
+
+    def past_of(self, lane: int, prints: Mapping[str, str]) -> LeafHistory:
+        """Return what a lane has done to those leaves that have these fingerprints."""
+        return self.past(lane).of_leaves(dict(self.prints.items() & prints.items()))
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The ids, each with its fingerprint, in one row."""
+        return tuple(text for pair in sorted(self.prints.items()) for text in pair)
+
+    def of_lane(self, lane: int) -> dict[str, Any]:
+        """Return what a state has of a lane; empty without leaves."""
+        if not self.prints:
+            return {}
+        names, past = sorted(self.prints), self.past(lane)
+        number = {name: place for place, name in enumerate(names)}
+        gone = tuple(past.drawn.get(name, 0) for name in names)
+        return {"gone": gone, "back": past.of_leaves(number).refs(number)}
+
+    @classmethod
+    def read(cls, listed: Any, of_lanes: Mapping[int, Mapping[str, Any]]) -> RemovedLeaves:
+        """Return what `listed` and `of_lane` of each lane returned. ValueError if damaged."""
+        if not isinstance(listed, tuple) or not all(isinstance(text, str) for text in listed):
+            raise ValueError(f"leaves that are gone: {listed!r}")
+        prints = dict(zip(listed[::2], listed[1::2], strict=True))
+        return cls(prints, {lane: _history(list(prints), of) for lane, of in of_lanes.items()})
+
+
+def _history(names: list[str], of_lane: Mapping[str, Any]) -> LeafHistory:
+    counts, back = of_lane.get("gone", ()), of_lane.get("back", ())
+    if not isinstance(counts, tuple) or len(counts) != len(names) or not all(map(is_count, counts)):
+        raise ValueError(f"draws of {len(names)} leaves that are gone: {counts!r}")
+    if not are_references(back, len(names)):
+        raise ValueError(f"samples of {len(names)} leaves that are gone: {back!r}")
+    refs = ((names[place], epoch, number) for place, epoch, number in back)
+    return LeafHistory(dict(zip(names, counts, strict=True)), refs)
 
 
 @frozen(kw_only=True)
 class RunState:
-    """A state, taken apart."""
+    """A state, read and checked."""
 
     seed: int
     lanes: int
@@ -60,13 +116,15 @@ class RunState:
     step: dict[str, Any] | None = None
     gone: RemovedLeaves = field(factory=RemovedLeaves)  # leaves that edits removed
 
+    def next_of(self, lane: int) -> int:
+        """Return the number of a lane's next micro-batch."""
+        return self.batch + (lane - self.batch) % self.lanes
+
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        inside = {} if self.step is None else {"step": self.step}
-        own = {
-            "clock": self.clock % self.lanes,
-            **({"gone": self.gone.listed, "back": ()} if self.gone.prints else {}),
-        }
+        own: dict[str, Any] = {"clock": self.clock % self.lanes}
+        if self.gone.prints:
+            own |= {"gone": self.gone.listed, "back": ()}
         start = {**self.start, _OF_RUN: own}
         return {
             "format": FORMAT,
@@ -77,7 +135,7 @@ class RunState:
             "start": [[path, name, _plain(value)] for path, name, value in _fields(start)],
             "places": {
                 str(lane): [
-                    self.batch + (lane - self.batch) % self.lanes,
+                    self.next_of(lane),
                     self.epoch,
                     self.begun,
                     *_differences(
@@ -87,7 +145,7 @@ class RunState:
                 ]
                 for lane in sorted(self.places)
             },
-            **inside,
+            **({} if self.step is None else {"step": self.step}),
         }
 
     @classmethod
@@ -96,7 +154,7 @@ class RunState:
         _check_form(state)
         try:
             return cls._of_lanes(state)
-        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        except _DAMAGE as error:
             raise StateError(
                 f"state: it is damaged ({type(error).__name__}: {error}). Use another checkpoint."
             ) from error
@@ -109,7 +167,7 @@ class RunState:
             raise ValueError(f"lanes {sorted(rows)} of {lanes}")
         start: State = {}
         for path, name, value in state["start"]:
-            start.setdefault(_text(path), {})[_text(name)] = as_tuples(value)
+            start.setdefault(_typed(str, path), {})[_typed(str, name)] = _value(value)
         places = {lane: _changed(start, row[3:]) for lane, row in rows.items()}
         run = start.pop(_OF_RUN, {})
         of_lanes = {lane: place.pop(_OF_RUN, {}) for lane, place in places.items()}
@@ -125,9 +183,9 @@ class RunState:
         if begun > min(batches):
             raise ValueError(f"a pass that began at {begun}, at micro-batch {min(batches)}")
         return cls(
-            seed=_whole(state["seed"]),
+            seed=_typed(int, state["seed"]),
             lanes=lanes,
-            tree=_text(state["tree"]),
+            tree=_typed(str, state["tree"]),
             epoch=epoch,
             begun=begun,
             batch=min(batches),
@@ -172,15 +230,9 @@ def _count(value: Any) -> int:
     return int(value)
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"a whole number is expected, got {shorten(value)}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text is expected, got {shorten(value)}")
+def _typed(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"a value of type {kind.__name__} is expected, got {shorten(value)}")
     return value
 
 
@@ -194,10 +246,8 @@ def _differences(place: State, start: State) -> Iterator[Any]:
     """Yield the number and the value of each field of `place` that is not as in `start`."""
     for number, (path, name, before) in enumerate(_fields(start)):
         value = place[path][name]
-        if value == before:
-            continue
-        packed = pack_value(value)
-        yield from (number, _plain(value)) if packed is None else (-1 - number, packed)
+        if value != before:
+            yield from (number, _plain(value))
 
 
 def _changed(start: State, differences: Sequence[Any]) -> State:
@@ -205,12 +255,8 @@ def _changed(start: State, differences: Sequence[Any]) -> State:
     place: State = {path: dict(cursor) for path, cursor in start.items()}
     names = [(path, name) for path, name, _ in _fields(start)]
     for number, value in zip(differences[::2], differences[1::2], strict=True):
-        if number < 0:
-            path, name = names[-1 - number]
-            place[path][name] = unpack_value(value)
-        else:
-            path, name = names[number]
-            place[path][name] = as_tuples(value)
+        path, name = names[_count(number)]
+        place[path][name] = _value(value)
     return place
 
 
@@ -238,13 +284,11 @@ def merge(states: Sequence[RunState]) -> RunState:
     Raises StateIncompleteError if ranks are missing, StateMismatchError if they are of different
     runs or places.
     """
-    if len(states) == 1 and states[0].hosted == (0, 1):
-        return states[0]
     first = states[0]
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.gone.listed)
+            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.gone.prints)
             for s in (first, state)
         )
         if ours != theirs:
@@ -258,24 +302,17 @@ def merge(states: Sequence[RunState]) -> RunState:
             f"state: it covers {len(by_rank)} of {ranks} ranks, missing {_listed(missing)}. Pass "
             f"the states of all ranks that saved."
         )
-    batch = _common_batch(by_rank)
-    places = {lane: place for state in states for lane, place in state.places.items()}
-    gone = RemovedLeaves.merged(state.gone for state in states)
-    return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
-
-
-def _common_batch(by_rank: Mapping[int, RunState]) -> int:
-    """Return the first micro-batch that no rank has had; all before it were had."""
-    ranks = len(by_rank)
-    batch = min(state.batch for state in by_rank.values())
+    batch = min(state.batch for state in states)  # no rank has returned it, all before it were
     for rank, state in by_rank.items():
-        expected = batch + (rank - batch) % ranks
-        if state.batch != expected:
+        if state.batch != (due := batch + (rank - batch) % ranks):
             raise StateMismatchError(
-                f"state: rank {rank} is at micro-batch {state.batch}, {expected} would fit the "
-                f"others. {_TOGETHER}"
+                f"state: rank {rank} is at micro-batch {state.batch}, {due} would fit the others. "
+                f"{_TOGETHER}"
             )
-    return batch
+    places = {lane: place for state in states for lane, place in state.places.items()}
+    lanes = {lane: past for state in states for lane, past in state.gone.lanes.items()}
+    gone = evolve(first.gone, lanes=lanes)
+    return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
 
 
 def _listed(ranks: Sequence[int], most: int = 8) -> str:
@@ -284,4 +321,34 @@ def _listed(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return [*map(_plain, value)] if isinstance(value, tuple) else value
+    return pack(value) if isinstance(value, tuple) else value
+
+
+def _value(plain: Any) -> Any:
+    return as_tuples(unpack(plain)) if isinstance(plain, str) else plain
+
+
+def pack(value: Any, compress: Callable[[bytes], bytes] = zlib.compress) -> str:
+    """Return plain data as text: JSON, compressed if it is long. Equal data give equal text.
+
+    A reference to a sample of a large dataset takes about 8 bytes.
+    """
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+    return text if len(text) <= MAX_INLINE else b85encode(compress(text.encode())).decode()
+
+
+def unpack(text: str) -> Any:
+    """Return what `pack` packed, with lists for tuples. StateError if it is damaged."""
+    try:
+        if text.startswith("["):  # not a character of base 85
+            return json.loads(text)
+        packed = b85decode(text)
+        engine = bz2.BZ2Decompressor() if packed[:3] == b"BZh" else zlib.decompressobj()
+        data = engine.decompress(packed, MAX_BYTES)
+        if not engine.eof:
+            raise ValueError("it is cut off, or larger than any state")
+        return json.loads(data)
+    except (OSError, RecursionError, ValueError, zlib.error) as error:
+        raise StateError(
+            f"state: a packed part is damaged ({error}). Use another checkpoint."
+        ) from error

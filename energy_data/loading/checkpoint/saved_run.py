@@ -6,6 +6,7 @@ functions of the user, but they report what they have drawn and hold.
 
 from __future__ import annotations
 
+import bz2
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
@@ -22,13 +23,13 @@ from energy_data.core.sample import Sample
 from energy_data.core.spec import Spec
 from energy_data.data.source import Source
 from energy_data.errors import SampleError, SpecError, StateError, StateMismatchError
-from energy_data.loading.checkpoint.codec import pack_json, unpack_json
-from energy_data.loading.checkpoint.history import RemovedLeaves
-from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState, pack, unpack
+from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
 from energy_data.nodes.leaf_history import LeafHistory, held
 from energy_data.nodes.references import LeafSpec, ReferencesNode, ReferencesSpec
 from energy_data.nodes.staged import StagedNode, StagedSpec
+from energy_data.nodes.unary import UnarySpec
 
 FEW_LEAVES = 200  # up to here sizes are saved also where only messages need them
 FINGERPRINT_DIGITS = 6  # detects accidents, not attacks: a state must stay small
@@ -76,36 +77,32 @@ class SavedTree:
         )
         last = -1
 
-        def plain(of: Spec) -> Any:
+        def data(of: Spec) -> Any:
             """Return a leaf as the step from the last one, mostly 1, which packs to nothing."""
             nonlocal last
             if not isinstance(of, LeafSpec):
-                return of.to_dict(plain)
+                return of.to_dict(data)
             step, last = number[of.leaf.id] - last, number[of.leaf.id]
             return step
 
-        return pack_json(
-            {
-                "tree": plain(spec),
-                "ids": [leaf.id for leaf in leaves],
-                "sizes": [leaf.num_samples for leaf in leaves] if sized else None,
-                "fingerprints": "".join(leaf.fingerprint[:FINGERPRINT_DIGITS] for leaf in leaves),
-            }
-        )
+        tree, ids = data(spec), [leaf.id for leaf in leaves]
+        sizes = [leaf.num_samples if sized else None for leaf in leaves]
+        prints = "".join(leaf.fingerprint[:FINGERPRINT_DIGITS] for leaf in leaves)
+        # Packs digits, of which it mostly consists, 10 % smaller than zlib.
+        return pack([tree, ids, sizes, prints], bz2.compress)
 
     @classmethod
     def unpack(cls, text: str) -> SavedTree:
         """Return the tree that `pack` packed. Raises StateError if it is damaged."""
-        data = unpack_json(text)
+        packed = unpack(text)
         try:
-            ids, digits = data["ids"], data["fingerprints"]
-            prints = [
-                digits[at : at + FINGERPRINT_DIGITS]
-                for at in range(0, len(digits), FINGERPRINT_DIGITS)
+            tree, ids, sizes, digits = packed
+            ends = range(FINGERPRINT_DIGITS, len(digits) + 1, FINGERPRINT_DIGITS)
+            prints = [digits[end - FINGERPRINT_DIGITS : end] for end in ends]
+            leaves = dict(zip(ids, zip(sizes, prints, strict=True), strict=True))
+            specs = [
+                LeafSpec(Leaf(id=name, source=SavedSource(*of))) for name, of in leaves.items()
             ]
-            facts = list(zip(data["sizes"] or [None] * len(ids), prints, strict=True))
-            pairs = zip(ids, facts, strict=True)
-            leaves = [LeafSpec(Leaf(id=name, source=SavedSource(*of))) for name, of in pairs]
             last = -1
 
             def spec(of: Any) -> Spec:
@@ -113,9 +110,9 @@ class SavedTree:
                 if not isinstance(of, int):
                     return Spec.from_dict(of, spec)
                 last += of
-                return leaves[last]
+                return specs[last]
 
-            return cls(spec(data["tree"]), dict(zip(ids, facts, strict=True)))
+            return cls(spec(tree), leaves)
         except (
             ArithmeticError,
             AttributeError,
@@ -131,9 +128,13 @@ class SavedTree:
             ) from error
 
     def below(self, spec: Spec) -> SavedTree:
-        """Return the tree below one of its specs; leaves are compared by fingerprint alone."""
-        ids = [leaf.id for _, leaf in leaf_entries(spec)]
-        return SavedTree(spec, {name: (None, self.leaves[name][1]) for name in ids})
+        """Return the tree below one of its specs."""
+        return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for _, leaf in leaf_entries(spec)})
+
+    @property
+    def prints(self) -> dict[str, str]:
+        """The fingerprint of each leaf, by id."""
+        return {name: digits for name, (_, digits) in self.leaves.items()}
 
     @property
     def is_finite(self) -> bool:
@@ -231,8 +232,7 @@ class SavedRun:
 
         Leaves of stages that restart them do not count.
         """
-        past, before = self._since_edit(lane), self.before_edits(lane)
-        return LeafHistory({**before.drawn, **past.drawn}, (*before.waiting(), *past.waiting()))
+        return self._since_edit(lane).with_others(self.before_edits(lane))
 
     def _since_edit(self, lane: int) -> LeafHistory:
         """Return what a lane has done to its leaves since the last edit."""
@@ -246,29 +246,75 @@ class SavedRun:
 
     def before_edits(self, lane: int) -> LeafHistory:
         """Return what a lane had done to leaves that edits removed; none of other samples."""
-        known = self.tree.leaves
-        prints = self.state.gone.prints
-        still = {name: known.get(name, (None, own)) for name, own in prints.items()}
-        return self.state.gone.past_of(lane, still)
+        gone = self.state.gone
+        return gone.past_of(lane, {**gone.prints, **self.tree.prints})
 
-    def is_kept(self, leaf_id: str, leaf: SavedLeaf) -> bool:
-        """Return whether a leaf is one that the run has drawn from, now or before an edit."""
-        known = self.tree.leaves.get(leaf_id)
-        return known == leaf or (known is None and self.state.gone.prints.get(leaf_id) == leaf[1])
+    def kept(self, ours: SavedTree) -> set[str]:
+        """Return the leaves of our tree that the run has drawn from, now or before an edit."""
+        known = {**self.state.gone.prints, **self.tree.prints}
+        return {name for name, own in ours.prints.items() if known.get(name) == own}
 
     def removed(self, ours: SavedTree, lanes: Iterable[int]) -> RemovedLeaves:
         """Return how far the leaves were that our tree does not have."""
-        prints = {name: self.tree.leaves[name][1] for name in self.tree.continuing_leaves}
+        continuing = self.tree.continuing_leaves
+        prints = {name: own for name, own in self.tree.prints.items() if name in continuing}
         prints = {**self.state.gone.prints, **prints}
         # A stage that restarts its leaves cannot keep how far they were.
         names = prints.keys() - ours.continuing_leaves
-        return RemovedLeaves.of(
-            {name: prints[name] for name in names},
-            {lane: self._with_removed(lane) for lane in lanes} if names else {},
-        )
+        if not names:
+            return RemovedLeaves()
+        # Also of leaves whose samples are others now: how far they were with those before.
+        pasts = {lane: self.past(lane).with_others(self.state.gone.past(lane)) for lane in lanes}
+        return RemovedLeaves({name: prints[name] for name in names}, pasts)
 
-    def _with_removed(self, lane: int) -> LeafHistory:
-        """Return the past of a lane, and that of leaves whose samples are others now."""
-        before, past = self.state.gone.past(lane), self.past(lane)
-        others = before.of_leaves(before.drawn.keys() - past.drawn.keys())
-        return LeafHistory({**others.drawn, **past.drawn}, (*others.waiting(), *past.waiting()))
+
+_ONE_BY_ONE = ("encode", "map", "read")  # nodes that return an item for each item
+
+
+def skipped(state: RunState, batches: int) -> RunState:
+    """Return the state so many micro-batches of all ranks later; reads no data.
+
+    The next batches are those of an uninterrupted run, if no sample that is left out would have
+    been bad or skipped: a run replaces such samples with the next.
+
+    Raises StateError if the number is not a multiple of the ranks that saved, and where the samples
+    of a micro-batch are known only after it was drawn: packs, groups, filters, stages, steps of
+    documents, and finite streams.
+    """
+    ranks = state.hosted[1]
+    if batches < 0 or batches % ranks:
+        raise StateError(
+            f"state: {batches} micro-batches are not so many for each of the {ranks} ranks that "
+            f"saved. Skip a multiple of {ranks}."
+        )
+    if state.step is not None:
+        raise _not_known("it is of steps of documents")
+    path, size = _batches_of(SavedTree.unpack(state.tree).spec)
+    places = {}
+    for lane, place in state.places.items():
+        taken = max(0, -(-(state.batch + batches - state.next_of(lane)) // state.lanes))
+        cursor = {**place[path], "draws": place[path]["draws"] + taken * size}
+        places[lane] = {**place, path: cursor}
+    return evolve(state, batch=state.batch + batches, clock=state.clock + batches, places=places)
+
+
+def _batches_of(spec: Spec) -> tuple[str, int]:
+    """Return the path of the order tree and the samples of a micro-batch."""
+    if not isinstance(spec, BatchSpec):
+        raise _not_known(f"its stream is made by a {spec.kind}")
+    path, of = "root/of", spec.of
+    while not isinstance(of, ReferencesSpec):
+        if of.kind not in _ONE_BY_ONE or not isinstance(of, UnarySpec) or not of.is_one_to_one:
+            what = f"{of.kind} of several" if of.kind in _ONE_BY_ONE else of.kind
+            raise _not_known(f"there is a {what} in its tree")
+        path, of = f"{path}/of", of.of
+    if of.deal:
+        raise _not_known("it is of a finite stream")
+    return path, spec.batch_size
+
+
+def _not_known(problem: str) -> StateError:
+    return StateError(
+        f"state: {problem}. How far so many micro-batches reach is known only when they are drawn: "
+        f"restore it, and draw them."
+    )
