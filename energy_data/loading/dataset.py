@@ -17,8 +17,7 @@ from energy_data.core.profiler import Profiler
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.loading.loader import Loader
-from energy_data.loading.steps.grouper import StepGrouper
-from energy_data.loading.steps.stages import for_steps
+from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import shared_leaf_ids
 from energy_data.nodes.passes import EpochizeSpec, LimitSpec, RepeatSpec

@@ -11,12 +11,13 @@ import pytest
 import torch
 from data import CRUDE, TEXTS, make_dataset
 from encoders import Everything, Words, WordsBatch, facts
-from loading.steps import Hub, HubExchange, together
+from loading.steps import WAIT_S, together
+from torch.distributed import HashStore
 
 from energy_data import SkipSample, WorkerConfig, get_loader, get_train_dataset, sample_rng
 from energy_data.loading.loader import Loader
-from energy_data.loading.steps.grouper import StepGrouper
-from energy_data.loading.steps.stages import for_steps
+from energy_data.loading.steps.exchange import Exchange
+from energy_data.loading.steps.grouper import StepGrouper, for_steps
 
 LANES = 4
 
@@ -101,13 +102,13 @@ def dataset_of(folder, rank=0, ranks=1, **rules):
 
 
 def loaders_of(folder, ranks, **rules):
-    hub = Hub(ranks)
+    store = HashStore()
     loaders = []
     for rank in range(ranks):
         dataset = dataset_of(folder, rank, ranks, **rules)
         steps = dataset.docs_per_step
         loader = Loader(for_steps(dataset, steps), in_steps=True)
-        loaders.append(StepGrouper(loader, steps, HubExchange(hub, rank)))
+        loaders.append(StepGrouper(loader, steps, Exchange(dataset.worker_config, WAIT_S, store)))
     return loaders
 
 

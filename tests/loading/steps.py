@@ -3,80 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from itertools import islice
 
 from attrs import evolve
+from torch.distributed import HashStore
 from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
-from energy_data.loading.steps.exchange import Exchange, RankRows, StepsError, answer, failed
-from energy_data.loading.steps.grouper import StepGrouper
-from energy_data.loading.steps.stages import for_steps
+from energy_data.loading.steps.exchange import Exchange
+from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.nodes.batch import BatchSpec
 from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks import collate as collation
 
 WAIT_S = 20
-
-
-class Hub:
-    """Where the messages of ranks meet."""
-
-    def __init__(self, ranks: int, wait_s: float = WAIT_S) -> None:
-        self.ranks, self.wait_s = ranks, wait_s
-        self.changed = threading.Condition()
-        self.tables: list[dict[int, RankRows]] = []
-        self.failure: StepsError | None = None
-
-    def put(self, place: int, rank: int, message: RankRows) -> None:
-        with self.changed:
-            while len(self.tables) <= place:
-                self.tables.append({})
-            self.tables[place][rank] = message
-            self.changed.notify_all()
-
-    def is_full(self, place: int) -> bool:
-        return len(self.tables[place]) == self.ranks
-
-    def get(self, place: int) -> list[RankRows] | None:
-        with self.changed:
-            self.changed.wait_for(lambda: self.is_full(place) or self.failure, self.wait_s)
-            table = self.tables[place]
-            return [table[rank] for rank in range(self.ranks)] if self.is_full(place) else None
-
-
-class HubExchange(Exchange):
-    """Exchanges between threads, one gather after another as a group does them."""
-
-    def __init__(self, hub: Hub, rank: int) -> None:
-        super().__init__()
-        self.hub, self.rank, self.sent = hub, rank, 0
-        self.waiting: deque = deque()
-
-    def _post(self, message):
-        self.hub.put(self.sent, self.rank, message)
-        self.waiting.append((self.sent, message))
-        self.sent += 1
-
-    def _announce(self, problem, shape):
-        with self.hub.changed:
-            self.hub.failure = self.hub.failure or failed(self.rank, problem)
-            self.hub.changed.notify_all()
-
-    def _next(self):
-        place, message = self.waiting.popleft()
-        messages = self.hub.get(place)
-        if messages is None:
-            return 1 << 62, self.hub.failure or StepsError("nobody answers")
-        found = answer(messages)
-        newest = max(other.place[0] for other in messages)
-        if found is None and message.place[0] == newest:
-            self._post(message)
-            return self._next()
-        return message.place[0], found or StepsError("went to another place")
 
 
 def numbered(batch: list) -> dict:
@@ -106,16 +48,16 @@ def known_stream(batch_size=3, size=1000) -> BatchSpec:
     return evolve(spec, collate=collation.collate, shows_none=True)
 
 
-def ranks_of(spec, ranks=1, *, lanes=12, hub=None, facts=None, **rules) -> list[StepGrouper]:
+def ranks_of(spec, ranks=1, *, lanes=12, store=None, facts=None, **rules) -> list[StepGrouper]:
     """The loaders of some ranks; `rules` are of the steps, `facts` of the dataset."""
-    hub = hub or Hub(ranks)
+    store = HashStore() if store is None else store
     rule = DocsPerStep(**{"target": 10, "timeout_s": WAIT_S, **rules})
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
         dataset = SavableDataset(spec=spec, worker_config=config, **(facts or {}))
         loader = Loader(for_steps(dataset, rule), in_steps=True)
-        loaders.append(StepGrouper(loader, rule, HubExchange(hub, rank)))
+        loaders.append(StepGrouper(loader, rule, Exchange(config, rule.timeout_s, store)))
     return loaders
 
 

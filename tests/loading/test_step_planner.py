@@ -8,24 +8,25 @@ import pytest
 
 from energy_data.errors import DataError
 from energy_data.loading.steps import planner
-from energy_data.loading.steps.planner import OpenStep, Round, StepPlan, add_round
+from energy_data.loading.steps.counts import Counts
+from energy_data.loading.steps.planner import Round, StepPlan, add_round
 from energy_data.order.step_rules import DocsPerStep
 
 
 def plans_of(counts, rules):
     """Yield the steps of one pass, from the counts of all ranks, round by round; None: it ended."""
-    step = OpenStep(0)
+    step = StepPlan(0)
     for row in counts:
         known = [count for count in row if count is not None]
-        a_round = Round(sum(known), items=len(known), ended=len(row) - len(known))
+        a_round = Round(Counts(sum(known)), items=len(known), ended=len(row) - len(known))
         step, outcome = add_round(step, a_round, rules, len(row))
         if outcome == "end":
             break
         if outcome == "full":
-            yield StepPlan.of(step, rules)
-            step = OpenStep(step.step + 1)
+            yield step
+            step = StepPlan(step.step + 1)
     if step.microbatches and rules.last == "short":
-        yield StepPlan.of(step, rules)
+        yield step
 
 
 def plan(counts, target, **facts):
@@ -100,15 +101,15 @@ def test_a_pass_ends_with_the_first_rank_or_the_last(on_rank_end, last, steps):
 
 def test_a_short_step_says_so():
     (step,) = plans_of([[3], [3], [3]], DocsPerStep(target=10, last="short"))
-    assert step == StepPlan(step=0, rounds=3, amount=9, microbatches=3, is_short=True)
+    assert (step.rounds, step.amount, step.microbatches, step.is_short) == (3, 9, 3, True)
 
 
 def test_a_stage_that_begins_inside_a_step_closes_it():
     rules = DocsPerStep(target=10)
-    step, _ = add_round(OpenStep(0), Round(6), rules, 1)
-    after, found = add_round(step, Round(6, new_stage=True), rules, 1)
+    step, _ = add_round(StepPlan(0), Round(Counts(6)), rules, 1)
+    after, found = add_round(step, Round(Counts(6), new_stage=True), rules, 1)
     assert (after.rounds, found) == (1, "before")
-    assert add_round(OpenStep(0), Round(6, new_stage=True), rules, 1)[1] == "open"
+    assert add_round(StepPlan(0), Round(Counts(6), new_stage=True), rules, 1)[1] == "open"
 
 
 def naive(counts, target):

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 import torch
 from attrs import evolve
+from torch.distributed import HashStore
 
 from energy_data.core.packing import Packing, Quota
 from energy_data.core.rng import sample_rng
@@ -23,7 +24,7 @@ from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.tasks.collate import collate
-from loading.steps import Hub, known_stream, numbered, ranks_of, stream, take, take_steps
+from loading.steps import known_stream, numbered, ranks_of, stream, take, take_steps
 from loading.test_steps_ends import one_pass
 
 
@@ -168,11 +169,11 @@ def test_batches_that_fail_too_often_end_the_run():
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 def test_plain_batches_cut_to_size_need_no_message(batch_size):
     rules = {"mode": "exact", "target": 14}
-    hub = Hub(3)
+    store = HashStore()
     asked = take_steps(ranks_of(stream(numbered, batch_size), 3, **rules), 4)
-    known = take_steps(ranks_of(known_stream(batch_size), 3, hub=hub, **rules), 4)
+    known = take_steps(ranks_of(known_stream(batch_size), 3, store=store, **rules), 4)
     assert known == asked
-    assert hub.tables == []
+    assert store.num_keys() == 0
 
 
 def sizes(sample):

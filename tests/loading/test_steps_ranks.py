@@ -21,14 +21,13 @@ from pathlib import Path
 from torch import distributed
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
-from energy_data.loading.steps.exchange import StepsError
-from energy_data.loading.steps import gloo
-from energy_data.loading.steps.gloo import GlooExchange
+from energy_data.loading.steps.counts import Counts
+from energy_data.loading.steps.exchange import Exchange, StepsError
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper
+from energy_data.loading.steps.planner import Round
 from energy_data.order.step_rules import DocsPerStep
 from contextlib import nullcontext
-import numpy as np
 import torch
 from attrs import evolve
 from torch.nn.parallel import DistributedDataParallel
@@ -36,7 +35,7 @@ from loading.steps import STREAM, plain, stream, varying
 from loading.test_steps_gradients import EXACT, documents, tiny_model
 from loading.test_steps_ends import one_pass
 from loading.test_steps_stages import EXACT as STAGES, CUT, RULES, SPEC
-from energy_data.loading.steps.stages import for_steps
+from energy_data.loading.steps.grouper import for_steps
 
 def failing(batch):
     failing.calls += 1
@@ -48,6 +47,8 @@ failing.calls = 0
 folder, scenario = Path(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo")
 config = evolve(WorkerConfig.default_worker_config(0), lanes=12)
+
+OWN = [Round(Counts(10 ** config.rank))] * 2
 
 def loader_of(spec, **rules):
     dataset = SavableDataset(spec=spec, worker_config=config)
@@ -106,18 +107,18 @@ def in_stages():
 
 def restored(breaks):
     # Rank 0 fails, or is silent until the others give up; then all restart, twice.
-    exchange = GlooExchange(config, 1.5 if breaks else 30)
+    exchange = Exchange(config, 1.5 if breaks else 30)
     said = []
-    def say(rank=config.rank, **facts):
-        exchange.send(np.full((2, 3), rank), place=0, **facts)
-        said.append([int(rows[0, 0]) for rows in exchange.receive()])
+    def say():
+        exchange.send(OWN, {})
+        said.append(exchange.receive()[0].counts.documents)
     exchange.restart(1)
     say()
     try:
         if breaks and config.rank:
             say()
         elif not breaks and config.rank == 0:
-            exchange.fail("KeyError: a bad sample", shape=(2, 3))
+            exchange.fail("KeyError: a bad sample")
             exchange.receive()
     except StepsError as error:
         said.append("failed")
@@ -128,20 +129,19 @@ def restored(breaks):
     return said
 
 def late():
-    rows = np.full((2, 3), config.rank)
     time.sleep(3 * config.rank)
-    exchange, begin = GlooExchange(config, 30), time.monotonic()
-    exchange.send(rows, place=0)
+    exchange, begin = Exchange(config, 30), time.monotonic()
+    exchange.send(OWN, {})
     sent_s = time.monotonic() - begin
-    found = [int(each[0, 0]) for each in exchange.receive()]
+    found = exchange.receive()[0].counts.documents
     waited_s = time.monotonic() - begin
     if config.rank == 1:
         told = folder / "found-0.json"
         while not told.exists():  # it never comes to the next
             time.sleep(0.05)
         return found
-    exchange = GlooExchange(config, 1.5)
-    exchange.send(rows, place=0)
+    exchange = Exchange(config, 1.5)
+    exchange.send(OWN, {})
     try:
         exchange.receive()
     except StepsError as error:
@@ -153,30 +153,28 @@ def told(**rules):
     except Exception as error:
         return type(error).__name__, str(error)
 
-def broken(how, timeout_s):
-    bad = how is None and config.rank == 1
+def broken(how, timeout_s, at=(1, 6), fails=False):
+    bad = fails and config.rank == 1
     spec = stream(failing, size=1000) if bad else STREAM
     loader = loader_of(spec, target=25, lookahead=2, timeout_s=timeout_s)
     begin = time.monotonic()
     try:
         for count, _ in enumerate(loader):
-            if how and count == 6 and config.rank == 1:
+            if how and (config.rank, count) == at:
                 how()
     except Exception as error:
         return type(error).__name__, str(error), time.monotonic() - begin
 
 def half_told():
-    # Rank 2 looks for alarms where rank 0, which keeps the store, has long heard why, and may end.
-    if config.rank == 2:
-        gloo._ALARM_S = 1.5
-    return broken(None, 60)
+    # Rank 2 asks when rank 0, which keeps the store, has long heard why, and may end.
+    return broken(lambda: time.sleep(1.5), 60, at=(2, 3), fails=True)
 
 if scenario == "steps":
     found = *steps(), trained()
 elif scenario == "killed":
-    found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
+    found = broken(lambda: os.kill(os.getpid(), signal.SIGKILL), 2)
 elif scenario == "failing":
-    found = broken(None, 60)
+    found = broken(None, 60, fails=True)
 elif scenario == "half told":
     found = half_told()
 elif scenario == "stages":
@@ -254,15 +252,15 @@ def test_nobody_waits_to_send_for_ranks_that_come_late_and_who_never_comes_is_na
 ):
     found = found_by_those_left(2, "late")
     both, sent_s, waited_s, text = found[0]
-    assert both == found[1] == [0, 1]
+    assert both == found[1] == 11
     assert sent_s < 1 < 2 < waited_s
     assert "data-parallel ranks [1] of 2 have sent nothing for 1.5 s while the others" in text
 
 
 def test_ranks_with_another_lookahead_are_an_error_on_all(found_by_those_left):
     text = (
-        "docs_per_step: rank 2 has another docs_per_step than rank 0, or is at another step. "
-        "Restore states that were saved together, and pass the same docs_per_step on all ranks."
+        "docs_per_step: lookahead is 3 on rank 2, and 2 on rank 0. Restore states that were saved "
+        "together, and pass the same docs_per_step on all ranks."
     )
     found = found_by_those_left(3, "other rules")
     assert [found.get(rank) for rank in range(3)] == [["StepsError", text]] * 3
@@ -272,7 +270,7 @@ def test_ranks_with_another_lookahead_are_an_error_on_all(found_by_those_left):
 def test_ranks_restart_after_a_failure_that_only_some_have_seen(found_by, scenario, failed):
     found = found_by(2, scenario)
     for rank in range(2):
-        assert found[rank] == [[0, 1], *["failed"] * (rank in failed), [0, 1], [0, 1]]
+        assert found[rank] == [11, *["failed"] * (rank in failed), 11, 11]
 
 
 def check_gradients(found):
@@ -291,19 +289,13 @@ def listed(given):
     ]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "fate"),
-    [
-        ("killed", "are gone"),
-        pytest.param("silent", "have sent nothing for 2 s", marks=pytest.mark.slow),
-    ],
-)
-def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(found_by_those_left, scenario, fate):
+@pytest.mark.parametrize("scenario", ["killed", pytest.param("silent", marks=pytest.mark.slow)])
+def test_a_rank_that_is_gone_or_silent_is_named_by_the_others(found_by_those_left, scenario):
     found = found_by_those_left(3, scenario)
     for rank in (0, 2):
         name, text, seconds = found[rank]
         assert name == "StepsError"
-        assert f"data-parallel ranks [1] of 3 {fate} while the others waited" in text
+        assert "data-parallel ranks [1] of 3 have sent nothing for 2 s while the others" in text
         assert seconds < 30
     assert (1 in found) == (scenario != "killed")
 

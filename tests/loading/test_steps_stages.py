@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 from trees import leaf, samples
 
 from energy_data.core.context import WorkerConfig
@@ -19,15 +20,15 @@ from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.counts import counts_of
-from energy_data.loading.steps.grouper import StepGrouper
-from energy_data.loading.steps.stages import for_steps
+from energy_data.loading.steps.exchange import Exchange
+from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.loading.transport.device import OnDevice
 from energy_data.loading.workers.pool import PoolOptions
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
 from loading.runs import loader_of
-from loading.steps import WAIT_S, Hub, HubExchange, numbered, plain, stream, take
+from loading.steps import WAIT_S, numbered, plain, stream, take
 from loading.test_device import DEVICE, FakeCuda
 from loading.test_steps_exact import packs
 from loading.workers import processes
@@ -50,14 +51,14 @@ SPEC = staged(("a", 0, 3, LARGE), ("b", 3, 5, SMALL), ("c", 5, None, LARGE))
 RULES = rule([[0, 20], [3, 24], [5, 7], [7, 30]])
 
 
-def ranks_of(spec, rules, ranks=1, *, lanes=12, hub=None):
-    hub = hub or Hub(ranks)
+def ranks_of(spec, rules, ranks=1, *, lanes=12, store=None):
+    store = HashStore() if store is None else store
     loaders = []
     for rank in range(ranks):
         config = WorkerConfig(rank, ranks, lanes=lanes)
         dataset = for_steps(SavableDataset(spec=spec, worker_config=config), rules)
         loader = Loader(dataset, in_steps=True)
-        loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
+        loaders.append(StepGrouper(loader, rules, Exchange(config, WAIT_S, store)))
     return loaders
 
 
@@ -150,13 +151,13 @@ def test_restoring_inside_a_step_of_a_later_stage_asks_nobody():
     loaders = ranks_of(SPEC, rules, 2)
     while (step := take(loaders, 1)[0][0][1]).step < 3:
         pass
-    hub = Hub(2)
-    (again, _) = ranks_of(SPEC, rules, 2, hub=hub)
+    store = HashStore()
+    (again, _) = ranks_of(SPEC, rules, 2, store=store)
     again.load_state_dict(loaders[0].state_dict())
     assert step.index == 0 < step.num_microbatches - 2
     left = range(1, step.num_microbatches)
     assert [step.index for _, step in take([again], len(left))[0]] == list(left)
-    assert hub.tables == []
+    assert store.num_keys() == 0
 
 
 @st.composite

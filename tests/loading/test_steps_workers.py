@@ -9,17 +9,19 @@ from itertools import islice
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader
+from energy_data.loading.steps.exchange import Exchange
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.transport.device import OnDevice
 from energy_data.loading.workers.pool import PoolOptions, ProcessPool
 from energy_data.order.step_rules import DocsPerStep
-from loading.steps import STREAM, WAIT_S, Hub, HubExchange, plain, stream, together, varying
+from loading.steps import STREAM, WAIT_S, plain, stream, together, varying
 from loading.test_device import DEVICE, FakeCuda
 from loading.workers import processes
 
@@ -129,7 +131,7 @@ def bad(batch):
 
 
 def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
-    hub, loaders = Hub(2), []
+    store, loaders = HashStore(), []
     for rank in range(2):
         config = WorkerConfig(rank, 2, num_workers=1 - rank, lanes=8)
         dataset = SavableDataset(
@@ -138,7 +140,7 @@ def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
         host = None if rank else ProcessPool(dataset, PoolOptions(start_method="fork"))
         rules = DocsPerStep(target=12, timeout_s=WAIT_S)
         loader = Loader(dataset, host, in_steps=True)
-        loaders.append(StepGrouper(loader, rules, HubExchange(hub, rank)))
+        loaders.append(StepGrouper(loader, rules, Exchange(config, WAIT_S, store)))
 
     def work(loader):
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
+from energy_data.core.spec import Spec
 from energy_data.errors import DataError
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.order.step_rules import COUNTED, DocsPerStep
 
 FIELD = "__docs__"
@@ -28,13 +32,14 @@ class Counts(NamedTuple):
     labels: int | None = 0
     groups: int | None = 0
 
-    def plus(self, other: Counts) -> Counts:
-        """Return the sums; None where either is None."""
-        pairs = zip(self, other, strict=True)
-        return Counts(*(None if None in pair else sum(pair) for pair in pairs))  # type: ignore[arg-type]  # documents are never None
-
 
 EMPTY = Counts()
+
+
+def sum_counts(counts: Iterable[Counts]) -> Counts:
+    """Return the sums; None where any is None."""
+    columns = zip(EMPTY, *counts, strict=True)
+    return Counts(*(None if None in column else sum(column) for column in columns))  # type: ignore[arg-type]  # documents are never None
 
 
 @attrs.frozen(kw_only=True)
@@ -102,8 +107,11 @@ def _report_of(batch: Any) -> Any:
         parts = [_report_of(each) for each in batch]
         return None if all(part is None for part in parts) else parts
     report = _value(batch, FIELD)
-    fields = {name: _value(batch, field) for name, field in COUNT_FIELDS.items()}
-    named = {name: _total(value) for name, value in fields.items() if value is not None}
+    named = {
+        name: _total(value)
+        for name, field in COUNT_FIELDS.items()
+        if (value := _value(batch, field)) is not None
+    }
     return {**named, **_by_name(report)} if named else report
 
 
@@ -149,23 +157,23 @@ def num_samples(batch: Any) -> int | None:
     for name in ("__key__", FIELD):
         if isinstance(found := _value(batch, name), list | tuple):
             return len(found)
-    lengths = {length for value in _values(batch) if (length := _length(value)) is not None}
-    if _is_list(batch):
-        lengths |= set(_lengths(batch))
-        if not any(_has_shape(value) for value in batch):
-            return len(batch)
-        if isinstance(batch, list):
-            lengths.add(len(batch))
+    if not _is_list(batch):
+        lengths = set(map(_length, _values(batch)))
+    elif any(map(_has_shape, batch)):
+        lengths = {*_lengths(batch), *([len(batch)] if isinstance(batch, list) else ())}
+    else:
+        return len(batch)
+    lengths.discard(None)
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def _lengths(values: Iterable[Any]) -> Iterator[int]:
+def _lengths(values: Iterable[Any]) -> Iterator[int | None]:
     """Yield the lengths of fields, including those in tuples and mappings of fields."""
     for value in values:
         if isinstance(value, tuple | Mapping):
             yield from _lengths(_values(value))
-        elif (length := _length(value)) is not None:
-            yield length
+        else:
+            yield _length(value)
 
 
 def _has_shape(value: Any) -> bool:
@@ -200,3 +208,27 @@ def _values(batch: Any) -> Iterable[Any]:
     if attrs.has(type(batch)):
         return [getattr(batch, each.name) for each in attrs.fields(type(batch))]
     return vars(batch).values() if hasattr(batch, "__dict__") else ()
+
+
+KnownCounts: TypeAlias = Callable[[int], tuple[int, Counts]]
+"""Number of a micro-batch or share in the run -> its number of micro-batches, and their contents.
+All ranks can compute it, so they need not exchange counts."""
+
+
+def known_counts(spec: Spec, rules: DocsPerStep) -> KnownCounts | None:
+    """Return the contents of micro-batches if no data is needed to know them, else None."""
+    if not isinstance(spec, BatchSpec) or spec.aligned or not makes_full_batches(spec):
+        return None
+    if rules.count not in ("documents", "samples"):
+        return None
+    counts = Counts(spec.batch_size, spec.batch_size, None, None, None)
+    return lambda number: (1, counts)
+
+
+def makes_full_batches(spec: Any) -> bool:
+    """Return whether the batches of a spec are full, and user code does not decide otherwise."""
+    return (
+        spec.shows_none
+        and isinstance(spec.of, ReadSpec)
+        and isinstance(spec.of.of, ReferencesSpec | OrderSpec)
+    )

@@ -8,8 +8,7 @@ from attrs import evolve
 
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.loading.steps.counts import Counts
-from energy_data.loading.steps.planner import KnownCounts, makes_full_batches
+from energy_data.loading.steps.counts import Counts, KnownCounts, makes_full_batches
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.pack import PackSpec

@@ -9,24 +9,51 @@ number of micro-batches of the step that were handed out.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve
 
-from energy_data.errors import DataError, SpecError, StateError, StateMismatchError
+from energy_data.errors import DataError, SpecError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.epoch_end import padding_batch, with_values
 from energy_data.loading.loader import Loader
 from energy_data.loading.reports import Stats
 from energy_data.loading.savable_loader import OnMismatch, SavableDataLoader
-from energy_data.loading.steps.counts import EMPTY, Counts, Step
+from energy_data.loading.steps.counts import Step
+from energy_data.loading.steps.exact import cut_into_shares
 from energy_data.loading.steps.exchange import Exchange
-from energy_data.loading.steps.gloo import GlooExchange
-from energy_data.loading.steps.planner import OpenStep, StepPlan, add_round
+from energy_data.loading.steps.planner import StepPlan, StepPosition, add_round, misfit
 from energy_data.loading.steps.rounds import RoundReader, StepSlot, empty_like
-from energy_data.loading.steps.stages import resolve_rules
-from energy_data.loading.steps.state import SettledStep, StepPosition, StepState
 from energy_data.order.step_rules import DocsPerStep
+
+if TYPE_CHECKING:
+    from energy_data.loading.dataset import SavableDataset
+
+T = TypeVar("T")
+
+
+def for_steps(dataset: SavableDataset[T], rules: DocsPerStep) -> SavableDataset[T]:
+    """Return the dataset that a loader groups into steps: mode "exact" cuts its batches."""
+    if rules.mode != "exact":
+        return dataset
+    shares = _resolved(rules, dataset.worker_config.world_size).round_size(0)
+    return dataset.replace(spec=cut_into_shares(dataset.spec, rules, shares))
+
+
+def _resolved(rules: DocsPerStep, ranks: int) -> DocsPerStep:
+    """Return the rules with the shares of mode "exact". SpecError if ranks do not fit them."""
+    size = rules.round_size(ranks)
+    if size % ranks:
+        raise SpecError(
+            f"docs_per_step: {ranks} ranks cannot divide {size} shares of a step evenly. Use a "
+            f"number of ranks that divides shares."
+        )
+    if rules.count == "microbatches" and any(target % size for _, target in rules.target):
+        raise SpecError(
+            f"docs_per_step: steps of {[target for _, target in rules.target]} micro-batches of "
+            f"all ranks are not whole rounds of {size}. Make them multiples of it."
+        )
+    return evolve(rules, shares=size) if rules.mode == "exact" else rules
 
 
 class StepGrouper(SavableDataLoader[Any]):
@@ -50,12 +77,12 @@ class StepGrouper(SavableDataLoader[Any]):
                 f"together as `on_rank_end` and `last` say."
             )
         self._ranks = config.world_size
-        self.rules = resolve_rules(rules, self._ranks)
-        exchange = exchange or GlooExchange(config, rules.timeout_s)
+        self.rules = _resolved(rules, self._ranks)
+        exchange = exchange or Exchange(config, rules.timeout_s)
         self._reader = RoundReader(loader, self.rules, exchange)
         self.last_step: Step | None = None
-        self._settled: SettledStep | None = None  # the step that is handed out
-        self._begin(StepPosition())
+        self._at = StepPosition()
+        self._begin(self._at)
 
     def next_batch(self) -> Any:
         """Return the next micro-batch.
@@ -63,30 +90,37 @@ class StepGrouper(SavableDataLoader[Any]):
         StopIteration at the end of a pass, once; with `virtual_epoch_length`, after the step that
         reaches it. StepsError if the ranks can no longer agree.
         """
-        if self._settled is None:
+        if self._at.plan is None:
             self._end_epoch_if_due()
             self._enter_stage_if_due()
-            self._settled = self._next_step()
-        elif not self._reader.buffer.slots:
-            self._draw_again(self._settled)
-        self._reader.draw_ahead(self._settled)
-        return self._hand_out(self._settled)
+            plan = self._next_step()
+            self._reader.settle(plan)
+            self._at = evolve(self._at, plan=plan)
+        else:
+            plan = self._at.plan
+            if not self._reader.slots:
+                self._draw_again(plan)
+        self._reader.draw_ahead(plan)
+        return self._hand_out(plan)
 
     # ---- one step after another
 
-    def _begin(self, at: StepPosition, settled: SettledStep | None = None) -> None:
+    def _begin(self, at: StepPosition) -> None:
         """Continue at a position; nothing is drawn yet."""
-        self._at, self._settled = at, settled
-        self._open = OpenStep(at.step), EMPTY  # the next step, as far as it is known
+        self._reader.begin(at)
         self._last_base: int | None = None  # of the round of the last micro-batch handed out
         self._blank: Any = None  # an empty micro-batch
-        self.loader.keep(at.in_run(self._ranks))
-        self._reader.begin(at)
+        self._move(at)
 
-    def _hand_out(self, settled: SettledStep) -> Any:
-        at, plan, total = self._at, settled.plan, settled.counts
-        slots = self._reader.buffer.slots
-        slot = slots[at.index]
+    def _move(self, at: StepPosition) -> None:
+        """Continue at the beginning of a step."""
+        self._at = at
+        self._open = StepPlan(at.step)  # the step, as far as it is known
+        self.loader.keep(at.in_run(self._ranks))
+
+    def _hand_out(self, plan: StepPlan) -> Any:
+        at, total = self._at, plan.counts
+        slot = self._reader.slots[at.index]
         step = Step(
             step=at.step,
             index=at.index,
@@ -103,27 +137,23 @@ class StepGrouper(SavableDataLoader[Any]):
             dp_size=self._ranks,
         )
         batch = _with_step(self._empty() if slot.batch is None else slot.batch, step)
-        slots[at.index] = StepSlot(slot.base)  # the trainer owns its memory now
+        self._reader.slots[at.index] = StepSlot(slot.base)  # the trainer owns its memory now
         self.last_step, self._last_base = step, slot.base
-        if step.is_last:
-            self._end_step(plan, total)
-        else:
+        if not step.is_last:
             self._at = evolve(at, index=at.index + 1)
-        return batch
-
-    def _end_step(self, plan: StepPlan, total: Counts) -> None:
-        at = self._at
-        self._at = StepPosition(
-            epoch=at.epoch,
-            epoch_start=at.epoch_start,
-            base=at.base + plan.rounds * self._reader.stride,
-            step=at.step + 1,
-            docs_seen=at.docs_seen + total.documents,
-            given=at.given + plan.microbatches,
+            return batch
+        self._reader.slots = []
+        self._move(
+            StepPosition(
+                epoch=at.epoch,
+                epoch_start=at.epoch_start,
+                base=at.base + plan.rounds * self._reader.stride,
+                step=at.step + 1,
+                docs_seen=at.docs_seen + total.documents,
+                given=at.given + plan.microbatches,
+            )
         )
-        self._settled, self._open = None, (OpenStep(self._at.step), EMPTY)
-        self._reader.buffer.slots = []
-        self.loader.keep(self._at.in_run(self._ranks))
+        return batch
 
     def _end_epoch_if_due(self) -> None:
         length, at = self.dataset.virtual_epoch_length, self._at
@@ -133,57 +163,60 @@ class StepGrouper(SavableDataLoader[Any]):
 
     def _enter_stage_if_due(self) -> None:
         """Continue in the stage of the next step. StopIteration, each time, after the last."""
-        stages, at = self._reader.stages, self._at
-        if not stages.counts_steps:
+        plan, at = self._reader.plan, self._at
+        if not plan.counts_steps:
             return
-        number = stages.number_at(at.step)
-        if number == len(stages.specs):
+        stage = plan.stage_of(at.step)
+        if stage is None:
             raise StopIteration
-        if number != len(self.loader.entered):
+        if stage.number != len(self.loader.entered):
             self.loader.enter_stage(at.in_run(self._ranks))
             self._begin(at)
 
-    def _next_step(self) -> SettledStep:
+    def _next_step(self) -> StepPlan:
         """Learn of rounds until a step is complete. StopIteration if the pass has ended."""
-        buffer = self._reader.buffer
+        reader = self._reader
         while True:
-            step, counts = self._open
-            if step.rounds == len(buffer.known):
-                self._reader.learn()
-            known = buffer.known[step.rounds]
-            after, outcome = add_round(step, known.round, self.rules, self._ranks)
-            if outcome == "end" and not (step.microbatches and self.rules.last == "short"):
+            if self._open.rounds == len(reader.known):
+                reader.learn()
+            a_round = reader.known[self._open.rounds]
+            self._open, outcome = add_round(self._open, a_round, self.rules, self._ranks)
+            if outcome == "end" and not (self._open.microbatches and self.rules.last == "short"):
                 self._end_pass()
                 raise StopIteration
-            if outcome in ("end", "before"):
-                break
-            step, counts = self._open = after, counts.plus(known.counts)
-            if outcome == "full":
-                break
-        return self._settle(SettledStep(StepPlan.of(step, self.rules), counts))
-
-    def _settle(self, step: SettledStep) -> SettledStep:
-        at_least = self.rules.mode == "at_least"
-        self._reader.buffer.settle(step, self._reader.stride // self._ranks if at_least else 0)
-        return step
+            if outcome != "open":
+                return self._open
 
     def _end_pass(self) -> None:
         """Begin the next pass, unless the run is over."""
-        if not self._reader.stages.counts_steps and self.loader.is_over:
+        if not self._reader.plan.counts_steps and self.loader.is_over:
             return
         at = self._at
         self.loader.begin_pass()
         self._begin(StepPosition(epoch=at.epoch + 1, step=at.step, docs_seen=at.docs_seen))
 
+    def _draw_again(self, plan: StepPlan) -> None:
+        """Draw the rounds of a step that was saved after some micro-batches; exchanges nothing."""
+        reader = self._reader
+        while len(reader.pending) < plan.rounds:
+            reader.draw()
+            if reader.is_over:
+                raise DataError(
+                    f"docs_per_step: the pass ended inside step {plan.step}, which was complete "
+                    f"when it was saved. The data have changed: restore a state saved at the end "
+                    f"of a step."
+                )
+        reader.settle(plan)
+
     def _empty(self) -> Any:
         """Return an empty micro-batch, made from one of this rank."""
         if self._blank is None:
-            buffer = self._reader.buffer
-            slots = [*buffer.slots, *(slot for drawn in buffer.pending for slot in drawn.slots)]
+            reader = self._reader
+            slots = [*reader.slots, *(slot for drawn in reader.pending for slot in drawn.slots)]
             like = [slot.batch for slot in slots if slot.batch is not None]
             if not like:
-                spec = self._reader.stages.specs[len(self.loader.entered)]
-                first = padding_batch(self.dataset.replace(spec=spec), 0, self.loader.num_lanes)
+                dataset = self.dataset.replace(spec=reader.spec)
+                first = padding_batch(dataset, 0, self.loader.num_lanes)
                 like = list(first) if self.rules.mode == "exact" else [first]
             if not like:
                 raise DataError(
@@ -227,45 +260,20 @@ class StepGrouper(SavableDataLoader[Any]):
     def run_state(self) -> RunState:
         """Return the position of this rank."""
         state = self.loader.state_at(self._at.in_run(self._ranks))
-        return evolve(state, step=self._at.to_dict(self._settled, self.rules, self._ranks))
+        return evolve(state, step=self._at.to_dict(self.rules, self._ranks))
 
     def restore(self, saved: RunState, on_mismatch: OnMismatch) -> bool:
         """Move to a saved position; return False if the run starts from the beginning instead."""
-        step = None if saved.step is None else StepState.of(saved.step)
-        misfit = None if step is None else step.unfit(self.rules, self._ranks)
-        if step is not None and not 0 <= saved.batch - step.base < saved.lanes:
-            raise StateError(
-                f"state: it is damaged: its step began at micro-batch {step.base}, and its lanes "
-                f"are at {saved.batch}. Use another checkpoint."
-            )
-        if self.loader.is_changed(saved) and step and step.index and on_mismatch == "keep_matching":
+        at = StepPosition.of(saved, self._ranks)
+        if at.index and on_mismatch == "keep_matching" and self.loader.is_changed(saved):
             raise StateMismatchError(
-                f"state: the tree was edited, and the state was saved inside step {step.step}, "
+                f"state: the tree was edited, and the state was saved inside step {at.step}, "
                 f"whose contents it holds. Restore a state saved at the end of a step."
             )
-        found = self.loader.restore(saved, on_mismatch, misfit=misfit)
-        if not found:
-            self._begin(StepPosition())
-        elif step is None:
-            given = (saved.clock - saved.begun) // self._ranks
-            epoch, start, base = saved.epoch, saved.begun, saved.clock
-            self._begin(StepPosition(epoch=epoch, epoch_start=start, base=base, given=given))
-        else:
-            self._begin(step.position(saved.epoch, saved.begun, self._ranks), step.settled)
+        wrong = None if saved.step is None else misfit(saved.step, self.rules, self._ranks)
+        found = self.loader.restore(saved, on_mismatch, misfit=wrong)
+        self._begin(at if found else StepPosition())
         return found
-
-    def _draw_again(self, step: SettledStep) -> None:
-        """Draw the rounds of a step that was saved after some micro-batches; exchanges nothing."""
-        buffer = self._reader.buffer
-        while len(buffer.pending) < step.plan.rounds:
-            self._reader.draw()
-            if buffer.is_over:
-                raise DataError(
-                    f"docs_per_step: the pass ended inside step {step.plan.step}, which was "
-                    f"complete when it was saved. The data have changed: restore a state saved at "
-                    f"the end of a step."
-                )
-        self._settle(step)
 
 
 def _with_step(batch: Any, step: Step) -> Any:
