@@ -152,7 +152,6 @@ def get_train_dataset(
         split_part,
         open_source=open_one,
         builder=builder,
-        mode="train",
         options=_options(policy, builder.task_encoder, shuffle_over_epochs_multiplier),
         run=None if config.lanes is None else Context(seed=builder.seed, lanes=config.lanes),
     )

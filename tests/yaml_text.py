@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.files import File
-from energy_data.config.load import LoadedMetadataset, _folder, _loaded
-from energy_data.config.yaml_nodes import read_text
+from energy_data.config.leaves import File
+from energy_data.config.load import LoadedMetadataset, _loaded
+from energy_data.config.yaml_nodes import Diagnostics, read_text
 
 
 def parse_metadataset(
     text: str | bytes, *, base_dir: str | Path | None = None, name: str = "<text>"
 ) -> LoadedMetadataset:
-    """Return the metadataset in YAML text; otherwise as `load_metadataset`."""
+    """Return the metadataset in YAML text; otherwise as `load`."""
     diagnostics = Diagnostics()
-    value = read_text(text, name, diagnostics)
-    return _loaded(value, File(name, "", _folder(base_dir), {}), diagnostics)
+    file = File(name, "", os.path.realpath(base_dir or "."))
+    return _loaded(file, read_text(text, name, diagnostics), diagnostics)

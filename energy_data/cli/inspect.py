@@ -23,7 +23,7 @@ from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.nodes.run_plan import Plan
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.order.weight_rule import plain_weight, shown_schedule
+from energy_data.order.weight_rule import shown_schedule
 
 LINE_WIDTH = 1_000  # characters: ids and places stay in one piece, to be copied
 
@@ -237,4 +237,4 @@ def _plain(
 
 
 def _plain_share(share: float | Schedule) -> Any:
-    return plain_weight(share)
+    return shown_schedule(share) if isinstance(share, Schedule) else float(share)

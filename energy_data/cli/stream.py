@@ -10,7 +10,7 @@ import yaml
 from energy_data.config.compile import compile_stream
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.staged import StagedRecipe
-from energy_data.config.stages import BUILDER_PARAMS, STEP_SIZES, changed_params
+from energy_data.config.stages import BUILDER_PARAMS, changed_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -53,7 +53,7 @@ def stream(
 
     run: its seed and its lanes, as far as they are known.
     """
-    own = {*BUILDER_PARAMS, *STEP_SIZES} - {"seq_len"}
+    own = {*BUILDER_PARAMS} - {"seq_len"}
     named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
     free: dict[str, Any] = dict.fromkeys(named)
     builder = StreamBuilder(
@@ -62,7 +62,7 @@ def stream(
         microbatches_per_step=microbatches_per_step,
     )
     return compile_stream(
-        metadataset, split, open_source=open_source, builder=builder, mode="train", run=run
+        metadataset, split, open_source=open_source, builder=builder, run=run
     ).spec
 
 

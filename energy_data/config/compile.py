@@ -5,23 +5,16 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
-from energy_data.config.opening import DEFAULT, Opener, OpenSource, Options
-from energy_data.config.stage_lengths import B_co, Builder
+from energy_data.config.opening import DEFAULT, B_co, Builder, Opener, OpenSource, Options
+from energy_data.config.rules import FULL
 from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
-from energy_data.config.stages import (
-    StageCompiler,
-    below_steps,
-    counts_steps,
-    stage_of_validation,
-)
+from energy_data.config.stages import StageCompiler, below_steps, counts_steps
+from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
 from energy_data.core.recipe import parts_of, share_of, with_children
 from energy_data.core.spec import Spec
-from energy_data.data.files.stores import FileStore
-from energy_data.data.source import Source
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, blend_by_tokens
 from energy_data.nodes.leaf import Leaf
@@ -50,8 +43,8 @@ def compile_split(
     options: code that is trusted, and what else holds for the whole tree.
 
     Every dataset is opened, and missing joins are computed. Raises SpecError with every problem, as
-    `load_metadataset` does: no such split, datasets that are missing or empty, ids that clash.
-    Raises StructureError for a damaged dataset.
+    `load` does: no such split, datasets that are missing or empty, ids that clash. Raises
+    StructureError for a damaged dataset.
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     compiler = _Compiler(metadataset, Opener(open_source, options), mode_of(split, mode))
@@ -67,19 +60,18 @@ def compile_stream(
     *,
     open_source: OpenSource,
     builder: Builder[B_co],
-    mode: Mode | None = None,
     options: Options = DEFAULT,
     run: Context | None = None,
 ) -> B_co:
-    """Return the batches of one split, as `builder` builds them, or its stages.
+    """Return the training batches of one split, as `builder` builds them, or its stages.
 
     run: its seed and its lanes, for stages that end with their data. Otherwise as `compile_split`.
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
-    mode, opener = mode_of(split, mode), Opener(open_source, options)
-    compiler = _Compiler(metadataset, opener, mode, finite=builder.finite)
+    opener = Opener(open_source, options)
+    compiler = _Compiler(metadataset, opener, "train", finite=builder.finite)
     below = below_steps(tree)
-    if mode == "train" and isinstance(below, StagedRecipe):
+    if isinstance(below, StagedRecipe):
         spec = StageCompiler(
             staged=below,
             builder=builder,
@@ -115,21 +107,21 @@ class _Compiler:
     def __init__(
         self, metadataset: LoadedMetadataset, opener: Opener, mode: Mode, *, finite: bool = False
     ) -> None:
-        self.origins, self.opener, self.mode, self.finite = (
-            metadataset.origins,
-            opener,
-            mode,
-            finite,
-        )
+        self.origins, self.opener = metadataset.origins, opener
+        self.mode, self.finite = mode, finite
         self.diagnostics = Diagnostics()
 
     def order(self, tree: Spec, *, has_place: bool = True) -> OrderSpec | None:
         """Return the order tree of a node. has_place: whether places of the run are known there."""
         if isinstance(tree, LeafUse):
             return self.leaf(tree)
-        if isinstance(tree, StagedRecipe):
-            return self.staged(tree)
         assert isinstance(tree, OrderSpec)
+        if isinstance(tree, StagedRecipe):
+            origin = self.origins.of(tree)
+            problem = "`staged` must be the outermost node of a split for training"
+            advice = "Put the mixture into the stages, or give validation a mixture of its own."
+            self.diagnostics.report(origin.place, origin.where, f"{problem}. {advice}")
+            return None
         if self.mode == "train":
             self.check_children(tree, has_place=has_place)
         has_place = has_place and tree.keeps_place
@@ -140,33 +132,18 @@ class _Compiler:
         built = [order for order in orders if order is not None]
         if len(built) < len(orders):
             return None
-        try:
-            return self.built(tree, built)
-        except SpecError as error:
-            for problem in error.faults:
-                self.origins.report(self.diagnostics, tree, tree.kind, problem)
-            return None
-
-    def built(self, tree: OrderSpec, orders: list[OrderSpec]) -> OrderSpec:
-        """Return a node over opened children."""
         if self.mode == "val" and any(share_of(part) is not None for _, part in parts_of(tree)):
-            return ConcatSpec(tuple(orders))
-        spec = with_children(tree, orders)
-        if isinstance(spec, BlendSpec) and spec.weight_unit == "tokens":
-            return blend_by_tokens(spec.parts)
+            return ConcatSpec(tuple(built))
+        try:
+            spec = with_children(tree, built)
+            if isinstance(spec, BlendSpec) and spec.weight_unit == "tokens":
+                spec = blend_by_tokens(spec.parts)
+        except SpecError as error:
+            at = self.origins.of(tree).locate_field(tree.kind)
+            for problem in error.faults:
+                self.diagnostics.report(*at, problem)
+            return None
         return spec
-
-    def staged(self, staged: StagedRecipe) -> OrderSpec | None:
-        """Return the order of the stage that validation reads; None: problems were reported."""
-        if self.mode == "val":
-            stage = stage_of_validation(staged, self.diagnostics, self.origins)
-            return None if stage is None else self.order(stage)
-        origin = self.origins.of(staged)
-        problem = "`staged` must be the outermost node: nothing else, and no stage, can contain it."
-        self.diagnostics.report(
-            origin.place, origin.where, f"{problem} Put the mixture into the stages."
-        )
-        return None
 
     def check_children(self, tree: OrderSpec, *, has_place: bool) -> None:
         """Report weights that change where places of the run are unknown, and misplaced mixes."""
@@ -186,79 +163,42 @@ class _Compiler:
                 )
 
     def leaf(self, leaf: LeafUse) -> LeafSpec | None:
-        source, stores = self.source(leaf), self.stores(leaf)
-        if source is None or stores is None:
-            return None
-        if not len(source):
-            problem = f"it has no samples, found 0 in {leaf}. Remove it, or check its split.yaml."
-            self.report(leaf, problem)
-            return None
+        """Return a leaf with its dataset open; None: problems were reported."""
         epochs = leaf.epochs if self.mode == "train" else 1
-        if self.finite and epochs not in (1, None):
-            self.report(
-                leaf,
-                "without repetition each sample comes once, so epochs cannot be mixed, found "
-                f"{epochs}. Remove `shuffle_over_epochs_multiplier`, or pass repeat=True.",
-                "shuffle_over_epochs_multiplier",
-            )
+        origin, key = self.origins.of(leaf.recipe), leaf.recipe.kind
+        try:
+            source = self.opener.samples(leaf)
+            if leaf.subset != FULL:
+                key = "subset"
+                source = self.opener.samples(leaf, leaf.subset.bounds(len(source), str(leaf)))
+            elif not len(source):
+                problem = f"it has no samples, found 0 in {leaf}."
+                raise SpecError(f"{problem} Remove it, or check its split.yaml.")
+            key = "aux"
+            stores = self.opener.stores(leaf)
+            if self.finite and epochs not in (1, None):
+                key = "shuffle_over_epochs_multiplier"
+                raise SpecError(
+                    "without repetition each sample comes once, so epochs cannot be mixed, found "
+                    f"{epochs}. Remove `{key}`, or pass repeat=True."
+                )
+        except SpecError as error:
+            place, _ = origin.locate(key)
+            for problem in error.faults:
+                self.diagnostics.report(place, origin.where, f"leaf {leaf.id!r}: {problem}")
             return None
+        except DataError as error:
+            place, _ = origin.locate(key)
+            error.add_note(f"{place}: {origin.where}: leaf {leaf.id!r}")
+            raise
+        tokens, repetitions = leaf.keys.tokens_per_sample, leaf.keys.max_repetitions
         return LeafSpec(
             Leaf(
                 id=leaf.id,
                 source=source,
                 aux=stores,
                 epochs=epochs,
-                tokens_per_sample=_exact(leaf.keys.tokens_per_sample),
-                max_repetitions=_exact(leaf.keys.max_repetitions),
+                tokens_per_sample=None if tokens is None else Fraction(str(tokens)),
+                max_repetitions=None if repetitions is None else Fraction(str(repetitions)),
             )
         )
-
-    def source(self, leaf: LeafUse) -> Source | None:
-        """Return the source of a leaf; None: problems were reported."""
-        try:
-            return self.part(leaf)
-        except SpecError as error:
-            for problem in error.faults:
-                self.report(leaf, problem)
-            return None
-        except DataError as error:
-            origin = self.origins.of(leaf.recipe)
-            place, _ = origin.locate(leaf.recipe.kind)
-            error.add_note(f"{place}: {origin.where}: leaf {leaf.id!r}")
-            raise
-
-    def stores(self, leaf: LeafUse) -> dict[str, FileStore[bytes]] | None:
-        """Return the files for the cookers of a leaf; None: problems were reported."""
-        try:
-            return self.opener.stores(leaf)
-        except SpecError as error:
-            for problem in error.faults:
-                self.report(leaf, problem, "aux")
-            return None
-
-    def part(self, leaf: LeafUse) -> Source | None:
-        """Return the samples of a leaf that are in its range; None: problems were reported."""
-        if leaf.subset.is_full:
-            return self.opener.samples(leaf, None)
-        num_samples = len(self.opener.samples(leaf, None, {}))
-        problem = f"it has no samples in the range {leaf.subset}"
-        try:
-            first, end = leaf.subset.bounds(num_samples)
-        except ValueError as error:
-            problem, first, end = str(error), 0, 0
-        if first < end:
-            return self.opener.samples(leaf, (first, end))
-        problem = f"{problem}, found {num_samples} in {leaf}. Give a range within them."
-        self.report(leaf, problem, "subset")
-        return None
-
-    def report(self, leaf: LeafUse, problem: str, key: str | None = None) -> None:
-        """Report a problem of a leaf, at a key or at its kind."""
-        origin = self.origins.of(leaf.recipe)
-        place, _ = origin.locate(key or leaf.recipe.kind)
-        self.diagnostics.report(place, origin.where, f"leaf {leaf.id!r}: {problem}")
-
-
-def _exact(value: float | None) -> Fraction | None:
-    """Return a number exactly as it is written."""
-    return None if value is None else Fraction(str(value))

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
-from energy_data.config.diagnostics import Diagnostics, Place, slip_of
 from energy_data.config.keys import LeafKeys, NodeKeys, PathSpec
-from energy_data.config.kinds import (
+from energy_data.config.schema import (
     GROUPS,
     KINDS,
     PARTS,
@@ -23,13 +22,10 @@ from energy_data.config.kinds import (
     InSplit,
     Keys,
     is_below,
-    keys_next_to,
+    keys_in,
     kinds_in,
-    node_keys,
-    refused_in,
-    yaml_of,
 )
-from energy_data.config.yaml_nodes import Value
+from energy_data.config.yaml_nodes import Diagnostics, Place, Value, slip_of
 from energy_data.core.recipe import (
     Child,
     Children,
@@ -37,6 +33,7 @@ from energy_data.core.recipe import (
     Group,
     InvalidValueError,
     Key,
+    Rule,
     keys_of,
 )
 from energy_data.core.rules import did_you_mean, listed
@@ -56,6 +53,7 @@ class RecipeOrigin:
     value: Value
     where: str
     keys: NodeKeys
+    kind: type[Spec]
 
     @property
     def place(self) -> Place:
@@ -77,6 +75,12 @@ class RecipeOrigin:
                 break
         return value.place, where
 
+    def locate_field(self, path: str) -> tuple[Place, str]:
+        """Return place and full name of a field of the recipe. path: as in `Spec.check`."""
+        if is_below(self.kind):
+            path = f"{self.kind.kind}.{path}" if path else self.kind.kind
+        return self.locate(path)
+
 
 class Origins:
     """The origins of recipes, which know nothing of files themselves."""
@@ -93,18 +97,13 @@ class Origins:
         """Return the origin of a recipe."""
         return self._known[id(recipe)][1]
 
-    def report(self, diagnostics: Diagnostics, recipe: Spec, path: str, problem: str) -> None:
-        """Report a problem at a key of a recipe; path: as in `Spec.check`."""
-        if is_below(type(recipe)) and recipe.kind in KINDS:
-            path = f"{recipe.kind}.{path}" if path else recipe.kind
-        diagnostics.report(*self.of(recipe).locate(path), problem)
-
 
 class Grammar:
     """Converts the values of files to recipes; a method that reports a problem returns None."""
 
     def __init__(self, diagnostics: Diagnostics, origins: Origins) -> None:
         self.diagnostics, self.origins = diagnostics, origins
+        self.paths: list[tuple[str, Place, str]] = []  # every `path` found, where it is written
 
     def file(self, value: Value) -> Mapping[str, Spec] | None:
         """Return the splits of a file, or None if it has errors, which are reported."""
@@ -113,25 +112,8 @@ class Grammar:
             advice = "Write `splits: {train: {path: ./coco}}`."
             self.diagnostics.report(value.place, "", f"{problem} {advice}")
             return None
-        before = len(self.diagnostics)
         found = self.keys(value, "", {FileKeys: keys_of(FileKeys)})
-        if found is None:
-            return None
-        splits: Mapping[str, Spec] = found[FileKeys]["splits"]
-        self.check_header(found[FileKeys].get("class_"), splits)
-        return splits if len(self.diagnostics) == before else None
-
-    def check_header(self, header: str | None, splits: Mapping[str, Spec]) -> None:
-        """Report a split whose kind belongs to the other class of files."""
-        for name, split in splits.items():
-            is_legacy = yaml_of(type(split)).is_legacy
-            if header is None or is_legacy == (header == "Metadataset"):
-                continue
-            wanted = "blend" if is_legacy else "datasets"
-            other = "MetadatasetV2" if header == "Metadataset" else "Metadataset"
-            problem = f"'{split.kind}' is of `{other}`, found in a `{header}`. Write `{wanted}`"
-            place = self.origins.of(split).place
-            self.diagnostics.report(place, f"splits.{name}", f"{problem}, or another `__class__`.")
+        return None if found is None else found[FileKeys]["splits"]
 
     def node(self, value: Value, where: str, part: type[Any]) -> Any:
         """Return the recipe in `value`; in a part with keys of its own, the part that holds it."""
@@ -140,44 +122,26 @@ class Grammar:
             self.diagnostics.report(value.place, where, problem)
             return None
         kind = self.kind(value, where, part)
-        refused = refused_in(part, kind)
-        owners: dict[type[Any], Keys] = {part: keys_of(part)}
-        if kind is None:  # any key of a leaf may stand
-            owners |= {NodeKeys: keys_of(LeafKeys), PathSpec: keys_of(PathSpec)}
-        else:
-            owners |= {node_keys(kind): keys_of(node_keys(kind)), kind: keys_next_to(kind)}
-        owners = {
-            owner: {name: one for name, one in keys.items() if name not in refused}
-            for owner, keys in owners.items()
-        }
-        if kind is None:
-            owners[PathSpec] = {name: k for name, k in owners[PathSpec].items() if name != "path"}
-        others = [name for name in value.data if name in KINDS and KINDS[name] is not kind]
-        allowed = value if kind is None else _without(value, others)
-        found = self.keys(allowed, where, owners, refused)
+        # Of several kinds, one counts; the others have been reported.
+        ignored = {} if kind is None else KINDS.keys() - {kind.kind}
+        read = evolve(value, data={k: v for k, v in value.data.items() if k not in ignored})
+        found = self.keys(read, where, keys_in(part, kind))
         if found is None or kind is None:
             return None
-        arguments = found[kind][kind.kind] if is_below(kind) else found[kind]
-        shared = node_keys(kind)(**found[node_keys(kind)])
-        recipe = self.built(kind, arguments, RecipeOrigin(value, where, shared))
-        if recipe is None or part in (InNode, InSplit):
-            return recipe
-        return part(of=recipe, **found[part])
-
-    def built(
-        self, kind: type[Spec], arguments: Mapping[str, Any], origin: RecipeOrigin
-    ) -> Spec | None:
-        """Return a recipe of these arguments."""
+        of_part, shared, arguments = found.values()
+        node_keys = (LeafKeys if LeafKeys in found else NodeKeys)(**shared)
+        origin = RecipeOrigin(value, where, node_keys, kind)
         try:
-            return self.origins.add(kind(**arguments), origin)
+            recipe = kind(**(arguments[kind.kind] if is_below(kind) else arguments))
         except InvalidRecipeError as error:
             problems: Sequence[FieldProblem] = error.problems
         except SpecError as error:
             problems = [("", problem.removeprefix(f"{kind.kind}: ")) for problem in error.faults]
+        else:
+            self.origins.add(recipe, origin)
+            return recipe if part in (InNode, InSplit) else part(of=recipe, **of_part)
         for path, problem in problems:
-            if is_below(kind):
-                path = f"{kind.kind}.{path}" if path else kind.kind
-            self.diagnostics.report(*origin.locate(path), problem)
+            self.diagnostics.report(*origin.locate_field(path), problem)
         return None
 
     def kind(self, value: Value, where: str, part: type[Any]) -> type[Spec] | None:
@@ -193,8 +157,8 @@ class Grammar:
             problem = f"a node has one kind, found {both}. Keep one, or list them in a `blend`."
             self.diagnostics.report(value.keys[named[1]], where, problem)
         elif named and named[0] not in allowed:
-            kinds = listed(f"`{name}`" for name in _current(allowed))
-            problem = f"must have {kinds}, found '{named[0]}'. {yaml_of(KINDS[named[0]]).advice}"
+            kinds = listed(f"`{name}`" for name in allowed)
+            problem = f"must have {kinds}, found '{named[0]}'. {KINDS[named[0]].yaml.advice}"
             self.diagnostics.report(value.keys[named[0]], where, problem)
         if named:
             return KINDS[named[0]]
@@ -203,38 +167,31 @@ class Grammar:
             near = None if name in known else did_you_mean(name, known)
             if near is not None and near in allowed:
                 return KINDS[near]  # the problem is reported with the key
-        kinds = listed(_current(allowed))
-        problem = f"the node has no kind, found {value.describe()}. Add one of {kinds}."
+        problem = f"the node has no kind, found {value.describe()}. Add one of {listed(allowed)}."
         self.diagnostics.report(value.place, where, problem)
         return None
 
     def keys(
-        self,
-        value: Value,
-        where: str,
-        owners: Mapping[type[Any], Keys],
-        refused: Mapping[str, str] | None = None,
+        self, value: Value, where: str, owners: Mapping[type[Any], Keys]
     ) -> dict[type[Any], dict[str, Any]] | None:
-        """Return the arguments of every class of `owners`, from the keys of one mapping.
-
-        refused: keys that are allowed elsewhere, with advice.
-        """
+        """Return the arguments of every class of `owners`, from the keys of one mapping."""
         assert isinstance(value.data, dict)
-        before = len(self.diagnostics)
+        before = self.diagnostics.num_reports
         known = {name: owner for owner, keys in owners.items() for name in keys}
+        refused = {k: v for owner in owners for k, v in getattr(owner, "refuses", {}).items()}
         found: dict[type[Any], dict[str, Any]] = {owner: {} for owner in owners}
         meant: set[str | None] = set()
         for name, each in value.data.items():
-            inner = f"{where}.{name}" if where else name
             if (owner := known.get(name)) is None:
                 problem = _unknown(name, known)
-                if refused and name in refused:
+                if name in refused:
                     problem = f"'{name}' does not belong here. {refused[name]}."
                 self.diagnostics.report(value.keys[name], where, problem)
                 meant.add(did_you_mean(name, known))
             elif each.data is not None or not owners[owner][name].or_null:
                 one = owners[owner][name]
-                found[owner][one.attribute] = self.held(one, each, inner)
+                held = self.held(one, each, f"{where}.{name}" if where else name)
+                found[owner][one.attribute] = held
                 if isinstance(one.holds, Children) and one.holds.named:
                     names = tuple(each.data) if isinstance(each.data, dict) else None
                     found[owner]["names"] = names
@@ -244,28 +201,37 @@ class Grammar:
                 problem = f"the key '{name}' is missing, found {value.describe()}."
                 advice = f"Add it, such as `{one.example}`."
                 self.diagnostics.report(value.place, where, f"{problem} {advice}")
-        return None if len(self.diagnostics) > before else found
+        return None if self.diagnostics.num_reports > before else found
 
     def held(self, one: Key, value: Value, where: str) -> Any:
         """Return what a key holds."""
-        holds = one.holds
-        if isinstance(holds, Child):
-            if one.name == "splits":
+        match one.holds:
+            case Child() if one.name == "splits":
                 return self.splits(one, value, where)
-            return self.node(value, where, InNode)
-        if isinstance(holds, Children):
-            return self.children(one, holds, value, where)
-        if isinstance(holds, Group):
-            return self.group(one, holds, value, where)
+            case Child():
+                return self.node(value, where, InNode)
+            case Children() as holds:
+                return self.children(one, holds, value, where)
+            case Group(of=cls):
+                return self.group(one, cls, value, where)
+            case Rule() as rule:
+                return self.ruled(one, rule, value, where)
+
+    def ruled(self, one: Key, rule: Rule, value: Value, where: str) -> Any:
+        """Return the value of a key that has a rule."""
+        if one.name == "path" and isinstance(value.data, str):
+            self.paths.append((value.data, value.place, where))
         try:
-            return holds.accept(value.plain())
+            return rule.accept(value.plain())
         except InvalidValueError as error:
             self.report_inside(error, value, where)
         except ValueError as error:
-            self.report_wrong(one, holds.must_be, value, where, str(error))
+            self.report_wrong(one, rule.must_be, value, where, str(error))
         return None
 
-    def report_wrong(self, one: Key, must_be: str, value: Value, where: str, advice: str) -> None:
+    def report_wrong(
+        self, one: Key, must_be: str, value: Value, where: str, advice: str = ""
+    ) -> None:
         """Report that a key holds what it must not."""
         advice = advice or f"Write it like `{one.example}`."
         if one.name in _HEADER:
@@ -298,42 +264,32 @@ class Grammar:
             pairs = [(f"{where}.{name}", each) for name, each in items.items()]
         else:
             named = ", or a mapping of names to nodes" if holds.named else ""
-            self.report_wrong(one, f"a list of nodes{named}, not empty", value, where, "")
+            self.report_wrong(one, f"a list of nodes{named}, not empty", value, where)
             return ()
         return tuple([self.node(each, inner, part) for inner, each in pairs])
 
-    def group(self, one: Key, holds: Group, value: Value, where: str) -> Any:
+    def group(self, one: Key, cls: type[Any], value: Value, where: str) -> Any:
         """Return a group of keys: an object of its class, or the arguments of a recipe."""
         if not isinstance(value.data, dict):
-            self.report_wrong(one, "a mapping", value, where, "")
+            self.report_wrong(one, "a mapping", value, where)
             return None
-        found = self.keys(value, where, {holds.of: keys_of(holds.of)})
-        if found is None or issubclass(holds.of, Spec):
-            return None if found is None else found[holds.of]
-        return holds.of(**found[holds.of])
+        found = self.keys(value, where, {cls: keys_of(cls)})
+        if found is None:
+            return None
+        return found[cls] if issubclass(cls, Spec) else cls(**found[cls])
 
     def splits(self, one: Key, value: Value, where: str) -> Mapping[str, Spec]:
         """Return the node of each split."""
-        found: dict[str, Spec] = {}
         if not isinstance(value.data, dict) or not value.data:
             wanted = "a mapping with one or more splits, such as train, val and test"
-            self.report_wrong(one, wanted, value, where, "")
-            return found
-        for name, each in value.data.items():
+            self.report_wrong(one, wanted, value, where)
+            return {}
+        for name in value.data:
             if meant := slip_of(name, SPLITS):
                 problem = f"unknown split '{name}'. Did you mean '{meant}'?"
                 self.diagnostics.report(value.keys[name], where, problem)
-            else:
-                found[name] = self.node(each, f"{where}.{name}", InSplit)
-        return found
-
-
-def _without(value: Value, names: Sequence[str]) -> Value:
-    """Return a mapping without some keys."""
-    assert isinstance(value.data, dict)
-    if not names:
-        return value
-    return evolve(value, data={k: v for k, v in value.data.items() if k not in names})
+        nodes = value.data.items()
+        return {name: self.node(each, f"{where}.{name}", InSplit) for name, each in nodes}
 
 
 def _advice(value: Value) -> str:
@@ -342,11 +298,6 @@ def _advice(value: Value) -> str:
     if isinstance(value.data, list):
         return "To mix a list, write `blend:` before it."
     return "Write it like `path: ./coco`."
-
-
-def _current(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds without those of older files."""
-    return [kind for kind in kinds if not yaml_of(KINDS[kind]).is_legacy]
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
@@ -365,25 +316,19 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 def _places_of_keys() -> dict[str, str]:
     """Return where each key of the grammar belongs."""
-    belongs = dict.fromkeys(keys_of(FileKeys), "the top of a file")
-    above: dict[str, list[str]] = {}
-    for cls, kind in GROUPS.items():
-        for name in keys_of(cls):
-            above.setdefault(name, []).append(f"`{kind}`")
-    for name, kinds in above.items():
-        belongs[name] = f"the mapping below {listed(kinds)}"
-    for part, kind in reversed(list(PARTS.items())):
-        belongs.update(dict.fromkeys(keys_of(part), f"children of `{kind}`"))
-    next_to: dict[str, list[str]] = {}
-    for kind, cls in KINDS.items():
-        for name in () if is_below(cls) else keys_of(cls):
-            next_to.setdefault(name, []).append(f"`{kind}`")
-    for name, kinds in next_to.items():
-        belongs[name] = f"nodes with {listed(kinds)}"
-    belongs.update(dict.fromkeys(keys_of(LeafKeys), "nodes with `path` or `join`"))
-    belongs.update(dict.fromkeys(keys_of(NodeKeys), "nodes, next to their kind"))
-    belongs.update(dict.fromkeys(KINDS, "nodes"))
-    belongs.update(dict.fromkeys(SPLITS, "the mapping below `splits`"))
+    owners = [
+        *((SPLITS, "the mapping below `splits`"), (KINDS, "nodes")),
+        (keys_of(NodeKeys), "nodes, next to their kind"),
+        (keys_of(LeafKeys), "nodes with `path` or `join`"),
+        *((keys_of(c), f"nodes with `{kind}`") for kind, c in KINDS.items() if not is_below(c)),
+        *((keys_of(part), f"children of `{kind}`") for part, kind in PARTS.items()),
+        *((keys_of(cls), f"the mapping below `{kind}`") for cls, kind in GROUPS.items()),
+        (keys_of(FileKeys), "the top of a file"),
+    ]
+    belongs: dict[str, str] = {}
+    for names, place in owners:
+        for name in names:
+            belongs.setdefault(name, place)
     return belongs
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.config.compile import Mode, mode_of
-from energy_data.config.diagnostics import Place
 from energy_data.config.grammar import Origins
-from energy_data.config.kinds import is_below
 from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
+from energy_data.config.schema import is_below
+from energy_data.config.yaml_nodes import Place
 from energy_data.core.recipe import Rule, keys_of, parts_of, share_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendSpec

@@ -24,7 +24,7 @@ from energy_data.config.rules import (
 )
 from energy_data.core import recipe
 from energy_data.core.recipe import Children, FieldProblem, Yaml
-from energy_data.core.rules import FLAG, MAPPING, POSITIVE, TEXT, one_of
+from energy_data.core.rules import MAPPING, POSITIVE, TEXT, one_of
 from energy_data.core.spec import Spec, order_children
 from energy_data.data.join_table import Nonmatch
 from energy_data.nodes.blend import BlendSpec, Part
@@ -46,41 +46,25 @@ class NodeKeys:
         "Part of the datasets to use, in place of the one of the split. The innermost counts.",
         "split_part: train",
         default=None,
-        or_null=True,
     )
     subset: Subset | None = recipe.key(
         subset_range(absolute=False),
         _RANGE,
         'subset: {range: ["0%", "25%"]}',
         default=None,
-        or_null=True,
     )
     subflavors: Mapping[str, Any] = recipe.key(
         MAPPING,
         "Plain data put into `__subflavors__` of every sample. The outermost counts.",
         "subflavors: {task: captioning}",
         factory=dict,
-        or_null=True,
     )
     subflavor: str | None = recipe.key(
         TEXT,
         "Energon's older form: sets `__subflavor__` in `subflavors`, unless that has it.",
         "subflavor: captioning",
         default=None,
-        or_null=True,
     )
-    independent: bool = recipe.key(
-        FLAG,
-        "Draw from the datasets here apart from other places that list the same ones.",
-        "independent: true",
-        default=False,
-    )
-
-    @property
-    def all_subflavors(self) -> dict[str, Any]:
-        """The subflavors with the older form merged in."""
-        older = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
-        return {**older, **self.subflavors}
 
 
 @frozen(kw_only=True)
@@ -92,7 +76,6 @@ class LeafKeys(NodeKeys):
         _RANGE,
         "subset: {range: [0, 1000]}",
         default=None,
-        or_null=True,
     )
     id: str | None = recipe.key(
         TEXT,
@@ -150,35 +133,19 @@ class PathSpec(UnopenedSpec):
         "File in the dataset's `.nv-meta` that is read in place of `dataset.yaml`.",
         "dataset_config: crude.yaml",
         default=None,
-        or_null=True,
     )
     split_config: str | None = recipe.key(
         META_FILE,
         "File in the dataset's `.nv-meta` that is read in place of `split.yaml`.",
         "split_config: split-half.yaml",
         default=None,
-        or_null=True,
     )
     aux: Mapping[str, Aux] = recipe.key(
         STORES,
         "Files that cookers get by name: a prepared dataset, or a folder by `filesystem://`.",
         "aux: {images: ./images, more: filesystem://./files}",
         factory=dict,
-        or_null=True,
     )
-
-
-ONLY_FOR_DATASETS: Mapping[str, str] = {
-    "tokens_per_sample": "it is for a single dataset, found a metadataset. Write it there.",
-    "max_repetitions": "it is for a single dataset, found a metadataset. Write it there.",
-    "id": "an id is for a single dataset, found a metadataset. Give the ids there.",
-    "dataset_config": "it is for a single dataset, found a metadataset. Write it there.",
-    "split_config": "it is for a single dataset, found a metadataset. Write it there.",
-    "aux": "it is for the cookers of a single dataset, found a metadataset. Write it there.",
-}
-"""Keys that mean nothing where a path is that of a metadataset -> what to report."""
-
-_OF_THE_JOIN = "It is of the join as a whole: write it next to `join`"
 
 
 @frozen(kw_only=True, eq=False)
@@ -187,13 +154,11 @@ class JoinedPart:
 
     kinds: ClassVar[Sequence[str]] = ("path",)
     refuses: ClassVar[Mapping[str, str]] = {
-        "subset": _OF_THE_JOIN,
-        "shuffle_over_epochs_multiplier": _OF_THE_JOIN,
-        "id": _OF_THE_JOIN,
-        "tokens_per_sample": _OF_THE_JOIN,
-        "max_repetitions": _OF_THE_JOIN,
-        "independent": _OF_THE_JOIN,
         "aux": "Cookers of joined samples get no files: remove it",
+        **dict.fromkeys(
+            recipe.keys_of(LeafKeys).keys() - {"split_part", "subflavors", "subflavor"},
+            "It is of the join as a whole: write it next to `join`",
+        ),
     }
 
     of: PathSpec
@@ -246,19 +211,6 @@ class JoinSpec(UnopenedSpec):
                 )
 
 
-_NEWER = "It is of the newer `MetadatasetV2`: write `blend` in place of `datasets` to use it"
-
-
-@frozen
-class LegacyPart(Part):
-    """A child of `datasets`."""
-
-    kinds: ClassVar[Sequence[str]] = ("path",)
-    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("subset", "aux", "id", "independent"), _NEWER
-    )
-
-
 @frozen
 class DatasetsSpec(UnopenedSpec):
     """`datasets`: a blend as Energon's older `Metadataset` has it, directly below a split."""
@@ -266,13 +218,11 @@ class DatasetsSpec(UnopenedSpec):
     kind = "datasets"
     yaml: ClassVar[Yaml] = Yaml(
         under_split_only=True,
-        is_legacy=True,
         advice="It is of the older `Metadataset`: write `blend` in its place.",
-        refuses=dict.fromkeys(recipe.keys_of(NodeKeys), _NEWER),
     )
 
-    parts: tuple[LegacyPart, ...] = recipe.children(
-        LegacyPart,
+    parts: tuple[Part, ...] = recipe.children(
+        Part,
         "Energon's older `Metadataset`: as `blend`, directly below a split.",
         "datasets: [{path: ./coco, weight: 2}, {path: ./coyo}]",
         name="datasets",

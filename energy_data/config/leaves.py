@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.files import File, file_key, is_metadataset, joined
 from energy_data.config.grammar import Origins
 from energy_data.config.keys import (
-    ONLY_FOR_DATASETS,
     SUFFIXES,
     DatasetsSpec,
     JoinSpec,
@@ -23,59 +22,89 @@ from energy_data.config.keys import (
 )
 from energy_data.config.rules import FULL, Aux, Subset
 from energy_data.config.staged import DocsPerStepSpec
+from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.recipe import parts_of, with_children
 from energy_data.core.rules import listed
 from energy_data.core.spec import Spec
 from energy_data.data.join_table import Nonmatch
 
-MAX_LEAVES = 200_000  # of one split, with nested files written out
+MAX_NODES = 200_000  # of one split, with nested files written out
 MAX_DEPTH = 64  # nodes below each other, with nested files written out; also files
+
+_FOR_ONE_DATASET = (
+    "tokens_per_sample", "max_repetitions", "id", "dataset_config", "split_config", "aux",
+)  # fmt: skip
+"""Keys that mean nothing where a path is that of a metadataset."""
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@frozen(eq=False)
+class File:
+    """One file of a metadataset, checked."""
+
+    name: str  # in messages
+    key: str  # equal for the same file, however it is reached; empty: not a file
+    directory: str  # relative paths start here
+    splits: Mapping[str, Spec] = field(factory=dict)
+    any_split: bool = False  # it stands for one dataset, which may have any split
+
+
+def is_metadataset(path: str) -> bool:
+    """Return whether a path names a metadataset, by its ending; a folder is a dataset."""
+    return path.endswith(SUFFIXES) and not Path(path).is_dir()
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a path has a scheme, as in `s3://bucket/coco`; such a path is never joined."""
+    return _SCHEME.match(path) is not None
+
+
+def joined(directory: str, path: str) -> str:
+    """Return `path` as seen from `directory`, normalised without a change of meaning."""
+    if is_remote(path):
+        return path
+    full = os.path.join(directory, path)  # noqa: PTH118 - patterns are not paths
+    return os.path.realpath(full) if ".." in full.split("/") else os.path.normpath(full)
+
+
+def file_key(path: str) -> str:
+    """Return a key that is equal for the same file, however it is reached: its real folder."""
+    folder, name = os.path.split(path)
+    return f"{os.path.realpath(folder or '.')}/{name}"
 
 
 @frozen(kw_only=True)
 class DatasetPart:
-    """A part of a dataset, and how it is read."""
+    """A part of a dataset, and how it is read: alone, or in a join."""
 
     path: str  # to open
     written: str  # as the files write it, from the outermost file's folder
     split_part: str
     dataset_config: str | None = None
     split_config: str | None = None
+    nonmatch: Nonmatch = "error"  # in a join
+    subflavors: Mapping[str, Any] = field(eq=False)
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The files in `.nv-meta` to read in place of others, as far as they are given."""
+        given = {"split_config": self.split_config, "dataset_config": self.dataset_config}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def data(self) -> tuple[object, ...]:
         """Equal for two places that have the same samples."""
-        return os.path.realpath(self.path), self.split_part, self.split_config, self.dataset_config
+        return os.path.realpath(self.path), self.split_part, *self.config.items(), self.nonmatch
 
     @property
     def name(self) -> str:
         """Its name in ids."""
-        options = {"split_config": self.split_config, "dataset_config": self.dataset_config}
-        given = [f";{name}={value}" for name, value in options.items() if value is not None]
-        return "".join([self.written, ":", self.split_part, *given])
+        given = self.config | ({} if self.nonmatch == "error" else {"nonmatch": self.nonmatch})
+        options = [f";{name}={value}" for name, value in given.items()]
+        return "".join([self.written, ":", self.split_part, *options])
 
     def __str__(self) -> str:
         return f"the part {self.split_part!r} of {self.path}"
-
-
-@frozen(kw_only=True)
-class JoinedDataset:
-    """A dataset of a join."""
-
-    nonmatch: Nonmatch
-    of: DatasetPart
-    subflavors: Mapping[str, Any] = field(eq=False)
-
-    @property
-    def data(self) -> tuple[object, ...]:
-        """Equal for two datasets that are joined alike."""
-        return self.of.data, self.nonmatch
-
-    @property
-    def name(self) -> str:
-        """Its name in ids."""
-        rule = "" if self.nonmatch == "error" else f";nonmatch={self.nonmatch}"
-        return f"{self.of.name}{rule}"
 
 
 @define(kw_only=True, eq=False)
@@ -86,41 +115,35 @@ class LeafUse(UnopenedSpec):
 
     recipe: PathSpec | JoinSpec  # as written
     keys: LeafKeys  # as written
-    of: DatasetPart | tuple[JoinedDataset, ...]
+    parts: tuple[DatasetPart, ...]  # several for a join
     subset: Subset
     epochs: int | None  # mixed with each other; -1: all; None: the order of the files
-    subflavors: Mapping[str, Any]
     aux: Mapping[str, Aux]  # paths to open
-    independent: bool
     cache: str | None  # folder for what is computed of it; None: it belongs to no file
-    names: tuple[str, ...]  # its path in the tree
     id: str = ""  # set once all leaves of the tree are known
+
+    def listed(self, names: list[str]) -> str:
+        """Return the names of its datasets as one."""
+        return f"join({','.join(names)})" if isinstance(self.recipe, JoinSpec) else names[0]
 
     @property
     def written(self) -> str:
         """The datasets as the files write them, from the outermost file's folder."""
-        if isinstance(self.of, DatasetPart):
-            return self.of.written
-        return f"join({', '.join(member.of.written for member in self.of)})"
+        return self.listed([part.written for part in self.parts])
 
     @property
     def data(self) -> tuple[object, ...]:
         """Equal for two places that draw from the same samples in the same order."""
-        of = self.of.data if isinstance(self.of, DatasetPart) else tuple(m.data for m in self.of)
-        return of, self.subset, self.epochs
+        return tuple(part.data for part in self.parts), self.subset, self.epochs
 
     @property
     def default_id(self) -> str:
         """The id it has if none is given."""
-        if isinstance(self.of, DatasetPart):
-            name = self.of.name
-        else:
-            name = f"join({','.join(member.name for member in self.of)})"
         epochs = "" if self.epochs == 1 else f";epochs={self.epochs}"
-        return f"{name}{self.subset}{epochs}"
+        return f"{self.listed([part.name for part in self.parts])}{self.subset}{epochs}"
 
     def __str__(self) -> str:
-        return str(self.of) if isinstance(self.of, DatasetPart) else "the join"
+        return "the join" if isinstance(self.recipe, JoinSpec) else str(self.parts[0])
 
 
 def leaf_uses(tree: Spec) -> Iterator[LeafUse]:
@@ -142,31 +165,46 @@ class Scope:
     subset: Subset = FULL
     subflavors: Mapping[str, Any] = field(factory=dict)
     epochs: int | None = 1
-    independent: bool = False
-    names: tuple[str, ...] = ()
     chain: tuple[tuple[File, str], ...] = ()  # the files and splits that lead here
 
     def inside(self, keys: NodeKeys) -> Scope:
         """Return what is valid inside a node with these keys."""
-        own, epochs = keys.all_subflavors, self.epochs
+        own = {} if keys.subflavor is None else {"__subflavor__": keys.subflavor}
+        own.update(keys.subflavors)
+        epochs = self.epochs
         if isinstance(keys, LeafKeys):
-            epochs = _mixed(epochs, keys.shuffle_over_epochs_multiplier)
+            inner = keys.shuffle_over_epochs_multiplier
+            if epochs is None or inner is None:
+                epochs = None
+            else:
+                epochs = -1 if -1 in (epochs, inner) else epochs * inner
         return evolve(
             self,
             split_part=keys.split_part or self.split_part,
             subset=self.subset.within(keys.subset),
             subflavors={**own, **self.subflavors} if own else self.subflavors,
             epochs=epochs,
-            independent=self.independent or keys.independent,
         )
 
     def written(self, path: str) -> str:
         """Return a path as seen from the folder of the outermost file."""
         return os.path.join(self.folder, path)  # noqa: PTH118 - may be a pattern
 
+    def part(self, recipe: PathSpec, nonmatch: Nonmatch = "error") -> DatasetPart:
+        """Return where a dataset is read from."""
+        return DatasetPart(
+            path=joined(self.file.directory, recipe.path),
+            written=os.path.normpath(self.written(recipe.path)),
+            split_part=self.split_part,
+            dataset_config=recipe.dataset_config,
+            split_config=recipe.split_config,
+            nonmatch=nonmatch,
+            subflavors=self.subflavors,
+        )
+
 
 class _TooLarge(Exception):  # noqa: N818 - never leaves this module
-    """The tree exceeds the limits; it has been reported."""
+    """The tree exceeds the limits."""
 
 
 class Expander:
@@ -176,7 +214,7 @@ class Expander:
         self, files: Mapping[str, File | None], origins: Origins, diagnostics: Diagnostics
     ) -> None:
         self.files, self.origins, self.diagnostics = files, origins, diagnostics
-        self.counts: dict[tuple[str, str], int] = {}  # leaves, by key of a file and split
+        self.num_nodes = 0
 
     def tree(self, root: File, split: str, epochs: int | None = 1) -> Spec | None:
         """Return the tree of a split, with ids; None: it is too large. Problems are reported.
@@ -186,11 +224,11 @@ class Expander:
         recipe = root.splits["train" if root.any_split else split]
         scope = Scope(file=root, split_part=split, epochs=epochs, chain=((root, split),))
         try:
-            if (found := self.count(recipe, root, split, ())) > MAX_LEAVES:
-                _stop(f"found {found:,} datasets where {MAX_LEAVES:,} are allowed")
             tree = self.node(recipe, scope, 1)
         except _TooLarge as error:
-            self.report(recipe, "", str(error))
+            problem = f"too large with nested files written out, found more than {error}."
+            advice = "Look for files that name each other many times."
+            self.report(recipe, "", f"{problem} {advice}")
             return None
         self.identify(list(leaf_uses(tree)))
         return tree
@@ -199,128 +237,84 @@ class Expander:
         """Report a problem at a key of a node, or else at the node."""
         self.diagnostics.report(*self.origins.of(recipe).locate(key), problem)
 
-    def count(self, recipe: Spec, file: File, part: str, chain: tuple[str, ...]) -> int:
-        """Return the number of leaves below a node, with nested files written out.
-
-        The cost is that of the files, not of the tree, which may be exponentially larger.
-        """
-        part = self.origins.of(recipe).keys.split_part or part
-        if not isinstance(recipe, PathSpec):
-            if isinstance(recipe, JoinSpec):
-                return 1
-            return sum(self.count(node, file, part, chain) for node, _ in parts_of(recipe))
-        path = joined(file.directory, recipe.path)
-        nested = self.files.get(file_key(path)) if path.endswith(SUFFIXES) else None
-        if nested is None or part not in nested.splits:
-            return 1
-        place = f"{nested.key}:{part}"
-        if place in chain or len(chain) >= MAX_DEPTH:
-            return 1  # reported when it is expanded
-        if (nested.key, part) not in self.counts:
-            found = self.count(nested.splits[part], nested, part, (*chain, place))
-            self.counts[nested.key, part] = found
-        return self.counts[nested.key, part]
-
     def node(self, recipe: Spec, scope: Scope, depth: int) -> Spec:
         """Return the tree below a node."""
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            raise _TooLarge(f"{MAX_NODES:,} nodes")
         if depth > MAX_DEPTH:
-            _stop(f"found more than {MAX_DEPTH} nodes below each other")
+            raise _TooLarge(f"{MAX_DEPTH} nodes below each other")
         origin = self.origins.of(recipe)
         inner = scope.inside(origin.keys)
         if isinstance(recipe, PathSpec):
             return self.path(recipe, inner, depth)
         if isinstance(recipe, JoinSpec):
-            return self.leaf(recipe, inner, self.members(recipe, inner))
-        if isinstance(recipe, DocsPerStepSpec) and scope.names:
+            return self.leaf(recipe, inner)
+        if isinstance(recipe, DocsPerStepSpec) and depth > 1:
             problem = "must be all of a split, found its file in a part of one."
-            assert recipe.yaml is not None
             self.report(recipe, "docs_per_step", f"{problem} {recipe.yaml.advice}")
-        nodes = [
-            self.node(child, evolve(inner, names=(*scope.names, name)), depth + 1)
-            for name, child in recipe.children.items()
-        ]
+        nodes = [self.node(child, inner, depth + 1) for child, _ in parts_of(recipe)]
         tree = recipe.blend(nodes) if isinstance(recipe, DatasetsSpec) else None
         return self.origins.add(tree or with_children(recipe, nodes), origin)
 
     def path(self, recipe: PathSpec, scope: Scope, depth: int) -> Spec:
         """Return a leaf, or the tree of a nested file."""
         path = joined(scope.file.directory, recipe.path)
-        if is_metadataset(path) and (nested := self.files.get(file_key(path))) is not None:
-            self.check_nested(recipe)
-            if self.may_enter(nested, recipe, scope):
-                folder = os.path.dirname(scope.written(recipe.path))  # noqa: PTH120 - may be empty
-                chain = (*scope.chain, (nested, scope.split_part))
-                below = evolve(scope, file=nested, folder=folder, chain=chain)
-                return self.node(nested.splits[scope.split_part], below, depth)
-        aux = {
-            name: evolve(store, path=joined(scope.file.directory, store.path))
-            for name, store in recipe.aux.items()
-        }
-        return self.leaf(recipe, scope, _part(recipe, scope), aux)
+        nested = self.files.get(file_key(path)) if path.endswith(SUFFIXES) else None
+        if nested is None or not self.may_enter(nested, recipe, scope):
+            return self.leaf(recipe, scope)
+        folder = os.path.dirname(scope.written(recipe.path))  # noqa: PTH120 - may be empty
+        chain = (*scope.chain, (nested, scope.split_part))
+        below = evolve(scope, file=nested, folder=folder, chain=chain)
+        return self.node(nested.splits[scope.split_part], below, depth)
 
-    def check_nested(self, recipe: PathSpec) -> None:
-        """Report keys of single datasets next to the path of a metadataset."""
-        keys = self.origins.of(recipe).keys
+    def may_enter(self, nested: File, recipe: PathSpec, scope: Scope) -> bool:
+        """Return whether a nested file has the split, and does not lead back to itself.
+
+        Problems are reported, also those of keys that are for single datasets.
+        """
+        keys, part = self.origins.of(recipe).keys, scope.split_part
         if keys.subset is not None and keys.subset.is_absolute:
             problem = "numbers of samples are for single datasets, found a metadataset"
             self.report(recipe, "subset", f"{problem}. Use percentages.")
-        for name, problem in ONLY_FOR_DATASETS.items():
+        for name in _FOR_ONE_DATASET:
             if getattr(keys if hasattr(keys, name) else recipe, name):
+                problem = "it is for a single dataset, found a metadataset. Write it there."
                 self.report(recipe, name, problem)
-
-    def may_enter(self, nested: File, recipe: PathSpec, scope: Scope) -> bool:
-        """Return whether a nested file has the split, and does not lead back to itself."""
-        part = scope.split_part
         if part not in nested.splits:
-            known = listed(nested.splits) if nested.splits else "none"
-            problem = f"{nested.name} has no split '{part}', it has {known}. Add the split there, "
-            self.report(recipe, "path", f"{problem}or `split_part` here.")
-            return False
-        if (nested.key, part) in [(file.key, split) for file, split in scope.chain]:
+            problem = f"{nested.name} has no split '{part}', it has {listed(nested.splits)}."
+            problem = f"{problem} Add the split there, or `split_part` here."
+        elif (nested.key, part) in [(file.key, split) for file, split in scope.chain]:
             names = [f"{file.name} ({split})" for file, split in scope.chain]
             circle = " -> ".join([*names, f"{nested.name} ({part})"])
             problem = f"the files form a cycle, found {circle}. Remove one of these paths."
-            self.report(recipe, "path", problem)
-            return False
-        if len(scope.chain) >= MAX_DEPTH:
+        elif len(scope.chain) >= MAX_DEPTH:
             problem = f"more than {MAX_DEPTH} files below each other. Flatten them."
-            self.report(recipe, "path", problem)
-            return False
-        return True
+        else:
+            return True
+        self.report(recipe, "path", problem)
+        return False
 
-    def members(self, recipe: JoinSpec, scope: Scope) -> tuple[JoinedDataset, ...]:
-        """Return the datasets of a join."""
-        found = []
-        for part in recipe.parts:
-            inner = scope.inside(self.origins.of(part.of).keys)
-            found.append(
-                JoinedDataset(
-                    nonmatch=part.nonmatch, of=_part(part.of, inner), subflavors=inner.subflavors
-                )
-            )
-        return tuple(found)
-
-    def leaf(
-        self,
-        recipe: PathSpec | JoinSpec,
-        scope: Scope,
-        of: DatasetPart | tuple[JoinedDataset, ...],
-        aux: Mapping[str, Aux] | None = None,
-    ) -> LeafUse:
+    def leaf(self, recipe: PathSpec | JoinSpec, scope: Scope) -> LeafUse:
         """Return a leaf."""
-        keys = self.origins.of(recipe).keys
+        keys, aux = self.origins.of(recipe).keys, {}
         assert isinstance(keys, LeafKeys)
+        if isinstance(recipe, PathSpec):
+            parts = [scope.part(recipe)]
+            directory = scope.file.directory
+            for name, store in recipe.aux.items():
+                aux[name] = evolve(store, path=joined(directory, store.path))
+        else:
+            inner = [(scope.inside(self.origins.of(part.of).keys), part) for part in recipe.parts]
+            parts = [below.part(part.of, part.nonmatch) for below, part in inner]
         return LeafUse(
             recipe=recipe,
             keys=keys,
-            of=of,
+            parts=tuple(parts),
             subset=scope.subset,
             epochs=scope.epochs,
-            subflavors=scope.subflavors,
-            aux=aux or {},
-            independent=scope.independent,
+            aux=aux,
             cache=f"{scope.file.key}.cache" if scope.file.key else None,
-            names=scope.names,
         )
 
     def identify(self, leaves: list[LeafUse]) -> None:
@@ -340,11 +334,8 @@ class Expander:
             leaf.id = leaf.keys.id or default[same]
             if leaf.keys.id is None and len(names := given.get(same, set())) == 1:
                 (leaf.id,) = names  # a dataset listed with an id and without: one leaf
-            if leaf.independent:
-                leaf.id += f"@{'/'.join(leaf.names)}"
-            owner = (same, leaf.names if leaf.independent else None)
-            known, first = owners.setdefault(leaf.id, (owner, leaf))
-            if known != owner:
+            known, first = owners.setdefault(leaf.id, (same, leaf))
+            if known != same:
                 self.report_clash(leaf, first)
 
     def report_clash(self, leaf: LeafUse, first: LeafUse) -> None:
@@ -358,28 +349,3 @@ class Expander:
             f"and {first.default_id} at {self.origins.of(first.recipe).place}. Give one of them "
             "another `id`.",
         )
-
-
-def _stop(found: str) -> NoReturn:
-    raise _TooLarge(
-        f"too large with nested files written out, {found}. Look for files that name each other "
-        "many times."
-    )
-
-
-def _part(recipe: PathSpec, scope: Scope) -> DatasetPart:
-    """Return where a dataset is read from."""
-    return DatasetPart(
-        path=joined(scope.file.directory, recipe.path),
-        written=os.path.normpath(scope.written(recipe.path)),
-        split_part=scope.split_part,
-        dataset_config=recipe.dataset_config,
-        split_config=recipe.split_config,
-    )
-
-
-def _mixed(outer: int | None, inner: int | None) -> int | None:
-    """Return how many epochs are mixed, from the numbers around a node and at it."""
-    if outer is None or inner is None:
-        return None
-    return -1 if -1 in (outer, inner) else outer * inner

@@ -1,33 +1,30 @@
-"""Loading a metadataset with all files it names, and writing a split as one mapping."""
+"""Loading a metadataset: a file is read once, and so are the files that it names."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from energy_data.config.diagnostics import Diagnostics, Place
-from energy_data.config.files import (
-    File,
-    Files,
-    PathLike,
-    file_folder,
-    file_key,
-    is_metadataset,
-    is_remote,
-    joined,
+from energy_data.config.grammar import Grammar, Origins
+from energy_data.config.leaves import Expander, File, file_key, is_metadataset, is_remote, joined
+from energy_data.config.schema import SPLITS
+from energy_data.config.yaml_nodes import (
+    MAX_BYTES,
+    Diagnostics,
+    Place,
+    Value,
+    read_data,
+    read_text,
 )
-from energy_data.config.grammar import Origins
-from energy_data.config.kinds import SPLITS, is_below
-from energy_data.config.leaves import DatasetPart, Expander, LeafUse
-from energy_data.config.rules import STORES
-from energy_data.config.yaml_nodes import Value, read_data
-from energy_data.core.recipe import Child, Children, Group, Rule, keys_of
-from energy_data.core.rules import listed
+from energy_data.core.rules import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
+
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 @frozen(eq=False)
@@ -57,156 +54,119 @@ class LoadedMetadataset:
             )
         if (split, epochs) not in self._trees:
             diagnostics = Diagnostics()
-            expander = Expander(self._files, self.origins, diagnostics)
-            tree = expander.tree(self.root, split, epochs)
+            self.expand(split, epochs, diagnostics)
             diagnostics.raise_if_any()
-            assert tree is not None
-            self._trees[split, epochs] = tree
         return self._trees[split, epochs]
+
+    def expand(self, split: str, epochs: int | None, diagnostics: Diagnostics) -> None:
+        """Compute the tree of a split, and report its problems."""
+        tree = Expander(self._files, self.origins, diagnostics).tree(self.root, split, epochs)
+        if tree is not None:
+            self._trees[split, epochs] = tree
 
 
 def load(
     path: PathLike | Mapping[str, Any], *, base_dir: PathLike | None = None
 ) -> LoadedMetadataset:
-    """Return the metadataset at `path`, or one that stands for the dataset there.
+    """Return a metadataset, checked with all files it names. No dataset is opened.
 
-    path: a metadataset file; a dataset folder, a tar or a pattern of tars; or a mapping.
-    base_dir: where relative paths start; the working folder if None. SpecError: see
-    `load_metadataset`.
-    """
-    if isinstance(path, Mapping) or is_metadataset(joined(_folder(base_dir), os.fspath(path))):
-        return load_metadataset(path, base_dir=base_dir)
-    full = joined(_folder(base_dir), os.fspath(path))
-    folder, name = ("/", full) if is_remote(full) else os.path.split(full.rstrip("/"))
-    diagnostics = Diagnostics()
-    data = {"splits": {"train": {"path": name or "/"}}}
-    value = read_data(data, os.fspath(path), diagnostics)
-    return _loaded(value, File(os.fspath(path), "", folder, {}, any_split=True), diagnostics)
-
-
-def load_metadataset(
-    path: PathLike | Mapping[str, Any], *, base_dir: PathLike | None = None
-) -> LoadedMetadataset:
-    """Return the metadataset in a file or a mapping, checked with all files it names.
-
-    base_dir: where the path, or relative paths in a mapping, start; the working folder if None. No
-    dataset is opened. Raises SpecError with every error of all the files, one line each:
+    path: a metadataset file; a mapping; or a dataset folder, a tar or a pattern of tars, for a
+    metadataset that stands for this one dataset. base_dir: where relative paths start; the working
+    folder if None. Raises SpecError with every error of all the files, one line each:
     `file:line:column: where: what is wrong, what was found. What to do.`
     """
-    diagnostics, folder = Diagnostics(), _folder(base_dir)
+    diagnostics, folder = Diagnostics(), os.path.realpath(base_dir or ".")
     if isinstance(path, Mapping):
         value = read_data(path, "<mapping>", diagnostics)
-        return _loaded(value, File("<mapping>", "", folder, {}), diagnostics)
+        return _loaded(File("<mapping>", "", folder), value, diagnostics)
     name = os.fspath(path)
     full = joined(folder, name)
-    value = Files(diagnostics, Origins()).read(full, name, Place(name), "")
-    return _loaded(value, File(name, file_key(full), file_folder(full), {}), diagnostics)
+    if is_metadataset(full):
+        key = file_key(full)
+        text = _read(full, full, Place(name), "", diagnostics)
+        value = None if text is None else read_text(text, name, diagnostics)
+        return _loaded(File(name, key, str(Path(key).parent)), value, diagnostics)
+    folder, path = ("/", full) if is_remote(full) else os.path.split(full.rstrip("/"))
+    value = read_data({"splits": {"train": {"path": path or "/"}}}, name, diagnostics)
+    return _loaded(File(name, "", folder, any_split=True), value, diagnostics)
 
 
-def _folder(base_dir: PathLike | None) -> str:
-    return os.path.realpath(os.fspath(base_dir) if base_dir is not None else ".")
-
-
-def _loaded(value: Value | None, bare: File, diagnostics: Diagnostics) -> LoadedMetadataset:
+def _loaded(root: File, value: Value | None, diagnostics: Diagnostics) -> LoadedMetadataset:
     """Return the metadataset whose outermost file holds `value`."""
     origins = Origins()
-    files = Files(diagnostics, origins)
-    root = files.add(value, bare)
-    trees: dict[tuple[str, int | None], Spec] = {}
-    for split in () if root is None else root.splits:
-        assert root is not None
-        tree = Expander(files.known, origins, diagnostics).tree(root, split)
-        if tree is not None and not root.any_split:
-            trees[split, 1] = tree
+    files = _read_files(root, value, Grammar(diagnostics, origins))
+    if (file := files[root.key]) is None:
+        diagnostics.raise_if_any()
+    assert file is not None
+    metadataset = LoadedMetadataset(file, origins, files)
+    for split in () if file.any_split else file.splits:
+        metadataset.expand(split, 1, diagnostics)
     diagnostics.raise_if_any()
-    assert root is not None
-    return LoadedMetadataset(root, origins, files.known, trees)
+    return metadataset
 
 
-def resolve(metadataset: LoadedMetadataset, split: str) -> dict[str, Any]:
-    """Return one split as a mapping that stands alone, for `load_metadataset`.
+def _read_files(root: File, value: Value | None, grammar: Grammar) -> dict[str, File | None]:
+    """Return the outermost file and all files that it names, by key; None: it has errors.
 
-    Nested files are written out, paths are absolute, and every leaf has its id, so that the
-    mapping compiles to the same tree. `describe_tree` reports where each leaf comes from.
+    Errors of a file do not keep those that it names from being read.
     """
-    return {"splits": {split: plain_node(metadataset.tree(split))}}
-
-
-def plain_node(tree: Spec) -> dict[str, Any]:
-    """Return a tree as it is written in YAML."""
-    if isinstance(tree, LeafUse):
-        return _plain_leaf(tree)
-    keys = plain_keys(tree)
-    return {tree.kind: keys} if is_below(type(tree)) else keys
-
-
-def plain_keys(owner: Any) -> dict[str, Any]:
-    """Return the keys of a recipe, a part or a group as they are written in YAML.
-
-    Defaults are left out, except for weights and repetitions.
-    """
-    plain: dict[str, Any] = {}
-    for name, one in keys_of(type(owner)).items():
-        value = getattr(owner, one.attribute)
-        is_share = name == getattr(owner, "share_key", None)
-        if value is None or value == {} or (value == one.default and not is_share):
+    files: dict[str, File | None] = {}
+    read = [(root, value)]
+    unread: list[tuple[File, str, Place, str]] = []  # the file that names it, and its path there
+    while read or unread:
+        if not read:
+            read += _nested(*unread.pop(), files, grammar.diagnostics)
             continue
-        if isinstance(one.holds, Child):
-            plain[name] = plain_node(value)
-        elif isinstance(one.holds, Children):
-            bare = one.holds.part is None
-            plain[name] = [
-                plain_node(item) if bare else {**plain_keys(item), **plain_node(item.of)}
-                for item in value
-            ]
-        elif isinstance(one.holds, Group):
-            plain[name] = plain_keys(value)
-        else:
-            assert isinstance(one.holds, Rule)
-            plain[name] = one.holds.plain(value)
-    return plain
+        file, value = read.pop()
+        splits = None if value is None else grammar.file(value)
+        files[file.key] = None if splits is None else evolve(file, splits=splits)
+        unread += [(file, *named) for named in reversed(grammar.paths)]
+        grammar.paths.clear()
+    return files
 
 
-def _plain_leaf(leaf: LeafUse) -> dict[str, Any]:
-    if isinstance(leaf.of, DatasetPart):
-        plain = _plain_part(leaf.of, leaf.subflavors)
-    else:
-        plain = _plain_join(leaf)
-    plain |= {"id": leaf.id}
-    if leaf.epochs != 1:
-        plain["shuffle_over_epochs_multiplier"] = leaf.epochs
-    for name in ("tokens_per_sample", "max_repetitions"):
-        if (value := getattr(leaf.keys, name)) is not None:
-            plain[name] = value
-    if leaf.aux:
-        plain["aux"] = STORES.plain(leaf.aux)
-    if (subset := leaf.subset.plain()) is not None:
-        plain["subset"] = subset
-    if leaf.subset.is_relative and leaf.subset.is_absolute and leaf.subset.end is None:
-        # A part of a range without a known end takes two nodes to write.
-        return {"concat": [plain], "subset": leaf.subset.plain_relative()}
-    return plain
+def _nested(
+    by: File,
+    path: str,
+    place: Place,
+    where: str,
+    known: Mapping[str, File | None],
+    diagnostics: Diagnostics,
+) -> list[tuple[File, Value | None]]:
+    """Return the file at a path; nothing for a dataset, a known file, or one that is missing."""
+    full = joined(by.directory, path)
+    key = file_key(full)
+    if not (is_remote(path) or is_metadataset(full)) or key in known:
+        return []
+    if (text := _read(full, path, place, where, diagnostics)) is None:
+        return []
+    folder = os.path.dirname(by.name)  # noqa: PTH120 - stays empty where `.` is meant
+    name = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - as above
+    return [(File(name, key, str(Path(key).parent)), read_text(text, name, diagnostics))]
 
 
-def _plain_part(part: DatasetPart, subflavors: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {
-        "path": part.path,
-        "split_part": part.split_part,
-        "dataset_config": part.dataset_config,
-        "split_config": part.split_config,
-        "subflavors": dict(subflavors) or None,
-    }
-    return {name: value for name, value in plain.items() if value is not None}
+def _read(
+    path: str, written: str, place: Place, where: str, diagnostics: Diagnostics
+) -> bytes | None:
+    """Return the text of a file; None: it cannot be read, which is reported where it is named."""
+    try:
+        if Path(path).is_file():
+            with Path(path).open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+        problem = _missing(path)
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read, {error}. Check the path and its permissions."
+    if is_remote(path):
+        problem = f"remote paths are not supported yet, found {written!r}. Give a local path."
+    diagnostics.report(place, where, problem)
+    return None
 
 
-def _plain_join(leaf: LeafUse) -> dict[str, Any]:
-    assert not isinstance(leaf.of, DatasetPart)
-    recipe: Any = leaf.recipe
-    written = [
-        _plain_part(member.of, member.subflavors)
-        | ({} if member.nonmatch == "error" else {"nonmatch": member.nonmatch})
-        for member in leaf.of
-    ]
-    names = recipe.names
-    joiner = {} if recipe.joiner is None else {"joiner": recipe.joiner.plain()}
-    return {"join": dict(zip(names, written, strict=True)) if names else written, **joiner}
+def _missing(path: str) -> str:
+    """Return the problem of a file that does not exist."""
+    folder, name = os.path.split(path)
+    if not Path(folder).is_dir():
+        return f"there is no folder {folder!r}. Check the path; it starts at its file's folder."
+    near = did_you_mean(name, [each.name for each in Path(folder).iterdir()])
+    advice = f"Did you mean {near!r}?" if near else "Check the path."
+    return f"there is no metadataset {name!r} in {folder!r}. {advice}"

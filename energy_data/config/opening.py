@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
-from energy_data.config.diagnostics import Diagnostics
-from energy_data.config.keys import JoinSpec
-from energy_data.config.leaves import DatasetPart, JoinedDataset, LeafUse, leaf_uses
+from energy_data.config.keys import JoinSpec, PathSpec
+from energy_data.config.leaves import DatasetPart, LeafUse, leaf_uses
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.rules import Aux
+from energy_data.config.yaml_nodes import Diagnostics
+from energy_data.core.spec import Spec
 from energy_data.data.files.stores import FileStore, SystemFileStore
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.join import Joiner, open_join
@@ -32,6 +33,7 @@ from energy_data.data.tar.nv_meta import FOLDER, SPLIT, read_counts, read_mappin
 from energy_data.data.tar.nv_meta import expand as expanded
 from energy_data.data.typed.samples import SAMPLE_TYPES
 from energy_data.errors import SpecError
+from energy_data.nodes.references import OrderSpec
 
 Range = tuple[int, int | None]
 
@@ -59,6 +61,53 @@ class Options:
 DEFAULT = Options()
 
 
+class Built(Protocol):
+    """A dataset of batches."""
+
+    @property
+    def spec(self) -> Spec:
+        """Its tree."""
+
+
+B_co = TypeVar("B_co", bound=Built, covariant=True)
+
+
+class Builder(Protocol[B_co]):
+    """Builds the batches of a mixture: those of a run, or of one of its stages.
+
+    `energy_data.tasks.stream.StreamBuilder` is one.
+    """
+
+    @property
+    def finite(self) -> bool:
+        """Whether the stream is one pass."""
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples, or packs, in a micro-batch."""
+
+    @property
+    def samples_per_microbatch(self) -> int | None:
+        """Samples drawn for a micro-batch, on average; None: as many as it has."""
+
+    @property
+    def microbatches_per_step(self) -> int | None:
+        """Micro-batches of all ranks in an optimizer step."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What a stage may change, with the values it has here."""
+
+    def with_params(self, params: Mapping[str, Any]) -> Self:
+        """Return the builder with some of its `params` changed. SpecError for an invalid value."""
+
+    def over(self, order: OrderSpec, *, first_microbatch: int = 0) -> B_co:
+        """Return the batches of a mixture, from a micro-batch of the run on."""
+
+    def of(self, spec: Spec) -> B_co:
+        """Return a tree of batches as a dataset."""
+
+
 class Opener:
     """Opens leaves; equal parts of datasets are opened once."""
 
@@ -67,20 +116,17 @@ class Opener:
         self._sources: dict[tuple[object, ...], Source] = {}
         self._stores: dict[Aux, FileStore[bytes]] = {}
 
-    def samples(
-        self, leaf: LeafUse, subset: Range | None, subflavors: Mapping[str, Any] | None = None
-    ) -> Source:
-        """Return the samples of a leaf. subflavors: in place of its own."""
-        own = leaf.subflavors if subflavors is None else subflavors
-        if isinstance(leaf.of, DatasetPart):
-            return self._dataset(leaf.of, subset, own)
-        assert isinstance(leaf.recipe, JoinSpec)
+    def samples(self, leaf: LeafUse, subset: Range | None = None) -> Source:
+        """Return the samples of a leaf, or a range of them."""
+        if isinstance(leaf.recipe, PathSpec):
+            return self._dataset(leaf.parts[0], subset)
         names = leaf.recipe.names
         joiner, code = self._joiner(leaf.recipe), leaf.recipe.joiner
-        key = (leaf.of, _text([one.subflavors for one in leaf.of]), names, code, subset)
+        subflavors = json.dumps([part.subflavors for part in leaf.parts], default=str)
+        key = (leaf.parts, subflavors, names, code, subset)
         if key not in self._sources:
             typed = self._options.open_typed if isinstance(joiner, type) else None
-            members = [self._member(member, typed) for member in leaf.of]
+            members = self.members(leaf, typed)
             self._sources[key] = open_join(
                 dict(zip(names, members, strict=True)) if names else members,
                 joiner=joiner,
@@ -89,37 +135,37 @@ class Opener:
             )
         return self._sources[key]
 
-    def keyed(self, leaf: LeafUse) -> list[JoinMember]:
-        """Return the keys of the datasets of a join. The joiner is not imported."""
-        assert not isinstance(leaf.of, DatasetPart)
-        return [self._member(member, None) for member in leaf.of]
+    def members(self, leaf: LeafUse, typed: OpenSource | None = None) -> list[JoinMember]:
+        """Return the datasets of a join. typed: opens them, in place of `open_source`."""
+        return [JoinMember(self._dataset(part, None, typed), part.nonmatch) for part in leaf.parts]
 
     def stores(self, leaf: LeafUse) -> dict[str, FileStore[bytes]]:
         """Return the files for cookers, by name. Raises SpecError if a path has none."""
-        return {name: self._store(name, aux) for name, aux in leaf.aux.items()}
+        for name, aux in leaf.aux.items():
+            if aux in self._stores:
+                continue
+            if aux.kind == "path":
+                self._stores[aux] = open_store(aux.path)
+            elif Path(aux.path).is_dir():
+                self._stores[aux] = SystemFileStore(aux.path)
+            else:
+                raise SpecError(f"{name!r}: there is no folder {aux.path}. Check the path.")
+        return {name: self._stores[aux] for name, aux in leaf.aux.items()}
 
     def _dataset(
-        self,
-        part: DatasetPart,
-        subset: Range | None,
-        subflavors: Mapping[str, Any],
-        typed: OpenSource | None = None,
+        self, part: DatasetPart, subset: Range | None, typed: OpenSource | None = None
     ) -> Source:
-        given = {"dataset_config": part.dataset_config, "split_config": part.split_config}
-        config = {name: value for name, value in given.items() if value is not None}
-        key = (part.path, part.split_part, subset, _text(subflavors), typed, *config.items())
+        subflavors = json.dumps(part.subflavors, sort_keys=True, default=str)
+        key = (part, subset, subflavors, typed)
         if key not in self._sources:
             self._sources[key] = (typed or self._open_source)(
                 part.path,
                 split_part=part.split_part,
                 subset=subset,
-                subflavors=subflavors,
-                **config,
+                subflavors=part.subflavors,
+                **part.config,
             )
         return self._sources[key]
-
-    def _member(self, member: JoinedDataset, typed: OpenSource | None) -> JoinMember:
-        return JoinMember(self._dataset(member.of, None, member.subflavors, typed), member.nonmatch)
 
     def _joiner(self, recipe: JoinSpec) -> Joiner | None:
         code = recipe.joiner
@@ -136,20 +182,6 @@ class Opener:
             )
         found: Joiner = joiner
         return found
-
-    def _store(self, name: str, aux: Aux) -> FileStore[bytes]:
-        if aux not in self._stores:
-            if aux.kind == "fs_path" and not Path(aux.path).is_dir():
-                raise SpecError(f"{name!r}: there is no folder {aux.path}. Check the path.")
-            if aux.kind == "fs_path":
-                self._stores[aux] = SystemFileStore(aux.path)
-            else:
-                self._stores[aux] = open_store(aux.path)
-        return self._stores[aux]
-
-
-def _text(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, default=str)
 
 
 @frozen(kw_only=True)
@@ -202,7 +234,7 @@ def _computed(
         if leaf.recipe.kind != "join":
             continue
         try:
-            members = opener.keyed(leaf)
+            members = opener.members(leaf)
             yield leaf, open_table(members, leaf.cache), members
         except SpecError as error:
             origin = metadataset.origins.of(leaf.recipe)
@@ -213,15 +245,14 @@ def _computed(
 
 def _energon_name(leaf: LeafUse, members: list[JoinMember]) -> str | None:
     """Return Energon's name for the index; None if Energon could not read what we would write."""
-    assert isinstance(leaf.of, tuple)
-    if any(_excludes_shards(member) for member in leaf.of):
+    if any(_excludes_shards(part) for part in leaf.parts):
         return None  # Energon counts them, and joins what is in them
     return energon_name(members)
 
 
-def _excludes_shards(member: JoinedDataset) -> bool:
-    root = Path(member.of.path)
-    where = root / FOLDER / (member.of.split_config or SPLIT)
+def _excludes_shards(part: DatasetPart) -> bool:
+    root = Path(part.path)
+    where = root / FOLDER / (part.split_config or SPLIT)
     excluded = (read_mapping(where) or {}).get("exclude", [])
     counts: Mapping[str, int] = read_counts(root) if excluded else {}
     return any(name in counts for name in expanded(excluded, where))

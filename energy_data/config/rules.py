@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from energy_data.core.recipe import Rule
 from energy_data.core.rules import MAX_COUNT, TEXT_PATTERN, matching, whole_number
+from energy_data.errors import SpecError
 
 MAX_EPOCHS = 2**20  # mixed with each other
 
@@ -47,56 +48,37 @@ class Subset:
     high: Fraction = Fraction(1)
 
     @property
-    def is_full(self) -> bool:
-        """Whether it is all of a dataset."""
-        return self == FULL
-
-    @property
     def is_absolute(self) -> bool:
         """Whether it has numbers of samples."""
         return self.first != 0 or self.end is not None
 
-    @property
-    def is_relative(self) -> bool:
-        """Whether it has percentages."""
-        return self.low != 0 or self.high != 1
-
     def within(self, inner: Subset | None) -> Subset:
         """Return this relative range, applied to what `inner` leaves."""
         inner = inner or FULL
-        if not self.is_relative:
-            return inner
         span = inner.high - inner.low
         return evolve(inner, low=inner.low + self.low * span, high=inner.low + self.high * span)
 
-    def bounds(self, num_samples: int) -> tuple[int, int]:
-        """Return the range in a dataset of `num_samples`. Raises ValueError if it exceeds it."""
-        end = num_samples if self.end is None else self.end
-        if end > num_samples or self.first > end:
-            raise ValueError(f"the range {self} exceeds the dataset")
-        total = end - self.first
-        return self.first + int(total * self.low), self.first + int(total * self.high)
+    def bounds(self, num_samples: int, dataset: str) -> tuple[int, int]:
+        """Return the range in a dataset of `num_samples`. SpecError if it is empty or exceeds it.
 
-    def plain(self) -> dict[str, Any] | None:
-        """Return it as it is written in YAML; None: it is all of a dataset.
-
-        The relative part of an absolute range without an end takes a node of its own and is left
-        out here.
+        dataset: its name in errors.
         """
-        if self.is_absolute and self.end is not None:
-            return {"range": list(self.bounds(self.end))}
-        if self.is_absolute:
-            return {"range": [self.first, "end"]}
-        return self.plain_relative()
-
-    def plain_relative(self) -> dict[str, Any] | None:
-        """Return its relative part as it is written in YAML; None: it has none."""
-        return {"range": [percent(self.low), percent(self.high)]} if self.is_relative else None
+        end = num_samples if self.end is None else self.end
+        total = end - self.first
+        first, end = self.first + int(total * self.low), self.first + int(total * self.high)
+        problem = f"it has no samples in the range {self}" if first >= end else ""
+        if self.first + total > num_samples or total < 0:
+            problem = f"the range {self} exceeds the dataset"
+        if problem:
+            found = f"found {num_samples} in {dataset}"
+            raise SpecError(f"{problem}, {found}. Give a range within them.")
+        return first, end
 
     def __str__(self) -> str:
-        absolute = f"[{self.first}:{'end' if self.end is None else self.end}]"
-        relative = f"[{percent(self.low)}:{percent(self.high)}]"
-        return (absolute if self.is_absolute else "") + (relative if self.is_relative else "")
+        end = "end" if self.end is None else self.end
+        absolute = f"[{self.first}:{end}]" if self.is_absolute else ""
+        is_relative = self.low != 0 or self.high != 1
+        return absolute + (f"[{percent(self.low)}:{percent(self.high)}]" if is_relative else "")
 
 
 FULL = Subset()
@@ -138,7 +120,7 @@ def subset_range(*, absolute: bool) -> Rule:
     }
     both = " or two numbers of samples" if absolute else ""
     must_be = f"`range: [start, end]` with two percentages{both}, start before end"
-    return Rule(must_be, schema, lambda found: _subset(found, absolute=absolute), Subset.plain)
+    return Rule(must_be, schema, lambda found: _subset(found, absolute=absolute))
 
 
 def _subset(found: Any, *, absolute: bool) -> Subset:
@@ -183,10 +165,6 @@ class Code:
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
-    def plain(self) -> dict[str, str]:
-        """Return it as it is written in YAML."""
-        return {"__module__": self.module, _KEYS_OF_CODE[not self.is_class]: self.name}
-
 
 def _code(found: Any) -> Code:
     if not isinstance(found, dict) or len(found) != 2 or "__module__" not in found:
@@ -215,7 +193,6 @@ CODE = Rule(
         "oneOf": [{"required": [key]} for key in _KEYS_OF_CODE],
     },
     _code,
-    Code.plain,
 )
 
 
@@ -240,31 +217,26 @@ def _stores(found: Any) -> Stores:
 
 
 def _store(name: str, found: Any) -> Aux:
-    if not isinstance(found, dict):
-        if isinstance(found, str) and found.startswith(_FOLDER) and found != _FOLDER:
-            return Aux(_text(name, found.removeprefix(_FOLDER)), "fs_path")
-        return Aux(_local(name, found), "path")
-    if list(found) == ["path"]:
-        return Aux(_local(name, found["path"]), "path")
-    if list(found) == ["fs_path"]:
-        return Aux(_local(name, found["fs_path"]), "fs_path")
-    raise ValueError(f"'{name}' has one key: `path` of a dataset, or `fs_path` of a folder.")
-
-
-def _text(name: str, found: Any) -> str:
-    if not isinstance(found, str) or not TEXT_PATTERN.fullmatch(found):
+    kind: Literal["path", "fs_path"] = "path"
+    is_folder = isinstance(found, str) and found.startswith(_FOLDER)
+    if is_folder:
+        kind, path = "fs_path", found.removeprefix(_FOLDER)
+    elif isinstance(found, dict):
+        if list(found) not in (["path"], ["fs_path"]):
+            raise ValueError(
+                f"'{name}' has one key: `path` of a dataset, or `fs_path` of a folder."
+            )
+        ((kind, path),) = found.items()
+    else:
+        path = found
+    if not isinstance(path, str) or not TEXT_PATTERN.fullmatch(path):
         raise ValueError(f"'{name}' must be a path.")
-    return found
-
-
-def _local(name: str, found: Any) -> str:
-    path = _text(name, found)
-    if re.match(_SCHEME, path):
+    if not is_folder and re.match(_SCHEME, path):
         raise ValueError(
             f"'{name}' is remote, which is not supported yet. Give a local path: of a dataset, or "
             f"after `{_FOLDER}` of a folder."
         )
-    return path
+    return Aux(path, kind)
 
 
 _TEXT: dict[str, Any] = {"type": "string", "pattern": TEXT_PATTERN.pattern}
@@ -288,5 +260,4 @@ STORES = Rule(
         },
     },
     _stores,
-    lambda stores: {name: {aux.kind: aux.path} for name, aux in stores.items()},
 )

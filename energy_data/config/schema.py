@@ -1,28 +1,153 @@
-"""The grammar as JSON Schema, for editors."""
+"""The kinds of nodes in YAML, where their keys stand, and the same as JSON Schema for editors.
+
+`KINDS` is the one table: a new kind is its class, and a line there.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from energy_data.config.keys import NodeKeys
-from energy_data.config.kinds import (
-    KINDS,
-    PARTS,
-    SPLITS,
-    FileKeys,
-    InNode,
-    InSplit,
-    Keys,
-    keys_next_to,
-    kinds_in,
-    node_keys,
-    refused_in,
-)
-from energy_data.core.recipe import Child, Children, Group, Key, keys_of
+from attrs import frozen
+
+from energy_data.config.keys import DatasetsSpec, JoinSpec, LeafKeys, NodeKeys, PathSpec
+from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
+from energy_data.core.recipe import Child, Children, Group, Key, key, keys_of
+from energy_data.core.rules import one_of
+from energy_data.core.spec import Spec
+from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, MixSpec
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec
+
+KINDS: Mapping[str, type[Spec]] = {
+    cls.kind: cls
+    for cls in (
+        PathSpec,
+        JoinSpec,
+        BlendSpec,
+        BlendEpochizedSpec,
+        ConcatSpec,
+        EpochizeSpec,
+        RepeatSpec,
+        MixSpec,
+        StagedRecipe,
+        DatasetsSpec,
+        DocsPerStepSpec,
+    )
+}
+"""The key that makes a node of a kind -> the class of its recipes."""
+
+SPLITS = ("train", "val", "test")
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = dict[str, Any]
+Keys: TypeAlias = Mapping[str, Key]
+
+
+@frozen
+class InSplit:
+    """The part of a split. It has no keys of its own."""
+
+
+@frozen
+class InNode:
+    """The part of a child that has no keys of its own at its parent."""
+
+
+@frozen
+class FileKeys:
+    """The keys of the top of a file."""
+
+    module: str = key(
+        one_of("megatron.energon", "energy_data"),
+        "Energon's header; may be left out.",
+        "__module__: megatron.energon",
+        default="energy_data",
+        name="__module__",
+    )
+    class_: str | None = key(
+        one_of("MetadatasetV2", "Metadataset"),
+        "Energon's header; may be left out. `Metadataset` is the older one, with `datasets`.",
+        "__class__: MetadatasetV2",
+        default=None,
+        name="__class__",
+    )
+    splits: Mapping[str, Spec] = key(
+        Child(),
+        "What each split draws from.",
+        "splits: {train: {path: ./coco}}",
+        default=None,
+        required=True,
+    )
+
+
+def is_below(kind: type[Spec]) -> bool:
+    """Return whether the keys of a kind stand in a mapping below it, and not next to it."""
+    return kind.kind not in keys_of(kind)
+
+
+def keys_next_to(kind: type[Spec]) -> Keys:
+    """Return the keys of a kind that stand in the mapping of the node, the kind's own included."""
+    if not is_below(kind):
+        return keys_of(kind)
+    name, yaml = kind.kind, kind.yaml
+    return {name: Key(name, name, Group(kind), yaml.about, yaml.example, None, True, False)}
+
+
+def kinds_in(part: type[Any]) -> Mapping[str, type[Spec]]:
+    """Return the kinds that a node in such a part may be of."""
+    named: Sequence[str] = getattr(part, "kinds", list(KINDS))
+    return {
+        name: KINDS[name]
+        for name in named
+        if part is InSplit or not KINDS[name].yaml.under_split_only
+    }
+
+
+def keys_in(part: type[Any], kind: type[Spec] | None) -> dict[type[Any], Keys]:
+    """Return the keys of a node of a kind in such a part, by the class that declares them.
+
+    These are the part, `NodeKeys` or `LeafKeys`, and the kind. A node without a kind may have any
+    key of a leaf but `path`.
+    """
+    cls = kind or PathSpec
+    shared = LeafKeys if cls in (PathSpec, JoinSpec) else NodeKeys
+    excluded = {*getattr(part, "refuses", ()), *(() if kind else ("path",))}
+    owners = {part: keys_of(part), shared: keys_of(shared), cls: keys_next_to(cls)}
+    return {
+        owner: {name: one for name, one in keys.items() if name not in excluded}
+        for owner, keys in owners.items()
+    }
+
+
+def _holds(cls: type[Any]) -> Iterable[Any]:
+    """Yield what the keys of a class hold, including those of groups and parts."""
+    for one in keys_of(cls).values():
+        yield one.holds
+        if isinstance(one.holds, Group):
+            yield from _holds(one.holds.of)
+        if isinstance(one.holds, Children) and one.holds.part is not None:
+            yield from _holds(one.holds.part)
+
+
+PARTS: Mapping[type[Any], str] = {
+    holds.part: kind
+    for kind, cls in reversed(list(KINDS.items()))  # of two kinds, the first counts
+    for holds in _holds(cls)
+    if isinstance(holds, Children) and holds.part is not None
+}
+"""The classes of children that have keys of their own -> the kind that they are children of."""
+
+GROUPS: Mapping[type[Any], str] = {
+    **{cls: kind for kind, cls in KINDS.items() if is_below(cls)},
+    **{
+        holds.of: kind
+        for kind, cls in KINDS.items()
+        for holds in _holds(cls)
+        if isinstance(holds, Group)
+    },
+}
+"""The classes whose keys stand in a mapping of their own -> the kind that they are part of."""
 
 
 def metadataset_schema() -> Schema:
@@ -30,8 +155,8 @@ def metadataset_schema() -> Schema:
 
     It accepts what the loader accepts of one file, except for what a schema cannot express: the
     order of a range's two ends and of places in a schedule, schedules that are all 0 somewhere,
-    slips in the names of splits, `nonmatch` of the first dataset of a join, kinds that do not match
-    the class in the header, NaN, duplicate keys, and everything about other files.
+    slips in the names of splits, `nonmatch` of the first dataset of a join, NaN, duplicate keys,
+    and everything about other files.
     """
     parts: list[type[Any]] = [InNode, InSplit, *PARTS]
     return {
@@ -54,10 +179,8 @@ def _node(part: type[Any]) -> Schema:
     """Return the schema of a node: exactly one kind, and the keys that go with it."""
     owners: dict[str, Schema] = {}
     for kind, cls in kinds_in(part).items():
-        refused = refused_in(part, cls)
-        keys = {**keys_of(node_keys(cls)), **keys_next_to(cls)}
-        schemas = _mapping(keys)["properties"]
-        owners[kind] = {name: schema for name, schema in schemas.items() if name not in refused}
+        _, shared_keys, own_keys = keys_in(part, cls).values()
+        owners[kind] = _mapping({**shared_keys, **own_keys})["properties"]
     shared = {name for name in keys_of(NodeKeys) if _alike(name, owners)}
     own = _mapping(keys_of(part))
     properties: Schema = dict(own["properties"])
@@ -90,13 +213,13 @@ def _mapping(keys: Keys) -> Schema:
     required = [name for name, one in keys.items() if one.required]
     schema: Schema = {
         "type": "object",
-        "properties": {name: _held(one) for name, one in keys.items()},
+        "properties": {name: _schema(one) for name, one in keys.items()},
         "additionalProperties": False,
     }
     return {**schema, "required": required} if required else schema
 
 
-def _held(one: Key) -> Schema:
+def _schema(one: Key) -> Schema:
     """Return the schema of what a key holds."""
     schema = {"description": one.about, **_value(one)}
     if isinstance(one.default, str | int | float):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from attrs import fields, frozen
 
 from energy_data.config.keys import UnopenedSpec
 from energy_data.core import recipe
 from energy_data.core.recipe import Child, FieldProblem, Group, Yaml
-from energy_data.core.rules import AMOUNT, COUNT, MAPPING, NAME, TEXT, one_of
+from energy_data.core.rules import AMOUNT, COUNT, MAPPING, NAME, one_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.stage import DEFAULT, OnEnter, OnExhausted, Resume
 from energy_data.order.step_rules import DocsPerStep
 
 Unit = Literal["steps", "microbatches", "samples", "tokens", "epochs"]
-UNITS: tuple[Unit, ...] = ("steps", "microbatches", "samples", "tokens", "epochs")
 
 
 @frozen(kw_only=True, eq=False)
@@ -57,19 +56,18 @@ class StagePart:
     length: Fraction | None = recipe.key(
         AMOUNT, "How long it lasts, in place of `end`.", "for: 20B", default=None, name="for"
     )
-    on_enter: OnEnter | None = recipe.key(
+    on_enter: OnEnter = recipe.key(
         one_of("continue", "restart"),
-        "Leaves of earlier stages continue where they were, or restart in another order. "
-        "Default: that of `staged`.",
+        "Leaves of earlier stages continue where they were, or restart in another order.",
         "on_enter: restart",
-        default=None,
+        default="continue",
     )
-    on_exhausted: OnExhausted | None = recipe.key(
+    on_exhausted: OnExhausted = recipe.key(
         one_of("repeat", "advance", "error"),
-        "After one pass over its data, the stage starts the next pass, ends, or is an error. "
-        "Default: that of `staged`.",
+        "After one pass over its data, the stage starts the next pass, ends (in whole steps), or "
+        "is an error.",
         "on_exhausted: advance",
-        default=None,
+        default="repeat",
     )
     seed: int | None = recipe.key(
         COUNT, "Seed of the stage, in place of its name.", "seed: 7", default=None
@@ -84,19 +82,23 @@ class StagePart:
     params: Mapping[str, Any] = recipe.key(
         MAPPING,
         "What differs in this stage: `batch_size`, `shuffle_buffer_size`, "
-        "`max_samples_per_sequence`, `microbatches_per_step`, `global_batch_size`, and the "
-        "parameters of the task encoder.",
+        "`max_samples_per_sequence`, `microbatches_per_step`, and the parameters of the task "
+        "encoder.",
         "params: {batch_size: 1, seq_len: 32768}",
         factory=dict,
     )
+
+    def ends_at(self, start: Fraction) -> Fraction | None:
+        """Return its end, if it begins at `start`; None: it has none of its own."""
+        return self.end if self.length is None else start + self.length
 
 
 @frozen(kw_only=True)
 class StageBounds:
     """A stage in its place."""
 
-    name: str
-    number: int | None  # among the stages as written; None: it is the default
+    stage: StagePart
+    path: str  # of its keys below `staged`
     start: Fraction
     end: Fraction | None  # None: it has none but that of its data
 
@@ -115,36 +117,11 @@ class StagedRecipe(UnopenedSpec):
     )
 
     unit: Unit = recipe.key(
-        one_of(*UNITS),
+        one_of(*get_args(Unit)),
         "What `start`, `end` and `for` count; of all ranks. Tokens are `batch_size` times "
         "`seq_len` per micro-batch.",
         "unit: tokens",
         default="steps",
-    )
-    microbatches_per_step: int | None = recipe.key(
-        COUNT,
-        "Micro-batches of all ranks in an optimizer step. Default: that of the call.",
-        "microbatches_per_step: 32",
-        default=None,
-    )
-    global_batch_size: int | None = recipe.key(
-        COUNT,
-        "Samples of all ranks in a step, in place of `microbatches_per_step`.",
-        "global_batch_size: 1024",
-        default=None,
-    )
-    on_enter: OnEnter | None = recipe.key(
-        one_of("continue", "restart"),
-        "`on_enter` of stages that do not set it. Default: continue.",
-        "on_enter: restart",
-        default=None,
-    )
-    on_exhausted: OnExhausted | None = recipe.key(
-        one_of("repeat", "advance", "error"),
-        "After one pass over its data, a stage starts the next pass, ends (in whole steps), "
-        "or is an error. Default: repeat.",
-        "on_exhausted: advance",
-        default=None,
     )
     resume: Resume = recipe.key(
         one_of("strict", "ablation"),
@@ -152,9 +129,6 @@ class StagedRecipe(UnopenedSpec):
         "begins exactly where the state was saved.",
         "resume: ablation",
         default="strict",
-    )
-    at: str | None = recipe.key(
-        TEXT, "In validation: the one stage whose data is read.", "at: anneal", default=None
     )
     total: Fraction | None = recipe.key(
         AMOUNT,
@@ -177,162 +151,110 @@ class StagedRecipe(UnopenedSpec):
         first = {} if self.default is None else {DEFAULT: self.default}
         return {**first, **{stage.name: stage.of for stage in self.stages}}
 
-    def check(self) -> Iterator[FieldProblem]:
-        """Yield the problems of the fields."""
-        if self.microbatches_per_step is not None and self.global_batch_size is not None:
-            yield "", "both `microbatches_per_step` and `global_batch_size` are given. Keep one."
-        if self.unit != "epochs":
-            yield from self._check_whole()
-        yield from self._check_names()
-        starts = _starts(self)
-        yield from self._check_stages(dict(starts))
-        if starts:
-            yield from self._check_sequence([(start, number) for number, start in starts])
-
-    def _check_whole(self) -> Iterator[FieldProblem]:
+    @property
+    def starts(self) -> list[tuple[Fraction, int]]:
+        """(start, number) of the stages whose start is known, in the order of the run."""
+        starts: list[tuple[Fraction, int]] = []
+        before: Fraction | None = Fraction(0)
         for number, stage in enumerate(self.stages):
-            for key, value in (("start", stage.start), ("end", stage.end), ("for", stage.length)):
-                if value is not None and value.denominator != 1:
-                    problem = f"must be whole in {self.unit}, found {float(value):g}. Round it."
-                    yield f"stages[{number}].{key}", problem
-
-    def _check_names(self) -> Iterator[FieldProblem]:
-        known: set[str] = set()
-        for number, stage in enumerate(self.stages):
-            if self.default is not None and stage.name == DEFAULT:
-                yield self._at(number, "name", "the name is that of `default`. Choose another.")
-            if stage.name in known:
-                yield self._at(number, "name", "an earlier stage has this name. Choose another.")
-            known.add(stage.name)
-
-    def _check_stages(self, starts: Mapping[int, Fraction]) -> Iterator[FieldProblem]:
-        """Yield the problems of the bounds of each stage by itself."""
-        for number, stage in enumerate(self.stages):
-            if stage.end is not None and stage.length is not None:
-                yield self._at(number, "for", "both `end` and `for` are given. Keep one.")
-            if (start := starts.get(number)) is None:
-                problem = "its beginning is not known. Give its `start`, or the `end` before it."
-                yield self._at(number, "name", problem)
-                continue
-            end = _end(stage, start, None)
-            if end is not None and end <= start:
-                problem = (
-                    f"it ends at {_text(end)}, but begins at {_text(start)}. Let it end later, or "
-                    "remove it."
-                )
-                yield self._at(number, "for" if stage.end is None else "end", problem)
-
-    def _check_sequence(self, starts: list[tuple[Fraction, int]]) -> Iterator[FieldProblem]:
-        """Yield gaps and overlaps of the stages, and conflicts with `default` and `total`."""
-        starts.sort()
-        first, number = starts[0]
-        if self.default is not None and first == 0:
-            problem = "`default` would never run, the first stage begins at 0. Remove it."
-            yield "default", problem
-        if first > 0 and self.default is None:
-            problem = (
-                f"no stage covers {self.unit} 0 to {_text(first)}. Begin at 0, or add a `default` "
-                "to `staged`."
-            )
-            yield self._at(number, "start", problem)
-        for (start, one), (following, other) in pairwise(starts):
-            gap = self._gap(self.stages[one], start, self.stages[other], following)
-            if gap is not None:
-                yield self._at(other, "start", f"it begins at {_text(following)}, {gap}")
-        if self.total is not None:
-            yield from self._check_total(self.total, starts)
-
-    def _gap(
-        self, one: StagePart, start: Fraction, other: StagePart, following: Fraction
-    ) -> str | None:
-        """Return the problem between a stage and the next one."""
-        end = _end(one, start, following)
-        open_ended = one.end is None and one.length is None and other.start is None
-        if self.advances(one) and open_ended:
-            return None
-        if start == following:
-            return f"as stage {one.name!r} does. One of them would never run."
-        if end is not None and end < following:
-            return (
-                f"but stage {one.name!r} ends at {_text(end)}: no stage covers {self.unit} "
-                f"{_text(end)} to {_text(following)}. Close the gap."
-            )
-        if end is not None and end > following:
-            return (
-                f"but stage {one.name!r} ends at {_text(end)}: they overlap. Let one end where the "
-                "other begins."
-            )
-        return None
-
-    def _check_total(
-        self, total: Fraction, starts: Sequence[tuple[Fraction, int]]
-    ) -> Iterator[FieldProblem]:
-        start, last = starts[-1]
-        end = _end(self.stages[last], start, None)
-        if end is not None and end < total:
-            problem = (
-                f"it is the last and ends at {_text(end)}, but the run at {_text(total)}. Remove "
-                "its end."
-            )
-            yield self._at(last, "for" if self.stages[last].end is None else "end", problem)
-        for start, number in starts:
-            if start >= total:
-                problem = (
-                    f"it would never run, the run ends at {_text(total)} {self.unit}. Remove it."
-                )
-                yield self._at(number, "start", problem)
-
-    def _at(self, number: int, key: str, problem: str) -> FieldProblem:
-        return f"stages[{number}].{key}", f"stage {self.stages[number].name!r}: {problem}"
-
-    def advances(self, stage: StagePart) -> bool:
-        """Return whether a stage ends with its data, so that the next one needs no start."""
-        return (stage.on_exhausted or self.on_exhausted) == "advance"
+            start = before if stage.start is None else stage.start
+            if start is not None:
+                starts.append((start, number))
+            before = None if start is None else stage.ends_at(start)
+            if before is None and stage.on_exhausted == "advance":
+                before = start  # the next one follows, wherever this one ends
+        return sorted(starts)
 
     @property
     def bounds(self) -> list[StageBounds]:
         """The stages in their order, with their bounds in `unit`."""
-        starts = sorted((start, number) for number, start in _starts(self))
-        found = [
-            StageBounds(
-                name=self.stages[number].name,
-                number=number,
-                start=start,
-                end=_end(self.stages[number], start, _following(starts, at)),
-            )
-            for at, (start, number) in enumerate(starts)
-        ]
+        starts, found = self.starts, []
+        for at, (start, number) in enumerate(starts):
+            stage = self.stages[number]
+            end = stage.ends_at(start)
+            following = next((later for later, _ in starts[at + 1 :]), start)
+            if end is None and following != start:
+                end = following
+            path = f"stages[{number}]"
+            found.append(StageBounds(stage=stage, path=path, start=start, end=end))
         if self.default is not None:
-            zero = Fraction(0)
-            found.insert(0, StageBounds(name=DEFAULT, number=None, start=zero, end=starts[0][0]))
+            stage, zero = StagePart(of=self.default, name=DEFAULT), Fraction(0)
+            found.insert(0, StageBounds(stage=stage, path="default", start=zero, end=starts[0][0]))
         return found
 
+    def check(self) -> Iterator[FieldProblem]:
+        """Yield the problems of the fields."""
+        starts, names = self.starts, set()
+        known = {number: start for start, number in starts}
+        for number, stage in enumerate(self.stages):
+            if self.default is not None and stage.name == DEFAULT:
+                yield self._at(number, "name", "the name is that of `default`. Choose another.")
+            if stage.name in names:
+                yield self._at(number, "name", "an earlier stage has this name. Choose another.")
+            names.add(stage.name)
+            for key, problem in self._wrong_bounds(stage, known.get(number)):
+                yield self._at(number, key, problem)
+        if starts:
+            yield from self._check_sequence(starts)
 
-def _starts(staged: StagedRecipe) -> list[tuple[int, Fraction]]:
-    """Return (number, start) of the stages whose start is known."""
-    starts: list[tuple[int, Fraction]] = []
-    before: Fraction | None = Fraction(0)
-    for number, stage in enumerate(staged.stages):
-        start = before if stage.start is None else stage.start
-        if start is not None:
-            starts.append((number, start))
-        before = None if start is None else _end(stage, start, None)
-        if before is None and staged.advances(stage):
-            before = start  # the next one follows, wherever this one ends
-    return starts
+    def _check_sequence(self, starts: list[tuple[Fraction, int]]) -> Iterator[FieldProblem]:
+        """Yield gaps and overlaps of the stages, and conflicts with `default` and `total`."""
+        first, number = starts[0]
+        if first == 0 and self.default is not None:
+            problem = "`default` would never run, the first stage begins at 0. Remove it."
+            yield "default", problem
+        if first > 0 and self.default is None:
+            problem = f"no stage covers {self.unit} 0 to {_text(first)}. Begin at 0, or add a"
+            yield self._at(number, "start", f"{problem} `default` to `staged`.")
+        for one, other in pairwise(starts):
+            if gap := self._gap(*one, *other):
+                problem = f"it begins at {_text(other[0])}, {gap}"
+                yield self._at(other[1], "start", problem)
+        start, last = starts[-1]
+        end = self.stages[last].ends_at(start)
+        if self.total is not None and end is not None and end < self.total:
+            problem = f"it is the last and ends at {_text(end)}, but the run at {_text(self.total)}"
+            key = "end" if self.stages[last].length is None else "for"
+            yield self._at(last, key, f"{problem}. Remove its end.")
 
+    def _wrong_bounds(self, stage: StagePart, start: Fraction | None) -> Iterator[FieldProblem]:
+        """Yield the problems of the bounds of a stage by itself. start: None if not known."""
+        for key, value in (("start", stage.start), ("end", stage.end), ("for", stage.length)):
+            if value is not None and value.denominator != 1 and self.unit != "epochs":
+                yield key, f"must be whole in {self.unit}, found {float(value):g}. Round it."
+        if stage.end is not None and stage.length is not None:
+            yield "for", "both `end` and `for` are given. Keep one."
+        if start is None:
+            problem = "its beginning is not known. Give its `start`, or the `end` before it."
+            yield "name", problem
+            return
+        end = stage.ends_at(start)
+        if end is not None and end <= start:
+            problem = f"it ends at {_text(end)}, but begins at {_text(start)}. Let it end later, or"
+            yield "end" if stage.length is None else "for", f"{problem} remove it."
+        if self.total is not None and start >= self.total:
+            problem = f"it would never run, the run ends at {_text(self.total)} {self.unit}."
+            yield "start", f"{problem} Remove it."
 
-def _following(starts: Sequence[tuple[Fraction, int]], at: int) -> Fraction | None:
-    """Return the start of the stage after number `at`, if it has one."""
-    if at + 1 == len(starts) or starts[at + 1][0] == starts[at][0]:
-        return None
-    return starts[at + 1][0]
+    def _gap(self, start: Fraction, number: int, following: Fraction, other: int) -> str | None:
+        """Return the problem between a stage and the next one."""
+        stage = self.stages[number]
+        end = stage.ends_at(start)
+        follows = end is None and self.stages[other].start is None
+        if (stage.on_exhausted == "advance" and follows) or following == end != start:
+            return None
+        if start == following:
+            return f"as stage {stage.name!r} does. One of them would never run."
+        if end is None:
+            return None
+        problem = f"but stage {stage.name!r} ends at {_text(end)}: "
+        if end < following:
+            covers = f"no stage covers {self.unit} {_text(end)} to {_text(following)}"
+            return f"{problem}{covers}. Close the gap."
+        return f"{problem}they overlap. Let one end where the other begins."
 
-
-def _end(stage: StagePart, start: Fraction, following: Fraction | None) -> Fraction | None:
-    if stage.length is not None:
-        return start + stage.length
-    return following if stage.end is None else stage.end
+    def _at(self, number: int, key: str, problem: str) -> FieldProblem:
+        return f"stages[{number}].{key}", f"stage {self.stages[number].name!r}: {problem}"
 
 
 def _text(amount: Fraction) -> str:

@@ -1,31 +1,28 @@
-"""Compiling `staged`: recipes of stages become the stages of a run."""
+"""Compiling `staged`: recipes of stages become the stages of a run, in micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from fractions import Fraction
+from math import ceil
+from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse, leaf_uses
-from energy_data.config.stage_lengths import Builder, Elapsed, StageBody, StageLengths
+from energy_data.config.opening import Builder
 from energy_data.config.staged import DocsPerStepSpec, StageBounds, StagedRecipe
+from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
 from energy_data.core.rules import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.references import OrderSpec
-from energy_data.nodes.stage import (
-    OnEnter,
-    OnExhausted,
-    Stage,
-    WrongBody,
-    with_data_end,
-    wrong_bodies,
-)
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.references import OrderSpec, follows_run
+from energy_data.nodes.stage import Stage, with_data_end, wrong_bodies
 from energy_data.nodes.staged import StagedSpec
+from energy_data.order.schedule import Schedule
 
 # Reported of every stage, and kept in states; of the other parameters, those that a stage changes.
 BUILDER_PARAMS = (
@@ -36,7 +33,7 @@ BUILDER_PARAMS = (
     "microbatches_per_step",
     "packing_buffer_size",
 )
-STEP_SIZES = ("microbatches_per_step", "global_batch_size")
+STEP_SIZE = "microbatches_per_step"
 EPOCHS_KEY = "shuffle_over_epochs_multiplier"
 
 
@@ -61,51 +58,25 @@ def counts_steps(tree: Spec, builder: Builder[Any]) -> bool:
     staged = below_steps(tree)
     if not isinstance(tree, DocsPerStepSpec) or not isinstance(staged, StagedRecipe):
         return False
-    if staged.unit != "steps":
-        return False
-    sizes = [staged.microbatches_per_step, staged.global_batch_size, builder.microbatches_per_step]
-    has_size = any(size is not None for size in sizes) or not {*STEP_SIZES}.isdisjoint(
-        changed_params(tree)
-    )
-    return tree.mode == "exact" or not has_size
+    has_size = builder.microbatches_per_step is not None or STEP_SIZE in changed_params(tree)
+    return staged.unit == "steps" and (tree.mode == "exact" or not has_size)
 
 
-def with_step_size(builder: Builder[Any], sizes: Mapping[str, Any]) -> Builder[Any]:
-    """Return the builder with the size of a step. Raises SpecError if it is impossible."""
-    if not sizes:
-        return builder
-    if len(sizes) > 1:
-        raise SpecError("both `microbatches_per_step` and `global_batch_size` are given. Keep one.")
-    ((name, value),) = sizes.items()
-    if type(value) is not int or value < 1:
-        raise SpecError(f"{name}: must be a whole number >= 1, got {value!r}.")
-    if name == "global_batch_size":
-        if value % builder.samples_per_batch:
-            raise SpecError(
-                f"global_batch_size: must be a multiple of the batch size "
-                f"{builder.samples_per_batch}, got {value}."
-            )
-        value //= builder.samples_per_batch
-    return builder.with_step_size(value)
+@frozen(kw_only=True)
+class StageBody:
+    """A stage whose mixture is open: all that its length may depend on is known."""
 
+    bounds: StageBounds
+    order: OrderSpec
+    builder: Builder[Any]
+    per_step: int  # micro-batches of all ranks in a step, or what a step of any size counts as
+    worth: Fraction | None  # of `unit` in a micro-batch; None: not known
+    ramp_batches: int = 0  # micro-batches at its beginning that the ramp takes
 
-def stage_of_validation(
-    staged: StagedRecipe, diagnostics: Diagnostics, origins: Origins
-) -> Spec | None:
-    """Return the one stage that validation reads; None: a problem was reported."""
-    names = list(staged.children)
-    if staged.at is None:
-        problem = f"validation reads one stage, found {listed(names)}."
-        place = origins.of(staged)
-        advice = "Add `at:` with the name of one."
-        diagnostics.report(place.place, place.where, f"{problem} {advice}")
-        return None
-    if staged.at not in names:
-        near = did_you_mean(staged.at, names)
-        advice = f"Did you mean {near!r}?" if near else f"There are {listed(names)}."
-        origins.report(diagnostics, staged, "at", f"there is no stage {staged.at!r}. {advice}")
-        return None
-    return staged.children[staged.at]
+    def batches(self, amount: Fraction) -> int:
+        """Return an amount in `unit` as micro-batches, in whole steps."""
+        assert self.worth is not None
+        return ceil(amount / self.worth / self.per_step) * self.per_step
 
 
 @frozen(kw_only=True)
@@ -120,39 +91,36 @@ class StageCompiler:
     run: Context | None  # its seed and its lanes; None: these are not known
     counts_steps: bool  # whether stages count steps of any size, not micro-batches
 
-    @property
-    def lengths(self) -> StageLengths:
-        """Computes the lengths of the stages."""
-        return StageLengths(self.diagnostics, self.origins, self.staged)
-
     def spec(self) -> Spec | None:
         """Return the stages of the run; None: problems were reported."""
-        before, origin = len(self.diagnostics), self.origins.of(self.staged)
+        before, origin = self.diagnostics.num_reports, self.origins.of(self.staged)
         if self.builder.finite:
             problem = "stages need an endless stream. Remove `repeat=False`."
             self.diagnostics.report(origin.place, origin.where, problem)
             return None
-        if self.staged.at is not None:
-            problem = "`at` selects a stage for validation; training runs all stages. Remove it."
-            self.origins.report(self.diagnostics, self.staged, "at", problem)
         self.check_epochs()
         stages = tuple(self.stages())
-        if len(self.diagnostics) == before:
-            for wrong in wrong_bodies(stages):
-                self.report_body(wrong)
-        if len(self.diagnostics) > before:
+        wrong = wrong_bodies(stages) if self.diagnostics.num_reports == before else ()
+        for problem, stage, leaf_id in wrong:
+            place, where = origin.place, origin.where
+            for leaf in leaf_uses(self.staged.children[stage]):
+                if leaf.id == leaf_id:
+                    found = self.origins.of(leaf.recipe)
+                    place, where = found.locate(leaf.recipe.kind)[0], found.where
+            self.diagnostics.report(place, where, problem)
+        if self.diagnostics.num_reports > before:
             return None
         return StagedSpec(stages=stages, resume=self.staged.resume)
 
-    def report_body(self, wrong: WrongBody) -> None:
-        """Report a problem of a stage at the leaf in question, or else at the stages."""
+    def report(self, bounds: StageBounds, problem: str, *keys: str) -> None:
+        """Report a problem of a stage, at the last of `keys` that is written there."""
         origin = self.origins.of(self.staged)
-        place, where = origin.place, origin.where
-        for leaf in leaf_uses(self.staged.children[wrong.stage]):
-            if leaf.id == wrong.leaf:
-                found = self.origins.of(leaf.recipe)
-                place, where = found.locate(leaf.recipe.kind)[0], found.where
-        self.diagnostics.report(place, where, wrong.problem)
+        place, where = origin.locate_field(bounds.path)
+        for name in keys:
+            at, found = origin.locate_field(f"{bounds.path}.{name}")
+            if found.endswith(f".{name}"):
+                place, where = at, found
+        self.diagnostics.report(place, where, f"stage {bounds.stage.name!r}: {problem}")
 
     def stages(self) -> Iterator[Stage]:
         """Yield the stages; some are missing if problems were reported."""
@@ -160,120 +128,223 @@ class StageCompiler:
         known = [body for body in bodies if body is not None]
         if len(known) < len(bodies):
             return
-        begin, elapsed, lengths = 0, Elapsed(), self.lengths
-        previous: StageBody | None = None
+        # `played` is in `unit`, and more than written where stages were rounded up. Written
+        # bounds are later by `shift` after stages that ended with their data.
+        begin, played, shift = 0, Fraction(0), Fraction(0)
+        previous: tuple[StageBody, bool] | None = None
         for written in known:
-            body = lengths.with_ramp(previous, written, self.on_enter(written.bounds))
-            length = None if body is None else lengths.length(body, elapsed)
+            body = self.with_ramp(previous, written)
+            length = None if body is None else self.length(body, played, shift)
             if body is None or length is None:
                 return
-            self.check_begin(body, elapsed)
-            end = None if body.bounds.end is None else begin + length
-            if end is not None and end <= begin:
-                problem = "rounding up the stages before it leaves it no step. Make it longer."
-                lengths.report(body.bounds, problem, "for", "end")
-            stage = self.stage(body, begin, end)
+            bounds = body.bounds
+            stage = self.stage(body, begin, None if bounds.end is None else begin + length)
             if stage is None:
                 return
             yield stage
             if stage.end is None:
                 return
-            early = stage.data_end is not None
-            elapsed = elapsed.after(body, (stage.end - begin) * lengths.worth(body), early=early)
-            previous, begin = evolve(written, ends_early=early), stage.end
-
-    def on_enter(self, bounds: StageBounds) -> OnEnter:
-        """Return whether leaves that earlier stages also have continue or restart in a stage."""
-        own = None if bounds.number is None else self.staged.stages[bounds.number].on_enter
-        return own or self.staged.on_enter or "continue"
-
-    def check_begin(self, body: StageBody, elapsed: Elapsed) -> None:
-        """Report a stage that cannot begin at its `start`, because the one before ends earlier."""
-        if elapsed.shift and body.part is not None and body.part.start is not None:
-            problem = (
-                "it cannot begin at its `start`, because the stage before ends with its data. "
-                "Remove `start`, and write the `end` of the stage before."
-            )
-            self.lengths.report(body.bounds, problem, "start")
+            is_early = stage.data_end is not None
+            played += (stage.end - begin) * (body.worth or 0)
+            if is_early or bounds.end is None:
+                shift = played - (bounds.end or bounds.start)
+            elif bounds.stage.length is None:
+                shift = Fraction(0)
+            previous, begin = (written, is_early), stage.end
 
     def body(self, bounds: StageBounds) -> StageBody | None:
         """Return what a stage is made of; None: problems were reported."""
-        part = None if bounds.number is None else self.staged.stages[bounds.number]
-        tree = self.staged.children[bounds.name]
         builder = self.builder_of(bounds)
-        order = self.order(tree)
+        order = self.order(bounds.stage.of)
         if builder is None or order is None:
             return None
-        return StageBody(
+        per_step = 1 if self.counts_steps else builder.microbatches_per_step
+        body = StageBody(
             bounds=bounds,
-            part=part,
-            tree=tree,
             order=order,
             builder=builder,
-            counts_steps=self.counts_steps,
+            per_step=per_step or 1,
+            worth=self.worth(builder, order, per_step),
         )
+        is_counted = bounds.end is not None or bounds.stage.ramp is not None
+        return None if is_counted and not self.is_known(body) else body
 
     def builder_of(self, bounds: StageBounds) -> Builder[Any] | None:
         """Return the builder with the parameters of a stage; None: problems were reported."""
-        params = {} if bounds.number is None else self.staged.stages[bounds.number].params
-        defaults = {name: getattr(self.staged, name) for name in STEP_SIZES}
-        sizes = {name: params[name] for name in STEP_SIZES if name in params} or {
-            name: value for name, value in defaults.items() if value is not None
-        }
-        own = {name: value for name, value in params.items() if name not in STEP_SIZES}
-        known = [*self.builder.params, "global_batch_size"]
+        params, known = bounds.stage.params, self.builder.params
         problems: list[str] = []
-        for name in own.keys() - self.builder.params.keys():
+        for name in params.keys() - known.keys():
             near = did_you_mean(name, known)
             advice = f"Did you mean {near!r}?" if near else f"There are {listed(known)}."
             problems.append(f"unknown parameter {name!r}. {advice}")
         if not problems:
             try:
-                return with_step_size(self.builder.with_params(own), sizes)
+                return self.builder.with_params(params)
             except SpecError as error:
                 problems = error.faults
         for problem in problems:
-            self.lengths.report(bounds, problem, "params")
+            self.report(bounds, problem, "params")
         return None
+
+    def worth(
+        self, builder: Builder[Any], order: OrderSpec, per_step: int | None
+    ) -> Fraction | None:
+        """Return how much of `unit` a micro-batch is; None: not known."""
+        samples, tokens = Fraction(builder.samples_per_batch), builder.params.get("seq_len")
+        match self.staged.unit:
+            case "microbatches":
+                return Fraction(1)
+            case "steps":
+                return None if per_step is None else Fraction(1, per_step)
+            case "samples":
+                return samples
+            case "tokens":
+                return samples * tokens if type(tokens) is int and tokens >= 1 else None
+            case "epochs":
+                return samples / order.size
+
+    def is_known(self, body: StageBody) -> bool:
+        """Return whether `unit` can be counted in a stage; if not, report it."""
+        if body.worth is not None:
+            return True
+        keys, found = ["for", "end"], body.builder.params.get("seq_len")
+        if self.staged.unit == "steps":
+            problem = (
+                "the number of micro-batches in a step is not known. Give `microbatches_per_step`, "
+                "the micro-batches of all ranks in an optimizer step."
+            )
+        elif found is None:
+            problem = (
+                "the number of tokens in a sample is not known. Give the task encoder a parameter "
+                "`seq_len`, or count samples."
+            )
+        else:
+            problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
+            keys.append("params")
+        self.report(body.bounds, problem, *keys)
+        return False
+
+    def length(self, body: StageBody, played: Fraction, shift: Fraction) -> int | None:
+        """Return the micro-batches of a stage, in whole steps; 0 if it has no end.
+
+        None: a problem was reported.
+        """
+        bounds = body.bounds
+        if shift and bounds.stage.start is not None:
+            problem = (
+                "it cannot begin at its `start`, because the stage before ends with its data. "
+                "Remove `start`, and write the `end` of the stage before."
+            )
+            self.report(bounds, problem, "start")
+        if bounds.end is None:
+            return 0
+        is_exact = self.staged.unit in ("steps", "epochs")
+        end = bounds.end + (0 if bounds.stage.length is None else shift)
+        length = body.batches(end - (bounds.start + shift if is_exact else played))
+        if length <= 0:
+            problem = "rounding up the stages before it leaves it no step. Make it longer."
+            self.report(bounds, problem, "for", "end")
+            return None
+        if length < body.ramp_batches:
+            problem = f"the ramp takes {body.ramp_batches} micro-batches, the stage has {length}"
+            self.report(bounds, f"{problem}. Shorten it.", "ramp")
+            return None
+        return length
+
+    def with_ramp(
+        self, previous: tuple[StageBody, bool] | None, body: StageBody
+    ) -> StageBody | None:
+        """Return a stage with its ramp, if it has one. None: a problem was reported.
+
+        previous: the stage before, and whether it ends with its data.
+        """
+        ramp, problem = body.bounds.stage.ramp, None
+        if ramp is None or self.counts_steps:  # `check_counted` reports a ramp of counted steps
+            return body
+        batches = body.batches(ramp.over)
+        if previous is None:
+            problem = "the first stage has no stage before it to ramp from. Remove the ramp"
+        elif previous[1]:
+            problem = (
+                "the stage before ends with its data and has none left for the ramp. Give it an "
+                "earlier `end`, or remove the ramp"
+            )
+        elif not batches:
+            problem = "the ramp has no length. Make `over` larger, or remove the ramp"
+        elif changed := _changed(previous[0].builder.params, body.builder.params):
+            problem = (
+                f"a ramp blends samples of both stages within a batch, and {listed(changed)} "
+                "differ from the stage before. Make them equal, or remove the ramp"
+            )
+        elif body.bounds.stage.on_enter == "restart":
+            problem = "a ramp continues the leaves of the stage before. Write `on_enter: continue`"
+        elif follows_run(previous[0].order):
+            problem = (
+                "the weights of the stage before change over the run. Replace them by constant "
+                "weights, or remove the ramp"
+            )
+        if problem is not None or previous is None:
+            self.report(body.bounds, f"{problem}.", "ramp")
+            return None
+        size = body.builder.samples_per_microbatch or body.builder.samples_per_batch
+        order = ramped(previous[0].order, body.order, samples=batches * size, kind=ramp.kind)
+        return evolve(body, order=order, ramp_batches=batches)
 
     def stage(self, body: StageBody, begin: int, end: int | None) -> Stage | None:
         """Return a stage of the run; None: problems were reported."""
-        builder = body.builder
-        if body.counts_steps:
-            self.lengths.check_counted(body)
-            builder = builder.with_step_size(None)
+        written, builder = body.bounds.stage, body.builder
+        if self.counts_steps:
+            self.check_counted(body)
         try:
             of = builder.over(body.order, first_microbatch=begin).spec
         except SpecError as error:
             for problem in error.faults:
-                self.lengths.report(body.bounds, problem, "for", "end")
+                self.report(body.bounds, problem, "for", "end")
             return None
         reported = {*BUILDER_PARAMS, *changed_params(self.staged)}
+        if self.counts_steps:
+            reported.remove(STEP_SIZE)
         stage = Stage(
-            name=body.bounds.name,
+            name=written.name,
             of=of,
             begin=begin,
             end=end,
-            counts="steps" if body.counts_steps else "microbatches",
-            on_enter=self.on_enter(body.bounds),
-            seed=None if body.part is None else body.part.seed,
+            counts="steps" if self.counts_steps else "microbatches",
+            on_enter=written.on_enter,
+            seed=written.seed,
             params={
                 name: value
                 for name, value in builder.params.items()
-                if name in reported and _is_plain(value)
+                if name in reported and isinstance(value, bool | int | float | str | None)
             },
-            microbatches_per_step=builder.microbatches_per_step,
-            asked=body.end_as_written(self.staged.unit),
+            microbatches_per_step=None if self.counts_steps else builder.microbatches_per_step,
+            asked=self.asked(body.bounds),
         )
-        own = None if body.part is None else body.part.on_exhausted
-        return self.with_data(stage, body, own or self.staged.on_exhausted or "repeat")
+        return stage if written.on_exhausted == "repeat" else self.with_data(stage, body.bounds)
 
-    def with_data(self, stage: Stage, body: StageBody, rule: OnExhausted) -> Stage:
-        """Return the stage; with `advance` it ends with its data. Problems are reported."""
-        if rule == "repeat":
-            return stage
-        problems, made = [], stage
-        if body.counts_steps:
+    def asked(self, bounds: StageBounds) -> str:
+        """Return how the end of a stage is written, for people."""
+        if bounds.end is None:
+            return ""
+        is_length = bounds.stage.length is not None
+        end = bounds.end - bounds.start if is_length else bounds.end
+        number = f"{int(end):,}" if end.denominator == 1 else f"{float(end):g}"
+        return f"{'' if is_length else 'an end at '}{number} {self.staged.unit}"
+
+    def check_counted(self, body: StageBody) -> None:
+        """Report what a stage cannot have that counts steps of any size."""
+        reason = "and where a stage of steps begins is known only during the run"
+        if follows_run(body.order):
+            problem = f"weights that change follow the micro-batches of the run, {reason}."
+            self.report(body.bounds, f"{problem} Use weights that do not change.", "weight")
+        if body.bounds.stage.ramp is not None:
+            problem = f"a ramp follows the micro-batches of the run, {reason}. Remove it."
+            self.report(body.bounds, problem, "ramp")
+
+    def with_data(self, stage: Stage, bounds: StageBounds) -> Stage:
+        """Return a stage that ends with its data. Problems are reported."""
+        rule, made, problems = bounds.stage.on_exhausted, stage, list[str]()
+        if self.counts_steps:
             problems = ["the length of a stage of steps of any size is not known in advance."]
         elif self.run is None:
             problems = [
@@ -287,14 +358,14 @@ class StageCompiler:
                 problems = [f"{text.removesuffix('.')}." for text in error.faults]
         for problem in problems:
             text = f"`on_exhausted: {rule}`: {problem} Or write `on_exhausted: repeat`."
-            self.lengths.report(body.bounds, text, "on_exhausted")
+            self.report(bounds, text, "on_exhausted")
         if rule == "error" and made.data_end is not None:
             problem = (
                 f"its data ends at micro-batch {made.end} of the run, and it lasts until "
                 f"{stage.end or 'the end'} (`on_exhausted: error`). Make it shorter, or give it "
                 "more data."
             )
-            self.lengths.report(body.bounds, problem, "for", "end")
+            self.report(bounds, problem, "for", "end")
         return made
 
     def check_epochs(self) -> None:
@@ -303,42 +374,49 @@ class StageCompiler:
         The number of epochs shuffled together is part of a default id. So a dataset that is
         shuffled differently in a later stage is another leaf there, and would silently restart.
         """
-        known: list[tuple[str, LeafUse]] = []
+        known: dict[object, dict[int | None, tuple[LeafUse, str]]] = {}
         for bounds in self.staged.bounds:
-            if self.on_enter(bounds) != "continue":
+            if bounds.stage.on_enter == "restart":
                 continue
-            leaves = list(leaf_uses(self.staged.children[bounds.name]))
-            ids = {leaf.id for _, leaf in known}
+            leaves = list(leaf_uses(bounds.stage.of))
             for leaf in leaves:
-                if leaf.id not in ids:
-                    self.check_same_epochs(leaf, known)
-            known += [(bounds.name, leaf) for leaf in leaves]
+                same = known.get(leaf.data[:2], {leaf.epochs: (leaf, "")})
+                other, stage = next(iter(same.values()))
+                both_named = leaf.keys.id is not None and other.keys.id is not None
+                if leaf.epochs not in same and not both_named:
+                    self.report_epochs(leaf, other, stage)
+            for leaf in leaves:
+                same = known.setdefault(leaf.data[:2], {})
+                same.setdefault(leaf.epochs, (leaf, bounds.stage.name))
 
-    def check_same_epochs(self, leaf: LeafUse, known: list[tuple[str, LeafUse]]) -> None:
+    def report_epochs(self, leaf: LeafUse, other: LeafUse, stage: str) -> None:
         """Report a leaf if an earlier stage shuffles the same samples over other epochs."""
-        for stage, other in known:
-            both_named = leaf.keys.id is not None and other.keys.id is not None
-            apart = leaf.independent or other.independent or both_named
-            if apart or other.data[:2] != leaf.data[:2] or other.epochs == leaf.epochs:
-                continue
-            origin = self.origins.of(leaf.recipe)
-            place, where = origin.locate(EPOCHS_KEY)
-            if not where.endswith(EPOCHS_KEY):
-                place, where = origin.locate(leaf.recipe.kind)
-            self.diagnostics.report(
-                place,
-                origin.where,
-                f"{leaf.written}: its {EPOCHS_KEY} is {_epochs(leaf)} here, and {_epochs(other)} "
-                f"in stage {stage!r} at {self.origins.of(other.recipe).place}, so the dataset "
-                "would start again. Make them equal, or give it an `id:` in both, or write "
-                "`on_enter: restart`.",
-            )
-            return
+        origin = self.origins.of(leaf.recipe)
+        place, where = origin.locate(EPOCHS_KEY)
+        if not where.endswith(EPOCHS_KEY):
+            place, where = origin.locate(leaf.recipe.kind)
+        here, there = ("null" if n is None else n for n in (leaf.epochs, other.epochs))
+        problem = (
+            f"{leaf.written}: its {EPOCHS_KEY} is {here} here, and {there} in stage {stage!r} at "
+            f"{self.origins.of(other.recipe).place}, so the dataset would start again. Make them "
+            "equal, or give it an `id:` in both, or write `on_enter: restart`."
+        )
+        self.diagnostics.report(place, origin.where, problem)
 
 
-def _epochs(leaf: LeafUse) -> str:
-    return "null" if leaf.epochs is None else str(leaf.epochs)
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the parameters that differ and decide what becomes of a sample."""
+    return [n for n in sorted(now.keys() - {STEP_SIZE}) if before.get(n) != now.get(n)]
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+def ramped(
+    previous: OrderSpec, following: OrderSpec, *, samples: int, kind: Literal["linear", "cosine"]
+) -> BlendSpec:
+    """Return a blend that goes from `previous` to `following` over the first `samples`.
+
+    While f rises from 0 to 1 (in a straight line, or half a cosine wave), the share of a leaf is
+    (1 - f) times its share in `previous` plus f times its share in `following`. Each lane follows
+    the integral of that. A leaf of both is drawn from as one.
+    """
+    down, up = (Schedule(kind, ((0, 1 - f), (samples, f)), "samples") for f in (0, 1))
+    return BlendSpec((Part(previous, down), Part(following, up)))

@@ -1,4 +1,4 @@
-"""YAML text, or plain Python data, as values that know their place in the file.
+"""YAML text, or plain Python data, as values with places; and the errors found at these places.
 
 Text is composed to plain values only: there are no tags and no constructors, so reading runs no
 code. Anchors, aliases and merge keys (`<<`) work. An aliased value is shared, never copied, and
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import yaml
 from attrs import field, frozen
 
-from energy_data.config.diagnostics import SHOWN_LENGTH, Diagnostics, Place, shown
+from energy_data.errors import SpecError
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -26,8 +26,74 @@ MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100
 MAX_VALUES = 1_000_000  # with all aliases expanded
 MAX_DIGITS = 100  # of a number
+SHOWN_LENGTH = 60  # characters of a found value in a message
 SHOWN_VALUES = 10  # of a collection in a message
-NUMBERED = ("step", "linear", "cosine")  # mappings below these keys may have whole numbers as keys
+NUMBERED = (".step", ".linear", ".cosine")  # mappings at these keys may have whole numbers as keys
+
+
+@frozen
+class Place:
+    """A place in a file."""
+
+    file: str
+    line: int = 0  # from 1; 0: not from a text
+    column: int = 0  # from 1, in characters
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+class Diagnostics:
+    """The problems found so far; each is kept once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[Place, str, str], str] = {}
+        self.num_reports = 0  # including those of known problems
+
+    def report(self, place: Place, where: str, problem: str) -> None:
+        """Add a problem.
+
+        place: its place in the file. where: the key or node, empty for the file as a whole.
+        problem: *what is wrong, what was found. What to do.* A value that is used twice through an
+        alias is reported once.
+        """
+        self.num_reports += 1
+        text = f"{place}: {where}: {problem}" if where else f"{place}: {problem}"
+        # Without a line, only the key tells two places apart.
+        self._texts.setdefault((place, "" if place.line else where, problem), text)
+
+    def messages(self) -> list[str]:
+        """Return one line per problem: files in the order they were read, from top to bottom."""
+        files = list(dict.fromkeys(place.file for place, *_ in self._texts))
+        rank = {file: number for number, file in enumerate(files)}
+        places = sorted(
+            self._texts, key=lambda found: (rank[found[0].file], found[0].line, found[0].column)
+        )
+        return [self._texts[found] for found in places]
+
+    def raise_if_any(self) -> None:
+        """Raise a SpecError with all problems, if there are any."""
+        if self._texts:
+            raise SpecError(self.messages())
+
+
+def slip_of(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` misspells by one missing, doubled or swapped letter.
+
+    For keys that accept any name: `vla` is a slip of `val`, `valid` may be a name of its own.
+    """
+    for name in known:
+        rest = [name[:n] + name[n + 1 :] for n in range(len(name))]
+        doubled = [name[:n] + name[n] + name[n:] for n in range(len(name) - 1)]
+        swapped = [name[:n] + name[n + 1] + name[n] + name[n + 2 :] for n in range(len(name) - 1)]
+        if word != name and word.lower() in (name, *rest, *doubled, *swapped):
+            return name
+    return None
+
+
+def shown(text: str) -> str:
+    """Return `text` in quotes, on one line, shortened for a message."""
+    return repr(text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 3] + "...")
 
 
 @frozen(eq=False)
@@ -54,7 +120,9 @@ class Value:
 
     def _describe_collection(self, data: list[Value] | dict[str, Value]) -> str:
         if self.size <= SHOWN_VALUES:
-            text = _flow(self)
+            text: str = yaml.safe_dump(
+                self.plain(), default_flow_style=True, sort_keys=False, width=2 * SHOWN_LENGTH
+            ).rstrip("\n")
             if len(text) <= SHOWN_LENGTH and text.isprintable():
                 return text
         if isinstance(data, list):
@@ -70,21 +138,6 @@ class Value:
         return self.data
 
 
-def _flow(value: Value) -> str:
-    """Return a small value as YAML on one line."""
-    match value.data:
-        case None:
-            return "~"
-        case bool():
-            return str(value.data).lower()
-        case list():
-            return f"[{', '.join(map(_flow, value.data))}]"
-        case dict():
-            inner = ", ".join(f"{name}: {_flow(each)}" for name, each in value.data.items())
-            return f"{{{inner}}}"
-    return str(value.data)
-
-
 class _Stop(Exception):  # noqa: N818 - never leaves this module
     """Reading cannot continue; the reason has been reported."""
 
@@ -94,9 +147,9 @@ def read_text(text: str | bytes, file: str, diagnostics: Diagnostics) -> Value |
 
     file: the name of the file in messages.
     """
+    reader = _Reader(file, diagnostics)
     try:
-        decoded = _decoded(text, file, diagnostics)
-        return _TextReader(file, diagnostics).document(decoded)
+        return reader.document(_decoded(text, reader))
     except _Stop:
         return None
     except yaml.MarkedYAMLError as error:
@@ -124,33 +177,9 @@ def read_data(data: Any, name: str, diagnostics: Diagnostics) -> Value | None:
     name: what messages show in place of a file.
     """
     try:
-        return _DataReader(name, diagnostics).value(data, "", 0)
+        return _Reader(name, diagnostics).value(data, "", 0)
     except _Stop:
         return None
-
-
-class _Reader:
-    """Enforces the limits on size and depth."""
-
-    def __init__(self, file: str, diagnostics: Diagnostics) -> None:
-        self.file, self.diagnostics = file, diagnostics
-        self.num_values = 0
-
-    def count(self, place: Place, num_values: int, depth: int) -> None:
-        """Add to the number of values of the document."""
-        self.num_values += num_values
-        if self.num_values > MAX_VALUES:
-            self.stop(
-                place,
-                f"too large, more than {MAX_VALUES:,} values with aliases expanded. Split it into "
-                "nested files.",
-            )
-        if depth > MAX_DEPTH:
-            self.stop(place, f"nested too deeply, more than {MAX_DEPTH} levels. Flatten it.")
-
-    def stop(self, place: Place, problem: str) -> NoReturn:
-        self.diagnostics.report(place, "", problem)
-        raise _Stop
 
 
 _Composer = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -174,12 +203,16 @@ class _BoundedComposer(_Composer):  # type: ignore[misc, valid-type]  # the fast
         self.depth -= 1
 
 
-class _TextReader(_Reader):
-    """Converts the YAML nodes of one document to values."""
+class _Reader:
+    """Converts the YAML nodes of one document, or plain Python data, to values.
+
+    Python data has places without a line, so messages name its keys instead.
+    """
 
     def __init__(self, file: str, diagnostics: Diagnostics) -> None:
-        super().__init__(file, diagnostics)
-        self.known: dict[tuple[int, bool], Value | None] = {}  # by node; None: being converted
+        self.file, self.diagnostics = file, diagnostics
+        self.num_values = 0
+        self.known: dict[int, Value | None] = {}  # by id of a node; None: being converted
 
     def document(self, text: str) -> Value:
         composer = _BoundedComposer(text)
@@ -192,66 +225,88 @@ class _TextReader(_Reader):
             composer.dispose()
         if node is None:
             self.stop(Place(self.file), "the file is empty. Write `splits:` with a split.")
-        return self.value(node, 0)
+        return self.value(node, "", 0)
 
-    def place(self, node: yaml.Node) -> Place:
-        mark: Any = node.start_mark
-        return Place(self.file, mark.line + 1, mark.column + 1)
+    def count(self, place: Place, num_values: int, depth: int) -> None:
+        """Add to the number of values of the document. Stops at the limits on size and depth."""
+        self.num_values += num_values
+        if self.num_values > MAX_VALUES:
+            self.stop(
+                place,
+                f"too large, more than {MAX_VALUES:,} values with aliases expanded. Split it into "
+                "nested files.",
+            )
+        if depth > MAX_DEPTH:
+            self.stop(place, f"nested too deeply, more than {MAX_DEPTH} levels. Flatten it.")
 
-    def value(self, node: yaml.Node, depth: int, under: object = None) -> Value:
-        """Return the value of a node; an aliased node is converted once."""
-        key, place = (id(node), under in NUMBERED), self.place(node)
-        if key in self.known:
-            if (known := self.known[key]) is None:
+    def stop(self, place: Place, problem: str) -> NoReturn:
+        self.diagnostics.report(place, "", problem)
+        raise _Stop
+
+    def report(self, place: Place, where: str, problem: str) -> None:
+        self.diagnostics.report(place, "" if place.line else where, problem)
+
+    def value(self, source: Any, where: str, depth: int) -> Value:
+        """Return the value of a YAML node, which is converted once, or of plain Python data."""
+        mark: Any = getattr(source, "start_mark", None)
+        place = Place(self.file, mark.line + 1, mark.column + 1) if mark else Place(self.file)
+        if mark and id(source) in self.known:
+            if (known := self.known[id(source)]) is None:
                 self.stop(place, "the value contains itself through an alias. Remove the alias.")
             self.count(place, known.size, depth)
             return known
         self.count(place, 1, depth)
-        if node.tag is not None:
-            self.report(
-                node,
-                f"tags are not allowed, found {shown(node.tag)}. A metadataset is plain data: "
-                "remove the tag.",
-            )
-        self.known[key] = None
-        value = self.known[key] = self.converted(node, depth, numbered=under in NUMBERED)
+        if mark and source.tag is not None:
+            problem = f"tags are not allowed, found {shown(source.tag)}. A metadataset is plain"
+            self.report(place, where, f"{problem} data: remove the tag.")
+        self.known[id(source)] = None
+        content = source.value if mark else source
+        if isinstance(source, yaml.MappingNode | Mapping):
+            pairs = content if mark else content.items()
+            value = self.mapping(pairs, place, where, depth)
+        elif isinstance(content, list | tuple):
+            items = [self.value(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(content)]
+            value = Value(items, place, size=1 + sum(item.size for item in items))
+        else:
+            value = Value(self.scalar(source, place, where), place)
+        self.known[id(source)] = value
         return value
 
-    def converted(self, node: yaml.Node, depth: int, *, numbered: bool) -> Value:
-        if isinstance(node, yaml.ScalarNode):
-            return Value(self.scalar(node), self.place(node))
-        if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, depth, numbered=numbered)
-        items = [self.value(item, depth + 1) for item in node.value]
-        return Value(items, self.place(node), size=1 + sum(item.size for item in items))
+    def scalar(self, source: Any, place: Place, where: str) -> Scalar:
+        if isinstance(source, yaml.ScalarNode):
+            if source.style:  # quoted
+                return str(source.value)
+            try:
+                return scalar_of(source.value)
+            except ValueError as error:
+                self.report(place, where, f"ambiguous, found {shown(source.value)}: {error}.")
+                return str(source.value)
+        if isinstance(source, os.PathLike):
+            return str(os.fspath(source))
+        if isinstance(source, str | int | float | bool | None):
+            return source
+        problem = f"must be plain data, found a {type(source).__name__}. Use dict, list, str,"
+        self.report(place, where, f"{problem} numbers, bool or None.")
+        return None
 
-    def report(self, node: yaml.Node, problem: str) -> None:
-        self.diagnostics.report(self.place(node), "", problem)
-
-    def scalar(self, node: yaml.ScalarNode) -> Scalar:
-        if node.style:  # quoted
-            return str(node.value)
-        try:
-            return scalar_of(node.value)
-        except ValueError as error:
-            self.report(node, f"ambiguous, found {shown(node.value)}: {error}.")
-            return str(node.value)
-
-    def mapping(self, node: yaml.MappingNode, depth: int, *, numbered: bool) -> Value:
+    def mapping(self, pairs: Iterable[Any], place: Place, where: str, depth: int) -> Value:
         own: dict[str, Value] = {}
         keys: dict[str, Place] = {}
         merged: list[Value] = []
-        for key_node, value_node in node.value:
-            key = self.value(key_node, depth + 1)
-            name = str(key.data) if numbered and type(key.data) is int else key.data
-            value = self.value(value_node, depth + 1, name)
-            if name == "<<" and not key_node.style:
+        is_numbered = where.endswith(NUMBERED)
+        for source, content in pairs:
+            key = self.value(source, where, depth + 1)
+            name = str(key.data) if is_numbered and type(key.data) is int else key.data
+            inner = f"{where}.{name}" if where else str(name)
+            value = self.value(content, inner, depth + 1)
+            if name == "<<" and isinstance(source, yaml.ScalarNode) and not source.style:
                 merged += self.merged(value)
             elif not isinstance(name, str):
-                self.report(key_node, f"keys must be text, found {key.describe()}. Quote it.")
+                problem = f"keys must be text, found {key.describe()}. Quote it."
+                self.report(key.place, inner, problem)
             elif name in keys:
                 problem = f"duplicate key {shown(name)}, first used in line {keys[name].line}."
-                self.report(key_node, f"{problem} Keep one.")
+                self.report(key.place, inner, f"{problem} Keep one.")
             else:
                 own[name], keys[name] = value, key.place
         for mapping in merged:  # own keys win, then the first mapping listed
@@ -260,7 +315,7 @@ class _TextReader(_Reader):
                 if name not in own:
                     self.count(value.place, value.size, depth)
                     own[name], keys[name] = value, mapping.keys[name]
-        return Value(own, self.place(node), keys, 1 + sum(value.size for value in own.values()))
+        return Value(own, place, keys, 1 + sum(value.size for value in own.values()))
 
     def merged(self, value: Value) -> list[Value]:
         """Return the mappings that a `<<` merges."""
@@ -272,61 +327,24 @@ class _TextReader(_Reader):
         return [each for each in values if isinstance(each.data, dict)]
 
 
-class _DataReader(_Reader):
-    """Converts plain Python data. Places have no line, so messages name keys instead."""
-
-    def value(self, data: Any, where: str, depth: int) -> Value:
-        place = Place(self.file)
-        self.count(place, 1, depth)
-        if isinstance(data, Mapping):
-            return self.mapping(data, where, depth)
-        if isinstance(data, list | tuple):
-            items = [self.value(each, f"{where}[{n}]", depth + 1) for n, each in enumerate(data)]
-            return Value(items, place, size=1 + sum(item.size for item in items))
-        if isinstance(data, os.PathLike):
-            return Value(os.fspath(data), place)
-        if data is None or isinstance(data, str | int | float | bool):
-            return Value(data, place)
-        self.diagnostics.report(
-            place,
-            where,
-            f"must be plain data, found a {type(data).__name__}. Use dict, list, str, numbers, "
-            "bool or None.",
-        )
-        return Value(None, place)
-
-    def mapping(self, data: Mapping[Any, Any], where: str, depth: int) -> Value:
-        own: dict[str, Value] = {}
-        place = Place(self.file)
-        numbered = where.rpartition(".")[2] in NUMBERED
-        for key, item in data.items():
-            inner = f"{where}.{key}" if where else str(key)
-            if isinstance(key, str) or (numbered and type(key) is int):
-                own[str(key)] = self.value(item, inner, depth + 1)
-            else:
-                problem = f"keys must be text, found {key!r}. Use a str."
-                self.diagnostics.report(place, inner, problem)
-        size = 1 + sum(value.size for value in own.values())
-        return Value(own, place, dict.fromkeys(own, place), size)
-
-
-def _decoded(text: str | bytes, file: str, diagnostics: Diagnostics) -> str:
+def _decoded(text: str | bytes, reader: _Reader) -> str:
+    place = Place(reader.file)
     if len(text) > MAX_BYTES:
         size = f"found {len(text):,} bytes where {MAX_BYTES:,} are allowed"
-        diagnostics.report(Place(file), "", f"too large, {size}. Split it into nested files.")
-        raise _Stop
+        reader.stop(place, f"too large, {size}. Split it into nested files.")
     try:
         if isinstance(text, str):
             text.encode()
             return text
         return text.decode("utf-8-sig")
     except UnicodeEncodeError as error:
-        place, found = Place(file), f"the character 0x{ord(error.object[error.start]):04x}"
+        found = f"the character 0x{ord(error.object[error.start]):04x}"
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
-        place, found = Place(file, line, column), f"the byte 0x{error.object[error.start]:02x}"
-    diagnostics.report(place, "", f"not UTF-8, found {found}. Save the file as UTF-8.")
+        place = Place(reader.file, line, column)
+        found = f"the byte 0x{error.object[error.start]:02x}"
+    reader.diagnostics.report(place, "", f"not UTF-8, found {found}. Save the file as UTF-8.")
     raise _Stop
 
 

@@ -56,7 +56,6 @@ class Rule:
     Raises ValueError if the rule is broken, with advice where an example is not enough, or
     `InvalidValueError` for problems inside the value.
     """
-    plain: Callable[[Any], Any] = lambda value: value  # the inverse of `accept`
 
 
 @frozen
@@ -90,9 +89,7 @@ class Yaml:
     about: str = ""  # one line for users, of a kind whose keys stand below it
     example: str = ""
     under_split_only: bool = False  # it stands directly below a split
-    is_legacy: bool = False  # it is of Energon's older `Metadataset`
     advice: str = "Name datasets by their `path`."  # if it is not allowed where it stands
-    refuses: Mapping[str, str] = field(factory=dict)  # keys of nodes it cannot have -> advice
 
 
 Holds: TypeAlias = Rule | Child | Children | Group
@@ -118,7 +115,6 @@ def declare(
     example: str,
     *,
     name: str | None = None,
-    or_null: bool = False,
     required: bool = False,
 ) -> dict[str, Any]:
     """Return the metadata of an attrs field that is a key.
@@ -126,7 +122,7 @@ def declare(
     name: the key, if it is not the attribute's name. required: whether YAML must have it, although
     the attribute has a default.
     """
-    return {_METADATA: (holds, about, example, name, or_null, required)}
+    return {_METADATA: (holds, about, example, name, required)}
 
 
 def key(
@@ -171,7 +167,9 @@ def _keys(cls: type[Any]) -> Mapping[str, Key]:
 
 
 def _key(attribute: Attribute[Any]) -> Key:
-    holds, about, example, name, or_null, required = attribute.metadata[_METADATA]
+    holds, about, example, name, required = attribute.metadata[_METADATA]
+    required = required or attribute.default is NOTHING
+    has_none = attribute.default is None or hasattr(attribute.default, "factory")
     return Key(
         name=name or attribute.name,
         attribute=attribute.name,
@@ -179,8 +177,8 @@ def _key(attribute: Attribute[Any]) -> Key:
         about=about,
         example=example,
         default=attribute.default,
-        required=required or attribute.default is NOTHING,
-        or_null=or_null,
+        required=required,
+        or_null=has_none and not required,
     )
 
 

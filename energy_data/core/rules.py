@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
@@ -52,14 +52,7 @@ def number(maximum: float) -> Rule:
         return found
 
     schema = {"type": "number", "minimum": 0, "maximum": maximum}
-    return Rule(f"a number from 0 to {maximum:g}", schema, accept, _plain_number)
-
-
-def _plain_number(value: float | Fraction) -> float | int:
-    """Return a number as YAML writes it."""
-    if isinstance(value, Fraction):
-        return int(value) if value.denominator == 1 else float(value)
-    return value
+    return Rule(f"a number from 0 to {maximum:g}", schema, accept)
 
 
 def one_of(*words: str) -> Rule:
@@ -124,11 +117,6 @@ def _target(found: Any) -> int | tuple[tuple[int, int], ...]:
     return tuple((whole_number(step, 0), whole_number(amount, 1)) for step, amount in found)
 
 
-def _plain_target(pairs: Sequence[Sequence[int]]) -> int | list[list[int]]:
-    """Return a target as YAML writes it: one number if it does not change."""
-    return pairs[0][1] if len(pairs) == 1 else [list(pair) for pair in pairs]
-
-
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}
 
 NUMBER = number(MAX_WEIGHT)
@@ -147,7 +135,6 @@ AMOUNT = Rule(
         ]
     },
     _amount,
-    _plain_number,
 )
 TARGET = Rule(
     "a whole number >= 1, or pairs [step, number from then on]",
@@ -167,9 +154,7 @@ TARGET = Rule(
         ]
     },
     _target,
-    _plain_target,
 )
 TEXT = matching(TEXT_PATTERN, "text, not empty, without control characters")
 NAME = matching(NAME_PATTERN, "a name without '/', '.' or blanks at its ends")
-FLAG = of_type(bool, "true or false", "boolean")
 MAPPING = of_type(dict, "a mapping of names to plain data", "object")

@@ -59,7 +59,7 @@ class Spec(ABC):
     unsaved: ClassVar[tuple[str, ...]] = ()
     """Fields that a state does not have, as they may change between runs. Give them defaults."""
 
-    yaml: ClassVar[Yaml | None] = None  # how it is written in YAML; None: it is not
+    yaml: ClassVar[Yaml] = Yaml()  # how it is written in YAML, if it is
 
     children_are_sequential: ClassVar[bool] = False  # children play one after another
 

@@ -12,9 +12,8 @@ from typing import Any
 from attrs import field, frozen
 
 from energy_data.config.compile import compile_split
-from energy_data.config.files import is_metadataset
-from energy_data.config.leaves import DatasetPart, leaf_uses
-from energy_data.config.load import LoadedMetadataset, load, load_metadataset
+from energy_data.config.leaves import is_metadataset, leaf_uses
+from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import Options
 from energy_data.core.context import WorkerConfig
 from energy_data.data.import_policy import ImportPolicy
@@ -104,13 +103,12 @@ class DatasetLoaderInterface(ABC):
         """Return the datasets of a split, without opening them."""
         found = []
         for leaf in leaf_uses(self.metadataset().tree(split_part)):
-            parts = (leaf.of,) if isinstance(leaf.of, DatasetPart) else [one.of for one in leaf.of]
             aux = {name: store.path for name, store in leaf.aux.items()}
             found += [
                 TraversedDatasetReference(
-                    Path(part.path), part.split_part, aux, dict(leaf.subflavors)
+                    Path(part.path), part.split_part, aux, dict(part.subflavors)
                 )
-                for part in parts
+                for part in leaf.parts
             ]
         return found
 
@@ -143,7 +141,7 @@ class DatasetLoader(DatasetLoaderInterface):
         if not about:
             return load(self.path)
         node = {"path": os.path.abspath(self.path), **about}  # noqa: PTH100 - keeps links
-        return load_metadataset({"splits": dict.fromkeys(("train", "val", "test"), node)})
+        return load({"splits": dict.fromkeys(("train", "val", "test"), node)})
 
 
 @frozen(init=False)
@@ -161,7 +159,7 @@ class Metadataset(DatasetLoaderInterface):
         """Return it, read and checked."""
         if self.splits is None:
             return load(self.path)
-        return load_metadataset({"splits": self.splits}, base_dir=Path(self.path).parent)
+        return load({"splits": self.splits}, base_dir=Path(self.path).parent)
 
 
 class MetadatasetV2(Metadataset):

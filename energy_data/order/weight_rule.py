@@ -80,14 +80,6 @@ def _place(name: str) -> int | None:
     return int(number) if number.denominator == 1 and number <= MAX_COUNT else None
 
 
-def plain_weight(weight: float | Fraction | Schedule) -> Any:
-    """Return a weight as it is written in YAML."""
-    if not isinstance(weight, Schedule):
-        return NUMBER.plain(weight)
-    points = {str(place): NUMBER.plain(value) for place, value in weight.points}
-    return {weight.kind: points, **({} if weight.unit == "steps" else {"unit": weight.unit})}
-
-
 def shown_schedule(schedule: Schedule) -> str:
     """Return a schedule in a few words, for people."""
     points = ", ".join(f"{place:,}: {float(weight):g}" for place, weight in schedule.points)
@@ -110,5 +102,4 @@ WEIGHT = Rule(
     f"a number from 0 to {MAX_WEIGHT:g}, or a schedule of such numbers",
     {"anyOf": [NUMBER.schema, _CURVE]},
     _weight,
-    plain_weight,
 )

@@ -88,10 +88,6 @@ class StreamBuilder:
             raise SpecError(f"the task encoder does not take {values}: {error}.") from error
         return evolve(self, shuffle=shuffle, task_encoder=encoder, **own)
 
-    def with_step_size(self, microbatches: int | None) -> StreamBuilder:
-        """Return the builder with another number of micro-batches in a step."""
-        return evolve(self, microbatches_per_step=microbatches)
-
     @property
     def samples_per_batch(self) -> int:
         """Samples, or packs, in a micro-batch."""

@@ -188,7 +188,7 @@ def test_weights_that_change_are_shown_and_counted_as_they_change(energy_data, d
     assert "Give `microbatches_per_step`" in refused.stderr
     steps = ("--microbatches-per-step", "2", "--json")
     found = nodes(energy_data("inspect", "meta.yaml", *counted, *steps))
-    assert found[1]["weight"] == {"linear": {"0": 1, "40": 3}}
+    assert found[1]["weight"] == "linear 0: 1, 40: 3 steps"
     drawn = {node["id"]: node["drawn"] for node in found if node["id"]}
     # Half of the run has books alone; then they rise from 2 to 3 beside 2.
     assert abs(drawn["books:train"] - (160 + 160 * 0.554)) < 20

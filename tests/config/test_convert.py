@@ -3,7 +3,7 @@ from textwrap import dedent
 import pytest
 from yaml_text import parse_metadataset
 
-from energy_data.config.load import load_metadataset
+from energy_data.config.load import load
 from energy_data.errors import SpecError
 
 
@@ -38,7 +38,7 @@ PATH = "Write it like `path: ./coco`."
         (
             "{path: x, colour: red}",
             "2:20: splits.train: unknown key 'colour'. Known here: split_part, subflavors, "
-            "subflavor, independent, subset, id, shuffle_over_epochs_multiplier, "
+            "subflavor, subset, id, shuffle_over_epochs_multiplier, "
             "tokens_per_sample, max_repetitions, path, dataset_config, split_config, aux.",
         ),
         (
@@ -67,7 +67,8 @@ PATH = "Write it like `path: ./coco`."
         (
             "{id: x}",
             "2:10: splits.train: the node has no kind, found {id: x}. Add one of path, join, "
-            "blend, blend_epochized, concat, epochize, repeat, mix, staged or docs_per_step.",
+            "blend, blend_epochized, concat, epochize, repeat, mix, staged, datasets or "
+            "docs_per_step.",
         ),
         (
             "./coco",
@@ -93,11 +94,6 @@ PATH = "Write it like `path: ./coco`."
             '{path: "a\\0b"}',
             "2:17: splits.train.path: must be text, not empty, without control characters, found "
             f"the text 'a\\x00b'. {PATH}",
-        ),
-        (
-            "{path: x, independent: 1}",
-            "2:33: splits.train.independent: must be true or false, found the number 1. Write it "
-            "like `independent: true`.",
         ),
         (
             "{path: x, subflavors: [a]}",
@@ -231,7 +227,7 @@ def test_an_inner_node_takes_no_numbers_of_samples():
         (
             "{path: x, aux: {a: 's3://b/c'}}",
             "2:25: splits.train.aux: must be a mapping of names to paths, of prepared datasets or "
-            "after `filesystem://` of folders, found {a: s3://b/c}. 'a' is remote, which is not "
+            "after `filesystem://` of folders, found {a: 's3://b/c'}. 'a' is remote, which is not "
             "supported yet. Give a local path: of a dataset, or after `filesystem://` of a folder.",
         ),
         (
@@ -239,16 +235,6 @@ def test_an_inner_node_takes_no_numbers_of_samples():
             "2:20: splits.train.blend[0]: must have `path`, `join`, `blend`, `blend_epochized`, "
             "`concat`, `epochize`, `repeat`, `mix` or `staged`, found 'datasets'. It is of the "
             "older `Metadataset`: write `blend` in its place.",
-        ),
-        (
-            "{datasets: [{path: x, aux: {a: b}}]}",
-            "2:32: splits.train.datasets[0]: 'aux' does not belong here. It is of the newer "
-            "`MetadatasetV2`: write `blend` in place of `datasets` to use it.",
-        ),
-        (
-            "{datasets: [{path: x}], subflavors: {a: b}}",
-            "2:34: splits.train: 'subflavors' does not belong here. It is of the newer "
-            "`MetadatasetV2`: write `blend` in place of `datasets` to use it.",
         ),
     ],
 )
@@ -307,16 +293,6 @@ def test_a_split_may_have_any_name_that_is_no_slip(written, meant):
             "'MetadatasetV3'. A metadataset is data and runs no code, so nothing else can be named "
             "here: remove the line.",
         ),
-        (
-            "__class__: Metadataset\nsplits: {train: {path: x}}",
-            "m.yaml:2:17: splits.train: 'path' is of `MetadatasetV2`, found in a `Metadataset`. "
-            "Write `datasets`, or another `__class__`.",
-        ),
-        (
-            "__class__: MetadatasetV2\nsplits: {train: {datasets: [{path: x}]}}",
-            "m.yaml:2:17: splits.train: 'datasets' is of `Metadataset`, found in a "
-            "`MetadatasetV2`. Write `blend`, or another `__class__`.",
-        ),
     ],
 )
 def test_a_fault_of_the_top_of_a_file(text, expected):
@@ -357,7 +333,7 @@ def test_a_fault_behind_an_alias_is_told_once():
 
 def test_a_mapping_has_the_same_faults_with_keys_for_places():
     with pytest.raises(SpecError) as caught:
-        load_metadataset({"splits": {"train": {"blend": [{"path": "x", "wieght": 5}]}}})
+        load({"splits": {"train": {"blend": [{"path": "x", "wieght": 5}]}}})
     assert caught.value.faults == [
         "<mapping>: splits.train.blend[0]: unknown key 'wieght'. Did you mean 'weight'?"
     ]
@@ -372,6 +348,6 @@ def test_the_header_of_energon_is_accepted(module):
 @pytest.mark.parametrize("wrong", [{"repeat": {}}, {"blend": None}])
 def test_equal_faults_of_a_dict_are_told_for_each_key(wrong):
     with pytest.raises(SpecError) as caught:
-        load_metadataset({"splits": {"train": {"blend": [wrong, wrong]}}})
+        load({"splits": {"train": {"blend": [wrong, wrong]}}})
     for number in (0, 1):
         assert any(f"splits.train.blend[{number}]." in line for line in caught.value.faults)

@@ -8,8 +8,8 @@ from tars import write_tar
 
 from energy_data.config.compile import compile_split
 from energy_data.config.keys import LeafKeys, NodeKeys
-from energy_data.config.kinds import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
 from energy_data.config.load import load
+from energy_data.config.schema import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
 from energy_data.core.recipe import keys_of
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
@@ -63,7 +63,7 @@ def test_there_are_blocks_and_one_shows_faults():
 @pytest.mark.usefixtures("folder")
 def test_the_ids_are_as_the_page_says(datasets):
     spec = compile_split(load("twice.yaml"), "train", open_source=datasets)
-    assert [leaf.id for _, leaf in leaf_entries(spec)] == ["coco", "coco", "coco@2"]
+    assert [leaf.id for _, leaf in leaf_entries(spec)] == ["coco", "coco", "coco_again"]
 
 
 @pytest.mark.parametrize(

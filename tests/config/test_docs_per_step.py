@@ -6,7 +6,7 @@ import pytest
 from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split, compile_stream, steps_of
-from energy_data.config.load import load, resolve
+from energy_data.config.load import load
 from energy_data.errors import SpecError
 from energy_data.order.step_rules import DocsPerStep
 from energy_data.tasks.encoder import DefaultTaskEncoder
@@ -30,14 +30,6 @@ def test_the_tree_below_is_that_without_it(datasets):
     assert compile_split(with_steps, "train", open_source=datasets) == compile_split(
         parsed(node), "train", open_source=datasets
     )
-
-
-def test_written_out_it_stands_alone():
-    said = "{docs_per_step: {target: [[0, 64], [9, 256]], last: short, of: {path: x}}}"
-    metadataset = parsed(said)
-    again = resolve(metadataset, "train")
-    assert steps_of(load(again), "train") == steps_of(metadataset, "train")
-    assert resolve(load(again), "train") == again
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yaml_text import parse_metadataset
 
-from energy_data.config.load import load_metadataset, resolve
+from energy_data.config.load import load
 from energy_data.errors import SpecError
 
 GOOD = {
@@ -26,7 +26,7 @@ GOOD = {
                         {"path": "y", "repetitions": 2, "subset": {"range": [10, "end"]}},
                     ],
                 },
-                {"epochize": {"length": 1000, "of": {"path": "z", "independent": True}}},
+                {"epochize": {"length": 1000, "of": {"path": "z", "tokens_per_sample": 5}}},
                 {"repeat": {"times": 3, "of": {"concat": [{"path": "a"}, {"path": "b"}]}}},
                 {
                     "join": [
@@ -49,7 +49,8 @@ GOOD = {
 REQUIRED = {"path", "blend", "blend_epochized", "epochize", "repeat", "concat", "length", "of"}
 REQUIRED |= {"times", "range", "splits", "join"}
 OR_NULL = {"subset", "subflavors", "subflavor", "split_part", "dataset_config", "split_config"}
-OR_NULL |= {"aux", "shuffle_over_epochs_multiplier"}
+OR_NULL |= {"aux", "shuffle_over_epochs_multiplier", "id", "joiner", "tokens_per_sample"}
+OR_NULL |= {"__class__"}
 FREE = {"a"}  # names of the user's own
 
 
@@ -81,7 +82,7 @@ def faults(data):
     with pytest.raises(SpecError) as as_text:
         parse_metadataset(yaml.safe_dump(data, sort_keys=False), name="m.yaml")
     with pytest.raises(SpecError) as as_mapping:
-        load_metadataset(data)
+        load(data)
     assert sorted(line.split(": ", 1)[1] for line in as_text.value.faults) == sorted(
         line.split(": ", 1)[1] for line in as_mapping.value.faults
     )
@@ -127,7 +128,7 @@ def test_a_key_that_is_missing_is_a_fault_or_its_default(path):
     if path[-1] in REQUIRED or "joiner" in path[:-1]:
         assert faults(data)
     else:
-        assert load_metadataset(data).splits
+        assert load(data).splits
 
 
 @pytest.mark.parametrize("path", PLACES, ids=IDS)
@@ -159,11 +160,7 @@ PLAIN = st.recursive(
 @given(PLAIN, st.sampled_from(PLACES))
 def test_any_data_anywhere_is_accepted_or_a_spec_error(data, path):
     try:
-        metadataset = load_metadataset(
-            changed(path, lambda mapping, name: mapping.update({name: data}))
-        )
-        for split in metadataset.splits:
-            resolve(metadataset, split)
+        load(changed(path, lambda mapping, name: mapping.update({name: data})))
     except SpecError as error:
         assert error.faults  # noqa: PT017 - both ways are right
 

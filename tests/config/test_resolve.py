@@ -5,7 +5,7 @@ from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
-from energy_data.config.load import load, resolve
+from energy_data.config.load import load
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import leaf_entries
 
@@ -33,8 +33,6 @@ def ids(nodes, base_dir="/data"):
         ("{path: coco, subset: {range: [0, end]}}", "coco:train"),
         ("{path: 's-{00..09}.tar'}", "s-{00..09}.tar:train"),
         ("{path: coco, id: my coco}", "my coco"),
-        ("{path: coco, independent: true}", "coco:train@0"),
-        ("{path: coco, id: x, independent: true}", "x@0"),
     ],
 )
 def test_an_id_is_given_or_the_path_as_written_with_part_and_range(node, leaf_id):
@@ -85,11 +83,6 @@ def test_other_parts_and_ranges_are_other_leaves():
     assert len(set(ids(nodes))) == 3
 
 
-def test_independent_places_are_leaves_of_their_own():
-    nodes = "{path: x}, {independent: true, concat: [{path: x}, {blend: [{path: x}]}]}"
-    assert ids(nodes) == ["x:train", "x:train@1/0", "x:train@1/1/0"]
-
-
 def test_an_id_for_two_datasets_is_a_fault_with_both_places():
     text = "splits:\n  train:\n    blend:\n    - {id: a, path: x}\n    - {path: y, id: a}\n"
     with pytest.raises(SpecError) as caught:
@@ -122,7 +115,7 @@ def test_subflavors_merge_down_and_the_outermost_counts(write):
               - path: z
         """,
     )
-    assert [leaf.subflavors for leaf in leaves(load(path))] == [
+    assert [leaf.parts[0].subflavors for leaf in leaves(load(path))] == [
         {"__subflavor__": "inner", "a": 3, "b": 2, "c": 1},
         {"__subflavor__": "t", "a": 3},
         {"a": 3},
@@ -131,7 +124,7 @@ def test_subflavors_merge_down_and_the_outermost_counts(write):
 
 def test_the_innermost_split_part_counts():
     text = "splits: {train: {split_part: a, blend: [{path: x}, {path: y, split_part: b}]}}"
-    assert [leaf.of.split_part for leaf in leaves(parse_metadataset(text))] == ["a", "b"]
+    assert [leaf.parts[0].split_part for leaf in leaves(parse_metadataset(text))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +157,7 @@ splits:
       - {weight: 0, path: coco}
       - weight: 1.5
         blend_epochized:
-          - {repetitions: 1.5, path: ../z, independent: true}
+          - {repetitions: 1.5, path: ../z}
           - {repetitions: 2, epochize: {length: 7, of: {path: coco}}}
       - repeat: {times: 3, of: {concat: [{path: q}, {path: r, id: s, split_part: val}]}}
 """
@@ -174,25 +167,27 @@ splits:
 """
 
 
-def test_a_resolved_split_stands_alone_and_compiles_to_the_same_tree(write, datasets):
+def test_nested_files_are_written_out_with_all_that_leaves_inherit(write, datasets):
     write("below/b.yaml", NESTED)
-    metadataset = load(write("a.yaml", TREE))
-    resolved = load(resolve(metadataset, "train"), base_dir="/")
-    specs = [compile_split(m, "train", open_source=datasets) for m in (metadataset, resolved)]
-    assert specs[0].to_dict() == specs[1].to_dict()
+    spec = compile_split(load(write("a.yaml", TREE)), "train", open_source=datasets)
     found = [
-        [
-            (leaf.id, leaf.source.fingerprint, leaf.source.subflavors)
-            for _, leaf in leaf_entries(spec)
-        ]
-        for spec in specs
+        (leaf.id, leaf.source.subset, leaf.source.subflavors) for _, leaf in leaf_entries(spec)
     ]
-    assert found[0] == found[1]
+    assert found == [
+        ("coco:train", (0, 100), {"a": 1, "b": 3}),
+        ("coco:train[10:90][0%:12.5%]", (10, 20), {"a": 1}),
+        ("below/coyo:train[0%:12.5%]", (0, 12), {"a": 1}),
+        ("coco:train", (0, 100), {"a": 1}),
+        ("../z:train", (0, 100), {"a": 1}),
+        ("coco:train", (0, 100), {"a": 1}),
+        ("q:train", (0, 100), {"a": 1}),
+        ("s", (0, 100), {"a": 1}),
+    ]
 
 
-def test_a_part_of_a_range_to_the_end_resolves_to_the_same_leaf(datasets):
+def test_a_relative_part_of_a_range_to_the_end(datasets):
     leaf = "{path: x, subset: {range: [20, end]}}"
     text = f"splits: {{train: {{subset: {{range: [50%, 100%]}}, concat: [{leaf}]}}}}"
-    resolved = load(resolve(parse_metadataset(text), "train"))
-    ((_, leaf),) = leaf_entries(compile_split(resolved, "train", open_source=datasets))
+    spec = compile_split(parse_metadataset(text), "train", open_source=datasets)
+    ((_, leaf),) = leaf_entries(spec)
     assert (leaf.id, leaf.source.subset) == ("x:train[20:end][50%:100%]", (60, 100))

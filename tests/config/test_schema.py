@@ -4,12 +4,17 @@ import pytest
 from jsonschema import Draft202012Validator
 from yaml_text import parse_metadataset
 
-from energy_data.config.diagnostics import Diagnostics
 from energy_data.config.keys import JoinedPart, JoinSpec, LeafKeys, NodeKeys
-from energy_data.config.kinds import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
-from energy_data.config.schema import metadataset_schema
+from energy_data.config.schema import (
+    GROUPS,
+    KINDS,
+    PARTS,
+    FileKeys,
+    keys_next_to,
+    metadataset_schema,
+)
 from energy_data.config.staged import DocsPerStepSpec, Ramp, StagedRecipe, StagePart
-from energy_data.config.yaml_nodes import read_text
+from energy_data.config.yaml_nodes import Diagnostics, read_text
 from energy_data.core.recipe import keys_of
 from energy_data.errors import SpecError
 from energy_data.nodes.blend import BlendSpec, Mixed, MixSpec
@@ -19,7 +24,7 @@ SCHEMA = metadataset_schema()
 
 GOOD = [
     "{path: x}",
-    "{path: x, id: y, split_part: val, subset: {range: [0, 5]}, independent: true}",
+    "{path: x, id: y, split_part: val, subset: {range: [0, 5]}}",
     "{path: x, subset: {range: [0, end]}, subflavors: {a: [1, {b: ~}]}, subflavor: s}",
     "{path: x, subset: {range: [0%, 33.3%]}}",
     "{path: x, subset: {range: [50%, end]}}",
@@ -94,10 +99,8 @@ BAD = [
     "{path: x, weight: 1}",
     "{path: x, repetitions: 1}",
     "{path: x, blend: [{path: y}]}",
-    "{path: x, independent: 1}",
     "{path: x, subflavors: 5}",
     "{path: x, subflavor: 5}",
-    "{path: x, id: ~}",
     "{path: x, subset: [0, 5]}",
     "{path: x, subset: {range: [0]}}",
     "{path: x, subset: {range: [0, 5, 6]}}",
@@ -164,8 +167,7 @@ TOPS = [
     ("splits: {dev: {path: x}}", True),
     ("splits: {dev: {datasets: [{path: x, weight: 2}]}}", True),
     ("splits: {dev: {datasets: [{path: x, weight: 0}]}}", False),
-    ("splits: {dev: {datasets: [{path: x, aux: {}}]}}", False),
-    ("splits: {dev: {datasets: [{blend: [{path: x}]}]}}", False),
+    ("splits: {dev: {datasets: [{blend: [{path: x}]}]}}", True),
     ("splits: {dev: {blend: [{datasets: [{path: x}]}]}}", False),
     ("split: {train: {path: x}}", False),
     ("{splits: {train: {path: x}}, more: 5}", False),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from yaml_text import parse_metadataset
 
-from energy_data.config.kinds import KINDS
+from energy_data.config.schema import KINDS
 from energy_data.data import registry
 from energy_data.loading.checkpoint.run_state import VERSION
 

@@ -12,7 +12,7 @@ from trees import batches
 
 from energy_data.config.compile import compile_stream
 from energy_data.config.feasibility import check_repetitions, feasible_shares
-from energy_data.config.load import load_metadataset
+from energy_data.config.load import load
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.leaf import Leaf
@@ -141,7 +141,7 @@ def stream(node):
     builder = StreamBuilder(
         batch_size=5, task_encoder=DefaultTaskEncoder(), microbatches_per_step=4
     )
-    data = load_metadataset({"splits": {"train": node}})
+    data = load({"splits": {"train": node}})
     return compile_stream(data, "train", open_source=opened, builder=builder).spec
 
 

@@ -8,7 +8,7 @@ import pytest
 from trees import batches, leaf, samples
 
 from energy_data.config.compile import compile_split, compile_stream
-from energy_data.config.load import load_metadataset
+from energy_data.config.load import load
 from energy_data.errors import SpecError
 from energy_data.nodes.blend import BlendSpec, Mixed, MixSpec, Part
 from energy_data.nodes.read import ReadSpec
@@ -70,7 +70,7 @@ def opened(path, *, split_part, subset, subflavors):
 
 
 def metadataset(node):
-    return load_metadataset({"splits": {"train": node}})
+    return load({"splits": {"train": node}})
 
 
 def test_a_mix_of_a_metadataset_takes_the_batch_size_of_the_run():

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 from loading.runs import loaders_of, run
-from trees import leaf
 
 from energy_data.config.compile import compile_stream
-from energy_data.config.load import load_metadataset, resolve
-from energy_data.config.stage_lengths import ramped
+from energy_data.config.load import load
 from energy_data.core.context import Context
 from energy_data.errors import SpecError
 from energy_data.tasks.encoder import DefaultTaskEncoder
@@ -32,7 +30,7 @@ def opened(path, *, split_part, subset, subflavors):
 
 def staged(*stages, **keys):
     data = {"splits": {"train": {"staged": {"stages": list(stages), **keys}}}}
-    return load_metadataset(data)
+    return load(data)
 
 
 def stream(*stages, batch_size=5, **keys):
@@ -113,12 +111,6 @@ def test_weights_go_on_at_their_place_in_the_run_after_an_edit_behind_it(steps):
         assert len(keys) < size or len(set(keys[: size + 8])) == size, "nothing is left out"
 
 
-def test_a_ramp_resolves_to_itself():
-    metadataset = staged(BEFORE, {**AFTER, "ramp": RAMP})
-    plain = resolve(metadataset, "train")["splits"]["train"]["staged"]["stages"][1]
-    assert plain["ramp"] == RAMP
-
-
 @pytest.mark.parametrize(
     ("stages", "problem"),
     [
@@ -146,11 +138,6 @@ def test_a_ramp_that_cannot_be_is_refused_with_its_place(stages, problem):
         stream(*stages)
     (fault,) = caught.value.faults
     assert "].ramp: stage" in fault
-
-
-def test_a_ramp_over_no_samples_is_refused():
-    with pytest.raises(SpecError, match="at least 1 sample, got 0"):
-        ramped(leaf("a"), leaf("b"), samples=0)
 
 
 @dataclass

@@ -11,9 +11,7 @@ from attrs import evolve, frozen
 from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split, compile_stream
-from energy_data.config.load import resolve
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.run_plan import Plan
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
@@ -99,7 +97,7 @@ def test_batch_size_tokens_and_steps_of_each_stage_count():
             "name: a, for: 320",
             "name: b, for: 320, params: {seq_len: 32, batch_size: 1}",
             "name: c, for: 320, params: {microbatches_per_step: 5}",
-            "name: d, params: {global_batch_size: 12}",
+            "name: d, params: {microbatches_per_step: 3}",
             unit="tokens",
         )
     )
@@ -159,7 +157,8 @@ WRONG = {
         "name: b",
     ),
     "7:18: splits.train.staged.stages[0].name: must be a name without": ("name: ' '",),
-    "7:26: splits.train.staged.stages[0].end: must be whole in steps, found 2.5. Round it.": (
+    "7:26: splits.train.staged.stages[0].end: stage 'a': must be whole in steps, found 2.5. Round "
+    "it.": (
         "name: a, end: 2.5",
         "name: b",
     ),
@@ -169,8 +168,6 @@ WRONG = {
     "1, got 0.": ("name: a, params: {batch_size: 0}",),
     "7:29: splits.train.staged.stages[0].params: stage 'a': the task encoder does not take "
     "seq_len=0: a sample has at least one token.": ("name: a, params: {seq_len: 0}",),
-    "7:29: splits.train.staged.stages[0].params: stage 'a': global_batch_size: must be a multiple "
-    "of the batch size 4, got 6.": ("name: a, params: {global_batch_size: 6}",),
     "8:62: splits.train.staged.stages[1]: staged: leaf 'x:train' is shuffled differently in "
     "the stages 'a' and 'b'": ("name: a, end: 5", "name: b, params: {shuffle_buffer_size: 50}"),
 }
@@ -211,7 +208,7 @@ def test_steps_need_to_know_what_a_step_is_and_tokens_what_a_sample_has():
         "m.yaml:7:26: splits.train.staged.stages[0].end: stage 'a': the number of micro-batches "
         "in a step is not known" in faults(text, builder=plain)
     )
-    said = stages("name: a, end: 5", "name: b", more="microbatches_per_step: 3")
+    said = stages("name: a, end: 5, params: {microbatches_per_step: 3}", "name: b")
     assert bounds(said, builder=plain)[0] == ("a", 0, 15)
     tokens = stages("name: a, end: 5", "name: b", unit="tokens")
     assert "the number of tokens in a sample is not known" in faults(tokens, builder=plain)
@@ -241,21 +238,11 @@ def test_tokens_of_a_sample_are_a_whole_number(value):
     assert f"{place}must be a whole number >= 1 to count tokens, got " in told
 
 
-def test_validation_reads_one_stage_by_name():
+def test_validation_has_a_mixture_of_its_own():
     text = "{stages: [{name: a, end: 5, path: x}, {name: b, path: y}]}"
     meta = parse_metadataset(f"splits: {{val: {{staged: {text}}}}}", name="m.yaml")
-    with pytest.raises(SpecError, match="validation reads one stage, found a or b"):
+    with pytest.raises(SpecError, match=r"for training\. .*give validation a mixture of its own"):
         compile_split(meta, "val", open_source=open_source)
-    for at, said in (("b", None), ("c", "there is no stage 'c'"), ("aa", "Did you mean 'a'")):
-        whole = text.replace("{stages", f"{{at: {at}, stages")
-        meta = parse_metadataset(f"splits: {{val: {{staged: {whole}}}}}", name="m.yaml")
-        if said is None:
-            spec = compile_split(meta, "val", open_source=open_source)
-            assert [leaf.id for _, leaf in leaf_entries(spec)] == ["y:val"]
-        else:
-            with pytest.raises(SpecError, match=said):
-                compile_split(meta, "val", open_source=open_source)
-    assert "`at` selects a stage for validation" in faults(stages("name: a", more="at: a"))
 
 
 def test_one_id_is_one_dataset_over_all_stages():
@@ -282,7 +269,6 @@ def test_a_dataset_that_is_shuffled_over_other_epochs_in_a_later_stage_does_not_
     [
         SHUFFLED.replace("path", "on_enter: restart, path"),
         SHUFFLED.replace("}", ", id: other}"),
-        SHUFFLED.replace("}", ", independent: true}"),
         SHUFFLED.replace("path: x", "path: x, subset: {range: [0%, 50%]}"),
         SHUFFLED.replace("3", "1"),
     ],
@@ -291,17 +277,12 @@ def test_it_may_where_that_is_said(second):
     bounds("staged: {stages: [{name: a, end: 5, path: x, id: one}, " + second + "]}")
 
 
-def test_resolved_stages_stand_alone_and_compile_to_the_same_tree():
-    lines = "name: a, end: 10", "name: b, for: 5, params: {seq_len: 4}", "name: c, seed: 3"
-    text = stages(*lines, more="on_enter: restart\n  resume: ablation")
-    whole = "splits:\n  train:\n" + "".join(f"    {line}\n" for line in text.splitlines())
-    meta = parse_metadataset(whole, base_dir="/data")
-    again = parse_metadataset(str(resolve(meta, "train")))
-    specs = [
-        compile_stream(one, "train", open_source=open_source, builder=PIPELINE).spec
-        for one in (meta, again)
-    ]
-    assert specs[0].to_dict() == specs[1].to_dict()
+def test_stages_are_what_is_written():
+    lines = "name: a, end: 10, on_enter: restart", "name: c, seed: 3, params: {seq_len: 4}"
+    spec = compiled(stages(*lines, more="resume: ablation"))
+    assert spec.resume == "ablation"
+    assert [(one.on_enter, one.seed) for one in spec.stages] == [("restart", None), ("continue", 3)]
+    assert [one.params["seq_len"] for one in spec.stages] == [8, 4]
 
 
 def test_the_plan_says_when_a_stage_is_and_how_large():

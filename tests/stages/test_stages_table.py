@@ -25,7 +25,7 @@
 | T22 | saved before the first batch | test_stages_run.py::test_saved_at_every_micro_batch_around_a_boundary_it_goes_on_on_other_ranks, test_stages_resume.py::test_a_state_from_before_the_first_batch_bears_any_plan |
 | T23 | what was prefetched in a stage that is left, and not given, comes first when it is read again | test_stages_ends.py::test_what_a_left_stage_had_prefetched_and_never_gave_comes_first_when_it_is_read_again |
 | T24 | the text of the plan and of transitions | test_stages_shown.py::test_the_plan_and_every_transition_are_logged, test_stages_shown.py::test_a_resumed_run_logs_the_plan_and_where_it_is_and_only_rank_0_logs |
-| T25 | validation has no stages | test_stages_metadataset.py::test_validation_reads_one_stage_by_name, test_stages_whole.py::test_validation_reads_the_stage_that_is_named |
+| T25 | validation has no stages | test_stages_metadataset.py::test_validation_has_a_mixture_of_its_own |
 """  # noqa: E501 - names of tests are not broken
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from energy_data import (
     get_loader,
     get_train_dataset,
 )
-from energy_data.config.stage_lengths import ramped
+from energy_data.config.stages import ramped
 from energy_data.core.context import Context
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.testing import take

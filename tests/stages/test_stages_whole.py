@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 from webdataset import TarWriter
 
-from energy_data import SpecError, WorkerConfig, get_loader, get_train_dataset, get_val_dataset
+from energy_data import SpecError, WorkerConfig, get_loader, get_train_dataset
 
 SCRIPT = """
 import json, sys
@@ -46,7 +46,6 @@ splits:
         - {name: one, end: 3, blend: [{path: web, weight: {linear: {0: 3, 3: 1}}}, {path: books}]}
         - {name: two, end: 7, path: inner.yaml}
         - {name: three, params: {batch_size: 2}, path: web}
-  val: {staged: {at: two, stages: [{name: one, end: 3, path: web}, {name: two, path: books}]}}
 """
     )
     monkeypatch.chdir(tmp_path)
@@ -96,21 +95,6 @@ def test_it_goes_on_in_a_new_process(folder):
     )
     expected = [keys[number : number + 12] for number in around]
     assert [json.loads(line) for line in done.stdout.splitlines()] == expected
-
-
-@pytest.mark.usefixtures("folder")
-def test_validation_reads_the_stage_that_is_named():
-    with pytest.raises(SpecError, match="books"):
-        get_val_dataset("run.yaml", batch_size=8)  # it has no part val
-    meta = {"splits": {"val": {"split_part": "train", **inner("two")}}}
-    config = WorkerConfig(lanes=2)
-    given = get_val_dataset(meta, batch_size=8, worker_config=config)
-    assert {key.partition("-")[0] for batch in given for key in batch["__key__"]} == {"books"}
-
-
-def inner(at):
-    stages = [{"name": "one", "end": 3, "path": "web"}, {"name": "two", "path": "books"}]
-    return {"staged": {"at": at, "stages": stages}}
 
 
 @pytest.mark.usefixtures("folder")
