@@ -111,10 +111,11 @@ def get_train_dataset(
             files may name.
         on_error: "skip": errors of samples and of functions of the task encoder go to the error
             handler of the worker config, and the sample is skipped. "raise": they are raised.
-        even_batches: End a pass after the same number of batches on all ranks. "drop": without the
-            last round, if not all ranks have it. "short": ranks without a batch get an empty one.
-            "pad": they get the first batch of the pass again, and `loader.last_is_padding` is True.
-            None: some ranks may have one more batch.
+        even_batches: Return the same number of batches on all ranks in each pass. "drop": leave
+            out the last round if some ranks have no batch in it. "short": such a rank returns an
+            empty batch. "pad": it returns the first batch of the pass again. A batch whose samples
+            were all skipped is replaced in the same way ("drop": by an empty one).
+            `loader.last_is_padding` is then True. None: some ranks may return fewer batches.
         microbatches_per_step: Micro-batches of all ranks in an optimizer step, for what a
             metadataset counts in steps.
         tokens_per_sample: Mean tokens of a sample, for weights that follow tokens.

@@ -1,39 +1,42 @@
 """The end of a finite pass on several ranks: after the same number of batches on each.
 
-In the last round of a pass, some ranks may have no micro-batch, and the others would wait for them
-in a collective. Such a rank gets micro-batch 0 of the pass, which any rank can read: without its
-samples ("short") or unchanged ("pad"). With "drop", no rank gets a batch in that round.
+With `even_batches`, the rounds of a pass are known from its length: each rank returns one batch per
+round. A rank has none where the last round is not full, and where all samples of a micro-batch
+were skipped. It returns padding then, because the others would wait for it in a collective: the
+first batch of the pass, which any rank can read, without its samples ("short", "drop") or unchanged
+("pad"). With "drop", a last round that is not full is left out.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from attrs import evolve, has
 
+from energy_data.errors import DataError
+from energy_data.loading.lanes import RunPosition
+
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
 
 
-def last_full_round(
-    dataset: SavableDataset[Any], epoch: int, num_lanes: int
-) -> tuple[int, int] | None:
-    """Return the number of micro-batches in a pass, and of those in its full rounds.
-
-    None if the pass is endless, or if its last round is full.
-    """
-    ranks = dataset.worker_config.world_size
-    if ranks == 1 or dataset.even_batches is None:
+def end_of_pass(dataset: SavableDataset[Any], position: RunPosition, num_lanes: int) -> int | None:
+    """Return the micro-batch at which all ranks end the pass; None: each ends with its lanes."""
+    config = dataset.worker_config
+    if config.world_size == 1 or dataset.even_batches is None:
         return None
-    total = dataset.num_batches(epoch, num_lanes)
-    if total is None or total % ranks == 0:
+    total = dataset.num_batches(position.epoch, num_lanes)
+    if total is None:
         return None
-    return total, total // ranks * ranks
+    first = position.batch - (position.batch - position.phase) % config.world_size
+    return first + _even_rounds(dataset, max(total - first, 0)) * config.world_size
 
 
 def batches_of_rank(dataset: SavableDataset[Any], epoch: int, num_lanes: int) -> int | None:
@@ -43,19 +46,32 @@ def batches_of_rank(dataset: SavableDataset[Any], epoch: int, num_lanes: int) ->
     total = dataset.num_batches(epoch, num_lanes)
     if total is None:
         return None
-    rank, ranks = dataset.worker_config.rank, dataset.worker_config.world_size
-    if total % ranks and dataset.even_batches is not None:
-        return total // ranks + (dataset.even_batches != "drop")
-    return len(range(rank, total, ranks))
+    config = dataset.worker_config
+    if dataset.even_batches is None:
+        return len(range(config.rank, total, config.world_size))
+    return _even_rounds(dataset, total)
+
+
+def _even_rounds(dataset: SavableDataset[Any], total: int) -> int:
+    """Return the rounds of all ranks that hold this many micro-batches."""
+    ranks = dataset.worker_config.world_size
+    return total // ranks if dataset.even_batches == "drop" else ceil(total / ranks)
 
 
 def padding_batch(dataset: SavableDataset[Any], epoch: int, num_lanes: int) -> Any:
-    """Return the batch for a rank that has none in the last round of a pass."""
-    (node,) = dataset.build([0], num_lanes).values()
-    for _ in range(epoch):
-        node.rewind()
-    (batch,) = node.take(1)
-    return emptied(batch) if dataset.even_batches == "short" else batch
+    """Return the batch for a rank that has none in a round: see above. Reads the first batch."""
+    for lane in range(num_lanes):
+        (node,) = dataset.build([lane], num_lanes).values()
+        for _ in range(epoch):
+            node.rewind()
+        with suppress(StopIteration):
+            while True:
+                if items := node.take(1):
+                    return items[0] if dataset.even_batches == "pad" else emptied(items[0])
+    raise DataError(
+        "even_batches: every sample of the pass was skipped, so there is no batch to pad with. "
+        "Check the data, or leave out even_batches."
+    )
 
 
 def emptied(batch: Any) -> Any:

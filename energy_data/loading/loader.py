@@ -12,7 +12,7 @@ from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.restore import check_stages, restore_edited
 from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
-from energy_data.loading.epoch_end import batches_of_rank, last_full_round, padding_batch
+from energy_data.loading.epoch_end import batches_of_rank, end_of_pass, padding_batch
 from energy_data.loading.lanes import InProcess, LaneRunner, Nodes, RunPosition
 from energy_data.loading.reports import (
     StageLog,
@@ -85,22 +85,28 @@ class Loader(SavableDataLoader[T_batch]):
         """Return the next batch of this rank. Raises StopIteration once at the end of an epoch."""
         ranks, number = self._ranks, self._next
         self.last_is_padding = False
-        while len(self._ended) * ranks < self.num_lanes:
+        while self._has_more(number):
             self._end_virtual_epoch(number)
-            if self.dataset.even_batches == "drop" and self._uneven and number >= self._uneven[1]:
-                break
             if items := self.take(number):
                 batch: T_batch = items[0]
                 return batch
+            if self._pass_end is not None:
+                return self._padding(number)
             number += ranks
-        if self._is_padding_due():
-            self.position = self.position.at(self._next + 1)
-            self.last_is_padding = True
-            padding: T_batch = padding_batch(self.dataset, self.position.epoch, self.num_lanes)
-            return padding
         if not self.is_over:
             self.begin_pass()
         raise StopIteration
+
+    def _has_more(self, number: int) -> bool:
+        """Return whether the pass is not over before a micro-batch of this rank."""
+        return not self.has_ended() if self._pass_end is None else number < self._pass_end
+
+    def _padding(self, number: int) -> T_batch:
+        """Return what stands for a micro-batch that has no samples."""
+        batch: T_batch = padding_batch(self.dataset, self.position.epoch, self.num_lanes)
+        self.position = self.position.at(number + 1)
+        self.last_is_padding = True
+        return batch
 
     def take(self, number: int) -> Sequence[T_batch]:
         """Return micro-batch `number`; empty if it was skipped or its lane has ended."""
@@ -135,13 +141,6 @@ class Loader(SavableDataLoader[T_batch]):
         if length and number - at.epoch_start >= length:
             self.position = at._replace(epoch=at.epoch + 1, epoch_start=at.epoch_start + length)
             raise StopIteration
-
-    def _is_padding_due(self) -> bool:
-        """Return whether this rank has no batch in the last round of a pass, but others do."""
-        if not self._uneven or self.dataset.even_batches == "drop":
-            return False
-        total, whole = self._uneven
-        return total <= whole + self._rank and self._next < whole + self._ranks
 
     def has_ended(self, number: int | None = None) -> bool:
         """Return whether the lane of a micro-batch has ended its pass; None: all lanes."""
@@ -273,8 +272,7 @@ class Loader(SavableDataLoader[T_batch]):
 
     def _move(self, places: Mapping[int, State], num_lanes: int, position: RunPosition) -> None:
         """Continue with the lanes of this rank in these states, at a position."""
-        # The micro-batches of a pass, and those of its full rounds.
-        self._uneven = last_full_round(self.dataset, position.epoch, num_lanes)
+        self._pass_end = end_of_pass(self.dataset, position, num_lanes)
         self._host.adopt(places, num_lanes, position.next_of(self._rank, self._ranks))
         self.position, self.num_lanes, self._ended = position, num_lanes, set()
         cursors = next(iter(places.values())).values()

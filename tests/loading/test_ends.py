@@ -9,9 +9,11 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis.strategies import integers, sampled_from, sets
 from trees import finite, leaf, samples
 
-from energy_data.errors import SpecError
+from energy_data.errors import DataError, SpecError
 from energy_data.loading.epoch_end import emptied, with_values
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Shuffle
@@ -28,8 +30,9 @@ def tensors(batch):
     }
 
 
-def stream(size, batch_size=3):
-    read = ReadSpec(of=ReferencesSpec(of=leaf("x", size), shuffle=Shuffle(), deal=batch_size))
+def stream(size, batch_size=3, bad=frozenset()):
+    order = ReferencesSpec(of=leaf("x", size, frozenset(bad)), shuffle=Shuffle(), deal=batch_size)
+    read = ReadSpec(of=order)
     return BatchSpec(of=read, batch_size=batch_size, collate=tensors, aligned=True)
 
 
@@ -58,6 +61,43 @@ def test_every_rank_gives_as_many_batches(ranks, size, even_batches):
     assert all(
         numbers == ([] if even_batches == "short" else [0, 1, 2][:size]) for numbers in padding
     )
+
+
+@pytest.mark.parametrize("even_batches", ["short", "pad", "drop"])
+@given(
+    size=integers(1, 40),
+    batch_size=integers(1, 3),
+    ranks=sampled_from([1, 2, 3, 4]),
+    later=sampled_from([1, 2, 3, 4]),
+    rounds=integers(0, 5),
+    bad=sets(integers(0, 39), max_size=30),
+)
+@settings(max_examples=60)
+def test_ranks_end_together_also_with_bad_samples_and_restored_on_other_ranks(
+    even_batches, size, batch_size, ranks, later, rounds, bad
+):
+    assume(not set(range(size)) <= bad)
+    facts = {"lanes": 12, "even_batches": even_batches}
+    spec = stream(size, batch_size, bad)
+    first = loaders_of(spec, ranks, **facts)
+    drawn = [list(islice(loader, rounds)) for loader in first]
+    assume(len(drawn[0]) == rounds)  # saved before the end of the pass
+    again = loaders_of(spec, later, **facts)
+    for loader in again:
+        loader.restore_state_global([loader.state_dict() for loader in first])
+    rest = passes(again)
+    assert len({len(batches) for batches in rest}) == 1
+    real = [batch["number"].tolist() for batches in drawn for batch in batches]
+    if even_batches == "short":  # its padding has no samples
+        real += [numbers for batches in rest for numbers, padding in batches if not padding]
+        assert sorted(n for numbers in real for n in numbers) == sorted(set(range(size)) - bad)
+
+
+@pytest.mark.parametrize("even_batches", ["short", "pad", "drop"])
+def test_a_pass_without_a_good_sample_is_an_error(even_batches):
+    for loader in loaders_of(stream(6, 2, range(6)), 2, lanes=4, even_batches=even_batches):
+        with pytest.raises(DataError, match="every sample of the pass was skipped"):
+            list(loader)
 
 
 def test_unless_asked_some_ranks_have_one_batch_more():
