@@ -57,7 +57,7 @@ from energy_data.loading.loader import Loader
 from energy_data.loading.savable_loader import LoaderIterator, SavableDataLoader, merge_states
 from energy_data.loading.steps.counts import Step
 from energy_data.loading.steps.exchange import StepsError
-from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
@@ -127,9 +127,9 @@ __all__ = [
     "OCRSample",
     "Packing",
     "PackingDataset",
-    "Plan",
     "RawTensor",
     "RepeatDataset",
+    "RunPlan",
     "Sample",
     "SampleDecoder",
     "SampleError",

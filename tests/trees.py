@@ -202,7 +202,6 @@ KINDS: dict[str, list[Spec]] = {
     ],
     "filter": [FilterSpec(of=samples(A), predicate=not_third)],
     "encode": [
-        EncodeSpec(of=samples(A)),
         EncodeSpec(of=samples(A), encode=not_fifth),
         EncodeSpec(of=samples(A), encode=parts),
         EncodeSpec(of=STREAM_A, encode=parts),

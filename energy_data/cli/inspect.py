@@ -21,7 +21,7 @@ from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
-from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.order.schedule import Clock, Schedule
 from energy_data.order.weight_rule import shown_schedule
 
@@ -127,7 +127,7 @@ def command(
 
 def _show_stages(meta: str, metadataset: LoadedMetadataset, spec: Spec, *, as_json: bool) -> None:
     """Show a split with stages: its plan, and what each stage draws from."""
-    plan = Plan(spec)
+    plan = RunPlan(spec)
     rows = list(describe_tree(metadataset, "train", spec))
     if as_json:
         nodes = _plain(

@@ -22,14 +22,14 @@ from energy_data.loading.checkpoint.diff import Stages, differences, misfits
 from energy_data.loading.checkpoint.restore import clock_of
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
-from energy_data.nodes.run_plan import Plan, PlannedStage, data_end_note, short
+from energy_data.nodes.run_plan import RunPlan, data_end_note, short
 from energy_data.nodes.stage import Resume
 from energy_data.nodes.staged import StagedSpec
 
 LINE_WIDTH = 1_000  # characters: ids stay in one piece, to be copied
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: RunPlan) -> None:
     """Print the stages, with what each draws of each leaf."""
     console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -38,8 +38,8 @@ def show_plan(plan: Plan) -> None:
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("asked, parameters")
-    for one in plan.stages:
-        for row in _rows(one):
+    for number in range(len(plan.stages)):
+        for row in _rows(plan, number):
             table.add_row(*row)
     with console.capture() as captured:
         console.print(table)
@@ -47,17 +47,17 @@ def show_plan(plan: Plan) -> None:
         click.echo(line.rstrip())
 
 
-def _rows(one: PlannedStage) -> Iterator[list[str]]:
-    stage = one.stage
-    steps = "?" if one.first_step is None else _range(one.first_step, one.steps)
-    amounts = [short(amount) if amount else "" for amount in (one.samples, one.tokens)]
+def _rows(plan: RunPlan, number: int) -> Iterator[list[str]]:
+    stage, first = plan.stages[number], plan.first_steps[number]
+    steps = "?" if first is None else _range(first, stage.num_steps)
+    amounts = [short(amount) if amount else "" for amount in (stage.num_samples, stage.num_tokens)]
     said = [f"{stage.asked}"] if stage.asked else []
     said += [data_end_note(stage)] if stage.data_end else []
     said += ["restart"] if stage.on_enter == "restart" else []
     said += [f"{name}={value}" for name, value in stage.params.items() if value is not None]
-    batches = "?" if stage.counts == "steps" else _range(stage.begin, one.microbatches)
-    yield [one.name, steps, batches, *amounts, "", "", ", ".join(said)]
-    for leaf in one.leaves:
+    batches = "?" if stage.counts == "steps" else _range(stage.begin, stage.num_batches)
+    yield [stage.name, steps, batches, *amounts, "", "", ", ".join(said)]
+    for leaf in plan.leaves[number]:
         share = "?" if leaf.share is None else f"{100 * leaf.share:.2f}"
         drawn = "" if leaf.drawn is None else short(leaf.drawn)
         epochs = "" if leaf.epochs is None else f"{leaf.epochs:.3f}"
@@ -68,23 +68,23 @@ def _range(begin: int, count: int | None) -> str:
     return f"{begin:,} -> " if count is None else f"{begin:,} -> {begin + count:,}"
 
 
-def plain_plan(plan: Plan) -> list[dict[str, Any]]:
+def plain_plan(plan: RunPlan) -> list[dict[str, Any]]:
     """Return the stages as plain data."""
     return [
         {
-            "name": one.name,
-            "begin": one.stage.begin,
-            "end": one.stage.end,
-            "first_step": one.first_step,
-            "steps": one.steps,
-            "samples": one.samples,
-            "tokens": one.tokens,
-            "asked": one.stage.asked,
-            "asked_end": one.stage.end if one.stage.data_end is None else one.stage.data_end.asked,
-            "unread": None if one.stage.data_end is None else one.stage.data_end.unread,
-            "on_enter": one.stage.on_enter,
-            "seed": one.stage.seed,
-            "params": dict(one.params),
+            "name": stage.name,
+            "begin": stage.begin,
+            "end": stage.end,
+            "first_step": first_step,
+            "steps": stage.num_steps,
+            "samples": stage.num_samples,
+            "tokens": stage.num_tokens,
+            "asked": stage.asked,
+            "asked_end": stage.end if stage.data_end is None else stage.data_end.asked,
+            "unread": None if stage.data_end is None else stage.data_end.unread,
+            "on_enter": stage.on_enter,
+            "seed": stage.seed,
+            "params": dict(stage.params),
             "leaves": [
                 {
                     "id": leaf.leaf.id,
@@ -92,10 +92,12 @@ def plain_plan(plan: Plan) -> list[dict[str, Any]]:
                     "drawn": leaf.drawn,
                     "epochs": leaf.epochs,
                 }
-                for leaf in one.leaves
+                for leaf in leaves
             ],
         }
-        for one in plan.stages
+        for stage, first_step, leaves in zip(
+            plan.stages, plan.first_steps, plan.leaves, strict=True
+        )
     ]
 
 
@@ -139,7 +141,7 @@ def command(
     run = None if lanes is None else Context(seed=seed or 0, lanes=lanes)
     params = params_of(param)
     spec = stream(load(meta), split, params=params, run=run, **facts)
-    show_plan(Plan(spec))
+    show_plan(RunPlan(spec))
     if not against:
         return
     old = stream(load(str(against[0])), split, params=params, run=run, **facts) if is_yaml else None
@@ -161,7 +163,7 @@ class _Edit:
 
     before: SavedTree
     now: SavedTree
-    plans: Sequence[Plan]
+    plans: Sequence[RunPlan]
     rule: Resume
     saved: RunState | None
 
@@ -173,7 +175,7 @@ class _Edit:
             before = SavedTree.unpack(saved.tree)
         else:
             before = SavedTree.unpack(SavedTree.pack(old))
-        plans = [Plan(old or before.spec), Plan(new)]
+        plans = [RunPlan(old or before.spec), RunPlan(new)]
         rules = [spec.resume for _, spec in new.walk() if isinstance(spec, StagedSpec)]
         now = SavedTree.unpack(SavedTree.pack(new))
         return cls(before, now, plans, rules[0] if rules else "strict", saved)
@@ -209,13 +211,13 @@ class _Edit:
             yield f"leaf {leaf_id}: {fate} after {drawn[leaf_id]:,} samples; {shares}"
 
 
-def _shares(plan: Plan, leaf_id: str) -> str:
+def _shares(plan: RunPlan, leaf_id: str) -> str:
     """Return the share of a leaf in each stage."""
     found = []
-    for one in plan.stages:
-        for planned in one.leaves:
+    for stage, leaves in zip(plan.stages, plan.leaves, strict=True):
+        for planned in leaves:
             if planned.leaf.id == leaf_id:
                 share = "some" if planned.share is None else f"{100 * planned.share:.3g} %"
                 epochs = "" if planned.epochs is None else f" ({planned.epochs:.3g} epochs)"
-                found.append(f"{share} of {one.name}{epochs}")
+                found.append(f"{share} of {stage.name}{epochs}")
     return ", ".join(found) or "nothing"

@@ -85,7 +85,7 @@ def _left_out(state: RunState) -> Counter[str]:
     found: Counter[str] = Counter()
     for place in state.places.values():
         for path, cursor in place.items():
-            for name in ("skipped", "excluded", "rejected"):
+            for name in ("skipped", "excluded"):
                 if count := cursor.get(name):
                     found[f"{name} by {path}"] += count
     return found

@@ -22,7 +22,7 @@ from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import shared_leaf_ids
 from energy_data.nodes.passes import EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.references import ReferencesSpec
-from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.order.step_rules import DocsPerStep
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,9 @@ class SavableDataset(Generic[T_co]):
             )
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RunPlan:
         """The stages of the run: their ranges, sizes and parameters."""
-        return Plan(self.spec)
+        return RunPlan(self.spec)
 
     def __iter__(self) -> Iterator[T_co]:
         rules = self.docs_per_step

@@ -23,7 +23,7 @@ from energy_data.loading.reports import (
     skipped_items,
 )
 from energy_data.loading.savable_loader import LoaderIterator, OnMismatch, SavableDataLoader
-from energy_data.nodes.run_plan import Plan, PlannedStage
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.staged import StagedNode
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Loader(SavableDataLoader[T_batch]):
         config = dataset.worker_config
         self._rank, self._ranks = config.rank, config.world_size
         self._host = host or InProcess(dataset)
-        self._plan = Plan(dataset.spec)
+        self._plan = RunPlan(dataset.spec)
         if self._plan.counts_steps and not in_steps:
             raise SpecError(
                 "docs_per_step: the stages of this run count optimizer steps, whose size is "
@@ -69,7 +69,7 @@ class Loader(SavableDataLoader[T_batch]):
         self.last_is_padding = False  # whether the last batch returned only pads the epoch
         self._handed_over = 0
         self._waits = WaitReport(self._host.profiler)
-        is_logged = self._plan.is_staged and config.rank == 0
+        is_logged = self._plan.staged is not None and config.rank == 0
         self._stage_log = StageLog(self._plan) if is_logged else None
         self._start_run(config.num_lanes)
 
@@ -123,8 +123,9 @@ class Loader(SavableDataLoader[T_batch]):
         finally:
             self._waits.wait_s += time.perf_counter() - began
         self._handed_over += len(items)
-        if self._stage_log is not None and (stage := self._planned_stage(number)):
-            self._stage_log.passed(number, stage.number, lambda: self._nodes_before(number))
+        if self._stage_log is not None:
+            stage = self._stage_number(number)
+            self._stage_log.passed(number, stage, lambda: self._nodes_before(number))
         self.position = self.position.at(number + 1)
         if not items:
             log.warning("micro-batch %d is skipped: all its samples were skipped", number)
@@ -154,8 +155,8 @@ class Loader(SavableDataLoader[T_batch]):
 
         The position is then kept: stages never start again, and the last one may become longer.
         """
-        limited = self._plan.is_staged and self.has_ended()
-        return limited or self._planned_stage(self._next) is None
+        limited = self._plan.staged is not None and self.has_ended()
+        return limited or self._stage_number(self._next) == len(self._plan.stages)
 
     # ---- reports
 
@@ -174,15 +175,14 @@ class Loader(SavableDataLoader[T_batch]):
         return self.stage_of(self.last_batch)
 
     def stage_of(self, number: int | None) -> tuple[int, str] | None:
-        """Return number and name of the stage of a micro-batch."""
-        stage = None if number is None else self._planned_stage(number)
-        return None if stage is None else (stage.number, stage.name)
+        """Return number and name of the stage of a micro-batch; None before and after all."""
+        if number is None or (stage := self._stage_number(number)) == len(self._plan.stages):
+            return None
+        return stage, self._plan.stages[stage].name
 
-    def _planned_stage(self, number: int) -> PlannedStage | None:
+    def _stage_number(self, number: int) -> int:
         """Return the stage of a micro-batch; the current one where stages count steps."""
-        if self._plan.counts_steps:
-            return self._plan.stages[len(self.entered)]
-        return self._plan.stage_of(number)
+        return len(self.entered) if self._plan.counts_steps else self._plan.number_of(number)
 
     def stats(self) -> Stats:
         """Return the statistics of this rank so far. Reads no data, changes nothing."""

@@ -15,12 +15,12 @@ from energy_data.core.profiler import HELD, READING, STARTING, Activity, Profile
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.leaf_history import held
 from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, Plan, data_end_note
+from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, RunPlan, data_end_note
 from energy_data.nodes.staged import StagedNode
 
 log = logging.getLogger(__name__)
 
-_SKIP_FIELDS = ("skipped", "skipped_batches", "rejected", "excluded")  # of cursors
+_SKIP_FIELDS = ("skipped", "skipped_batches", "excluded")  # of cursors
 
 _WINDOW_S = 5.0  # a WaitReport describes the last 5 to 10 seconds
 _DOMINANT = 2 / 3  # the share of the reading time at which one leaf is named as the reason
@@ -178,7 +178,7 @@ def _reading(spent: Mapping[Activity, float]) -> str:
 class StageLog:
     """Logs the plan of stages at the start of a run, and each transition, on rank 0."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._current: int | None = None  # number of the stage that was logged last
 
@@ -204,19 +204,20 @@ class StageLog:
         self._current = number
 
 
-def _transition(plan: Plan, batch: int, before: int, number: int, nodes: Nodes) -> Iterator[str]:
+def _transition(plan: RunPlan, batch: int, before: int, number: int, nodes: Nodes) -> Iterator[str]:
     """Yield the lines about the transition from stage `before` to stage `number`."""
     left, now = plan.stages[before], plan.stages[number]
-    step = "" if now.first_step is None else f"Step {now.first_step:,}, "
+    step = "" if (first := plan.first_steps[number]) is None else f"Step {first:,}, "
     yield from (RULE, "STAGE TRANSITION", RULE)
     yield f"{step}micro-batch {batch:,}: {left.name!r} -> {now.name!r}"
-    if text := data_end_note(left.stage):
+    if text := data_end_note(left):
         yield f"  {left.name!r} {text}"
     for change in plan.changes(number):
         yield f"  {change}"
-    if now.stage.on_enter == "continue":
+    if now.on_enter == "continue":
         known = leaf_stats(nodes, {})
-        drawn = [(leaf, known[leaf]) for one in now.leaves if (leaf := one.leaf.id) in known]
+        ids = [planned.leaf.id for planned in plan.leaves[number]]
+        drawn = [(leaf_id, known[leaf_id]) for leaf_id in ids if leaf_id in known]
         for leaf_id, stats in [pair for pair in drawn if pair[1].drawn][:SHOWN_LEAVES]:
             yield (
                 f"  leaf {leaf_id} continues after {stats.drawn:,} samples of this rank "
@@ -225,6 +226,6 @@ def _transition(plan: Plan, batch: int, before: int, number: int, nodes: Nodes) 
     stages = (inner for root in nodes.values() for _, inner in root.walk())
     pending = [held(s.children[left.name]) for s in stages if isinstance(s, StagedNode)]
     if count := sum(1 for of_lane in pending for _ in of_lane):
-        what = "are lost" if left.stage.on_enter == "restart" else "return to their leaves"
+        what = "are lost" if left.on_enter == "restart" else "return to their leaves"
         yield f"  {count:,} samples of this rank were drawn and not used: they {what}"
     yield RULE

@@ -26,7 +26,7 @@ from energy_data.nodes.buffered import (
     require_replayable,
     samples_in,
 )
-from energy_data.nodes.unary import CallNode, SkipCursor, UnaryNode, UnarySpec, not_reproducible
+from energy_data.nodes.unary import CallNode, UnarySpec, not_reproducible
 
 
 @frozen(kw_only=True)
@@ -36,13 +36,12 @@ class EncodeSpec(UnarySpec):
     If `encode` is a generator (`yields="several"`), return each sample that it yields, in order. A
     run saved between the parts of a sample encodes that sample again and continues after the last
     part returned. Any other error is raised with a note that names the sample. `encode` must depend
-    on the sample alone. `encode=None` passes samples on, with the same state, so states fit
-    whether or not a task encoder encodes.
+    on the sample alone.
     """
 
     kind = "encode"
     unsaved = ("on_failure",)
-    encode: Callable[[Any], Any] | None = None
+    encode: Callable[[Any], Any]
     on_failure: ErrorPolicy | None = None  # None: errors are raised
     yields: Literal["one", "several"] = field()
 
@@ -61,8 +60,6 @@ class EncodeSpec(UnarySpec):
         return self.yields == "one"
 
     def build(self, context: Context) -> Node[Any]:
-        if self.encode is None:
-            return PassNode(self, context)
         call = UserCall(self.encode, context, "encoding", ENCODING, on_failure=self.on_failure)
         if self.yields == "several":
             return EncodePartsNode(self, context, call)
@@ -82,19 +79,6 @@ class EncodeNode(CallNode):
                 'EncodeSpec(yields="several"), or write the function with `yield`.'
             )
         return encoded
-
-
-class PassNode(UnaryNode[SkipCursor]):
-    """Passes samples on. Its state fits an `EncodeNode`."""
-
-    def __init__(self, spec: EncodeSpec, context: Context) -> None:
-        super().__init__(SkipCursor(), spec, context)
-
-    def allow_batch_views(self) -> None:
-        self.child.allow_batch_views()
-
-    def draw(self, count: int) -> Items:
-        return self.child.draw(count)
 
 
 @dataclass

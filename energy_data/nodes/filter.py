@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor import Cursor
 from energy_data.core.node import Items
 from energy_data.core.profiler import FILTERING
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import UserCall
-from energy_data.nodes.unary import UnaryNode, UnarySpec
+from energy_data.nodes.unary import SkipCursor, UnaryNode, UnarySpec
 
 
 @frozen(kw_only=True)
@@ -35,21 +33,16 @@ class FilterSpec(UnarySpec):
         return FilterNode(self, context)
 
 
-@dataclass
-class FilterCursor(Cursor):
-    rejected: int = 0  # items skipped
-
-
-class FilterNode(UnaryNode[FilterCursor]):
-    leaves_out = (("rejected", "rejected by a filter"),)
+class FilterNode(UnaryNode[SkipCursor]):
+    leaves_out = (("skipped", "rejected by a filter"),)
 
     def __init__(self, spec: FilterSpec, context: Context) -> None:
-        super().__init__(FilterCursor(), spec, context)
+        super().__init__(SkipCursor(), spec, context)
         self.call = UserCall(spec.predicate, context, "testing", FILTERING, requires_identity=True)
 
     def draw(self, count: int) -> Items:
         items, refs = self.child.draw(count)
         passed = self.call.each(items, self.cursor, refs)
         kept = Items(list(compress(items, passed)), list(compress(refs, passed)))
-        self.cursor.rejected += len(items) - len(kept.values)
+        self.cursor.skipped += len(items) - len(kept.values)
         return kept

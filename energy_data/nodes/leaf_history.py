@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from attrs import frozen
-
-from energy_data.core.cursor import Cursor, Problem, is_count
+from energy_data.core.cursor import is_count
 from energy_data.core.node import ItemRef, Node
 from energy_data.errors import StateError
-from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.plan_cache import LeafOffsets
 from energy_data.nodes.references import ReferencesNode
 
@@ -102,18 +98,15 @@ def held(node: Node[Any]) -> Iterator[tuple[str, int, int]]:
     As leaf id, epoch, sample number.
     """
     for inner in nodes_of(node):
-        entries: dict[Node[Any], list[Leaf]] = {}
         for tree, reference in inner.pending_refs:
             assert isinstance(tree, ReferencesNode)
-            if tree not in entries:
-                entries[tree] = [leaf for _, leaf in leaf_entries(tree.spec.of)]
-            if not are_references((reference,), len(entries[tree])):
+            if not are_references((reference,), len(tree.entries)):
                 raise StateError(
                     f"state: it is damaged, it has the reference {reference} to one of "
-                    f"{len(entries[tree])} leaves. Use another checkpoint."
+                    f"{len(tree.entries)} leaves. Use another checkpoint."
                 )
             entry, epoch, number = reference
-            yield entries[tree][entry].id, epoch, number
+            yield tree.entries[entry].id, epoch, number
 
 
 def nodes_of(node: Node[Any]) -> Iterator[Node[Any]]:
@@ -124,120 +117,3 @@ def nodes_of(node: Node[Any]) -> Iterator[Node[Any]]:
 def order_trees(node: Node[Any]) -> Sequence[ReferencesNode]:
     """Return the order trees under a node."""
     return [inner for inner in nodes_of(node) if isinstance(inner, ReferencesNode)]
-
-
-@dataclass
-class StagedCursor(Cursor):
-    """The position of all stages in one lane."""
-
-    taken: int = 0  # micro-batches of this lane
-    carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
-    # Of these, the samples to be drawn again: number of the leaf, epoch, sample number.
-    returned: tuple[ItemRef, ...] = ()
-
-
-def carried_by(cursor: StagedCursor, leaf_ids: Sequence[str]) -> LeafHistory:
-    """Return the history of leaves before the stages were edited."""
-    drawn = dict(zip(leaf_ids, cursor.carried, strict=True)) if cursor.carried else {}
-    returned = ((leaf_ids[place], epoch, number) for place, epoch, number in cursor.returned)
-    return LeafHistory(drawn, returned)
-
-
-def wrong_carried(cursor: StagedCursor, leaf_ids: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of a cursor whose stages have these leaves."""
-    if cursor.carried and len(cursor.carried) != len(leaf_ids):
-        yield (
-            "carried",
-            f"must have a number for each of {len(leaf_ids)} leaves, has {len(cursor.carried)}",
-        )
-    if not are_references(cursor.returned, len(leaf_ids)):
-        yield "returned", f"must be references to {len(leaf_ids)} leaves"
-
-
-class PlayedStage(Protocol):
-    """A stage as far as its history needs it."""
-
-    @property
-    def name(self) -> str:
-        """The name of the stage and of its node."""
-
-    @property
-    def on_enter(self) -> str:
-        """`continue` or `restart`."""
-
-
-@frozen
-class _Ended:
-    """What was drawn up to the end of a stage."""
-
-    past: LeafHistory  # not to be changed
-    own: tuple[Any, ...]  # `carried` and `returned`
-    cursors: list[list[Cursor]]  # of the nodes of each stage up to there
-
-
-class StageHistory:
-    """What the stages of a lane have drawn.
-
-    Args:
-        node: The node of all stages. Its children are the nodes of the stages, by name.
-        stages: The stages.
-        carried: Returns the history of leaves before the stages were edited.
-    """
-
-    def __init__(
-        self,
-        node: Node[Any],
-        stages: Sequence[PlayedStage],
-        carried: Callable[[], LeafHistory],
-    ) -> None:
-        self._node, self._stages = node, stages
-        self._carried = carried
-        self.used: set[int] = set()  # stages that have computed or opened anything
-        self._ends: dict[int, _Ended] = {}  # of the last stages that were asked about
-
-    def before(self, number: int) -> LeafHistory:
-        """Return the history at the beginning of a stage."""
-        self.used.add(number)
-        past = self.until_end(number - 1).copy()
-        for tree in self._trees(number):
-            past.begin(tree)
-        return past
-
-    def until_end(self, number: int) -> LeafHistory:
-        """Return the history at the end of a stage. The caller must not change it."""
-        self._ends = {at: one for at, one in self._ends.items() if self._still(one)}
-        known = max((at for at in self._ends if at <= number), default=-1)
-        past = self._ends[known].past if known >= 0 else self._carried()
-        for at in range(known + 1, number + 1):
-            past = past.copy()
-            if self._stages[at].on_enter == "continue":
-                self._play(past, at)
-        if number >= 0:
-            kept = {at: one for at, one in self._ends.items() if at == number - 1}
-            self._ends = {**kept, number: _Ended(past, self._own(), self._cursors(number))}
-        return past
-
-    def _play(self, past: LeafHistory, number: int) -> None:
-        """Count the draws of a stage, and return its pending samples to their leaves."""
-        for tree in self._trees(number):
-            if tree.cursor.draws or tree.cursor.offsets:
-                self.used.add(number)
-            past.begin(tree)
-            past.play(tree)
-        past.give_back(held(self._child(number)))
-
-    def _child(self, number: int) -> Node[Any]:
-        return self._node.children[self._stages[number].name]
-
-    def _trees(self, number: int) -> Sequence[ReferencesNode]:
-        return order_trees(self._child(number))
-
-    def _own(self) -> tuple[Any, ...]:
-        return self._node.cursor.carried, self._node.cursor.returned
-
-    def _cursors(self, number: int) -> list[list[Cursor]]:
-        return [[node.cursor for node in nodes_of(self._child(n))] for n in range(number + 1)]
-
-    def _still(self, ended: _Ended) -> bool:
-        number = len(ended.cursors) - 1
-        return ended.own == self._own() and ended.cursors == self._cursors(number)

@@ -16,7 +16,7 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import READING
-from energy_data.core.references import Integers, References
+from energy_data.core.references import References
 from energy_data.core.sample import Sample
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorHandler
@@ -78,14 +78,9 @@ class ReadNode(UnaryNode[ReadCursor]):
     def __init__(self, spec: ReadSpec, context: Context) -> None:
         super().__init__(ReadCursor(), spec, context)
         self.spec = spec
-        self.leaves: list[Leaf] = context.shared(
-            ("leaves read", context.path), lambda: [leaf for _, leaf in leaf_entries(spec.of.of)]
+        self.leaves, self.sources, self.kind = context.shared(
+            ("read", context.path), lambda: _leaves_and_sources(spec.of)
         )
-        self.sources: list[Source] = context.shared(
-            ("sources read", context.path), lambda: [leaf.source for leaf in self.leaves]
-        )
-        kinds = {type(source) for source in self.sources}
-        self.kind: type[Source] = kinds.pop() if len(kinds) == 1 else Source
         self.rows_join = False
         self.trace, self.profiler = context.trace, context.profiler
         self.profiler.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
@@ -141,28 +136,19 @@ class ReadNode(UnaryNode[ReadCursor]):
             elif not isinstance(sample, SampleError):
                 setattr(sample, RESTORE_KEY, key)
 
-    def _read(self, block: References, *, rows: bool) -> list[Sample | SampleError]:
-        entry = block.entries
-        first = int(entry[0])
-        if len(self.sources) == 1 or (entry == first).all():
-            return self._read_leaf(first, block.indices, rows=rows)
-        if self.profiler.is_probe():
+    def _read(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
+        entries = block.entries
+        first = int(entries[0])
+        is_one_leaf = len(self.sources) == 1 or bool((entries == first).all())
+        if not is_one_leaf and self.profiler.is_probe():
             return self._read_leaf_by_leaf(block)
         began = time.perf_counter()
-        samples = self.kind.read_together(self.sources, entry, block.indices, rows=rows)
-        self.profiler.add(READING, time.perf_counter() - began)
-        return samples
-
-    def _read_leaf(
-        self, number: int, indices: Integers, *, rows: bool = False
-    ) -> list[Sample | SampleError]:
-        began, source = time.perf_counter(), self.sources[number]
-        if rows:
-            one = np.zeros(len(indices), np.int64)
-            samples = self.kind.read_together([source], one, indices, rows=True)
+        if is_one_leaf and not rows:
+            samples = self.sources[first].read(block.indices)
         else:
-            samples = source.read(indices)
-        self.profiler.add((READING, self.leaves[number].id), time.perf_counter() - began)
+            samples = self.kind.read_together(self.sources, entries, block.indices, rows=rows)
+        what = (READING, self.leaves[first].id) if is_one_leaf else READING
+        self.profiler.add(what, time.perf_counter() - began)
         return samples
 
     def _read_leaf_by_leaf(self, block: References) -> list[Sample | SampleError]:
@@ -170,7 +156,8 @@ class ReadNode(UnaryNode[ReadCursor]):
         samples: list[Sample | SampleError] = [{}] * len(block)
         for number in np.unique(block.entries).tolist():
             places = np.flatnonzero(block.entries == number)
-            found = self._read_leaf(number, block.indices[places])
+            columns = (block.entries, block.epochs, block.indices)
+            found = self._read(References(*(column[places] for column in columns)))
             for place, sample in zip(places.tolist(), found, strict=True):
                 samples[place] = sample
         return samples
@@ -207,3 +194,13 @@ class ReadNode(UnaryNode[ReadCursor]):
                 log.warning("bad sample skipped: %s", sample)
             else:
                 self.spec.handler(sample, {"__key__": sample.key}, None)
+
+
+def _leaves_and_sources(
+    spec: ReferencesSpec,
+) -> tuple[list[Leaf], list[Source], type[Source]]:
+    """Return the leaf and the source of each entry, and the class that all sources have."""
+    leaves = [leaf for _, leaf in leaf_entries(spec.of)]
+    sources = [leaf.source for leaf in leaves]
+    kinds = {type(source) for source in sources}
+    return leaves, sources, kinds.pop() if len(kinds) == 1 else Source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,7 @@ from attrs import field, frozen
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.nodes.leaf import Leaf
-from energy_data.nodes.references import ReferencesSpec
-from energy_data.nodes.stage import DEFAULT, Stage
+from energy_data.nodes.stage import DEFAULT, Stage, stage_number
 from energy_data.nodes.staged import StagedSpec
 
 RULE = "=" * 60
@@ -21,72 +20,13 @@ SHOWN_LEAVES = 8
 COUNTED_DRAWS = 1 << 20  # shares of leaves are computed from at most this many draws
 
 
-@frozen(kw_only=True)
-class PlannedStage:
-    """One stage of the plan. Amounts are over all ranks; None: without end, or not known."""
-
-    number: int
-    stage: Stage
-    first_step: int | None  # None: the size of a step is not known
-
-    @property
-    def name(self) -> str:
-        """The name of the stage."""
-        return self.stage.name
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The parameters of its pipeline."""
-        return self.stage.params
-
-    @property
-    def microbatches(self) -> int | None:
-        """The number of micro-batches."""
-        return self.stage.num_batches
-
-    @property
-    def steps(self) -> int | None:
-        """The number of optimizer steps."""
-        if self.stage.counts == "steps":
-            return None if self.stage.end is None else self.stage.end - self.stage.begin
-        per_step = self.stage.microbatches_per_step
-        return self.microbatches // per_step if self.microbatches is not None and per_step else None
-
-    @property
-    def samples(self) -> int | None:
-        """The number of samples (packs, where it packs)."""
-        size = self.params.get("batch_size")
-        return None if size is None or self.microbatches is None else self.microbatches * int(size)
-
-    @property
-    def tokens(self) -> int | None:
-        """The number of tokens, `seq_len` for each sample."""
-        length = self.params.get("seq_len")
-        return None if length is None or self.samples is None else self.samples * int(length)
-
-    @cached_property
-    def leaves(self) -> list[PlannedLeaf]:
-        """The draws of each leaf, by id. Computed from the order; reads no data."""
-        trees = list(self.stage.order_trees)
-        if len(trees) != 1:  # their shares are decided above reading
-            found = {leaf.id: leaf for tree in trees for leaf in _leaves(tree)}
-            return [PlannedLeaf(leaf, None, None) for _, leaf in sorted(found.items())]
-        samples = self.samples
-        shares = _shares(trees[0], samples)
-        one_each = not any(inner.kind in ("pack", "select_pack") for inner in _above(self))
-        return [
-            PlannedLeaf(leaf, share, samples * share if samples and one_each else None)
-            for leaf, share in zip(_leaves(trees[0]), shares, strict=True)
-        ]
-
-
 @frozen
 class PlannedLeaf:
     """What a stage draws of one leaf."""
 
     leaf: Leaf
-    share: float | None  # of all draws of the stage
-    drawn: float | None  # samples
+    share: float | None  # of all draws of the stage; None: not known
+    drawn: float | None  # samples; None: not known
 
     @property
     def epochs(self) -> float | None:
@@ -95,58 +35,67 @@ class PlannedLeaf:
 
 
 @frozen
-class Plan:
+class RunPlan:
     """The stages of a run; a run without stages is one stage named `default`."""
 
     spec: Spec = field(repr=False)
 
     @cached_property
-    def stages(self) -> list[PlannedStage]:
-        """The stages, in their order."""
-        steps: int | None = 0
-        planned: list[PlannedStage] = []
-        for number, stage in enumerate(_stages(self.spec)):
-            first = steps if stage.microbatches_per_step else None
-            first = stage.begin if stage.counts == "steps" else first
-            one = PlannedStage(number=number, stage=stage, first_step=first)
-            steps = None if first is None or one.steps is None else first + one.steps
-            planned.append(one)
-        return planned
+    def staged(self) -> StagedSpec | None:
+        """The spec of the stages; None: the run has none."""
+        return next((inner for _, inner in self.spec.walk() if isinstance(inner, StagedSpec)), None)
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether the run has stages."""
-        return any(isinstance(inner, StagedSpec) for _, inner in self.spec.walk())
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, in their order."""
+        if self.staged is None:
+            return (Stage(name=DEFAULT, of=self.spec, begin=0),)
+        return self.staged.stages
 
     @property
     def counts_steps(self) -> bool:
         """Whether stages begin and end at steps of any number of micro-batches."""
-        return self.stages[0].stage.counts == "steps"
+        return self.stages[0].counts == "steps"
 
-    def stage_of(self, microbatch: int) -> PlannedStage | None:
-        """Return the stage of a micro-batch of the run; None after the end.
+    @cached_property
+    def first_steps(self) -> list[int | None]:
+        """The first optimizer step of each stage; None: the size of a step is not known."""
+        found: list[int | None] = []
+        following: int | None = 0
+        for stage in self.stages:
+            first = following if stage.microbatches_per_step else None
+            first = stage.begin if self.counts_steps else first
+            found.append(first)
+            steps = stage.num_steps
+            following = None if first is None or steps is None else first + steps
+        return found
 
-        Where stages count steps (`Stage.counts`), `microbatch` is the number of a step.
+    @cached_property
+    def leaves(self) -> list[list[PlannedLeaf]]:
+        """The draws of each leaf in each stage, by id. Computed from the order; reads no data."""
+        return [_planned_leaves(stage) for stage in self.stages]
+
+    def number_of(self, batch: int) -> int:
+        """Return the number of the stage of a micro-batch of the run; one past the last: ended.
+
+        Where stages count steps, `batch` is the number of a step.
         """
-        begins = [one.stage.begin for one in self.stages]
-        one = self.stages[bisect_right(begins, microbatch) - 1]
-        return None if one.stage.end is not None and microbatch >= one.stage.end else one
+        return stage_number(self.stages, batch)
 
-    def stage_at(self, step: int) -> PlannedStage | None:
+    def stage_at(self, step: int) -> Stage | None:
         """Return the stage that makes an optimizer step, counted from 0; None after the end.
 
         Raises ValueError for a negative step, and if the size of a step is not known.
         """
         if step < 0:
             raise ValueError(f"step: must be >= 0, got {step}.")
-        known = [one for one in self.stages if one.first_step is not None]
-        if len(known) < len(self.stages):
+        firsts = [first for first in self.first_steps if first is not None]
+        if len(firsts) < len(self.stages):
             raise ValueError("the size of a step is not known: give microbatches_per_step.")
-        at = known[bisect_right([one.first_step or 0 for one in known], step) - 1]
-        if at.stage.counts == "steps":
-            return self.stage_of(step)
-        batches = (step - (at.first_step or 0)) * (at.stage.microbatches_per_step or 1)
-        return self.stage_of(at.stage.begin + batches)
+        number = bisect_right(firsts, step) - 1
+        stage = self.stages[number]
+        ended = stage.num_steps is not None and step >= firsts[number] + stage.num_steps
+        return None if ended else stage
 
     def max_param(self, name: str) -> Any:
         """Return the largest value of a parameter over the stages, for the size of buffers.
@@ -161,75 +110,67 @@ class Plan:
     def lines(self) -> Iterator[str]:
         """Yield the plan as text for people."""
         yield from (RULE, "STAGES OF THE RUN", RULE, f"Stages: {len(self.stages)}")
-        for one in self.stages:
-            yield from ("", f"Stage {one.number + 1}: {one.name}", *_described(one))
+        for number, stage in enumerate(self.stages):
+            yield from ("", f"Stage {number + 1}: {stage.name}")
+            yield from (f"  {line}" for line in self._facts(number))
         yield RULE
+
+    def _facts(self, number: int) -> Iterator[str]:
+        """Yield lines about one stage."""
+        stage, first, leaves = self.stages[number], self.first_steps[number], self.leaves[number]
+        asked = f", asked for {stage.asked}" if stage.asked else ""
+        if first is not None:
+            end = None if stage.num_steps is None else first + stage.num_steps
+            yield f"Steps: {_range(first, end)}{asked}"
+            asked = ""
+        if stage.counts == "microbatches":
+            yield f"Micro-batches: {_range(stage.begin, stage.end)}{asked}"
+        for name, amount in (("Samples", stage.num_samples), ("Tokens", stage.num_tokens)):
+            if amount is not None:
+                yield f"{name}: {short(amount)}"
+        if note := data_end_note(stage):
+            yield f"{note[0].upper()}{note[1:]}"
+        yield f"On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
+        for name, value in stage.params.items():
+            if value is not None:
+                yield f"{name}: {_text(value)}"
+        yield f"Leaves: {len(leaves)}"
+        for planned in leaves[:SHOWN_LEAVES]:
+            epochs = "" if planned.epochs is None else f", {planned.epochs:.3g} epochs"
+            yield f"  - {planned.leaf.id}: {_percent(planned)} of the samples{epochs}"
+        if len(leaves) > SHOWN_LEAVES:
+            yield f"  ... and {len(leaves) - SHOWN_LEAVES} more"
 
     def changes(self, number: int) -> Iterator[str]:
         """Yield what changes from the stage before to stage `number`."""
         before, now = self.stages[number - 1], self.stages[number]
-        ours = {**now.params, "seed": now.stage.seed}
-        theirs = {**before.params, "seed": before.stage.seed}
-        for name in dict.fromkeys([*theirs, *ours]):
-            if theirs.get(name) != ours.get(name):
-                yield f"{name}: {_text(theirs.get(name))} -> {_text(ours.get(name))}"
-        was = {one.leaf.id: one for one in before.leaves}
-        is_ = {one.leaf.id: one for one in now.leaves}
-        for leaf_id in sorted(was.keys() | is_.keys()):
-            pair = [_percent(found.get(leaf_id)) for found in (was, is_)]
-            if pair[0] != pair[1]:
-                yield f"leaf {leaf_id}: {pair[0]} -> {pair[1]} of the samples"
-        if now.stage.on_enter == "restart":
+        was, is_ = ({**stage.params, "seed": stage.seed} for stage in (before, now))
+        for name in dict.fromkeys([*was, *is_]):
+            if was.get(name) != is_.get(name):
+                yield f"{name}: {_text(was.get(name))} -> {_text(is_.get(name))}"
+        pair = self.leaves[number - 1], self.leaves[number]
+        drawn = [{planned.leaf.id: planned for planned in leaves} for leaves in pair]
+        for leaf_id in sorted(drawn[0].keys() | drawn[1].keys()):
+            old, new = (_percent(found.get(leaf_id)) for found in drawn)
+            if old != new:
+                yield f"leaf {leaf_id}: {old} -> {new} of the samples"
+        if now.on_enter == "restart":
             yield "its leaves start again, in an order of its own"
 
 
-def _stages(spec: Spec) -> Sequence[Stage]:
-    for _, inner in spec.walk():
-        if isinstance(inner, StagedSpec):
-            return inner.stages
-    return [Stage(name=DEFAULT, of=spec, begin=0)]
-
-
-def _above(one: PlannedStage) -> Iterator[Spec]:
-    return (inner for _, inner in one.stage.of.walk())
-
-
-def _leaves(tree: ReferencesSpec) -> list[Leaf]:
-    return tree.build(Context()).leaves
-
-
-def _shares(tree: ReferencesSpec, samples: int | None) -> list[float]:
-    """Return the share of each leaf in the draws."""
-    node = tree.build(Context())
+def _planned_leaves(stage: Stage) -> list[PlannedLeaf]:
+    trees = list(stage.order_trees)
+    if len(trees) != 1:  # their shares are decided above reading
+        found = {leaf.id: PlannedLeaf(leaf, None, None) for _, leaf in stage.leaves}
+        return [found[leaf_id] for leaf_id in sorted(found)]
+    node, samples = trees[0].build(Context()), stage.num_samples
     node.cursor.draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
-    counts: list[int] = node.ledger().tolist()
-    return [count / node.cursor.draws for count in counts]
-
-
-def _described(one: PlannedStage) -> Iterator[str]:
-    stage = one.stage
-    asked = f", asked for {stage.asked}" if stage.asked else ""
-    if one.first_step is not None:
-        end = None if one.steps is None else one.first_step + one.steps
-        yield f"  Steps: {_range(one.first_step, end)}{asked}"
-        asked = ""
-    if stage.counts == "microbatches":
-        yield f"  Micro-batches: {_range(stage.begin, stage.end)}{asked}"
-    for name, amount in (("Samples", one.samples), ("Tokens", one.tokens)):
-        if amount is not None:
-            yield f"  {name}: {short(amount)}"
-    if note := data_end_note(stage):
-        yield f"  {note[0].upper()}{note[1:]}"
-    yield f"  On enter: {stage.on_enter}" + ("" if stage.seed is None else f", seed {stage.seed}")
-    for name, value in stage.params.items():
-        if value is not None:
-            yield f"  {name}: {_text(value)}"
-    yield f"  Leaves: {len(one.leaves)}"
-    for planned in one.leaves[:SHOWN_LEAVES]:
-        epochs = "" if planned.epochs is None else f", {planned.epochs:.3g} epochs"
-        yield f"    - {planned.leaf.id}: {_percent(planned)} of the samples{epochs}"
-    if len(one.leaves) > SHOWN_LEAVES:
-        yield f"    ... and {len(one.leaves) - SHOWN_LEAVES} more"
+    shares = [count / node.cursor.draws for count in node.ledger().tolist()]
+    one_each = not any(inner.kind in ("pack", "select_pack") for _, inner in stage.of.walk())
+    return [
+        PlannedLeaf(leaf, share, samples * share if samples and one_each else None)
+        for leaf, share in zip(node.leaves, shares, strict=True)
+    ]
 
 
 def data_end_note(stage: Stage) -> str:
@@ -267,6 +208,3 @@ def short(amount: float) -> str:
         if amount >= size:
             return f"{amount / size:.2f}{suffix}"
     return f"{amount:,.0f}"
-
-
-__all__ = ["Plan", "PlannedLeaf", "PlannedStage", "data_end_note", "short"]

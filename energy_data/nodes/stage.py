@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace as replaced
 from typing import Any, Literal, NamedTuple
 
 import attrs
@@ -61,11 +61,36 @@ class Stage:
     data_end: DataEnd | None = None  # None: it ends where requested
 
     @property
+    def length(self) -> int | None:
+        """The number of micro-batches, or of steps (`counts`); None: it never ends."""
+        return None if self.end is None else self.end - self.begin
+
+    @property
     def num_batches(self) -> int | None:
-        """The number of micro-batches; None: it never ends, or the number is not known."""
-        if self.end is None or self.counts == "steps":
-            return None
-        return self.end - self.begin
+        """The number of micro-batches over all ranks; None: without end, or not known."""
+        return None if self.counts == "steps" else self.length
+
+    @property
+    def num_steps(self) -> int | None:
+        """The number of optimizer steps; None: without end, or not known."""
+        if self.counts == "steps":
+            return self.length
+        batches, per_step = self.num_batches, self.microbatches_per_step
+        return None if batches is None or not per_step else batches // per_step
+
+    @property
+    def num_samples(self) -> int | None:
+        """The number of samples, or packs, over all ranks; None: without end, or not known."""
+        size = self.params.get("batch_size")
+        return None if size is None or self.num_batches is None else self.num_batches * int(size)
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The number of tokens, `seq_len` of each sample; None: without end, or not known."""
+        length = self.params.get("seq_len")
+        return (
+            None if length is None or self.num_samples is None else self.num_samples * int(length)
+        )
 
     @property
     def unit(self) -> str:
@@ -77,18 +102,29 @@ class Stage:
         """The order trees of the stage."""
         return (spec for _, spec in self.of.walk() if isinstance(spec, ReferencesSpec))
 
-    def context(self, run: Context) -> Context:
-        """Return the context that the pipeline of the stage is built in."""
-        restarts = self.on_enter == "restart"
-        context = stage_context(run, self.name, restarts=restarts, seed=self.seed)
-        # Only trees of this stage share leaves: other stages must not change its order.
-        shared = context.shared(("crossed", context.path), lambda: shared_leaf_ids(self.of))
-        return evolve(context, shared_leaves=shared)
-
     @property
-    def leaf_ids(self) -> set[str]:
-        """The ids of the leaves of the stage."""
-        return {leaf.id for tree in self.order_trees for _, leaf in leaf_entries(tree.of)}
+    def leaves(self) -> Iterator[tuple[ReferencesSpec, Leaf]]:
+        """Each order tree with each of its leaves, once."""
+        for tree in self.order_trees:
+            for leaf in distinct_leaves([leaf for _, leaf in leaf_entries(tree.of)]):
+                yield tree, leaf
+
+    def context(self, run: Context) -> Context:
+        """Return the context of its pipeline, whose seeds come from its name, or its `seed`."""
+        under, seed = run.under(self.name), run.seed
+        if self.name != DEFAULT or self.seed is not None:
+            seed = key(run.seed, "stage", self.name if self.seed is None else self.seed)
+        # Only trees of this stage share leaves: other stages must not change its order.
+        shared = run.shared(("crossed", under.path), lambda: shared_leaf_ids(self.of))
+        of_leaves = seed if self.on_enter == "restart" else run.leaf_seed
+        return evolve(under, seed=seed, own_leaf_seed=of_leaves, shared_leaves=shared)
+
+
+def stage_number(stages: Sequence[Stage], at: int) -> int:
+    """Return the number of the stage of a micro-batch, or step; one past the last: ended."""
+    if (end := stages[-1].end) is not None and at >= end:
+        return len(stages)
+    return bisect_right(stages, at, key=lambda stage: stage.begin) - 1
 
 
 def wrong_bounds(stages: Sequence[Stage]) -> Iterator[str]:
@@ -150,96 +186,74 @@ class WrongBody(NamedTuple):
 def wrong_bodies(stages: Sequence[Stage]) -> Iterator[WrongBody]:
     """Yield the problems of the pipelines of stages."""
     for stage in stages:
-        if stage.of.item_kind != "batches":
-            problem = (
-                f"staged: stage {stage.name!r} returns {stage.of.item_kind}, not batches. A stage "
-                f"is a complete pipeline, so that no batch mixes two stages. Put a BatchSpec over "
-                f"it."
-            )
-            yield WrongBody(problem, stage.name)
-        if stage.on_enter not in ("continue", "restart"):
-            problem = (
-                f"staged: on_enter of stage {stage.name!r} must be 'continue' or 'restart', got "
-                f"{stage.on_enter!r}."
-            )
-            yield WrongBody(problem, stage.name)
-        if any(tree.deal for tree in stage.order_trees):
-            problem = (
-                f"staged: stage {stage.name!r} has only one pass. Stages need endless pipelines."
-            )
-            yield WrongBody(problem, stage.name)
-    yield from _drawn_twice(stages)
-    yield from _shuffled_differently(stages)
-    yield from _two_of_one_id(stages)
+        for problem in _wrong_body(stage):
+            yield WrongBody(f"staged: {problem}", stage.name)
+        times = Counter(leaf.id for _, leaf in stage.leaves)
+        for leaf_id, count in sorted(times.items()):
+            if count > 1 and stage.on_enter == "continue":
+                problem = (
+                    f"staged: leaf {leaf_id!r} is drawn from by several pipelines of stage "
+                    f"{stage.name!r}, each in its own order, so it cannot continue after the "
+                    f"stage. Blend below reading, or write `on_enter: restart`."
+                )
+                yield WrongBody(problem, stage.name, leaf_id)
+    yield from _unlike_before(stages)
 
 
-def _drawn_twice(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield leaves that several pipelines of a stage draw from, and that continue after it."""
-    for stage in stages:
-        if stage.on_enter == "restart":
-            continue
-        trees = list(stage.order_trees)
-        times = Counter(id_ for tree in trees for id_ in {leaf.id for leaf in _leaves(tree)})
-        for leaf_id in sorted(id_ for id_, count in times.items() if count > 1):
-            problem = (
-                f"staged: leaf {leaf_id!r} is drawn from by several pipelines of stage "
-                f"{stage.name!r}, each in its own order, so it cannot continue after the stage. "
-                f"Blend below reading, or write `on_enter: restart`."
-            )
-            yield WrongBody(problem, stage.name, leaf_id)
+def _wrong_body(stage: Stage) -> Iterator[str]:
+    if stage.of.item_kind != "batches":
+        yield (
+            f"stage {stage.name!r} returns {stage.of.item_kind}, not batches. A stage is a "
+            f"complete pipeline, so that no batch mixes two stages. Put a BatchSpec over it."
+        )
+    if stage.on_enter not in ("continue", "restart"):
+        yield (
+            f"on_enter of stage {stage.name!r} must be 'continue' or 'restart', got "
+            f"{stage.on_enter!r}."
+        )
+    if any(tree.deal for tree in stage.order_trees):
+        yield f"stage {stage.name!r} has only one pass. Stages need endless pipelines."
 
 
-def _shuffled_differently(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield leaves that cannot continue in another stage, because their orders differ."""
-    shuffles: dict[str, tuple[str, Shuffle]] = {}
-    for stage in stages:
-        for tree in () if stage.on_enter == "restart" else stage.order_trees:
-            for leaf in _leaves(tree):
-                first, known = shuffles.setdefault(leaf.id, (stage.name, tree.shuffle))
-                if _order(known) != _order(tree.shuffle):
-                    problem = (
-                        f"staged: leaf {leaf.id!r} is shuffled differently in the stages {first!r} "
-                        f"and {stage.name!r} ({_shown(known)}; {_shown(tree.shuffle)}): it cannot "
-                        f"continue where it was. Make them equal, or write `on_enter: restart`."
-                    )
-                    yield WrongBody(problem, stage.name, leaf.id)
-
-
-def _two_of_one_id(stages: Sequence[Stage]) -> Iterator[WrongBody]:
-    """Yield ids that stand for different leaves in two stages: a state has each id once."""
+def _unlike_before(stages: Sequence[Stage]) -> Iterator[WrongBody]:
+    """Yield leaves that are not the same in an earlier stage, or cannot continue after it."""
     known: dict[str, tuple[str, Leaf]] = {}
+    shuffles: dict[str, tuple[str, Shuffle]] = {}  # of stages that continue their leaves
     for stage in stages:
-        for leaf in distinct_leaves([leaf for tree in stage.order_trees for leaf in _leaves(tree)]):
+        for tree, leaf in stage.leaves:
             first, other = known.setdefault(leaf.id, (stage.name, leaf))
-            where = f"in the stages {first!r} and {stage.name!r}"
+            where, problem = f"in the stages {first!r} and {stage.name!r}", ""
             if other.epochs != leaf.epochs:
                 problem = (
-                    f"staged: leaf {leaf.id!r} has shuffle_over_epochs_multiplier {other.epochs} "
-                    f"and {leaf.epochs} {where}: it cannot continue where it was. Make them equal, "
-                    f"or give one of them another `id:`."
+                    f"has shuffle_over_epochs_multiplier {other.epochs} and {leaf.epochs} {where}: "
+                    f"it cannot continue where it was. Make them equal, or give one of them "
+                    f"another `id:`."
                 )
-                yield WrongBody(problem, stage.name, leaf.id)
-            elif other.source is not leaf.source and other.fingerprint != leaf.fingerprint:
+            elif not other.is_same(leaf):
                 problem = (
-                    f"staged: leaf {leaf.id!r} is two different datasets {where}: one would "
-                    f"continue where the other was. Give one of them another `id:`."
+                    f"is two different datasets {where}: one would continue where the other was. "
+                    f"Give one of them another `id:`."
                 )
-                yield WrongBody(problem, stage.name, leaf.id)
+            elif stage.on_enter == "continue":
+                problem = _other_order(shuffles, leaf.id, stage.name, tree.shuffle)
+            if problem:
+                yield WrongBody(f"staged: leaf {leaf.id!r} {problem}", stage.name, leaf.id)
 
 
-def _leaves(tree: ReferencesSpec) -> list[Leaf]:
-    return distinct_leaves([leaf for _, leaf in leaf_entries(tree.of)])
-
-
-def _order(shuffle: Shuffle) -> tuple[int, int]:
-    """Return what decides the order of a leaf."""
-    return shuffle.sequence_length, shuffle.window
-
-
-def _shown(shuffle: Shuffle) -> str:
+def _other_order(
+    known: dict[str, tuple[str, Shuffle]], leaf_id: str, stage: str, shuffle: Shuffle
+) -> str:
+    """Return how the order of a leaf differs from that of an earlier stage; empty: it does not."""
+    first, other = known.setdefault(leaf_id, (stage, shuffle))
+    if (other.sequence_length, other.window) == (shuffle.sequence_length, shuffle.window):
+        return ""
+    shown = "; ".join(
+        f"shuffle_buffer_size {one.buffer_size}, max_samples_per_sequence {one.sequence_length}"
+        for one in (other, shuffle)
+    )
     return (
-        f"shuffle_buffer_size {shuffle.buffer_size}, max_samples_per_sequence "
-        f"{shuffle.sequence_length}"
+        f"is shuffled differently in the stages {first!r} and {stage!r} ({shown}): it cannot "
+        f"continue where it was. Make them equal, or write `on_enter: restart`."
     )
 
 
@@ -251,23 +265,11 @@ def with_stage(item: Any, number: int, name: str) -> Any:
     """
     if isinstance(item, dict):
         return {**item, STAGE_KEY: (number, name)}
-    if STAGE_KEY in getattr(type(item), "__dataclass_fields__", {}):
-        return replaced(item, **{STAGE_KEY: (number, name)})
-    if attrs.has(type(item)) and STAGE_KEY in attrs.fields_dict(type(item)):
-        changed = copy(item)
-        object.__setattr__(changed, STAGE_KEY, (number, name))
-        return changed
+    fields = getattr(type(item), "__dataclass_fields__", None)
+    if STAGE_KEY in (attrs.fields_dict(type(item)) if attrs.has(type(item)) else fields or ()):
+        item = copy(item)
+        object.__setattr__(item, STAGE_KEY, (number, name))
     return item
-
-
-def stage_context(
-    context: Context, name: str, *, restarts: bool = False, seed: int | None = None
-) -> Context:
-    """Return the context of a stage's pipeline: its seeds come from its name, or its seed."""
-    plain = name == DEFAULT and seed is None
-    own = context.seed if plain else key(context.seed, "stage", name if seed is None else seed)
-    of_leaves = own if restarts else context.leaf_seed
-    return evolve(context.under(name), seed=own, own_leaf_seed=of_leaves)
 
 
 def end_with_data(stages: Sequence[Stage], run: Context) -> tuple[Stage, ...]:

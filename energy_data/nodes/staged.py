@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,21 +11,25 @@ from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
-from energy_data.core.node import Items, Node
+from energy_data.core.node import ItemRef, Items, Node
 from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.leaf_history import (
     LeafHistory,
-    StagedCursor,
-    StageHistory,
-    carried_by,
+    are_references,
+    held,
     nodes_of,
     order_trees,
-    wrong_carried,
 )
 from energy_data.nodes.references import ReferencesNode
-from energy_data.nodes.stage import Resume, Stage, with_stage, wrong_bodies, wrong_bounds
+from energy_data.nodes.stage import (
+    Resume,
+    Stage,
+    stage_number,
+    with_stage,
+    wrong_bodies,
+    wrong_bounds,
+)
 
 
 @frozen(kw_only=True)
@@ -81,20 +84,17 @@ class StagedSpec(Spec):
     @cached_property
     def leaf_ids(self) -> list[str]:
         """The ids of all leaves that continue from stage to stage, sorted."""
-        ids = [stage.leaf_ids for stage in self.stages if stage.on_enter == "continue"]
-        return sorted(set().union(*ids))
+        continuing = [stage for stage in self.stages if stage.on_enter == "continue"]
+        return sorted({leaf.id for stage in continuing for _, leaf in stage.leaves})
 
     @cached_property
     def leaf_sizes(self) -> dict[str, int]:
         """The number of samples of each leaf, by id."""
-        trees = (tree for stage in self.stages for tree in stage.order_trees)
-        return {leaf.id: leaf.num_samples for tree in trees for _, leaf in leaf_entries(tree.of)}
+        return {leaf.id: leaf.num_samples for stage in self.stages for _, leaf in stage.leaves}
 
     def stage_of(self, batch: int) -> int:
         """Return the number of the stage of a micro-batch of the run; one past the last: ended."""
-        if (end := self.stages[-1].end) is not None and batch >= end:
-            return len(self.stages)
-        return bisect_right(self.stages, batch, key=lambda stage: stage.begin) - 1
+        return stage_number(self.stages, batch)
 
     def check_ranks(self, world_size: int) -> None:
         for stage in () if self.counts_steps else self.stages:
@@ -113,7 +113,19 @@ class StagedSpec(Spec):
 
 
 @dataclass
+class StagedCursor(Cursor):
+    """The position of all stages in one lane."""
+
+    taken: int = 0  # micro-batches of this lane
+    carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
+    # Of these, the samples to be drawn again: number of the leaf, epoch, sample number.
+    returned: tuple[ItemRef, ...] = ()
+
+
+@dataclass
 class SteppedCursor(StagedCursor):
+    """The position of stages that count steps."""
+
     entered: tuple[int, ...] = ()  # the first micro-batch of each stage but the first
 
 
@@ -122,21 +134,7 @@ class _Shares(Protocol):
     """A stage of shares of steps: tuples of batches, cut by the number of the share."""
 
     def begin_at(self, first: int) -> None:
-        """Take the first share of this lane for number `first` of all lanes."""
-
-
-@frozen
-class _Entered:
-    """The pipeline a lane draws from, and all that the places of its leaves follow from."""
-
-    at: tuple[Any, ...]  # number of its stage, what was carried, its first micro-batch
-    stopped: list[tuple[Node[Any], Cursor]]  # nodes of others, where they are
-
-    def holds(self, at: tuple[Any, ...]) -> bool:
-        """Return whether nothing has moved since."""
-        return self.at == at and all(
-            node.cursor is cursor or node.cursor == cursor for node, cursor in self.stopped
-        )
+        """Number the first share of this lane `first`."""
 
 
 class StagedNode(Node[StagedCursor]):
@@ -152,8 +150,10 @@ class StagedNode(Node[StagedCursor]):
         self.spec, self.context = spec, context
         start = SteppedCursor() if spec.counts_steps else StagedCursor()
         super().__init__(start, {stage.name: self._built(stage) for stage in spec.stages})
-        self._entered: _Entered | None = None
-        self._played = StageHistory(self, spec.stages, self.carried)
+        self._played = StageHistory(self)
+        # The stage that was entered, with all that the places of its leaves follow from: what was
+        # carried, its first micro-batch, and nodes of other stages with their cursors.
+        self._entered: tuple[Any, Sequence[tuple[Node[Any], Cursor]]] = None, ()
 
     def _built(self, stage: Stage) -> Node[Any]:
         return stage.of.build(stage.context(self.context))
@@ -170,12 +170,14 @@ class StagedNode(Node[StagedCursor]):
                 yield "entered", f"must be up to micro-batch {beyond}, got {shorten(at.entered)}"
 
     def _wrong_carried(self, at: StagedCursor) -> Iterator[Problem]:
-        ids = self.spec.leaf_ids
-        yield from (wrong := list(wrong_carried(at, ids)))
-        if at.returned and not wrong:
-            sizes = self.spec.leaf_sizes
-            if missing := [ref for ref in at.returned if ref[2] >= sizes[ids[ref[0]]]]:
-                yield "returned", f"has references to missing samples, {shorten(missing[0])}"
+        ids, sizes = self.spec.leaf_ids, self.spec.leaf_sizes
+        if at.carried and len(at.carried) != len(ids):
+            count = len(at.carried)
+            yield "carried", f"must have a number for each of {len(ids)} leaves, has {count}"
+        if not are_references(at.returned, len(ids)):
+            yield "returned", f"must be references to {len(ids)} leaves"
+        elif missing := [ref for ref in at.returned if ref[2] >= sizes[ids[ref[0]]]]:
+            yield "returned", f"has references to missing samples, {shorten(missing[0])}"
 
     @property
     def batch(self) -> int:
@@ -201,9 +203,7 @@ class StagedNode(Node[StagedCursor]):
         number = self.number
         if number == len(self.spec.stages):
             raise StopIteration
-        stage = self.spec.stages[number]
-        self._enter(number)
-        child = self.children[stage.name]
+        stage, child = self.spec.stages[number], self._enter(number)
         items = self._drawn(stage, child)
         self.cursor.taken += 1
         if isinstance(child, _Shares):
@@ -220,14 +220,21 @@ class StagedNode(Node[StagedCursor]):
         try:
             return child.draw(1).values
         except StopIteration:
-            raise _ended(stage, self.batch) from None
+            raise DataError(
+                f"staged: stage {stage.name!r} has no batch at micro-batch {self.batch} of the "
+                f"run, even after its pipeline started again. Give it more data, or end the stage "
+                f"there."
+            ) from None
 
-    def _enter(self, number: int) -> None:
-        """Continue the leaves of a stage where this lane stopped drawing from them."""
-        begin, child = self._begin_of(number), self._child(number)
+    def _enter(self, number: int) -> Node[Any]:
+        """Return the node of a stage, whose leaves continue where other stages of this lane are."""
+        begin, child = self._begin_of(number), self.stage_node(number)
         at = number, self.cursor.carried, self.cursor.returned, begin
-        if self._entered is not None and self._entered.holds(at):
-            return
+        known, stopped = self._entered
+        if known == at and all(
+            node.cursor is cursor or node.cursor == cursor for node, cursor in stopped
+        ):
+            return child
         if self.spec.stages[number].on_enter == "continue":
             past = self._played.before(number)
             for tree in order_trees(child):
@@ -235,8 +242,9 @@ class StagedNode(Node[StagedCursor]):
         if isinstance(child, _Shares):
             child.begin_at((self.context.lane - begin) % self.context.lanes)
         self._forget(number)
-        nodes = [node for n in range(number) for node in nodes_of(self._child(n))]
-        self._entered = _Entered(at, [(node, node.cursor) for node in nodes])
+        nodes = [node for n in range(number) for node in nodes_of(self.stage_node(n))]
+        self._entered = at, [(node, node.cursor) for node in nodes]
+        return child
 
     def _begin_of(self, number: int) -> int:
         """Return the first micro-batch of the stage that is played."""
@@ -244,7 +252,8 @@ class StagedNode(Node[StagedCursor]):
             return self.cursor.entered[number - 1] if number else 0
         return self.spec.stages[number].begin
 
-    def _child(self, number: int) -> Node[Any]:
+    def stage_node(self, number: int) -> Node[Any]:
+        """Return the node of a stage."""
         return self.children[self.spec.stages[number].name]
 
     def _forget(self, number: int) -> None:
@@ -252,8 +261,7 @@ class StagedNode(Node[StagedCursor]):
         for at in self._played.used - {number}:
             stage = self.spec.stages[at]
             fresh = self._built(stage)
-            pairs = zip(nodes_of(fresh), nodes_of(self.children[stage.name]), strict=True)
-            for new, old in pairs:
+            for new, old in zip(nodes_of(fresh), nodes_of(self.stage_node(at)), strict=True):
                 new.cursor = old.cursor
             self.replace_child(stage.name, fresh)
         self._played.used = {number}
@@ -264,9 +272,9 @@ class StagedNode(Node[StagedCursor]):
 
     def continued_trees(self) -> Iterator[ReferencesNode]:
         """Yield the order trees whose draws `history` counts: those of stages that continue."""
-        for stage in self.spec.stages:
+        for number, stage in enumerate(self.spec.stages):
             if stage.on_enter == "continue":
-                yield from order_trees(self.children[stage.name])
+                yield from order_trees(self.stage_node(number))
 
     def carry(self, past: LeafHistory) -> None:
         """Set what removed stages have drawn."""
@@ -279,11 +287,58 @@ class StagedNode(Node[StagedCursor]):
     def carried(self) -> LeafHistory:
         """Return what removed stages have drawn."""
         at = self.cursor
-        return carried_by(at, self.spec.leaf_ids) if at.carried or at.returned else LeafHistory({})
+        if not at.carried and not at.returned:
+            return LeafHistory({})
+        ids = self.spec.leaf_ids
+        drawn = dict(zip(ids, at.carried, strict=True)) if at.carried else {}
+        return LeafHistory(drawn, ((ids[place], *sample) for place, *sample in at.returned))
 
 
-def _ended(stage: Stage, batch: int) -> DataError:
-    return DataError(
-        f"staged: stage {stage.name!r} has no batch at micro-batch {batch} of the run, even after "
-        f"its pipeline started again. Give it more data, or end the stage there."
-    )
+class StageHistory:
+    """What the stages of a lane have drawn, computed from their cursors."""
+
+    def __init__(self, node: StagedNode) -> None:
+        self._node = node
+        self.used: set[int] = set()  # stages that have computed or opened anything
+        # Of the last stages that were asked about: the history at the end, not to be changed, and
+        # the positions that it follows from.
+        self._ends: dict[int, tuple[LeafHistory, list[Any]]] = {}
+
+    def before(self, number: int) -> LeafHistory:
+        """Return the history at the beginning of a stage."""
+        self.used.add(number)
+        past = self.until_end(number - 1).copy()
+        for tree in order_trees(self._node.stage_node(number)):
+            past.begin(tree)
+        return past
+
+    def until_end(self, number: int) -> LeafHistory:
+        """Return the history at the end of a stage. The caller must not change it."""
+        valid = {at: end for at, end in self._ends.items() if end[1] == self._positions(at)}
+        known = max((at for at in valid if at <= number), default=-1)
+        past = valid[known][0] if known >= 0 else self._node.carried()
+        for at in range(known + 1, number + 1):
+            past = past.copy()
+            if self._node.spec.stages[at].on_enter == "continue":
+                self._play(past, at)
+        if number >= 0:
+            kept = {at: end for at, end in valid.items() if at == number - 1}
+            valid = {**kept, number: (past, self._positions(number))}
+        self._ends = valid
+        return past
+
+    def _play(self, past: LeafHistory, number: int) -> None:
+        """Count the draws of a stage, and return its pending samples to their leaves."""
+        child = self._node.stage_node(number)
+        for tree in order_trees(child):
+            if tree.cursor.draws or tree.cursor.offsets:
+                self.used.add(number)
+            past.begin(tree)
+            past.play(tree)
+        past.give_back(held(child))
+
+    def _positions(self, number: int) -> list[Any]:
+        """Return all that the history at the end of a stage follows from."""
+        nodes = (node for n in range(number + 1) for node in nodes_of(self._node.stage_node(n)))
+        own = self._node.cursor
+        return [own.carried, own.returned, *(node.cursor for node in nodes)]

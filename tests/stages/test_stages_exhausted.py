@@ -20,7 +20,7 @@ from energy_data.core.packing import Packing
 from energy_data.errors import SpecError
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.passes import LimitSpec
-from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.stage import DataEnd, Stage, end_with_data
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
@@ -244,7 +244,7 @@ def test_a_start_that_would_not_hold_is_refused():
 
 def test_the_plan_and_the_log_say_what_was_asked_and_what_is_left(caplog):
     spec = compiled(*ENDING)
-    lines = list(Plan(spec).lines())
+    lines = list(RunPlan(spec).lines())
     said = (
         "ends with its data, before micro-batch 36 that was asked for; 7 of their samples are left"
     )

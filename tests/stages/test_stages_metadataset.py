@@ -12,7 +12,7 @@ from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split, compile_stream
 from energy_data.errors import SpecError
-from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import DefaultTaskEncoder
 from energy_data.tasks.stream import StreamBuilder
@@ -286,25 +286,26 @@ def test_stages_are_what_is_written():
 
 
 def test_the_plan_says_when_a_stage_is_and_how_large():
-    plan = Plan(
+    plan = RunPlan(
         compiled(stages("name: a, end: 5", "name: b, for: 10, params: {seq_len: 32}", "name: c"))
     )
     assert [plan.stage_at(step).name for step in (0, 4, 5, 14, 15, 10**9)] == list("aabbcc")
-    assert [plan.stage_of(g).name for g in (9, 10, 29, 30)] == list("abbc")
+    assert [plan.number_of(g) for g in (9, 10, 29, 30)] == [0, 1, 1, 2]
     assert plan.max_param("seq_len") == 32
     with pytest.raises(KeyError):
         plan.max_param("rope")
     with pytest.raises(ValueError, match="must be >= 0"):
         plan.stage_at(-1)
     second = plan.stages[1]
-    assert (second.steps, second.microbatches, second.samples, second.tokens) == (10, 20, 80, 2560)
-    assert second.leaves[0].epochs == pytest.approx(80 / 600)
-    ended = Plan(compiled(stages("name: a, end: 5")))
+    assert (second.num_steps, second.num_batches) == (10, 20)
+    assert (second.num_samples, second.num_tokens) == (80, 2560)
+    assert plan.leaves[1][0].epochs == pytest.approx(80 / 600)
+    ended = RunPlan(compiled(stages("name: a, end: 5")))
     assert ended.stage_at(5) is None
 
 
 def test_a_run_without_stages_is_one_stage_named_default():
     meta = parse_metadataset("splits: {train: {path: x}}")
     spec = compile_stream(meta, "train", open_source=open_source, builder=PIPELINE).spec
-    (only,) = Plan(spec).stages
-    assert (only.name, only.microbatches) == ("default", None)
+    (only,) = RunPlan(spec).stages
+    assert (only.name, only.num_batches) == ("default", None)

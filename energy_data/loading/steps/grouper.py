@@ -166,10 +166,10 @@ class StepGrouper(SavableDataLoader[Any]):
         plan, at = self._reader.plan, self._at
         if not plan.counts_steps:
             return
-        stage = plan.stage_of(at.step)
-        if stage is None:
+        number = plan.number_of(at.step)
+        if number == len(plan.stages):
             raise StopIteration
-        if stage.number != len(self.loader.entered):
+        if number != len(self.loader.entered):
             self.loader.enter_stage(at.in_run(self._ranks))
             self._begin(at)
 

@@ -24,7 +24,7 @@ from energy_data.loading.steps.exact import known_shares
 from energy_data.loading.steps.exchange import Exchange
 from energy_data.loading.steps.planner import Round, StepPlan, StepPosition
 from energy_data.loading.transport.arena import ArenaFullError
-from energy_data.nodes.run_plan import Plan
+from energy_data.nodes.run_plan import RunPlan
 from energy_data.order.step_rules import DocsPerStep
 
 # Rules that are the same on all ranks.
@@ -60,7 +60,7 @@ class RoundReader:
         config = loader.dataset.worker_config
         self.loader, self.rules, self.exchange = loader, rules, exchange
         self._rank, self._ranks = config.rank, config.world_size
-        self.plan = Plan(loader.dataset.spec)
+        self.plan = RunPlan(loader.dataset.spec)
         self.stride = rules.round_size(self._ranks)
         self._lookahead = 1 if rules.mode == "exact" else rules.lookahead
         self._generation = 0
@@ -76,7 +76,7 @@ class RoundReader:
         # Stages that count steps begin where the steps before have ended, which is known only once
         # the run is there. Then `Loader.enter_stage` moves the lanes to the next stage.
         plan = self.plan
-        self.spec = plan.stages[len(entered)].stage.of if plan.counts_steps else plan.spec
+        self.spec = plan.stages[len(entered)].of if plan.counts_steps else plan.spec
         is_exact = rules.mode == "exact"
         self._known_counts = known_shares(self.spec) if is_exact else known_counts(self.spec, rules)
         self._is_alone = self._ranks == 1 or self._known_counts is not None
@@ -140,7 +140,7 @@ class RoundReader:
 
     def _is_one_stage(self, first: int, last: int) -> bool:
         """Return whether a stage makes both micro-batches of the run (or steps)."""
-        return self.plan.stage_of(max(first, 0)) is self.plan.stage_of(last)
+        return self.plan.number_of(max(first, 0)) == self.plan.number_of(last)
 
     def _taken(self, number: int, *, ahead: bool) -> Sequence[Any]:
         """Return the micro-batches that item `number` of the run is; none if it is left out."""
