@@ -20,7 +20,7 @@ from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, ReferencesSpec
-from energy_data.tasks.encoder import DefaultTaskEncoder
+from energy_data.tasks.encoders import DefaultTaskEncoder
 from energy_data.testing import NumberSource
 
 WARM_UP = 64

@@ -61,8 +61,8 @@ from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.batches import Batch, BatchDataset, GroupBatchDataset, PackingDataset
-from energy_data.tasks.batching import (
+from energy_data.tasks.collate import (
+    Batch,
     batch_list,
     batch_pad_stack,
     batch_stack,
@@ -71,23 +71,28 @@ from energy_data.tasks.batching import (
     generic_concat,
     homogeneous_concat_mix,
 )
-from energy_data.tasks.cooking import Cooker, basic_sample_keys, cooker
 from energy_data.tasks.datasets import (
-    BlendDataset,
-    ConcatDataset,
+    BatchDataset,
     EpochizeDataset,
     FilterDataset,
     GcDataset,
+    GroupBatchDataset,
     IterMapDataset,
     LimitDataset,
     LogSampleDataset,
     MapDataset,
     MixBatchDataset,
+    PackingDataset,
+)
+from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.encoders import AugmentTaskEncoder, DefaultTaskEncoder
+from energy_data.tasks.functions import Cooker, basic_sample_keys, cooker, stateless
+from energy_data.tasks.orders import (
+    BlendDataset,
+    ConcatDataset,
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from energy_data.tasks.encoder import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder
-from energy_data.tasks.stateless import stateless
 
 __all__ = [
     "AugmentTaskEncoder",

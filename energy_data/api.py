@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Generic, Literal, TypedDict, get_args
 
 from attrs import evolve
 from typing_extensions import TypeVar, Unpack
@@ -14,23 +14,26 @@ from typing_extensions import TypeVar, Unpack
 from energy_data.config.compile import compile_split, compile_stream, steps_of
 from energy_data.config.feasibility import check_repetitions
 from energy_data.config.load import load
-from energy_data.config.opening import OpenSource, Options
+from energy_data.config.opening import Options
 from energy_data.core.context import Context, WorkerConfig
-from energy_data.core.spec import Spec
 from energy_data.core.user_call import reraise_exception
 from energy_data.data.decode.parts import Overrides, SampleDecoder, check_decoders
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import open_source
 from energy_data.data.source import Source
 from energy_data.data.typed.dataset_yaml import Typing
-from energy_data.data.typed.wrap import open_typed
+from energy_data.data.typed.wrap import open_typed, typing_of
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import EvenBatches, SavableDataset
-from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.read import OnError
-from energy_data.tasks.encoder import DefaultTaskEncoder, TaskEncoder
-from energy_data.tasks.mixture import BaseCoreDatasetFactory, LoadedDataset, LoadedDatasets
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import (
+    BaseCoreDatasetFactory,
+    LoadedDataset,
+    StreamBuilder,
+    divided,
+)
 
 log = logging.getLogger(__name__)
 
@@ -129,14 +132,14 @@ def get_train_dataset(
     Raises:
         SpecError: With all errors of the metadataset, each with its place.
     """
+    run = _Run(worker_config, on_error, task_encoder, deprecated, samples, decoders, allow_modules)
     builder = StreamBuilder(
-        task_encoder=_encoder(task_encoder, deprecated),
+        task_encoder=run.encoder,
         batch_size=batch_size,
-        worker_config=(config := _worker_config(worker_config, on_error)),
-        seed=config.seed_offset if seed is None else seed,
-        shuffle=Shuffle(
-            buffer_size=shuffle_buffer_size or 0, sequence_length=max_samples_per_sequence or 0
-        ),
+        worker_config=run.config,
+        seed=run.config.seed_offset if seed is None else seed,
+        shuffle_buffer_size=shuffle_buffer_size or 0,
+        max_samples_per_sequence=max_samples_per_sequence or 0,
         finite=not repeat,
         drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
@@ -145,18 +148,18 @@ def get_train_dataset(
         tokens_per_sample=tokens_per_sample,
         samples_per_microbatch=samples_per_microbatch,
     )
-    policy = ImportPolicy.of(allow_modules)
-    open_one = _opener(samples, decoders, builder.task_encoder, policy)
-    metadataset = load(path)
+    metadataset, lanes = load(path), run.config.lanes
+    epochs = shuffle_over_epochs_multiplier
     dataset = compile_stream(
         metadataset,
         split_part,
-        open_source=open_one,
+        open_source=run.open,
         builder=builder,
-        options=_options(policy, builder.task_encoder, shuffle_over_epochs_multiplier),
-        run=None if config.lanes is None else Context(seed=builder.seed, lanes=config.lanes),
+        options=evolve(run.options, shuffle_over_epochs_multiplier=epochs),
+        run=None if lanes is None else Context(seed=builder.seed, lanes=lanes),
     )
-    _check_even(dataset.spec, even_batches if builder.finite else None)
+    if builder.finite:
+        _check_even(dataset, even_batches)
     check_repetitions(dataset.spec, samples=budget_samples, tokens=budget_tokens)
     rules = steps_of(metadataset, split_part)
     return dataset.replace(even_batches=even_batches, docs_per_step=rules)
@@ -189,19 +192,15 @@ def get_val_dataset(
     `limit`: the first so many batches of each rank; None or 0: all. The other arguments are those
     of `get_train_dataset`.
     """
-    datasets, build = _validation(
-        path,
-        split_part,
-        _worker_config(worker_config, on_error),
-        _encoder(task_encoder, deprecated),
-        (samples, decoders, allow_modules),
+    run = _Run(worker_config, on_error, task_encoder, deprecated, samples, decoders, allow_modules)
+    return run.val_dataset(
+        run.val_split(path, split_part, batch_size),
         even_batches,
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
-    return build(datasets)
 
 
 def get_val_datasets(
@@ -225,136 +224,107 @@ def get_val_datasets(
 
     The arguments are those of `get_val_dataset`.
     """
-    datasets, build = _validation(
-        path,
-        split_part,
-        _worker_config(worker_config, on_error),
-        _encoder(task_encoder, deprecated),
-        (samples, decoders, allow_modules),
-        even_batches,
+    run = _Run(worker_config, on_error, task_encoder, deprecated, samples, decoders, allow_modules)
+    build = partial(
+        run.val_dataset,
+        even_batches=even_batches,
         batch_size=batch_size,
         batch_drop_last=batch_drop_last,
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
-    return [(build([loaded]), loaded.dataset) for loaded in datasets]
+    loaded = run.val_split(path, split_part, batch_size)
+    return [(build([one]), one.dataset) for one in loaded]
 
 
-def _validation(
-    path: PathOrDict,
-    split_part: str,
-    config: WorkerConfig,
-    encoder: TaskEncoder[Any, Any, Any, T_batch],
-    opening: tuple[Samples, Overrides | None, Sequence[str]],
-    even_batches: EvenBatches | None,
-    *,
-    batch_size: int | None,
-    **options: Any,
-) -> tuple[LoadedDatasets, Callable[[list[LoadedDataset[Any]]], SavableDataset[T_batch]]]:
-    """Return the datasets of a split for validation, and the function that builds batches."""
-    samples, decoders, allow_modules = opening
-    policy = ImportPolicy.of(allow_modules)
-    order = compile_split(
-        load(path),
-        split_part,
-        open_source=_opener(samples, decoders, encoder, policy),
-        mode="val",
-        options=_options(policy, encoder),
-    )
-    builder = StreamBuilder(task_encoder=encoder, batch_size=batch_size, worker_config=config)
+class _Run(Generic[T_batch]):
+    """What all of these functions do with their arguments."""
 
-    def build(datasets: list[LoadedDataset[Any]]) -> SavableDataset[T_batch]:
-        dataset: SavableDataset[T_batch] = encoder.build_val_datasets(
-            datasets=datasets, worker_config=config, batch_size=batch_size, **options
+    def __init__(
+        self,
+        worker_config: WorkerConfig | None,
+        on_error: OnError,
+        task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None,
+        deprecated: Deprecated,
+        samples: Samples,
+        decoders: Overrides | None,
+        allow_modules: Sequence[str],
+    ) -> None:
+        if on_error not in get_args(OnError):
+            raise SpecError(f"on_error: must be 'skip' or 'raise', got {on_error!r}.")
+        if samples not in get_args(Samples):
+            raise SpecError(f"samples: must be 'declared' or 'dicts', got {samples!r}.")
+        self.config = worker_config or WorkerConfig.default_worker_config()
+        if on_error == "raise":
+            self.config = evolve(self.config, global_error_handler=reraise_exception)
+        self.encoder: TaskEncoder[Any, Any, Any, T_batch] = task_encoder or DefaultTaskEncoder()
+        if deprecated:
+            self._decode_as(deprecated)
+        self.samples, self.decoders = samples, check_decoders(decoders or {})
+        policy = ImportPolicy.of(allow_modules)
+        self.open_typed = partial(open_typed, decoder=self.encoder.decoder, policy=policy)
+        self.options = Options(trust=policy, open_typed=self.open_typed)
+        # Samples of no declared type are dicts as read, and not crude samples for cookers.
+        self.is_plain = not self.encoder.cookers and self.encoder.decoder is TaskEncoder.decoder
+
+    def _decode_as(self, deprecated: Deprecated) -> None:
+        """Set the decoder of the task encoder as the deprecated arguments say."""
+        if unknown := sorted(deprecated.keys() - Deprecated.__annotations__.keys()):
+            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
+        log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(deprecated))
+        own = ("image_decode", "av_decode", "video_decode_audio")
+        if not deprecated.get("auto_decode", True):
+            self.encoder.decoder = None
+        elif decoding := {name: deprecated[name] for name in own if name in deprecated}:  # type: ignore[literal-required]  # names of the dict
+            self.encoder.decoder = SampleDecoder(**decoding)
+
+    def open(self, path: str | Path, *, dataset_config: str | None = None, **facts: Any) -> Source:
+        """Open a dataset: as its dataset.yaml declares, or as dicts."""
+        if self.samples == "dicts" and dataset_config is not None:
+            raise SpecError(
+                f"{path}: its dataset_config {dataset_config!r} declares the type of samples, and "
+                f"dicts have none. Remove samples='dicts', or remove dataset_config."
+            )
+        typing = Typing()
+        if self.samples == "declared":
+            typing = typing_of(path, dataset_config, self.options.trust)
+        if self.samples == "dicts" or (self.is_plain and typing == Typing()):
+            return open_source(path, decoders=self.decoders, **facts)
+        if self.decoders:
+            raise SpecError(
+                f"decoders: they are for dicts, and {path} is decoded by the `decoder` of the task "
+                f"encoder, as its dataset.yaml declares. Set that, or pass samples='dicts'."
+            )
+        return self.open_typed(path, typing=typing, **facts)
+
+    def val_split(
+        self, path: PathOrDict, split_part: str, batch_size: int | None
+    ) -> list[LoadedDataset[Any]]:
+        """Return the datasets of a split for validation."""
+        order = compile_split(
+            load(path), split_part, open_source=self.open, mode="val", options=self.options
         )
-        _check_even(dataset.spec, even_batches)
+        builder = StreamBuilder(
+            task_encoder=self.encoder, batch_size=batch_size, worker_config=self.config
+        )
+        return divided(builder.samples(order, deal=1))[1]
+
+    def val_dataset(
+        self,
+        datasets: list[LoadedDataset[Any]],
+        even_batches: EvenBatches | None,
+        **options: Any,
+    ) -> SavableDataset[T_batch]:
+        """Return the batches of some datasets for validation."""
+        dataset: SavableDataset[T_batch] = self.encoder.build_val_datasets(
+            datasets=datasets, worker_config=self.config, **options
+        )
+        _check_even(dataset, even_batches)
         return dataset.replace(even_batches=even_batches)
 
-    return LoadedDatasets(order, builder.reading(order, deal=1)), build
 
-
-def _worker_config(worker_config: WorkerConfig | None, on_error: OnError) -> WorkerConfig:
-    config = worker_config or WorkerConfig.default_worker_config()
-    if on_error not in get_args(OnError):
-        raise SpecError(f"on_error: must be 'skip' or 'raise', got {on_error!r}.")
-    if on_error == "skip":
-        return config
-    return evolve(config, global_error_handler=reraise_exception)
-
-
-def _encoder(
-    task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None, deprecated: Deprecated
-) -> TaskEncoder[Any, Any, Any, T_batch]:
-    """Return the task encoder, with a decoder as the deprecated arguments say."""
-    encoder: TaskEncoder[Any, Any, Any, T_batch] = task_encoder or DefaultTaskEncoder()
-    if unknown := sorted(deprecated.keys() - Deprecated.__annotations__.keys()):
-        raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
-    if not deprecated:
-        return encoder
-    log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(deprecated))
-    own = ("image_decode", "av_decode", "video_decode_audio")
-    if not deprecated.get("auto_decode", True):
-        encoder.decoder = None
-    elif decoding := {name: deprecated[name] for name in own if name in deprecated}:  # type: ignore[literal-required]  # names of the dict
-        encoder.decoder = SampleDecoder(**decoding)
-    return encoder
-
-
-def _opener(
-    samples: Samples,
-    decoders: Overrides | None,
-    encoder: TaskEncoder[Any, Any, Any, Any],
-    policy: ImportPolicy,
-) -> OpenSource:
-    if samples not in get_args(Samples):
-        raise SpecError(f"samples: must be 'declared' or 'dicts', got {samples!r}.")
-    decoders = check_decoders(decoders or {})
-    if samples == "dicts":
-        return partial(_open_dicts, decoders=decoders)
-    plain = not encoder.cookers and encoder.decoder is TaskEncoder.decoder
-    typed = partial(open_typed, decoder=encoder.decoder, policy=policy)
-    return partial(_open_declared, typed=typed, decoders=decoders, plain=plain)
-
-
-def _open_dicts(path: str | Path, *, dataset_config: str | None = None, **facts: Any) -> Source:
-    if dataset_config is not None:
-        raise SpecError(
-            f"{path}: its dataset_config {dataset_config!r} declares the type of samples, and "
-            f"dicts have none. Remove samples='dicts', or remove dataset_config."
-        )
-    return open_source(path, **facts)
-
-
-def _open_declared(
-    path: str | Path, *, typed: OpenSource, decoders: Overrides, plain: bool, **facts: Any
-) -> Source:
-    """Open a dataset as its dataset.yaml declares.
-
-    plain: samples of no declared type are dicts as read, and not crude samples for cookers.
-    """
-    source = typed(path, **facts)
-    if plain and source.typing == Typing():  # type: ignore[attr-defined]  # of `open_typed`
-        return open_source(path, decoders=decoders, **facts)
-    if decoders:
-        raise SpecError(
-            f"decoders: they are for dicts, and {path} is decoded by the `decoder` of the task "
-            f"encoder, as its dataset.yaml declares. Set that, or pass samples='dicts'."
-        )
-    return source
-
-
-def _options(
-    policy: ImportPolicy, encoder: TaskEncoder[Any, Any, Any, Any], epochs: int | None = 1
-) -> Options:
-    return Options(
-        shuffle_over_epochs_multiplier=epochs,
-        trust=policy,
-        open_typed=partial(open_typed, policy=policy, decoder=encoder.decoder),
-    )
-
-
-def _check_even(spec: Spec, even_batches: EvenBatches | None) -> None:
-    if even_batches is not None and spec.num_items(Context(), 0) is None:
+def _check_even(dataset: SavableDataset[Any], even_batches: EvenBatches | None) -> None:
+    if even_batches is not None and dataset.spec.num_items(Context(), 0) is None:
         raise SpecError(
             "even_batches: the number of batches in a pass is not known where samples are packed, "
             "grouped or taken apart. Leave it out, and give `limit`, or `virtual_epoch_length`, "

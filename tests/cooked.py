@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 from attrs import evolve
@@ -15,8 +16,7 @@ from energy_data.energon import TaskEncoder
 from energy_data.errors import SkipSample
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.tasks.cooking import Cooker, Cooking, LeafCooking, cooker
-from energy_data.tasks.stateless import stateless
+from energy_data.tasks.functions import Cooker, Cooking, cooker, stateless
 
 
 class Letters(FileStore[str]):
@@ -58,12 +58,15 @@ def ignored(error: Exception, sample: Any, sources: Any) -> None:
     """Hears of failures, and says nothing."""
 
 
-NEEDY = LeafCooking(Cooker(with_files), {"primary": Letters(), "notes": Letters()})
-RECIPES = {"a": NEEDY, "d": NEEDY, "e": LeafCooking(Cooker(with_dice), {})}
+def cooks(function: Any, **aux: FileStore[str]) -> Any:
+    return partial(TaskEncoder().cook_crude_sample, cooker=Cooker(function), aux=aux)
+
+
+NEEDY = cooks(with_files, primary=Letters(), notes=Letters())
+RECIPES = {"a": NEEDY, "d": NEEDY, "e": cooks(with_dice)}
 
 
 def cooked(read: ReadSpec) -> EncodeSpec:
     """A tree whose samples are cooked as each leaf needs; those of other leaves pass."""
-    cooking = Cooking(TaskEncoder().cook_crude_sample, RECIPES)
     policy = ErrorPolicy(handler=ignored, tolerance=0)
-    return EncodeSpec(of=evolve(read, keys=True), encode=cooking, on_failure=policy)
+    return EncodeSpec(of=evolve(read, keys=True), encode=Cooking(RECIPES), on_failure=policy)

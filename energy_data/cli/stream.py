@@ -16,7 +16,7 @@ from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
 from energy_data.tasks.encoder import TaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.mixture import StreamBuilder
 
 
 class AnyTask(TaskEncoder[Any, Any, Any, Any]):

@@ -75,7 +75,7 @@ B_co = TypeVar("B_co", bound=Built, covariant=True)
 class Builder(Protocol[B_co]):
     """Builds the batches of a mixture: those of a run, or of one of its stages.
 
-    `energy_data.tasks.stream.StreamBuilder` is one.
+    `energy_data.tasks.mixture.StreamBuilder` is one.
     """
 
     @property

@@ -10,7 +10,9 @@ submodules have the paths that programs import from. docs/coming-from-energon.md
 differences.
 """
 
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import energy_data
 from energy_data import *
@@ -21,78 +23,37 @@ from energy_data.data.files.stores import (
     PrimaryFileStore,
     SystemFileStore,
 )
-from energy_data.energon.metadatasets import (
-    DatasetLoader,
-    DatasetLoaderInterface,
-    Metadataset,
-    MetadatasetV2,
-    load_dataset,
-    prepare_metadataset,
-    traverse_metadataset,
-)
-from energy_data.energon.webdatasets import (
-    BaseWebdatasetFactory,
-    CaptioningWebdataset,
-    CrudeJsonlDatasetFactory,
-    CrudeWebdataset,
-    DefaultCrudeJsonlDatasetFactory,
-    DefaultDecoderWebdatasetFactory,
-    DefaultGenericWebdatasetFactory,
-    ImageClassificationWebdataset,
-    ImageWebdataset,
-    InterleavedWebdataset,
-    JoinedWebdatasetFactory,
-    MultiChoiceVQAWebdataset,
-    OCRWebdataset,
-    SimilarityInterleavedWebdataset,
-    StandardWebdatasetFactory,
-    TextWebdataset,
-    VidQAWebdataset,
-    VQAOCRWebdataset,
-    VQAWebdataset,
-)
+from energy_data.energon import metadatasets, webdatasets
+from energy_data.energon.metadatasets import *
+from energy_data.energon.webdatasets import *
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
 
 __version__ = version("energy_data")
 
 BaseCoreDataset = energy_data.SavableDataset  # its name in older versions
+EPath = Path
 
-__all__ = [  # noqa: PLE0604 - names of energy_data, and these
-    *energy_data.__all__,
+_ONLY_HERE = [
+    *metadatasets.__all__,
+    *webdatasets.__all__,
     "BaseCoreDataset",
     "BaseCoreDatasetFactory",
-    "BaseWebdatasetFactory",
-    "CaptioningWebdataset",
-    "CrudeJsonlDatasetFactory",
-    "CrudeWebdataset",
-    "DatasetLoader",
-    "DatasetLoaderInterface",
     "DecodeFileStore",
-    "DefaultCrudeJsonlDatasetFactory",
-    "DefaultDecoderWebdatasetFactory",
-    "DefaultGenericWebdatasetFactory",
     "DirectLazy",
     "FileCacheLazy",
     "FileStoreDecoder",
-    "ImageClassificationWebdataset",
-    "ImageWebdataset",
-    "InterleavedWebdataset",
-    "JoinedWebdatasetFactory",
-    "Metadataset",
-    "MetadatasetV2",
     "MockLazy",
-    "MultiChoiceVQAWebdataset",
-    "OCRWebdataset",
     "PrimaryFileStore",
-    "SimilarityInterleavedWebdataset",
-    "StandardWebdatasetFactory",
     "SystemFileStore",
-    "TextWebdataset",
-    "VQAOCRWebdataset",
-    "VQAWebdataset",
-    "VidQAWebdataset",
     "__version__",
-    "load_dataset",
-    "prepare_metadataset",
-    "traverse_metadataset",
 ]
+__all__ = [*energy_data.__all__, *sorted(_ONLY_HERE)]  # noqa: PLE0604 - names of other modules
+
+# The modules that programs import these names from are all this one.
+_PATHS = (
+    *("epathlib", "epathlib.epath", "flavors", "flavors.base_dataset", "flavors.webdataset"),
+    *("flavors.webdataset.base_webdataset", "task_encoder", "task_encoder.base"),
+    *("task_encoder.cooking", "task_encoder.loader"),
+)
+for _path in _PATHS:
+    sys.modules[f"{__name__}.{_path}"] = globals()[_path.split(".")[-1]] = sys.modules[__name__]

@@ -1,4 +1,4 @@
-"""Metadatasets as objects: their contents, and their datasets loaded."""
+"""Metadatasets as objects: their datasets, loaded or listed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import is_metadataset, leaf_uses
@@ -19,18 +19,28 @@ from energy_data.core.context import WorkerConfig
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import Shuffle
-from energy_data.tasks.mixture import DatasetBlendMode, LoadedDatasets, Reading
+from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.mixture import DatasetBlendMode, LoadedDataset, StreamBuilder, divided
 
 PathLike = str | Path
 
+__all__ = [
+    "DatasetLoader",
+    "DatasetLoaderInterface",
+    "Metadataset",
+    "MetadatasetV2",
+    "load_dataset",
+    "prepare_metadataset",
+    "traverse_metadataset",
+]
 
-@frozen(kw_only=True)
+
+@frozen
 class LoadedDatasetList:
     """The datasets of a mixture, and whether they have weights or repetitions."""
 
-    datasets: LoadedDatasets
     blend_mode: DatasetBlendMode
+    datasets: list[LoadedDataset[Any]]
 
 
 @frozen
@@ -58,34 +68,23 @@ class DatasetLoaderInterface(ABC):
         worker_config: WorkerConfig,
         shuffle_buffer_size: int | None = None,
         max_samples_per_sequence: int | None = None,
-        parallel_shard_iters: int | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         decoder: Any = None,
         allow_modules: Iterable[str] = (),
     ) -> LoadedDatasetList:
         """Return the datasets of a split, opened, with their weights or repetitions.
 
-        Args:
-            training: Whether the stream is endless and draws from blends.
-            split_part: The split.
-            worker_config: Which part of the run this process is.
-            shuffle_buffer_size: Neighbouring draws of a dataset that are shuffled; None: none.
-            max_samples_per_sequence: Neighbouring samples that are read together; None: all.
-            parallel_shard_iters: Sequences that are mixed at a time; None: 16.
-            shuffle_over_epochs_multiplier: As the key of that name in a metadataset.
-            decoder: Decodes parts; None: they stay bytes.
-            allow_modules: Modules and folders with code that files may name.
+        training: whether the stream is endless and draws from blends. decoder: decodes parts; None:
+        they stay bytes. The other arguments are those of `get_train_dataset`.
         """
         trust = ImportPolicy.of(allow_modules)
-        read = Reading(
+        builder = StreamBuilder(
+            task_encoder=TaskEncoder(),
+            batch_size=None,
             worker_config=worker_config,
             seed=worker_config.seed_offset,
-            shuffle=Shuffle(
-                buffer_size=shuffle_buffer_size or 0,
-                sequence_length=max_samples_per_sequence or 0,
-                parallel_sequences=parallel_shard_iters or 16,
-            ),
-            deal=0 if training else 1,
+            shuffle_buffer_size=shuffle_buffer_size or 0,
+            max_samples_per_sequence=max_samples_per_sequence or 0,
         )
         order = compile_split(
             self.metadataset(),
@@ -96,8 +95,7 @@ class DatasetLoaderInterface(ABC):
                 shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, trust=trust
             ),
         )
-        datasets = LoadedDatasets(order, read)
-        return LoadedDatasetList(datasets=datasets, blend_mode=datasets.blend_mode)
+        return LoadedDatasetList(*divided(builder.samples(order, deal=0 if training else 1)))
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets of a split, without opening them."""
@@ -131,56 +129,33 @@ class DatasetLoader(DatasetLoaderInterface):
 
     def metadataset(self) -> LoadedMetadataset:
         """Return a metadataset of the one dataset, or the one at the path."""
-        given = {
-            "split_part": self.split_part,
-            "subflavors": self.subflavors,
-            "dataset_config": self.dataset_config,
-            "split_config": self.split_config,
-        }
-        about = {name: value for name, value in given.items() if value}
-        if not about:
+        given = asdict(self, filter=lambda one, value: value not in (one.default, {}))
+        if given.keys() == {"path"}:
             return load(self.path)
-        node = {"path": os.path.abspath(self.path), **about}  # noqa: PTH100 - keeps links
+        node = {**given, "path": os.path.abspath(self.path)}  # noqa: PTH100 - keeps links
         return load({"splits": dict.fromkeys(("train", "val", "test"), node)})
 
 
-@frozen(init=False)
+@frozen
 class Metadataset(DatasetLoaderInterface):
-    """A metadataset by its path or by its contents."""
+    """A metadataset: the file or the mapping `path`, or `splits` with paths relative to `path`."""
 
-    path: PathLike
-    splits: Mapping[str, Any] | None
-
-    def __init__(self, path: PathLike, splits: Mapping[str, Any] | None = None) -> None:
-        """Read the file at `path`; or use `splits`, with paths relative to the folder of `path`."""
-        self.__attrs_init__(path, splits)
+    path: PathLike | Mapping[str, Any]
+    splits: Mapping[str, Any] | None = None
 
     def metadataset(self) -> LoadedMetadataset:
         """Return it, read and checked."""
-        if self.splits is None:
+        if self.splits is None or isinstance(self.path, Mapping):
             return load(self.path)
         return load({"splits": self.splits}, base_dir=Path(self.path).parent)
 
 
-class MetadatasetV2(Metadataset):
-    """A metadataset; the two versions of Energon are one here."""
-
-
-@frozen
-class _Given(DatasetLoaderInterface):
-    """A metadataset as a mapping."""
-
-    contents: Mapping[str, Any]
-
-    def metadataset(self) -> LoadedMetadataset:
-        return load(self.contents)
+MetadatasetV2 = Metadataset  # the two versions of Energon are one here
 
 
 def load_dataset(path: PathLike | Mapping[str, Any]) -> DatasetLoaderInterface:
     """Return a loader for a dataset, a metadataset (.yaml), or a metadataset as a dict."""
-    if isinstance(path, Mapping):
-        return _Given(path)
-    if is_metadataset(str(path)):
+    if isinstance(path, Mapping) or is_metadataset(str(path)):
         return Metadataset(path)
     return DatasetLoader(path=path)
 

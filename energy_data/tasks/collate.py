@@ -1,18 +1,33 @@
-"""Collation: a list of samples as one batch."""
+"""Collation: a list of samples as one batch; and functions that combine values, by type.
+
+`batch_*` and `generic_batch` combine samples along a new first axis. `concat_pad` and
+`generic_concat` join batches along their first axis. The names are Energon's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from energy_data.core.batch_memory import TensorRow, as_tensors, detach, empty, stack_rows
-from energy_data.tasks.batching import batch_pad_stack
+from energy_data.data.typed.dataset_yaml import has_default
+from energy_data.data.typed.samples import (
+    BASIC_FIELDS,
+    ExtendableDataclassMixin,
+    PinMemoryMixin,
+    edataclass,
+)
+from energy_data.errors import SpecError
+
+T = TypeVar("T")
+Batcher = Callable[[list[Any]], Any]
 
 
 def collate(samples: Sequence[Any], *, pad: bool = False) -> Any:
@@ -109,3 +124,187 @@ def _numbers(values: list[Any]) -> torch.Tensor | list[Any]:
         return torch.tensor(values, dtype=torch.float64 if type(values[0]) is float else None)
     except (OverflowError, RuntimeError, ValueError):  # integers beyond 64 bits have no tensor
         return values
+
+
+def batch_stack(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape as one tensor [n, ...]."""
+    return torch.stack(batch, dim=0)
+
+
+def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of n shapes with equally many axes as one tensor [n, ...], padded with zeros.
+
+    Each axis is as long as the longest there; the padding is at the end. dtype and device are those
+    of the first tensor. ValueError if the numbers of axes differ.
+    """
+    _same_axes(batch)
+    return concat_pad([tensor[None] for tensor in batch])
+
+
+def batch_list(batch: list[Any]) -> list[Any]:
+    """Return the values as they are: a list."""
+    return batch
+
+
+def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
+    """Return batches of tensors joined along their first axis, the other axes padded with zeros.
+
+    ValueError if the numbers of axes differ.
+    """
+    _same_axes(batch)
+    longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in batch), strict=True)]
+    joined = batch[0].new_zeros((sum(map(len, batch)), *longest))
+    begin = 0
+    for tensor in batch:
+        place = tuple(slice(0, size) for size in tensor.shape[1:])
+        joined[(slice(begin, begin + len(tensor)), *place)] = tensor
+        begin += len(tensor)
+    return joined
+
+
+def _same_axes(batch: list[torch.Tensor]) -> None:
+    if len({tensor.ndim for tensor in batch}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch[:8])
+        raise ValueError(
+            f"tensors with different numbers of axes cannot be padded to one shape, found {shapes}."
+        )
+
+
+def generic_batch(batch: list[Any]) -> Any:
+    """Return samples as one, by the type of the first.
+
+    Tensors: `batch_pad_stack`. Dicts, dataclasses, named tuples: field by field, as the same type
+    (a type with `from_samples` is called instead). Everything else: the list.
+    """
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return batch_pad_stack(batch)
+    if hasattr(type(first), "from_samples"):
+        return type(first).from_samples(batch)
+    return _by_field(batch, generic_batch)
+
+
+def generic_concat(batch: list[Any]) -> Any:
+    """Return batches as one, by the type of the first.
+
+    Tensors: `concat_pad`. Dicts, dataclasses, named tuples: field by field, as the same type.
+    Everything else: a list with one entry per batch.
+    """
+    if isinstance(batch[0], torch.Tensor):
+        return concat_pad(batch)
+    return _by_field(batch, generic_concat)
+
+
+def homogeneous_concat_mix(samples: list[Any]) -> Any:
+    """Return batches of one type as one, by `generic_concat`. TypeError if types differ."""
+    if len(kinds := {type(sample) for sample in samples}) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"batches of different types cannot be joined, found {names}. Write a `batch_mix_fn` "
+            f"that makes one type of them."
+        )
+    return generic_concat(samples)
+
+
+def batch_fields(
+    samples: Sequence[Any], batchers: Mapping[str, Batcher], default: Batcher = generic_batch
+) -> dict[str, Any]:
+    """Return the fields of the samples, each batched by its own batcher, or by `default`."""
+    rows = [fields_of(sample) for sample in samples]
+    return {name: batchers.get(name, default)([row[name] for row in rows]) for name in rows[0]}
+
+
+def _by_field(batch: list[Any], join: Batcher) -> Any:
+    first = batch[0]
+    if not has_fields(first):
+        return batch
+    return as_type(batch_fields(batch, {}, join), type(first))
+
+
+def has_fields(value: Any) -> bool:
+    """Return whether a value is a dict, a dataclass instance or a named tuple."""
+    return isinstance(value, dict) or _field_names(type(value)) is not None
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields by name; a dict is returned as it is. TypeError if it has none."""
+    if isinstance(value, dict):
+        return value
+    if (names := _field_names(type(value))) is None:
+        raise TypeError(
+            f"a {type(value).__name__} has no fields to convert. Return a dict, a dataclass "
+            f"or a NamedTuple, or override the method of the task encoder."
+        )
+    return {name: getattr(value, name) for name in names}
+
+
+def as_type(fields: Mapping[str, Any], kind: type[T]) -> T:
+    """Return an instance of `kind` (a dict, dataclass or NamedTuple class) with these fields.
+
+    Fields that describe the sample (`__key__` and so on) are dropped if `kind` lacks them.
+    TypeError if `kind` lacks another field, or requires one that is not given.
+    """
+    if issubclass(kind, dict):
+        return kind(fields)
+    if (names := _field_names(kind)) is None:
+        raise TypeError(
+            f"{kind.__name__} cannot be created from fields. Use dict, a dataclass or a NamedTuple."
+        )
+    if extra := [name for name in fields if name not in names and not name.startswith("__")]:
+        raise TypeError(
+            f"{kind.__name__} has no field {', '.join(map(repr, extra))}, its fields are "
+            f"{', '.join(sorted(names))}. Field names must match."
+        )
+    return kind(**{name: value for name, value in fields.items() if name in names})
+
+
+def _field_names(kind: type[Any]) -> Sequence[str] | None:
+    """Return the names of the fields of a dataclass or a named tuple; None for other types."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+
+
+@edataclass
+class Batch(PinMemoryMixin, ExtendableDataclassMixin):
+    """One batch of a declared type. Derive from it, as an `edataclass`, and add fields."""
+
+    __key__: list[str]  # of each sample
+    __restore_key__: Any  # which samples they are
+    __subflavors__: list[dict[str, Any] | None] | None = None  # of each sample that has some
+    __sources__: tuple[Any, ...] | None = None  # of all samples, in one row
+
+    @classmethod
+    def derive_from(cls, base_batch: Any, **kwargs: Any) -> Self:
+        """Return a batch of this type with the `__` fields of another one, and `kwargs`."""
+        base = {name: getattr(base_batch, name) for name in BASIC_FIELDS if name not in kwargs}
+        return cls(**base, **kwargs)
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Any], **kwargs: Any) -> Self:
+        """Return samples as one batch of this type: each field the list of the samples' values.
+
+        Fields in `kwargs` are taken from there. SpecError if a sample lacks a field.
+        """
+        values = dict(kwargs)
+        for field in dataclasses.fields(cls):
+            name = field.name
+            if name in kwargs:
+                continue
+            lacking = next((sample for sample in samples if not hasattr(sample, name)), None)
+            if lacking is None:
+                values[name] = _gathered(name, [getattr(sample, name) for sample in samples])
+            elif not has_default(field):
+                raise SpecError(
+                    f"{cls.__name__}.from_samples: its field {name!r} is in no "
+                    f"{type(lacking).__name__}. Pass {name}=..., or override from_samples."
+                )
+        return cls(**values)
+
+
+def _gathered(name: str, values: list[Any]) -> Any:
+    if name == "__sources__":
+        return tuple(source for value in values for source in value or ()) or None
+    if name == "__subflavors__":
+        return [value for value in values if value] or None
+    return values

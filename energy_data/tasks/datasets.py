@@ -1,43 +1,53 @@
-"""Datasets made of others: mapped, filtered, shuffled, repeated, limited, blended, mixed."""
+"""Datasets made of others: mapped, filtered, limited, batched, grouped, packed.
+
+The names and parameters are Energon's. Of all of them:
+
+worker_config: Must be that of the datasets, which is the default.
+failure_tolerance: Failures of the function in a row after which the run stops; 0: never.
+Functions must depend on their arguments alone. They may raise SkipSample to skip the item. Where
+the docstring says so, a generator function may yield any number of items for one. States do not
+contain functions: arguments such as `map_fn_config` and `stateless_map_fn` are ignored.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
-from attrs import evolve
-
 from energy_data.core.context import WorkerConfig
+from energy_data.core.spec import Spec
+from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset, items_per_pass
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.buffered import gives_parts
+from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.group import GroupSpec
+from energy_data.nodes.map import FlatMapSpec
 from energy_data.nodes.passes import LimitSpec
-from energy_data.tasks.batching import batch_list
-from energy_data.tasks.trees import (
+from energy_data.nodes.select_pack import PackFailures, SelectPackSpec
+from energy_data.tasks.collate import batch_list
+from energy_data.tasks.functions import DEFAULT_TOLERANCE, on_failure
+from energy_data.tasks.orders import (
     BaseWrapperDataset,
-    Config,
-    batched,
-    blended,
-    concatenated,
-    dataset_of,
-    mapped,
-    on_failure,
-    pairs_of,
+    BlendDataset,
     references_of,
-    repeated,
     tree_of,
+    uncounted,
     with_references,
 )
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
 
 class MapDataset(BaseWrapperDataset[T], Generic[T]):
-    """Applies a function to each item."""
+    """Applies a function to each item; it may be a generator."""
 
     def __init__(
         self,
@@ -46,26 +56,15 @@ class MapDataset(BaseWrapperDataset[T], Generic[T]):
         *,
         stateless_map_fn: bool = False,
         map_fn_config: Config = None,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        """Map a dataset.
-
-        Args:
-            dataset: What is mapped.
-            map_fn: The function; it must depend on the item alone. It may raise SkipSample. A
-                generator function may yield any number of items for one.
-            stateless_map_fn: Ignored: the function must be stateless in any case.
-            map_fn_config: Ignored: states do not contain functions.
-            failure_tolerance: Failures in a row after which the run stops; 0: never.
-            worker_config: Must be that of the dataset, which is the default.
-        """
-        policy = on_failure(dataset.worker_config, failure_tolerance)
-        spec = mapped(tree_of(dataset), map_fn, policy)
+        """Map a dataset."""
+        spec = mapped(tree_of(dataset), map_fn, on_failure(dataset, failure_tolerance))
         super().__init__(spec, [dataset], worker_config)
 
 
-class IterMapDataset(BaseWrapperDataset[T], Generic[T]):
+class IterMapDataset(MapDataset[T], Generic[T]):
     """Applies a function of iterators. It is called once per item, with an iterator of one."""
 
     def __init__(
@@ -78,96 +77,30 @@ class IterMapDataset(BaseWrapperDataset[T], Generic[T]):
         iter_map_fn_config: Config = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        """Map a stream.
-
-        Args:
-            dataset: What is mapped.
-            iter_map_fn: The function. It yields any number of items for one, and must not keep
-                state between items.
-            len_map_fn: Ignored.
-            stateless_iter_fn: Must be True. A function that keeps state between items cannot be
-                saved; write a node, or pack or group with a task encoder.
-            iter_map_fn_config: Ignored.
-            worker_config: Must be that of the dataset, which is the default.
-        """
+        """Map a stream. SpecError without `stateless_iter_fn=True`: no state can be saved."""
         if not stateless_iter_fn:
             raise SpecError(
                 "IterMapDataset: a function that keeps state between items cannot be saved and "
                 "restored. If it keeps none, pass stateless_iter_fn=True; otherwise pack or group "
                 "with a task encoder."
             )
-        policy = on_failure(dataset.worker_config)
-        spec = mapped(tree_of(dataset), partial(_each, iter_map_fn), policy)
-        super().__init__(spec, [dataset], worker_config)
+        super().__init__(dataset, partial(_each, iter_map_fn), worker_config=worker_config)
+
+
+def mapped(spec: Spec, function: Callable[[Any], Any], policy: ErrorPolicy) -> Spec:
+    """Return a tree whose items are mapped by a function of the user, possibly a generator."""
+    if gives_parts(function):
+        if spec.replay_blocker():
+            return FlatMapSpec(of=spec, function=function, on_failure=policy)
+        spec = uncounted(spec)
+    return EncodeSpec(of=spec, encode=function, on_failure=policy)
 
 
 def _each(iter_map_fn: Callable[[Iterator[Any]], Iterator[Any]], item: Any) -> Iterator[Any]:
     yield from iter_map_fn(iter([item]))
 
 
-class FilterDataset(BaseWrapperDataset[T], Generic[T]):
-    """Keeps the items for which a function returns True."""
-
-    def __init__(
-        self,
-        dataset: SavableDataset[T],
-        *,
-        filter_fn: Callable[[T], bool],
-        filter_fn_config: Config = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        """Filter a dataset.
-
-        Args:
-            dataset: What is filtered.
-            filter_fn: The function; it must depend on the item alone.
-            filter_fn_config: Ignored.
-            worker_config: Must be that of the dataset, which is the default.
-        """
-        super().__init__(
-            FilterSpec(of=tree_of(dataset), predicate=filter_fn), [dataset], worker_config
-        )
-
-
-class ShuffleBufferDataset(BaseWrapperDataset[T], Generic[T]):
-    """Shuffles samples among `size` neighbours. There is no buffer: the order itself is shuffled.
-
-    The dataset must yield samples as they are read, possibly blended, cooked, filtered or mapped
-    one to one. SpecError otherwise.
-    """
-
-    def __init__(
-        self, dataset: SavableDataset[T], size: int, *, worker_config: WorkerConfig | None = None
-    ) -> None:
-        """Shuffle a dataset; `worker_config` must be that of the dataset."""
-        spec = tree_of(dataset)
-        references = references_of(spec)
-        if references is None:
-            raise SpecError(
-                "ShuffleBufferDataset: it must wrap samples as they are read, because it changes "
-                "their order. Apply it before blending items, batching, packing or functions that "
-                "yield several items, or use the shuffle_buffer_size of get_train_dataset."
-            )
-        shuffle = evolve(references.shuffle, buffer_size=size)
-        super().__init__(with_references(spec, shuffle=shuffle), [dataset], worker_config)
-
-
-class GcDataset(BaseWrapperDataset[T], Generic[T]):
-    """The dataset, unchanged. Workers hold few objects, so they need no control of collection."""
-
-    def __init__(
-        self,
-        dataset: SavableDataset[T],
-        *,
-        worker_config: WorkerConfig | None = None,
-        every_n_iter: int = 10,
-        freeze: bool = True,
-    ) -> None:
-        """Wrap a dataset; the other arguments are ignored."""
-        super().__init__(tree_of(dataset), [dataset], worker_config)
-
-
-class LogSampleDataset(BaseWrapperDataset[T], Generic[T]):
+class LogSampleDataset(MapDataset[T], Generic[T]):
     """Logs the keys of each item in the process that makes it."""
 
     def __init__(
@@ -185,9 +118,8 @@ class LogSampleDataset(BaseWrapperDataset[T], Generic[T]):
             worker_config: Must be that of the dataset, which is the default.
             get_keys_fn: Returns the keys of an item; None: nothing is logged. Default: `__key__`.
         """
-        policy = on_failure(dataset.worker_config)
-        spec = mapped(tree_of(dataset), partial(_logged, mode, get_keys_fn or _keys), policy)
-        super().__init__(spec, [dataset], worker_config)
+        function = partial(_logged, mode, get_keys_fn or _keys)
+        super().__init__(dataset, function, worker_config=worker_config)
 
 
 def _logged(mode: str, get_keys_fn: Callable[[Any], list[str] | None], item: Any) -> Any:
@@ -201,6 +133,37 @@ def _keys(item: Any) -> list[str] | None:
     return [keys] if isinstance(keys, str) else keys
 
 
+class FilterDataset(BaseWrapperDataset[T], Generic[T]):
+    """Keeps the items for which a function returns True."""
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        filter_fn: Callable[[T], bool],
+        filter_fn_config: Config = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Filter a dataset."""
+        spec = FilterSpec(of=tree_of(dataset), predicate=filter_fn)
+        super().__init__(spec, [dataset], worker_config)
+
+
+class GcDataset(BaseWrapperDataset[T], Generic[T]):
+    """The dataset, unchanged. Workers hold few objects, so they need no control of collection."""
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        worker_config: WorkerConfig | None = None,
+        every_n_iter: int = 10,
+        freeze: bool = True,
+    ) -> None:
+        """Wrap a dataset; the other arguments are ignored."""
+        super().__init__(tree_of(dataset), [dataset], worker_config)
+
+
 class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
     """Epochs of a given length; the next one continues where the last one ended."""
 
@@ -212,14 +175,7 @@ class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
         *,
         num_epochs: int | None = None,
     ) -> None:
-        """Set the length of an epoch: either `length` or `num_epochs`.
-
-        Args:
-            dataset: What is iterated.
-            length: Items of this rank.
-            worker_config: Must be that of the dataset, which is the default.
-            num_epochs: The length in passes over the data.
-        """
+        """Set the length of an epoch: `length` items of this rank, or `num_epochs` passes."""
         if (length is None) == (num_epochs is None):
             raise SpecError(
                 f"EpochizeDataset: give one of length and num_epochs, got length={length}, "
@@ -234,35 +190,6 @@ class EpochizeDataset(BaseWrapperDataset[T], Generic[T]):
         super().__init__(tree_of(dataset), [dataset], worker_config, virtual_epoch_length=length)
 
 
-class RepeatDataset(BaseWrapperDataset[T], Generic[T]):
-    """Repeats a dataset a number of times, or without end."""
-
-    def __init__(
-        self,
-        dataset: SavableDataset[T],
-        *,
-        repeats: float | None = None,
-        restart: bool = True,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        """Repeat a dataset.
-
-        Args:
-            dataset: What is repeated. A dataset without end is not changed.
-            repeats: Number of passes; None: without end. A fraction is allowed for samples as
-                they are read: each then occurs floor or ceil of it times.
-            restart: Must be True: each iteration starts again.
-            worker_config: Must be that of the dataset, which is the default.
-        """
-        if not restart:
-            raise SpecError(
-                "RepeatDataset: restart=False is not supported. Remove it, and iterate once only."
-            )
-        if repeats is not None and not 0 < repeats < float("inf"):
-            raise SpecError(f"RepeatDataset: repeats must be > 0 and finite, got {repeats}.")
-        super().__init__(repeated(tree_of(dataset), repeats), [dataset], worker_config)
-
-
 class LimitDataset(BaseWrapperDataset[T], Generic[T]):
     """The first items of a dataset; each iteration starts at its beginning."""
 
@@ -274,50 +201,53 @@ class LimitDataset(BaseWrapperDataset[T], Generic[T]):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        """Limit a dataset.
-
-        Args:
-            dataset: What is limited.
-            length: Items of this rank.
-            reset_after_epoch: Ignored: the dataset restarts in any case.
-            worker_config: Must be that of the dataset, which is the default.
-        """
+        """Limit a dataset to `length` items of this rank. `reset_after_epoch` is ignored."""
         spec = LimitSpec(of=tree_of(dataset), length=length * dataset.worker_config.world_size)
         super().__init__(spec, [dataset], worker_config)
 
 
-class BlendDataset(BaseWrapperDataset[T], Generic[T]):
-    """Items of several datasets, each in proportion to its weight, exact in every lane.
+class BatchDataset(BaseWrapperDataset[T], Generic[T]):
+    """Batches of `batch_size` samples; the last of a pass may be short.
 
-    When a dataset ends, the others continue. The blend ends with the last one.
+    A pass over samples is dealt to the lanes batch by batch, so at most one batch is short.
     """
 
-    def __init__(self, *dataset_weights: Any, worker_config: WorkerConfig | None = None) -> None:
-        """Blend datasets.
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        batch_size: int,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Config = None,
+        drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Batch a dataset. `batcher` makes a batch of a list of samples; it may be a generator.
 
-        Args:
-            dataset_weights: Pairs (dataset, weight), one by one or in one sequence; weights are
-                relative.
-            worker_config: Must be that of the datasets, which is the default.
+        drop_last: drop the short batch.
         """
-        pairs = pairs_of(dataset_weights, "BlendDataset")
-        datasets = [dataset for dataset, _ in pairs]
-        spec = blended([tree_of(dataset) for dataset in datasets], [weight for _, weight in pairs])
-        super().__init__(spec, datasets, worker_config)
+        of, policy = tree_of(dataset), on_failure(dataset, failure_tolerance)
+        references = references_of(of)
+        is_finite = references is not None and bool(references.deal)
+        if is_finite:
+            of = with_references(of, deal=batch_size, drop_last=drop_last)
+        several = gives_parts(batcher)
+        spec: Spec = BatchSpec(
+            of=of,
+            batch_size=batch_size,
+            collate=batch_list if several else batcher,
+            drop_last=drop_last,
+            aligned=is_finite,
+            on_failure=policy,
+        )
+        if several:
+            spec = mapped(spec, batcher, policy)
+        super().__init__(spec, [dataset], worker_config)
 
 
-class ConcatDataset(BaseWrapperDataset[T], Generic[T]):
-    """The items of several finite datasets, one dataset after another in each lane."""
-
-    def __init__(self, *datasets: Any, worker_config: WorkerConfig | None = None) -> None:
-        """Concatenate datasets; `worker_config` must be that of the datasets."""
-        if not datasets:
-            raise SpecError("ConcatDataset: it has no datasets. Give at least one.")
-        each = [dataset_of(one, "ConcatDataset") for one in datasets]
-        super().__init__(concatenated([tree_of(one) for one in each]), each, worker_config)
-
-
-class MixBatchDataset(BaseWrapperDataset[T], Generic[T]):
+class MixBatchDataset(BatchDataset[T], Generic[T]):
     """Batches of items from several datasets, in proportion to their weights.
 
     The datasets should have batches of one sample; larger batches are mixed as single items.
@@ -330,18 +260,88 @@ class MixBatchDataset(BaseWrapperDataset[T], Generic[T]):
         batch_mix_fn: Callable[[list[Any]], Any] = batch_list,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        """Mix datasets.
+        """Mix pairs (dataset, weight), given one by one or in one sequence.
 
-        Args:
-            dataset_weights: Pairs (dataset, weight), one by one or in one sequence; weights are
-                relative.
-            batch_size: Items per batch.
-            batch_mix_fn: Makes one batch of a list of items; by default the list. It may raise
-                SkipSample.
-            worker_config: Must be that of the datasets, which is the default.
+        batch_mix_fn: makes one batch of a list of items; by default the list.
         """
-        pairs = pairs_of(dataset_weights, "MixBatchDataset")
-        datasets = [dataset for dataset, _ in pairs]
-        blend = blended([tree_of(dataset) for dataset in datasets], [weight for _, weight in pairs])
-        spec = batched(blend, batch_size, batch_mix_fn, on_failure(datasets[0].worker_config))
-        super().__init__(spec, datasets, worker_config)
+        blend = BlendDataset[Any](*dataset_weights, worker_config=worker_config)
+        super().__init__(blend, batch_size, batch_mix_fn)
+
+
+class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
+    """Batches of samples with equal keys. States hold waiting samples as references."""
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        fixed_batch_size: int | None,
+        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: Config = None,
+        drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Group a dataset by the key that `sample_group_key` returns, with a batch size or None.
+
+        fixed_batch_size: samples per batch; None: as `sample_group_key` returns. drop_last: drop
+        the groups that are not full at the end of a pass.
+        """
+        spec = GroupSpec(
+            of=uncounted(tree_of(dataset)),
+            batch_size=fixed_batch_size,
+            criterion=sample_group_key,
+            collate=batcher,
+            drop_last=drop_last,
+            on_failure=on_failure(dataset, failure_tolerance),
+        )
+        super().__init__(spec, [dataset], worker_config)
+
+
+class PackingDataset(BaseWrapperDataset[T], Generic[T]):
+    """Packs of samples that a function selects from a buffer.
+
+    States hold the buffer as references: at most 32 bytes per sample.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        buffer_size: int,
+        pre_packer: Callable[[list[Any]], list[list[Any]]],
+        final_packer: Callable[[list[Any]], Any],
+        *,
+        final_packer_stateless: bool = False,
+        sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder_stateless: bool = False,
+        packer_config: Config = None,
+        pre_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
+        final_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
+        sample_encoder_failure_tolerance: int = DEFAULT_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        """Pack a dataset.
+
+        `pre_packer` returns lists of the `buffer_size` samples that it is called with (fewer at the
+        end of a pass). `sample_encoder` encodes each sample of a list, and `final_packer` makes one
+        sample of the list; it may be a generator.
+        """
+        policy = on_failure(dataset, final_packer_failure_tolerance)
+        several = gives_parts(final_packer)
+        spec: Spec = SelectPackSpec(
+            of=uncounted(tree_of(dataset)),
+            select=pre_packer,
+            pack=batch_list if several else final_packer,
+            encode=sample_encoder,
+            buffer_size=buffer_size,
+            on_failure=PackFailures(
+                select=on_failure(dataset, pre_packer_failure_tolerance),
+                encode=on_failure(dataset, sample_encoder_failure_tolerance),
+                pack=policy,
+            ),
+        )
+        if several:
+            spec = mapped(spec, final_packer, policy)
+        super().__init__(spec, [dataset], worker_config)

@@ -1,29 +1,34 @@
-"""Mixtures divided into loaded datasets, one per leaf: the input of `build_train_datasets`."""
+"""Mixtures: how their samples are read, their datasets one by one, and their streams of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
+from inspect import Parameter, signature
 from math import ceil
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from energy_data.core.context import WorkerConfig
+from energy_data.core.spec import Spec
 from energy_data.core.user_call import reraise_exception
 from energy_data.data.files.stores import FileStore
 from energy_data.data.registry import open_store
+from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec
 from energy_data.nodes.leaf import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import OrderSpec, ReferencesSpec
+from energy_data.nodes.references import OrderSpec, ReferencesSpec, follows_run
 from energy_data.order.schedule import Clock
-from energy_data.tasks.cooking import is_crude, subflavors_of
-from energy_data.tasks.trees import with_references
+from energy_data.tasks.functions import cooked, is_crude, path_of, subflavors_of
+from energy_data.tasks.orders import BlendDataset, RepeatDataset, references_of, with_references
+
+if TYPE_CHECKING:  # it composes what is here
+    from energy_data.tasks.encoder import TaskEncoder
 
 T = TypeVar("T")
 
@@ -37,46 +42,16 @@ class DatasetBlendMode(Enum):
 
 
 @frozen(kw_only=True)
-class Reading:
-    """How the samples of an order tree are read."""
-
-    worker_config: WorkerConfig
-    seed: int
-    shuffle: Shuffle
-    deal: int = 0  # neighbours dealt to a lane at a time in a finite pass; 0: without end
-    clock: Clock | None = None  # of weights that change over the run
-    keys: bool = True  # samples get `__restore_key__`, which identifies them
-
-    def __call__(self, order: OrderSpec) -> SavableDataset[Any]:
-        """Return the samples of an order tree as a dataset."""
-        handler = self.worker_config.global_error_handler
-        references = ReferencesSpec(
-            of=order, shuffle=self.shuffle, deal=self.deal, clock=self.clock
-        )
-        return SavableDataset(
-            spec=ReadSpec(
-                of=references,
-                on_error="raise" if handler is reraise_exception else "skip",
-                handler=handler,
-                keys=self.keys,
-            ),
-            worker_config=self.worker_config,
-            seed=self.seed,
-            from_start=bool(self.deal),
-        )
-
-
-@frozen(kw_only=True)
 class BaseCoreDatasetFactory(Generic[T]):
     """One dataset of a mixture, before cooking and encoding."""
 
-    order: OrderSpec  # the order its samples are read in
-    read: Callable[[OrderSpec], SavableDataset[T]]
+    mixture: SavableDataset[Any]  # all of its samples
+    order: OrderSpec  # the part of the mixture
 
     @property
     def samples(self) -> SavableDataset[T]:
         """The samples: without end in training, once in validation."""
-        return self.read(self.order)
+        return self.mixture.replace(spec=with_references(self.mixture.spec, of=self.order))
 
     @property
     def leaves(self) -> list[Leaf]:
@@ -84,14 +59,9 @@ class BaseCoreDatasetFactory(Generic[T]):
         return [leaf for _, leaf in leaf_entries(self.order)]
 
     @property
-    def paths(self) -> list[Path]:
-        """The paths of the datasets."""
-        return [Path(str(getattr(leaf.source, "path", leaf.id))) for leaf in self.leaves]
-
-    @property
     def is_crude(self) -> bool:
         """Whether samples are dicts of parts, for cookers."""
-        return all(is_crude(leaf) for leaf in self.leaves)
+        return all(map(is_crude, self.leaves))
 
     @property
     def subflavors(self) -> dict[str, Any]:
@@ -100,12 +70,12 @@ class BaseCoreDatasetFactory(Generic[T]):
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[T]:
         """Return one pass over the samples. The argument is ignored."""
-        samples = self.samples
-        return samples.replace(spec=with_references(samples.spec, deal=1))
+        spec = with_references(self.mixture.spec, of=self.order, deal=1)
+        return self.mixture.replace(spec=spec)
 
     def as_file_store(self) -> FileStore[bytes]:
         """Return the files of the dataset, by key."""
-        return open_store(self.paths[0])
+        return open_store(path_of(self.leaves[0]))
 
     def __len__(self) -> int:
         """Return how many samples one pass has, over all ranks."""
@@ -114,82 +84,252 @@ class BaseCoreDatasetFactory(Generic[T]):
 
 @frozen(kw_only=True)
 class LoadedDataset(Generic[T]):
-    """A dataset of a mixture and how much of it is drawn. It unpacks as (dataset, weight)."""
+    """A dataset of a mixture and how much of it is drawn. It unpacks as (samples, weight)."""
 
     dataset: BaseCoreDatasetFactory[T]
     weight: float | None = None
-    repetitions: float | Fraction | None = None
+    repetitions: Fraction | None = None
     aux: Mapping[str, FileStore[Any]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the dataset and its weight, the form of older versions of Energon."""
-        yield self.as_dataset()
+        """Yield the samples and their weight, the form of older versions of Energon."""
+        yield self.dataset.samples
         yield 1.0 if self.weight is None else self.weight
 
-    def as_dataset(self) -> SavableDataset[T]:
-        """Return the samples: without end in training, once in validation."""
-        return self.dataset.samples
 
-
-class LoadedDatasets(list[LoadedDataset[Any]]):
-    """The loaded datasets of a mixture, with the mixture as the metadataset nests it."""
-
-    def __init__(self, order: OrderSpec, read: Callable[[OrderSpec], SavableDataset[Any]]) -> None:
-        self.order, self.read = order, read
-        self.blend_mode, parts = divided(order)
-        weighted = self.blend_mode is DatasetBlendMode.DATASET_WEIGHT
-        repeated = self.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        super().__init__(
-            LoadedDataset(
-                dataset=BaseCoreDatasetFactory(order=of, read=read),
-                weight=float(amount) if weighted else None,
-                repetitions=amount if repeated else None,
-                aux=next(leaf for _, leaf in leaf_entries(of)).aux or None,
-            )
-            for of, amount in parts
-        )
-        self._as_made: Sequence[LoadedDataset[Any]] = tuple(self)
-
-    @property
-    def whole(self) -> SavableDataset[Any]:
-        """The samples of the whole mixture."""
-        return self.read(self.order)
-
-    @property
-    def as_made(self) -> bool:
-        """Whether the list is unchanged."""
-        return tuple(self) == self._as_made
-
-
-def divided(order: OrderSpec) -> tuple[DatasetBlendMode, list[tuple[OrderSpec, Fraction]]]:
+def divided(mixture: SavableDataset[Any]) -> tuple[DatasetBlendMode, list[LoadedDataset[Any]]]:
     """Return the datasets of a mixture with their weights or repetitions, nested ones multiplied.
 
-    Only blends with constant weights, blends by repetitions and concatenations are divided.
+    Blends of constant weights, blends by repetitions and concatenations are divided. Parts of
+    another kind stay one dataset.
     """
+    references = references_of(mixture.spec)
+    assert references is not None
+    mode, _ = _shares(references.of)
+    datasets: list[LoadedDataset[Any]] = [
+        LoadedDataset(
+            dataset=BaseCoreDatasetFactory(mixture=mixture, order=order),
+            weight=float(amount) if mode is DatasetBlendMode.DATASET_WEIGHT else None,
+            repetitions=amount if mode is DatasetBlendMode.SAMPLE_REPETITIONS else None,
+            aux=next(leaf for _, leaf in leaf_entries(order)).aux or None,
+        )
+        for order, amount in _parts(references.of, mode, Fraction(1))
+    ]
+    return mode, datasets
+
+
+def samples_of(
+    encoder: TaskEncoder[Any, Any, Any, Any],
+    datasets: Sequence[LoadedDataset[Any]],
+    join: Callable[[list[SavableDataset[Any]]], SavableDataset[Any]],
+    *,
+    once: bool,
+) -> SavableDataset[Any]:
+    """Return the samples of datasets, cooked: as the metadataset nests them, if the list is whole.
+
+    Otherwise one pass over each dataset, joined by `join`. once: one pass over a mixture too.
+    """
+    if not datasets:
+        raise SpecError("build_*_datasets: there are no datasets. Pass at least one.")
+    mixture = datasets[0].dataset.mixture
+    own_cooking = encoder._function("build_cook_crude_sample")
+    if own_cooking or list(datasets) != divided(mixture)[1]:
+        config = mixture.worker_config
+        return join([encoder._load_dataset(loaded, 0, config) for loaded in datasets])
+    if once:
+        mixture = mixture.replace(spec=with_references(mixture.spec, deal=1))
+    return cooked(mixture, encoder) if encoder.cookers else mixture
+
+
+def blended(
+    datasets: Sequence[LoadedDataset[Any]],
+    samples: Sequence[SavableDataset[Any]],
+    *,
+    mode: DatasetBlendMode,
+    repeat: bool,
+) -> SavableDataset[Any]:
+    """Return the blend of one pass over each dataset, by its weight or by its repetitions."""
+    pairs: list[tuple[SavableDataset[Any], float]] = []
+    by_weight = mode is DatasetBlendMode.DATASET_WEIGHT
+    for one, loaded in zip(samples, datasets, strict=True):
+        if by_weight or (repeat and mode is DatasetBlendMode.NONE):
+            pairs.append((RepeatDataset(one), 1.0 if loaded.weight is None else loaded.weight))
+        else:
+            times = 1.0 if loaded.repetitions is None else float(loaded.repetitions)
+            pairs.append((RepeatDataset(one, repeats=times), len(loaded.dataset) * times))
+    blend: SavableDataset[Any] = BlendDataset(*pairs)
+    return RepeatDataset(blend) if repeat else blend
+
+
+def _parts(
+    order: Any, mode: DatasetBlendMode, amount: Fraction
+) -> Iterator[tuple[OrderSpec, Fraction]]:
+    own, shares = _shares(order)
+    if own is not mode or not shares:
+        yield order, amount
+        return
+    for part, share in shares:
+        if share:
+            yield from _parts(part, mode, amount * share)
+
+
+def _shares(order: Spec) -> tuple[DatasetBlendMode, list[tuple[Spec, Fraction]]]:
+    """Return the parts of a node with their weights or repetitions; none if it has neither."""
     if isinstance(order, BlendSpec) and order.weights:
-        return DatasetBlendMode.DATASET_WEIGHT, list(_weighted(order, Fraction(1)))
+        pairs = zip(order.parts, order.weights, strict=True)
+        total = sum(order.weights)
+        return DatasetBlendMode.DATASET_WEIGHT, [
+            (part.of, Fraction(weight) / total) for part, weight in pairs
+        ]
     if isinstance(order, BlendEpochizedSpec):
-        return DatasetBlendMode.SAMPLE_REPETITIONS, list(_times(order, Fraction(1)))
-    if isinstance(order, ConcatSpec):
-        parts = [part for of in order.parts for part in divided(of)[1]]  # type: ignore[arg-type]  # below reading, all are orders
-        return DatasetBlendMode.NONE, [(of, Fraction(1)) for of, _ in parts]
-    return DatasetBlendMode.NONE, [(order, Fraction(1))]
+        return DatasetBlendMode.SAMPLE_REPETITIONS, [
+            (part.of, Fraction(part.repetitions)) for part in order.parts
+        ]
+    parts = order.parts if isinstance(order, ConcatSpec) else ()
+    return DatasetBlendMode.NONE, [(part, Fraction(1)) for part in parts]
 
 
-def _weighted(order: OrderSpec, weight: Fraction) -> Iterator[tuple[OrderSpec, Fraction]]:
-    if not isinstance(order, BlendSpec) or not order.weights:
-        yield order, weight
-        return
-    total = sum(order.weights)
-    for part, own in zip(order.parts, order.weights, strict=True):
-        if own:
-            yield from _weighted(part.of, weight * own / total)  # type: ignore[arg-type]  # as above
+# Parameters that a stage may change, besides those of the task encoder, and their least values.
+_PARAMS = {
+    "batch_size": 1,
+    "shuffle_buffer_size": 0,
+    "max_samples_per_sequence": 0,
+    "microbatches_per_step": 1,
+    "packing_buffer_size": 1,
+}
 
 
-def _times(order: OrderSpec, times: Fraction) -> Iterator[tuple[OrderSpec, Fraction]]:
-    if not isinstance(order, BlendEpochizedSpec):
-        yield order, times
-        return
-    for part in order.parts:
-        if part.repetitions:
-            yield from _times(part.of, times * Fraction(part.repetitions))
+@frozen(kw_only=True)
+class StreamBuilder:
+    """Builds the batches of a mixture with a task encoder, for a run or for one of its stages."""
+
+    task_encoder: TaskEncoder[Any, Any, Any, Any]
+    batch_size: int | None  # samples per micro-batch; None: samples are not batched
+    worker_config: WorkerConfig = field(factory=WorkerConfig)
+    seed: int = 0
+    shuffle_buffer_size: int = 0
+    max_samples_per_sequence: int = 0
+    finite: bool = False  # one pass, with at most one short batch
+    drop_last: bool = False  # drop the short batch at the end of a pass
+    packing_buffer_size: int | None = None  # encoded samples of a lane that packs are chosen from
+    virtual_epoch_length: int = 0
+    microbatches_per_step: int | None = None  # of all ranks
+    # For weights that change: mean tokens of a sample, and samples drawn for a micro-batch.
+    tokens_per_sample: float | None = None
+    samples_per_microbatch: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in {**_PARAMS, "virtual_epoch_length": 0}.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise SpecError(f"{name}: must be >= {least}, got {value}.")
+        for name in ("tokens_per_sample", "samples_per_microbatch"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise SpecError(f"{name}: must be > 0, got {value}.")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that a stage may change, with their values."""
+        return {**self.task_encoder.params, **{name: getattr(self, name) for name in _PARAMS}}
+
+    def with_params(self, params: Mapping[str, Any]) -> StreamBuilder:
+        """Return the builder with some of its `params` changed.
+
+        All names must be among `params`. SpecError for an invalid value.
+        """
+        own: dict[str, Any] = {}
+        for name in _PARAMS.keys() & params.keys():
+            value, least = params[name], _PARAMS[name]
+            own[name] = 0 if value is None and least == 0 else value
+            if type(own[name]) is not int or own[name] < least:
+                raise SpecError(f"{name}: must be a whole number >= {least}, got {value!r}.")
+        theirs = {name: params[name] for name in params if name in self.task_encoder.params}
+        try:
+            encoder = self.task_encoder.with_params(**theirs) if theirs else self.task_encoder
+        except (TypeError, ValueError) as error:
+            values = ", ".join(f"{name}={value!r}" for name, value in theirs.items())
+            raise SpecError(f"the task encoder does not take {values}: {error}.") from error
+        return evolve(self, task_encoder=encoder, **own)
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples, or packs, in a micro-batch."""
+        return self.batch_size or 1
+
+    def over(self, order: OrderSpec, *, first_microbatch: int = 0) -> SavableDataset[Any]:
+        """Return the training batches of a mixture.
+
+        first_microbatch: the first micro-batch in the run, for weights that change.
+        """
+        clock = self._clock(first_microbatch) if follows_run(order) else None
+        blend_mode, datasets = divided(self.samples(order, clock=clock))
+        built: SavableDataset[Any] = _call_with_accepted(
+            self.task_encoder.build_train_datasets,
+            datasets=datasets,
+            worker_config=self.worker_config,
+            batch_size=self.batch_size,
+            batch_drop_last=self.drop_last,
+            packing_buffer_size=self.packing_buffer_size,
+            virtual_epoch_length=self.virtual_epoch_length,
+            shuffle_buffer_size=self.shuffle_buffer_size or None,
+            blend_mode=blend_mode,
+            repeat=not self.finite,
+        )
+        return built
+
+    def of(self, spec: Spec) -> SavableDataset[Any]:
+        """Return a tree of batches as a dataset of this run."""
+        return SavableDataset(
+            spec=spec,
+            worker_config=self.worker_config,
+            seed=self.seed,
+            virtual_epoch_length=self.virtual_epoch_length,
+        )
+
+    def samples(
+        self, order: OrderSpec, *, deal: int = 0, clock: Clock | None = None
+    ) -> SavableDataset[Any]:
+        """Return the samples of a mixture as they are read.
+
+        deal: neighbours dealt to a lane at a time in one pass; 0: without end, for training.
+        """
+        shuffle = Shuffle(
+            buffer_size=self.shuffle_buffer_size, sequence_length=self.max_samples_per_sequence
+        )
+        handler = self.worker_config.global_error_handler
+        typed = (hasattr(leaf.source, "typing") for _, leaf in leaf_entries(order))
+        spec = ReadSpec(
+            of=ReferencesSpec(of=order, shuffle=shuffle, deal=deal, clock=clock),
+            on_error="raise" if handler is reraise_exception else "skip",
+            handler=handler,
+            keys=self.batch_size is None or self.task_encoder.has_functions or any(typed),
+        )
+        return SavableDataset(
+            spec=spec, worker_config=self.worker_config, seed=self.seed, from_start=bool(deal)
+        )
+
+    def _clock(self, first_microbatch: int) -> Clock:
+        """Return how steps and tokens of the run are counted in samples drawn."""
+        drawn = self.samples_per_microbatch
+        counted = self.task_encoder.is_counted(self.packing_buffer_size)
+        if drawn is None and not (counted and self.batch_size):
+            raise SpecError(
+                "weights change over the run, and the number of samples in a micro-batch is not "
+                "known: they are packed, grouped or cut. Pass its mean, `samples_per_microbatch`."
+            )
+        tokens = self.tokens_per_sample
+        if tokens is None and counted:
+            tokens = self.params.get("seq_len")
+        return Clock(
+            samples_per_microbatch=drawn or self.batch_size or 1,
+            microbatches_per_step=self.microbatches_per_step,
+            first_microbatch=first_microbatch,
+            tokens_per_sample=tokens,
+        )
+
+
+def _call_with_accepted(method: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a method with the arguments that it accepts: older versions of Energon pass fewer."""
+    takes = signature(method).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in takes.values()):
+        return method(**arguments)
+    return method(**{name: value for name, value in arguments.items() if name in takes})

@@ -9,8 +9,8 @@ from energy_data.config.compile import compile_split, compile_stream, steps_of
 from energy_data.config.load import load
 from energy_data.errors import SpecError
 from energy_data.order.step_rules import DocsPerStep
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 
 
 def parsed(node):

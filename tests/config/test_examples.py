@@ -12,7 +12,7 @@ from energy_data.config.load import load
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.yaml_nodes import Diagnostics, read_text
 from energy_data.nodes.leaf import leaf_entries
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.mixture import StreamBuilder
 
 FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))
 

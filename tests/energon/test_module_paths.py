@@ -26,6 +26,7 @@ PATHS = {
 @pytest.mark.parametrize("path", PATHS)
 def test_names_are_there(path):
     module = import_module(f"energy_data.energon.{path}")
+    exec(f"import energy_data.energon.{path} as imported; assert imported is module")
     for name in PATHS[path]:
         assert hasattr(module, name)
         if hasattr(energy_data.energon, name):

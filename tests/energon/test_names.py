@@ -20,6 +20,7 @@ PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", "")
 # Made by the package, never by its user; what makes them has the same name.
 NOT_CALLED = {
     "FileCacheLazy": "made by FileStoreCachePool",
+    "SavableDataLoader": "made by get_loader and get_savable_loader",
     "SavableDataset": "made by get_train_dataset and by wrappers",
     "BaseCoreDatasetFactory": "made by load_dataset(...).get_datasets",
 }

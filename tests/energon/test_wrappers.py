@@ -182,14 +182,14 @@ def test_keys_are_logged_on_request(texts, caplog):
         (lambda one: RepeatDataset(one, restart=False), "restart=False is not supported"),
         (
             lambda one: RepeatDataset(BatchDataset(one, 2, list), repeats=1.5),
-            "repeats: must be a whole number",
+            "repeats must be a whole number",
         ),
         (lambda one: IterMapDataset(one, doubled), "pass stateless_iter_fn=True"),
         (
             lambda one: FilterDataset(
                 one, filter_fn=is_even, worker_config=WorkerConfig(rank=0, world_size=2)
             ),
-            "FilterDataset: its worker_config is",
+            "FilterDataset: its worker_config and its datasets belong to different runs",
         ),
     ],
 )

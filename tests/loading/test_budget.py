@@ -19,8 +19,8 @@ from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.order.schedule import Clock, Schedule
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 from energy_data.testing import NumberSource
 from loading.runs import loader_of, loaders_of, run
 

@@ -14,8 +14,8 @@ from energy_data.nodes.blend import BlendSpec, Mixed, MixSpec, Part
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.order.schedule import Clock
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 from energy_data.testing import NumberSource
 from loading.runs import loaders_of, run
 

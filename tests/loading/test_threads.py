@@ -22,7 +22,7 @@ from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import LeafSpec
-from energy_data.tasks.stateless import stateless
+from energy_data.tasks.functions import stateless
 from energy_data.testing import NumberSource
 from loading import encoders
 from loading.encoders import collating, encoding, tensors

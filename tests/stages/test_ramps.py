@@ -13,8 +13,8 @@ from energy_data.config.compile import compile_stream
 from energy_data.config.load import load
 from energy_data.core.context import Context
 from energy_data.errors import SpecError
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 from energy_data.testing import NumberSource
 
 SIZES = {"a": 3000, "b": 700, "c": 400}

@@ -23,8 +23,8 @@ from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.stage import DataEnd, Stage, end_with_data
 from energy_data.nodes.staged import StagedSpec
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 from energy_data.testing import NumberSource
 
 LANES = 6

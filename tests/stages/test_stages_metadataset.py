@@ -14,8 +14,8 @@ from energy_data.config.compile import compile_split, compile_stream
 from energy_data.errors import SpecError
 from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.staged import StagedSpec
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 from energy_data.testing import NumberSource
 
 

@@ -10,8 +10,8 @@ import torch
 
 from energy_data.data.typed.samples import CaptioningSample, edataclass
 from energy_data.errors import SpecError
-from energy_data.tasks.batches import Batch
-from energy_data.tasks.batching import (
+from energy_data.tasks.collate import (
+    Batch,
     as_type,
     batch_list,
     batch_pad_stack,

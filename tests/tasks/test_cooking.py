@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 
+from energy_data import TaskEncoder
 from energy_data.errors import SpecError
-from energy_data.tasks.cooking import Cooker, cooker, matching_cooker
+from energy_data.tasks.functions import Cooker, cooker, recipe_of
 
 
 @cooker
@@ -41,12 +42,26 @@ def test_a_cooker_is_for_samples_with_its_subflavors(wanted, matches):
     assert Cooker(plain, has_subflavors=wanted).is_match({"a": 1, "b": 2}) is matches
 
 
+class Cooks(TaskEncoder):
+    decoder = None
+
+    def __init__(self, *cookers):
+        self.cookers = cookers
+
+
+def recipe(encoder, subflavors):
+    return recipe_of(encoder, subflavors, lambda: "primary", {"notes": "aux"}, "cats").keywords
+
+
 def test_the_first_cooker_that_matches_is_used():
     first, second = Cooker(plain, {"a": 1}), Cooker(needy)
-    assert matching_cooker([first, second], {"a": 1}, "x") is first
-    assert matching_cooker([first, second], {"a": 2}, "x") is second
+    encoder = Cooks(first, second)
+    assert recipe(encoder, {"a": 1})["cooker"] is first
+    assert recipe(encoder, {"a": 1})["aux"] == {"notes": "aux"}
+    assert recipe(encoder, {"a": 2})["cooker"] is second
+    assert recipe(encoder, {"a": 2})["aux"] == {"notes": "aux", "primary": "primary"}
 
 
 def test_samples_without_a_cooker_are_refused():
     with pytest.raises(SpecError, match=r"cats: no cooker matches its subflavors \{'a': 2\}"):
-        matching_cooker([Cooker(plain, {"a": 1})], {"a": 2}, "cats")
+        recipe(Cooks(Cooker(plain, {"a": 1})), {"a": 2})

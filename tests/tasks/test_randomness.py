@@ -11,7 +11,8 @@ import torch
 from energy_data.core.rng import GlobalSeeds, sample_rng, sample_seed
 from energy_data.core.user_call import CALL, FunctionInfo
 from energy_data.errors import EnergyDataError, SpecError
-from energy_data.tasks.stateless import get_failure_tolerance, stateless
+from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.functions import stateless
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,9 @@ def test_marks_are_kept_with_and_without_arguments():
 
     assert plain.__stateless__
     assert tolerant.__stateless__
-    assert (get_failure_tolerance(plain), get_failure_tolerance(tolerant)) == (100, 3)
-    assert get_failure_tolerance(plain, None) == 0
+    encoder = TaskEncoder()
+    assert (encoder._tolerance(plain), encoder._tolerance(tolerant)) == (100, 3)
+    encoder.__default_failure_tolerance__ = None
+    assert encoder._tolerance(plain) == 0
     with pytest.raises(SpecError, match="failure_tolerance must be >= 0, got -1"):
         stateless(failure_tolerance=-1)

@@ -22,8 +22,8 @@ from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.select_pack import SelectPackSpec
-from energy_data.tasks.encoder import DefaultTaskEncoder
-from energy_data.tasks.stream import StreamBuilder
+from energy_data.tasks.encoders import DefaultTaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 from energy_data.testing import assert_resumes_exactly
 
 ORDER = BlendSpec((Part(A, 2), Part(leaf("d", 23), 3)))

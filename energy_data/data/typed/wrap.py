@@ -16,15 +16,15 @@ import numpy.typing as npt
 from attrs import evolve
 
 from energy_data.core.sample import SampleSource
-from energy_data.data.decode.parts import UNWANTED, Decoding, PartFilter, SampleDecoder
+from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import format_of
 from energy_data.data.source import OpenOptions, Source
 from energy_data.data.tar.nv_meta import is_prepared
-from energy_data.data.typed.dataset_yaml import PartsOf, Typing, read_dataset_yaml
+from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
-from energy_data.data.typed.samples import CrudeSample, Sample, SourceInfo
-from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError
+from energy_data.data.typed.samples import CrudeSample, SourceInfo
+from energy_data.errors import ExcludedError, SampleError, SkipSample
 
 Int64s = npt.NDArray[np.int64]
 
@@ -46,6 +46,7 @@ def open_typed(
     split_config: str | None = None,
     decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
     policy: ImportPolicy | None = None,
+    typing: Typing | None = None,
 ) -> TypedSource:
     """Return the samples of one part of a dataset as its dataset.yaml declares them.
 
@@ -60,13 +61,13 @@ def open_typed(
         split_config: Name of another file in `.nv-meta` to use as split.yaml.
         decoder: Decodes parts, unless dataset.yaml declares a decoder; None: they stay bytes.
         policy: The code that dataset.yaml may name; None: what the environment allows.
+        typing: What dataset.yaml declares; None: it is read.
 
     Raises SpecError for what does not exist, and with every error of dataset.yaml; StructureError
     for damaged files.
     """
-    typing = Typing()
-    if is_prepared(Path(path)):
-        typing = read_dataset_yaml(Path(path), config=dataset_config, policy=policy)
+    if typing is None:
+        typing = typing_of(path, dataset_config, policy)
     options = OpenOptions(
         split_part=typing.split_part or split_part,
         subset=subset,
@@ -76,48 +77,11 @@ def open_typed(
     return _open(path, typing, decoder if typing.decoder == "unset" else typing.decoder, options)
 
 
-def open_as(
-    path: str | Path,
-    sample_type: type[Sample] | None,
-    *,
-    field_map: Mapping[str, str] | None = None,
-    sample_loader: SampleCallable | None = None,
-    part_filter: str | Sequence[str] | PartFilter | None = None,
-    decoder: SampleDecoder | SampleCallable | None = None,
-    options: OpenOptions,
-) -> TypedSource:
-    """Return the samples of one part of a dataset as a given type; dataset.yaml is not read.
-
-    Args:
-        path: As for `open_typed`.
-        sample_type: The type; None: crude samples.
-        field_map: Field -> part, as in dataset.yaml.
-        sample_loader: Instead of a field map: returns the fields of a sample from its parts.
-        part_filter: The parts to decode; None: those of the field map, or all.
-        decoder: Decodes parts; None: they stay bytes.
-        options: How to open the dataset.
-
-    Raises SpecError for what does not exist, and for an invalid field map.
-    """
-    fields: Any = sample_loader
-    if field_map is not None:
-        try:
-            fields = FieldMap(field_map)
-        except ValueError as error:
-            raise SpecError(f"{path}: field_map: {error}") from error
-        part_filter = part_filter or PartsOf(fields.parts)
-    if isinstance(part_filter, str | Sequence):
-        names = [part_filter] if isinstance(part_filter, str) else part_filter
-        part_filter = PartsOf(frozenset(names))
-    if not format_of(path).decodes_parts:
-        sample_type = fields = None
-    elif (sample_type is None) != (fields is None):
-        raise SpecError(
-            f"{path}: typed samples need a field_map or a sample_loader, and crude samples have "
-            f"neither, got {sample_type and sample_type.__name__}, {field_map}, {sample_loader}."
-        )
-    typing = Typing(sample_type=sample_type, fields=fields, part_filter=part_filter)
-    return _open(path, typing, decoder, options)
+def typing_of(path: str | Path, config: str | None, policy: ImportPolicy | None) -> Typing:
+    """Return what the dataset.yaml of a dataset declares; see `open_typed`."""
+    if not is_prepared(Path(path)):
+        return Typing()
+    return read_dataset_yaml(Path(path), config=config, policy=policy)
 
 
 def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) -> TypedSource:

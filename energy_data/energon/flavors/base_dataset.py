@@ -1,3 +1,0 @@
-"""Energon's module of this name."""
-
-from energy_data.energon import *

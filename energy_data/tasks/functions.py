@@ -1,0 +1,267 @@
+"""Functions of users: `stateless` marks them, and cookers make typed samples of crude ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from attrs import evolve, field, frozen
+
+from energy_data.core.rng import GlobalSeeds, sample_seed
+from energy_data.core.user_call import CALL, ErrorPolicy, restore_key
+from energy_data.data.files.stores import DecodeFileStore, FileStore
+from energy_data.data.join import JoinSource
+from energy_data.data.registry import open_store
+from energy_data.data.source import OpenOptions
+from energy_data.data.typed.samples import BASIC_FIELDS
+from energy_data.errors import SpecError
+from energy_data.loading.dataset import SavableDataset
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.leaf import Leaf, leaf_entries
+
+if TYPE_CHECKING:  # it uses these functions
+    from energy_data.tasks.encoder import TaskEncoder
+
+T_sample = TypeVar("T_sample")
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_TOLERANCE = 100  # failures in a row, in one lane
+_END = object()
+
+
+@overload
+def stateless(fn: F) -> F: ...
+@overload
+def stateless(
+    fn: None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> Callable[[F], F]: ...
+def stateless(
+    fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+) -> F | Callable[[F], F]:
+    """Declare that a function of a task depends on its arguments alone.
+
+    Every function of a task must, or a restored run continues differently. Without arguments the
+    decorator therefore changes nothing.
+
+    Args:
+        fn: The function, or method, where the decorator is used without parentheses.
+        restore_seeds: The function draws from the global generators of `random`, numpy or torch.
+            They are seeded for each call from the seed of the run and the current sample, and
+            restored afterwards, so the augmentation of a sample is the same in any process.
+            Not possible in worker threads (SpecError), which share these generators with the
+            trainer. `energy_data.sample_rng()` needs no global state, and costs less.
+        failure_tolerance: The run stops with FatalSampleError after this many failures in a row in
+            one lane; 0: never. None: that of the task encoder, 100 by default.
+    """
+    if failure_tolerance is not None and failure_tolerance < 0:
+        raise SpecError(f"stateless: failure_tolerance must be >= 0, got {failure_tolerance}.")
+
+    def marked(function: F) -> F:
+        made = _seeding(function) if restore_seeds else function
+        made.__stateless__ = True  # type: ignore[attr-defined]  # functions take any
+        if failure_tolerance is not None:
+            made.__failure_tolerance__ = failure_tolerance  # type: ignore[attr-defined]  # as above
+        return made
+
+    return marked if fn is None else marked(fn)
+
+
+def _seeding(function: F) -> F:
+    """Return the function with the global generators seeded for the current sample."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with GlobalSeeds(sample_seed()):
+            return function(*args, **kwargs)
+
+    @wraps(function)
+    def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        seeds, items = GlobalSeeds(sample_seed()), function(*args, **kwargs)
+        while True:
+            with seeds:
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item
+
+    return generate if inspect.isgeneratorfunction(function) else call  # type: ignore[return-value]  # called as `function` is
+
+
+def on_failure(dataset: SavableDataset[Any], tolerance: int | None) -> ErrorPolicy:
+    """Return the policy for errors of a function of the user. tolerance: None or 0: never stop."""
+    handler = dataset.worker_config.global_error_handler
+    return ErrorPolicy(handler=handler, tolerance=tolerance or 0)
+
+
+@frozen
+class BatchAndEncode:
+    """`batch`, followed by `encode_batch`. A batch that the latter skips is made up for, too."""
+
+    __name__ = "batch"  # for messages and random numbers
+
+    batch: Callable[[list[Any]], Any]
+    encode: Callable[[Any], Any]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch. Each function has its own random numbers."""
+        raw = self.batch(samples)
+        if CALL.function is not None:
+            CALL.function = evolve(CALL.function, name="encode_batch")
+        return self.encode(raw)
+
+
+@overload
+def cooker(fn: F) -> F: ...
+@overload
+def cooker(
+    fn: None = None, *, need_cache: bool = False, need_primary: bool = False
+) -> Callable[[F], F]: ...
+def cooker(
+    fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False
+) -> F | Callable[[F], F]:
+    """Declare what a cooking function needs besides the sample.
+
+    need_cache: the cache pool of the run, as the argument `cache`. need_primary: the dataset of the
+    sample, as a file store in the argument `primary`. The file stores of `aux:` are always passed,
+    by their names.
+    """
+
+    def marked(cook: F) -> F:
+        cook.__cooker_need_cache__ = need_cache  # type: ignore[attr-defined]  # functions take any
+        cook.__cooker_need_primary__ = need_primary  # type: ignore[attr-defined]  # functions take any
+        return cook
+
+    return marked if fn is None else marked(fn)
+
+
+@dataclass
+class Cooker(Generic[T_sample]):
+    """Makes a sample of a declared type from a crude one, which is a dict of parts.
+
+    `cook(sample)` is called, with the file stores and the cache it needs by keyword, for samples
+    whose subflavors contain all entries of `has_subflavors`. None: for all samples.
+    """
+
+    cook: Callable[..., T_sample]
+    has_subflavors: dict[str, Any] | None = None
+
+    @property
+    def need_primary(self) -> bool:
+        """Whether `cook` takes the dataset of the sample, as `primary`."""
+        return getattr(self.cook, "__cooker_need_primary__", False)
+
+    @property
+    def need_cache(self) -> bool:
+        """Whether `cook` takes the cache pool, as `cache`."""
+        return getattr(self.cook, "__cooker_need_cache__", False)
+
+    def is_match(self, subflavors: Mapping[str, Any]) -> bool:
+        """Return whether the cooker is for samples with these subflavors."""
+        return (self.has_subflavors or {}).items() <= subflavors.items()
+
+
+def basic_sample_keys(
+    crude_sample: Mapping[str, Any], additional_source_info: tuple[Any, ...] = ()
+) -> dict[str, Any]:
+    """Return the `__` fields that every sample has, to pass them on to the cooked sample.
+
+    additional_source_info: further sources that the sample was made from.
+    """
+    found = {name: crude_sample[name] for name in BASIC_FIELDS if name in crude_sample}
+    if additional_source_info:
+        sources = tuple(crude_sample.get("__sources__") or ())
+        found["__sources__"] = (*sources, *additional_source_info)
+    return found
+
+
+@frozen
+class Cooking:
+    """The function that cooks the samples of a tree. Samples of other leaves are not changed."""
+
+    recipes: Mapping[str, Callable[[Any], Any]] = field(eq=False)  # leaf id -> function
+
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample, cooked if it is crude and there is a recipe for it."""
+        identity = restore_key(sample)
+        recipe = self.recipes.get(identity[0]) if identity else None
+        if recipe is None or not isinstance(sample, dict):
+            return sample
+        return recipe(sample)
+
+
+def recipe_of(
+    encoder: TaskEncoder[Any, Any, Any, Any],
+    subflavors: Mapping[str, Any],
+    get_primary_aux: Callable[[], FileStore[Any]],
+    aux: Mapping[str, FileStore[Any]],
+    where: str,
+) -> Callable[[Any], Any]:
+    """Return what cooks samples with these subflavors and file stores: the first match.
+
+    SpecError that names the cookers if none matches.
+    """
+    cooker = next((one for one in encoder.cookers if one.is_match(subflavors)), None)
+    if cooker is None:
+        known = ", ".join(str(one.has_subflavors or "all samples") for one in encoder.cookers)
+        raise SpecError(
+            f"{where}: no cooker matches its subflavors {dict(subflavors)}, found cookers for "
+            f"{known or 'none'}. Add one to `cookers` of the task encoder: Cooker(cook=..., "
+            f"has_subflavors=...)."
+        )
+    stores = dict(aux)
+    if cooker.need_primary and "primary" not in stores:
+        stores["primary"] = get_primary_aux()
+    if encoder.decoder is not None:
+        stores = {
+            name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()
+        }
+    return partial(encoder.cook_crude_sample, cooker=cooker, aux=stores)
+
+
+def cooked(
+    dataset: SavableDataset[Any],
+    encoder: TaskEncoder[Any, Any, Any, Any],
+    recipe: Callable[[Any], Any] | None = None,
+) -> SavableDataset[Any]:
+    """Return samples, cooked by one recipe. None: crude ones as each leaf needs."""
+    leaves = [leaf for _, leaf in leaf_entries(dataset.spec)]
+    if recipe is None:
+        recipes = {leaf.id: _leaf_recipe(encoder, leaf) for leaf in leaves if is_crude(leaf)}
+    else:
+        recipes = dict.fromkeys((leaf.id for leaf in leaves), recipe)
+    if not recipes:
+        return dataset
+    policy = on_failure(dataset, encoder.__default_failure_tolerance__)
+    return dataset.replace(
+        spec=EncodeSpec(of=dataset.spec, encode=Cooking(recipes), on_failure=policy)
+    )
+
+
+def _leaf_recipe(encoder: TaskEncoder[Any, Any, Any, Any], leaf: Leaf) -> Callable[[Any], Any]:
+    def primary() -> FileStore[Any]:
+        return open_store(path_of(leaf))
+
+    return recipe_of(encoder, subflavors_of(leaf), primary, leaf.aux, f"leaf {leaf.id!r}")
+
+
+def path_of(leaf: Leaf) -> str:
+    """Return the path of the dataset of a leaf. Joins have none, and return the id of the leaf."""
+    return str(getattr(leaf.source, "path", leaf.id))
+
+
+def subflavors_of(leaf: Leaf) -> dict[str, Any]:
+    """Return the subflavors of all samples of a leaf. Joined samples have their own."""
+    options = getattr(leaf.source, "options", None)
+    return dict(options.subflavors) if isinstance(options, OpenOptions) else {}
+
+
+def is_crude(leaf: Leaf) -> bool:
+    """Return whether the samples of a leaf are dicts of parts. Joined samples never are."""
+    typing = getattr(leaf.source, "typing", None)
+    if typing is None:
+        return not isinstance(leaf.source, JoinSource)
+    crude: bool = typing.sample_type is None
+    return crude
