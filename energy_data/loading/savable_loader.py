@@ -289,13 +289,15 @@ class SavableDataLoader(ABC, Generic[T_batch]):
     ) -> None:
         """Move to a position of the whole run, saved on any number of ranks.
 
-        state: a global state, or the states of all ranks that saved, in a list. With `src_rank`,
-        only that rank needs to pass it; it is sent to the others.
+        state: a global state, or the states of all ranks that saved, in a list. With `src_rank`, a
+        rank of the data-parallel group, only that rank needs to pass it; the others receive it.
         """
         config = self.dataset.worker_config
         if src_rank is not None and config.world_size > 1:
             sent = [state]
-            distributed.broadcast_object_list(sent, src=src_rank, group=config.data_parallel_group)
+            group = config.data_parallel_group
+            source = src_rank if group is None else distributed.get_global_rank(group, src_rank)
+            distributed.broadcast_object_list(sent, src=source, group=group)
             state = sent[0]
         states = state if isinstance(state, Sequence) and len(state) else [state]
         self._restore(merge([RunState.from_dict(one) for one in states]), on_mismatch)
