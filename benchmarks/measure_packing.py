@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 
 from energy_data.core.context import Context, WorkerConfig
-from energy_data.core.packing import Packing
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf, Shuffle
 from energy_data.nodes.pack import PackSpec
-from energy_data.nodes.packing_buffer import Buffer, Document
+from energy_data.nodes.packing import Document, PackBuffer, Packing
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.testing import NumberSource
@@ -41,15 +40,10 @@ def keys(samples: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    print(
-        f"{'limit':>6} {'algorithm':10} {'buffer':>6}   fill  docs/pack  choice us/doc  docs/CPU s"
-    )
-    for limit, algorithm, size in product((2048, 8192), ("best_fit", "first_fit"), (32, 128, 1000)):
-        fill, per_pack, cost = choice(limit, algorithm, size)
-        print(
-            f"{limit:6} {algorithm:10} {size:6}  {fill:.4f}  {per_pack:8.1f}  {cost:12.2f}  "
-            f"{1e6 / cost:10,.0f}"
-        )
+    print(f"{'limit':>6} {'buffer':>6}   fill  docs/pack  choice us/doc  docs/CPU s")
+    for limit, size in product((2048, 8192), (32, 128, 1000)):
+        fill, per_pack, cost = choice(limit, size)
+        print(f"{limit:6} {size:6}  {fill:.4f}  {per_pack:8.1f}  {cost:12.2f}  {1e6 / cost:10,.0f}")
     alone = per_document(read())
     print(f"\nreading samples in memory: {alone:.1f} us per document")
     for size in (128, 1000):
@@ -59,11 +53,11 @@ def main() -> None:
         print(f"state, buffer {size}: {', '.join(f'{fact:.1f} {what}' for what, fact in told)}")
 
 
-def choice(limit: int, algorithm: Any, size: int) -> tuple[float, float, float]:
+def choice(limit: int, size: int) -> tuple[float, float, float]:
     """Return fill, documents per pack, and CPU microseconds per document, of the choice alone."""
     lengths = [length for length in LENGTHS.tolist() if length <= limit][:NUM_DOCS]
     waiting: Iterator[Document] = (Document((0, 0, 0), None, (length,), 1) for length in lengths)
-    buffer = Buffer(Packing(limits={"tokens": limit}, algorithm=algorithm))
+    buffer = PackBuffer([limit])
     docs = packs = filled = 0
     began = time.process_time()
     while True:

@@ -12,7 +12,6 @@ docs/architecture.md.
 
 from energy_data.api import get_train_dataset, get_val_dataset, get_val_datasets
 from energy_data.core.context import WorkerConfig
-from energy_data.core.packing import Packing
 from energy_data.core.rng import sample_rng
 from energy_data.core.sample import SampleSource
 from energy_data.core.user_call import log_exception, reraise_exception
@@ -57,6 +56,7 @@ from energy_data.loading.loader import Loader
 from energy_data.loading.savable_loader import LoaderIterator, SavableDataLoader, merge_states
 from energy_data.loading.steps.counts import Step
 from energy_data.loading.steps.exchange import StepsError
+from energy_data.nodes.packing import Packing
 from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec

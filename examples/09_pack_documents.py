@@ -9,7 +9,7 @@ import torch
 from webdataset import TarWriter
 
 from energy_data import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
-from energy_data.core.packing import Joined, Packing
+from energy_data.nodes.packing import Joined, Packing
 
 LENGTH = 2048
 

@@ -28,7 +28,6 @@ from trees import (
     twice,
 )
 
-from energy_data.core.packing import Quota
 from energy_data.core.spec import Spec
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Mixed, MixSpec, Part, Repeated
@@ -149,12 +148,9 @@ def packed(of: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
         [
             {},
             {"limits": {"tokens": 20, "images": 4}},
-            {"algorithm": "first_fit"},
             split,
-            {**split, "fragments": "each", "algorithm": "first_fit"},
+            {**split, "fragments": "each"},
             {"limits": {"tokens": 7}, "over_long": "truncate"},
-            {"quota": Quota(docs=5)},
-            {"limits": {"tokens": 40}, "quota": Quota(docs=7, items=2)},
         ]
     )
     sizes = st.integers(1, 9)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from attrs import evolve
 from joined import join_leaf
 
-from energy_data.core.packing import Packing, Quota
 from energy_data.core.spec import Spec
 from energy_data.errors import SkipSample
 from energy_data.nodes.batch import BatchSpec
@@ -18,6 +17,7 @@ from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import Leaf, Shuffle
 from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.packing import Packing
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
@@ -210,13 +210,12 @@ KINDS: dict[str, list[Spec]] = {
     "pack": [
         packs(samples(A)),
         packs(STREAM_A, 4),
-        packs(samples(BAD), algorithm="first_fit"),
+        packs(samples(BAD)),
         packs(EncodeSpec(of=samples(A), encode=not_fifth), limits={"tokens": 12, "images": 3}),
-        packs(samples(A), limits={"tokens": 5}, over_long="split", algorithm="first_fit"),
+        packs(samples(A), limits={"tokens": 5}, over_long="split"),
         packs(STREAM_A, limits={"tokens": 5}, over_long="split", fragments="each"),
         packs(samples(A), limits={"tokens": 5}, over_long="truncate"),
-        packs(samples(A), limits={"tokens": 5}, over_long="skip", quota=Quota(docs=4)),
-        packs(samples(A), limits={"tokens": 26}, quota=Quota(docs=5, items=3)),
+        packs(samples(A), limits={"tokens": 5}, over_long="skip"),
         packs(EncodeSpec(of=STREAM_A, encode=parts)),
         packs(BlendSpec((Part(samples(A), 2), Part(EncodeSpec(of=samples(B), encode=parts))))),
         packs(ConcatSpec((STREAM_A, MapSpec(of=STREAM_B, function=renamed)))),
@@ -234,7 +233,6 @@ KINDS: dict[str, list[Spec]] = {
         groups(FilterSpec(of=samples(BAD), predicate=not_third)),
         groups(packs(samples(A), limits={"tokens": 5}, over_long="split")),
         groups(packs(STREAM_A)),
-        groups(packs(samples(A), 1, quota=Quota(docs=1, items=2)), 3),  # also packs of nothing
         groups(selected(EncodeSpec(of=STREAM_A, encode=parts), encode=not_fifth)),
     ],
     "share": [

@@ -91,7 +91,8 @@ def keys_next_to(kind: type[Spec]) -> Keys:
     if not is_below(kind):
         return keys_of(kind)
     name, yaml = kind.kind, kind.yaml
-    return {name: Key(name, name, Group(kind), yaml.about, yaml.example, None, True, False)}
+    key = Key(Group(kind), yaml.about, yaml.example, name, required=True, attribute=name)
+    return {name: key}
 
 
 def kinds_in(part: type[Any]) -> Mapping[str, type[Spec]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from dataclasses import dataclass, replace
+from inspect import get_annotations
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
 
 from energy_data.errors import StateError, StateMismatchError
 
@@ -37,8 +37,24 @@ _SHOWN = 60  # characters of a wrong value
 class Cursor:
     """Everything that changes while a node runs: ints, strings, bools and tuples of these.
 
-    Replace fields, never change them in place: a copy of the cursor is a snapshot.
+    Replace fields, never change them in place: a copy of the cursor is a snapshot. A subclass with
+    a field that is annotated with none of `FIELD_TYPES` is a TypeError.
     """
+
+    field_types: ClassVar[Mapping[str, str]] = {}  # the annotations of the fields
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        found = {
+            name: kind.__name__ if type(kind) is type else str(kind)  # a text in most modules
+            for name, kind in get_annotations(cls).items()
+        }
+        if wrong := {name: kind for name, kind in found.items() if kind not in FIELD_TYPES}:
+            raise TypeError(
+                f"{cls.__name__}: a field of a cursor must be one of {', '.join(FIELD_TYPES)}, got "
+                f"{', '.join(f'{name}: {kind}' for name, kind in wrong.items())}"
+            )
+        cls.field_types = {**cls.field_types, **found}
 
     def copy(self: C) -> C:
         """Return a snapshot. Takes a tenth of the time of `copy.copy`."""
@@ -82,7 +98,7 @@ def restore(root: Node[Any], state: State) -> None:
 def _restored(path: str, node: Node[C], found: Mapping[str, Any]) -> C:
     """Return the cursor of a node with saved fields. Reads no data, changes nothing."""
     values = {name: as_tuples(value) for name, value in found.items()}
-    raise_if(path, lambda: wrong_kinds(type(node.cursor), values))
+    raise_if(path, lambda: wrong_values(type(node.cursor), values))
     cursor = replace(node.cursor, **values)
     raise_if(path, lambda: node.faults(cursor))
     return cursor
@@ -100,60 +116,36 @@ def is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < MAX_COUNT
 
 
-def _is_signed(value: Any) -> bool:
-    return type(value) is int and -MAX_COUNT < value < MAX_COUNT
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_reference(value: Any) -> bool:
     return isinstance(value, tuple) and all(is_count(one) or _is_reference(one) for one in value)
 
 
-_Kind = tuple[Callable[[Any], bool], str]  # the test of a value, and the name of the kind
-
-_SINGLE: dict[str, _Kind] = {
+FIELD_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (is_count, "a number from 0 to 2**48"),
-    "bool": (_is_flag, "true or false"),
-}
-_ITEMS: dict[str, _Kind] = {
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
     "tuple[int, ...]": (is_count, "numbers from 0 to 2**48"),
-    "tuple[Signed, ...]": (_is_signed, "numbers up to 2**48"),
-    "tuple[str, ...]": (_is_text, "names"),
+    "tuple[Signed, ...]": (
+        lambda value: type(value) is int and -MAX_COUNT < value < MAX_COUNT,
+        "numbers up to 2**48",
+    ),
+    "tuple[str, ...]": (lambda value: isinstance(value, str), "names"),
     "tuple[ItemRef, ...]": (_is_reference, "lists of numbers from 0 to 2**48"),
 }
-ANNOTATIONS = frozenset({*_SINGLE, *_ITEMS})
-"""The annotations that fields of cursors may have."""
+"""The annotations that fields of cursors may have: a test of a value or an item, and its name."""
 
 
-@cache
-def kinds_of(cursor: type) -> Mapping[str, str]:
-    """Return the annotations of the fields of a cursor."""
-    types = {field.name: field.type for field in fields(cursor)}  # text, or in some modules a type
-    return {name: of.__name__ if type(of) is type else str(of) for name, of in types.items()}
-
-
-def wrong_kinds(cursor: type, found: Mapping[str, Any]) -> Iterator[Problem]:
+def wrong_values(cursor: type[Cursor], found: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the fields of a cursor whose saved values have the wrong type."""
     for name, value in found.items():
-        annotation = kinds_of(cursor)[name]
-        if annotation in _SINGLE:
-            fits, kind = _SINGLE[annotation]
+        fits, kind = FIELD_TYPES[cursor.field_types[name]]
+        if not cursor.field_types[name].startswith("tuple"):
             if not fits(value):
                 yield name, f"must be {kind}, got {shorten(value)}"
-            continue
-        fits, kind = _ITEMS[annotation]
-        if not isinstance(value, tuple):
+        elif not isinstance(value, tuple):
             yield name, f"must be a list of {kind}, got {shorten(value)}"
-        elif not all(map(fits, value)):
-            index, item = next((at, item) for at, item in enumerate(value) if not fits(item))
-            yield name, f"must be a list of {kind}, got {shorten(item)} at index {index}"
+        elif wrong := [(at, item) for at, item in enumerate(value) if not fits(item)]:
+            at, item = wrong[0]
+            yield name, f"must be a list of {kind}, got {shorten(item)} at index {at}"
 
 
 def raise_if(path: str, problems: Callable[[], Iterable[Problem]]) -> None:

@@ -20,7 +20,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
-from attrs import NOTHING, Attribute, evolve, field, fields, frozen
+from attrs import NOTHING, Factory, evolve, field, fields, frozen
 
 T = TypeVar("T")
 
@@ -56,6 +56,13 @@ class Rule:
     Raises ValueError if the rule is broken, with advice where an example is not enough, or
     `InvalidValueError` for problems inside the value.
     """
+
+    def allows(self, value: Any) -> bool:
+        """Return whether the attribute may have a value that was given in Python."""
+        try:
+            return type(self.accept(value)) is type(value)
+        except ValueError:
+            return False
 
 
 @frozen
@@ -99,14 +106,14 @@ Holds: TypeAlias = Rule | Child | Children | Group
 class Key:
     """The description of one key."""
 
-    name: str
-    attribute: str
     holds: Holds
     about: str  # one line for users
     example: str  # `key: value`
-    default: Any
-    required: bool
-    or_null: bool  # null is allowed, as in Energon, and means the default
+    name: str
+    required: bool = False
+    attribute: str = ""
+    default: Any = None
+    or_null: bool = False  # null is allowed, as in Energon, and means the default
 
 
 def declare(
@@ -114,7 +121,7 @@ def declare(
     about: str,
     example: str,
     *,
-    name: str | None = None,
+    name: str = "",
     required: bool = False,
 ) -> dict[str, Any]:
     """Return the metadata of an attrs field that is a key.
@@ -122,7 +129,7 @@ def declare(
     name: the key, if it is not the attribute's name. required: whether YAML must have it, although
     the attribute has a default.
     """
-    return {_METADATA: (holds, about, example, name, required)}
+    return {_METADATA: Key(holds, about, example, name, required)}
 
 
 def key(
@@ -135,10 +142,8 @@ def key(
     **options: Any,
 ) -> Any:
     """Return an attribute that is a key. options: as for `declare`."""
-    metadata = declare(holds, about, example, **options)
-    if factory is not None:
-        return field(factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    default = default if factory is None else Factory(factory)
+    return field(default=default, metadata=declare(holds, about, example, **options))
 
 
 def child(about: str, example: str, *, default: Any = NOTHING) -> Any:
@@ -146,7 +151,7 @@ def child(about: str, example: str, *, default: Any = NOTHING) -> Any:
     return key(Child(), about, example, default=default)
 
 
-def children(part: type[Any] | None, about: str, example: str, *, name: str | None = None) -> Any:
+def children(part: type[Any] | None, about: str, example: str, *, name: str = "") -> Any:
     """Return an attribute that holds a tuple of nodes, or of parts whose `of` is a node."""
     return key(Children(part), about, example, name=name)
 
@@ -160,54 +165,48 @@ def keys_of(cls: type[Any]) -> Mapping[str, Key]:
 def _keys(cls: type[Any]) -> Mapping[str, Key]:
     found = {}
     for attribute in fields(cls):
-        if _METADATA in attribute.metadata:
-            one = _key(attribute)
+        if described := attribute.metadata.get(_METADATA):
+            required = described.required or attribute.default is NOTHING
+            has_none = attribute.default is None or hasattr(attribute.default, "factory")
+            one = evolve(
+                described,
+                name=described.name or attribute.name,
+                required=required,
+                attribute=attribute.name,
+                default=attribute.default,
+                or_null=has_none and not required,
+            )
             found[one.name] = one
     return MappingProxyType(found)
 
 
-def _key(attribute: Attribute[Any]) -> Key:
-    holds, about, example, name, required = attribute.metadata[_METADATA]
-    required = required or attribute.default is NOTHING
-    has_none = attribute.default is None or hasattr(attribute.default, "factory")
-    return Key(
-        name=name or attribute.name,
-        attribute=attribute.name,
-        holds=holds,
-        about=about,
-        example=example,
-        default=attribute.default,
-        required=required,
-        or_null=has_none and not required,
-    )
-
-
 def parts_of(recipe: Any) -> Iterator[tuple[Any, Any | None]]:
     """Yield the children of a recipe in order, each with the part that holds it, if one does."""
-    for one in keys_of(type(recipe)).values():
-        value = getattr(recipe, one.attribute)
-        if isinstance(one.holds, Child) and value is not None:
-            yield value, None
-        elif isinstance(one.holds, Children):
-            for item in value:
-                yield (item, None) if one.holds.part is None else (item.of, item)
+    for _, held in _held(recipe):
+        yield from held
 
 
 def with_children(recipe: T, nodes: Sequence[Any]) -> T:
     """Return a recipe with other children, in the order of `parts_of`."""
     rest = iter(nodes)
     changes: dict[str, Any] = {}
+    for one, held in _held(recipe):
+        pairs = zip(held, rest, strict=False)
+        found = [node if part is None else evolve(part, of=node) for (_, part), node in pairs]
+        changes[one.attribute] = found[0] if isinstance(one.holds, Child) else tuple(found)
+    changed: T = evolve(recipe, **changes)  # type: ignore[misc]  # recipes are attrs classes
+    return changed
+
+
+def _held(recipe: Any) -> Iterator[tuple[Key, list[tuple[Any, Any | None]]]]:
+    """Yield each key that holds nodes, with the nodes and their parts."""
     for one in keys_of(type(recipe)).values():
         value = getattr(recipe, one.attribute)
         if isinstance(one.holds, Child) and value is not None:
-            changes[one.attribute] = next(rest)
+            yield one, [(value, None)]
         elif isinstance(one.holds, Children):
             bare = one.holds.part is None
-            changes[one.attribute] = tuple(
-                next(rest) if bare else evolve(item, of=next(rest)) for item in value
-            )
-    changed: T = evolve(recipe, **changes)  # type: ignore[misc]  # recipes are attrs classes
-    return changed
+            yield one, [(item, None) if bare else (item.of, item) for item in value]
 
 
 def share_of(part: Any | None) -> Any:

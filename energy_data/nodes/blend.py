@@ -27,12 +27,11 @@ from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafTable
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec
 from energy_data.nodes.references import OrderSpec
-from energy_data.order.epochized import EpochizedChoice
 from energy_data.order.permutation import permute
-from energy_data.order.quota import QuotaChoice, WholeBatches
+from energy_data.order.quota import EpochizedChoice, QuotaChoice, WholeBatches
 from energy_data.order.schedule import Clock, Schedule, Weight, check_weights, stretches
 from energy_data.order.splits import integer_weights
-from energy_data.order.tree import ChoiceOrder, ExhaustingOrder, LeafOrder, Order
+from energy_data.order.tree import ChoiceOrder, LeafOrder, Order, PassOrder
 from energy_data.order.weight_rule import WEIGHT
 from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
 
@@ -167,7 +166,7 @@ class BlendSpec(WeightedSpec):
             choice = self._choice(context, leaves)
             return ChoiceOrder(self.orders(context, leaves, choice), choice)
         weights, lane = self.drawn_weights, self.lane_of_choice(context)
-        return ExhaustingOrder(
+        return PassOrder(
             self.orders(context, leaves), lambda counts: ExhaustingChoice(weights, counts, **lane)
         )
 

@@ -114,21 +114,14 @@ def of_whole(refs: Sequence[ItemRef]) -> list[ItemRef]:
 
 
 def remap_packs(
-    packs: Sequence[ItemRef],
-    remap: Callable[[ItemRef], Sequence[ItemRef | None]],
-    *,
-    may_be_empty: bool,
+    packs: Sequence[ItemRef], remap: Callable[[ItemRef], Sequence[ItemRef | None]]
 ) -> list[ItemRef | None]:
     """Return references of packs after an edit; None for a pack that lost one of its samples.
 
-    may_be_empty: packs of no samples are kept. Otherwise they are None: no run has made them.
+    Also None for a pack of no samples: no run has made it.
     """
-    found: list[ItemRef | None] = []
-    for pack in packs:
-        kept = tuple(ref for ref in remap(pack) if ref is not None)
-        is_complete = len(kept) == len(pack) and (bool(kept) or may_be_empty)
-        found.append(kept if is_complete else None)
-    return found
+    found = (tuple(remap(pack)) for pack in packs)
+    return [None if not pack or None in pack else pack for pack in found]
 
 
 def require_replayable(spec: Spec, of: Spec) -> None:

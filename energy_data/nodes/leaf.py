@@ -21,7 +21,7 @@ from energy_data.data.files.stores import FileStore
 from energy_data.data.source import Source
 from energy_data.errors import SpecError
 from energy_data.order.schedule import Clock
-from energy_data.order.shares import shares_of
+from energy_data.order.shares import Shares
 from energy_data.order.tree import Choice
 from energy_data.order.weighted import Place
 
@@ -135,10 +135,10 @@ class LeafTable:
             ("leaves", context.path, context.leaf_seed), lambda: _numbered(spec, context)
         )
         self.clock, self._lanes = clock, context.hosted_lanes
-        self.shares = shares_of(
+        self.shares = Shares(
             np.tile(sizes, len(self._lanes)),
             np.tile(keys, len(self._lanes)),
-            [leaf.epochs for leaf in self.leaves] * len(self._lanes),
+            epochs=[leaf.epochs for leaf in self.leaves] * len(self._lanes),
             sequence_length=shuffle.sequence_length,
             window=shuffle.window,
             lane=np.repeat(self._lanes, len(self.leaves)),

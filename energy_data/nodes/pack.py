@@ -11,7 +11,6 @@ from attrs import evolve, frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor import Problem, shorten
 from energy_data.core.node import Change, EmptyGuard, ItemRef, Items, PendingRef
-from energy_data.core.packing import Packing
 from energy_data.core.profiler import PACKING
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
@@ -25,7 +24,7 @@ from energy_data.nodes.buffered import (
     require_replayable,
     samples_in,
 )
-from energy_data.nodes.packing_buffer import Buffer, Document, documents_of
+from energy_data.nodes.packing import Document, PackBuffer, Packing
 from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 
@@ -59,8 +58,7 @@ class PackSpec(UnarySpec):
 
 @dataclass
 class PackCursor(BufferedCursor):
-    packs: int = 0  # returned in this pass
-    docs: int = 0  # returned in these packs
+    docs: int = 0  # returned in packs of this pass
     skipped: int = 0  # documents skipped: above a limit, or with their pack
     truncated: int = 0  # documents cut off
     cut: int = 0  # amount of the first limit lost by `skipped` and `truncated`
@@ -79,11 +77,10 @@ class PackNode(BufferedNode[PackCursor]):
         lengths = spec.packing.lengths and Measure(spec.packing.lengths, context)
         self.measures = [cut, lengths] if lengths else [cut]
         self.packing = evolve(spec.packing, lengths=lengths, cut=cut)
-        self.lane, self.lanes = context.lane, context.lanes
         # The reference of a part begins with its start, its stop and the length of its sample.
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
         # A cache: the buffer and its references. Other references need a new buffer.
-        self.buffer = Buffer(spec.packing)
+        self.buffer = PackBuffer(spec.packing.limits.values())
         self.buffered: tuple[ItemRef, ...] | None = ()
 
     def own_faults(self, at: PackCursor) -> Iterator[Problem]:
@@ -91,26 +88,24 @@ class PackNode(BufferedNode[PackCursor]):
         if wrong := [ref[:3] for ref in parts if not ref[0] < ref[1] <= ref[2]]:
             yield "pending", f"has an impossible part of a document, {shorten(wrong[0])}"
 
-    def draw(self, count: int) -> Items:
-        return self._drawn(count)
-
     def draw_within(self, docs: int) -> tuple[list[Any], int]:
         """Return the next pack, of at most `docs` documents, and its number of documents.
 
         Returns no pack if it was skipped. For optimizer steps of an exact size.
         """
         before = self.cursor.docs
-        packs = list(self._drawn(1, within=docs).values)
+        packs = list(self.draw(1, within=docs).values)
         return packs, self.cursor.docs - before
 
-    def _drawn(self, count: int, *, within: int | None = None) -> Items:
+    def draw(self, count: int, *, within: int | None = None) -> Items:
+        """Return up to `count` packs, of at most `within` documents each."""
         buffer = self._buffer()
         self.buffered = None  # until the cursor has the references of the buffer again
         packs, refs = list[Any](), list[ItemRef]()
         self._fill(buffer)
         ended = not buffer
         while buffer and len(packs) < count:
-            documents = self._choose(buffer) if within is None else buffer.take(within)
+            documents = buffer.take(within)
             pack = self._packed(documents)
             if pack is SKIPPED:
                 self.cursor.skipped += len(documents)
@@ -118,10 +113,9 @@ class PackNode(BufferedNode[PackCursor]):
                 break  # the block is short or empty: a function may skip every pack
             packs.append(pack)
             refs.append(tuple(one.ref for one in documents))
-            self.cursor.packs += 1
             self.cursor.docs += sum(one.docs for one in documents)
             self._fill(buffer)
-        self.cursor.pending = self.buffered = tuple(buffer.refs.values())
+        self.cursor.pending = self.buffered = buffer.refs
         if ended:
             raise StopIteration
         return Items(packs, refs)
@@ -133,17 +127,12 @@ class PackNode(BufferedNode[PackCursor]):
     def _packed_again(self, documents: Sequence[Document]) -> Any:
         pack = self._packed(documents)
         if pack is SKIPPED:
-            which = f"that begins with {describe_source(documents[0].item)}" if documents else "[]"
-            raise not_reproducible(f"the pack {which}")
+            first = describe_source(documents[0].item)
+            raise not_reproducible(f"the pack that begins with {first}")
         return pack
 
     def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        quota = self.packing.quota
-        return remap_packs(
-            refs,
-            lambda pack: self.remap_pending(pack, change),
-            may_be_empty=quota is not None and quota.items is not None,
-        )
+        return remap_packs(refs, lambda pack: self.remap_pending(pack, change))
 
     @property
     def pending_refs(self) -> Sequence[PendingRef]:
@@ -157,13 +146,13 @@ class PackNode(BufferedNode[PackCursor]):
         pairs = zip(refs, below, strict=True)
         return [None if now is None else (*ref[:n], *now) for ref, now in pairs]
 
-    def _buffer(self) -> Buffer:
+    def _buffer(self) -> PackBuffer:
         """Return the buffer with the pending documents of the cursor."""
         pending = self.cursor.pending
         if self.buffered is not pending and self.buffered != pending:
             known = {one.ref: one for one in self.buffer.waiting.values()}
             known |= self._replay_documents([ref for ref in pending if ref not in known])
-            self.buffer = Buffer(self.packing, [known[ref] for ref in pending])
+            self.buffer = PackBuffer(self.packing.limits.values(), [known[ref] for ref in pending])
         return self.buffer
 
     def _replay_documents(self, refs: Sequence[ItemRef]) -> dict[ItemRef, Document]:
@@ -186,9 +175,9 @@ class PackNode(BufferedNode[PackCursor]):
     def _documents(self, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
         for measure in self.measures:
             measure.reference = ref
-        return documents_of(self.packing, ref, item)
+        return self.packing.documents(ref, item)
 
-    def _fill(self, buffer: Buffer) -> None:
+    def _fill(self, buffer: PackBuffer) -> None:
         """Fill the buffer in blocks, so an almost full buffer is not filled."""
         if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
             return
@@ -207,27 +196,6 @@ class PackNode(BufferedNode[PackCursor]):
                 self.cursor.skipped += not documents
                 self.cursor.truncated += bool(documents and lost)
             guard.count(range(before, len(buffer)))
-
-    def _choose(self, buffer: Buffer) -> list[Document]:
-        quota, at = self.packing.quota, self.cursor
-        if quota is None:
-            return buffer.take()
-        if quota.items is None:
-            number = quota.round_of(at.docs, self.lane, self.lanes)
-            return buffer.take(quota.before(number + 1, self.lane, self.lanes) - at.docs)
-        number, done = divmod(at.packs, quota.items)
-        left = quota.before(number + 1, self.lane, self.lanes) - at.docs
-        wanted = -(-left // (quota.items - done))
-        available = min(wanted, len(buffer))
-        documents = buffer.take_exactly(wanted)
-        if len(documents) < available and done + 1 == quota.items:
-            raise DataError(
-                f"pack: {left} documents are left of the quota of {quota.docs} per {quota.items} "
-                f"packs in each of {self.lanes} lanes, and only {len(documents)} pending ones fit "
-                f"into the last pack. The documents are too long: raise the limit or `items`, "
-                f"lower `docs`, or omit `items`."
-            )
-        return documents
 
     def _packed(self, documents: Sequence[Document]) -> Any:
         items = [document.item for document in documents]

@@ -22,7 +22,7 @@ from energy_data.nodes.many import MultiChildNode, MultiChildSpec
 from energy_data.nodes.references import OrderSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.permutation import permute
-from energy_data.order.tree import ConcatOrder, RepeatOrder, VirtualEpochOrder
+from energy_data.order.tree import PassOrder, RepeatOrder, VirtualEpochOrder
 
 
 @frozen
@@ -41,8 +41,8 @@ class ConcatSpec(MultiChildSpec):
         name="concat",
     )
 
-    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> ConcatOrder:
-        return ConcatOrder(self.orders(context, leaves))
+    def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> PassOrder:
+        return PassOrder(self.orders(context, leaves))
 
     def items_per_lane(self, context: Context) -> int:
         return sum(part.items_per_lane(context.under(name)) for name, part in self.children.items())

@@ -191,7 +191,7 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         return packs
 
     def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
-        return remap_packs(refs, lambda pack: self.child.remap(pack, change), may_be_empty=False)
+        return remap_packs(refs, lambda pack: self.child.remap(pack, change))
 
     def move(self, change: Change) -> None:
         at, moved = self.cursor, iter(self.child.remap(self.cursor.pending, change))

@@ -1,4 +1,4 @@
-"""A keyed permutation of [0, n): any n to 2**62, random access, invertible, no table.
+"""A keyed permutation of [0, n): any n to 2**62, random access, no table.
 
 A generalised Feistel network after Black and Rogaway (Ciphers with arbitrary finite domains, 2002):
 the numbers are laid out in rows, and rounds rotate in turn each row by a keyed number of the row
@@ -46,17 +46,6 @@ def permute(x: ArrayLike, n: ArrayLike, key: ArrayLike) -> NDArray[np.int64]:
     return grid.numbers()
 
 
-def unpermute(y: ArrayLike, n: ArrayLike, key: ArrayLike) -> NDArray[np.int64]:
-    """The x with `permute(x, n, key) == y`; same shapes, types and cost."""
-    grid = _Grid(y, n, key)
-    if grid.small.size:
-        rest = grid.part(grid.small)
-        rest.turn_back(range(_TURNS, 2 * _TURNS))
-        grid.put(grid.small, rest)
-    grid.turn_back(range(_TURNS))
-    return grid.numbers()
-
-
 class _Grid:
     """Numbers as cells of grids of about sqrt(n) rows, the last one with `rest` cells.
 
@@ -95,14 +84,6 @@ class _Grid:
         for turn in turns:
             self.column = _rotated(self.column, *self._row_shift(turn))
             self.row = _rotated(self.row, *self._column_shift(turn))
-
-    def turn_back(self, turns: range) -> None:
-        """Undo `turn` of the same turns."""
-        for turn in reversed(turns):
-            shift, cells = self._column_shift(turn)
-            self.row = _rotated(self.row, cells - shift, cells)
-            shift, cells = self._row_shift(turn)
-            self.column = _rotated(self.column, cells - shift, cells)
 
     def numbers(self) -> NDArray[np.int64]:
         """The numbers of the cells."""

@@ -25,7 +25,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from energy_data.order.splits import integer_weights
+from energy_data.order.splits import exact_weight, integer_weights
 from energy_data.order.weighted import Stretch
 
 Doubles = NDArray[np.float64]
@@ -185,9 +185,9 @@ class _Curve:
     @classmethod
     def of(cls, weight: Weight | Schedule, axis: Callable[[int, Unit], Fraction]) -> _Curve:
         if not isinstance(weight, Schedule):
-            return cls("step", (Fraction(0),), (_exact(weight),))
+            return cls("step", (Fraction(0),), (exact_weight(weight),))
         places = tuple(axis(place, weight.unit) for place, _ in weight.points)
-        values = tuple(_exact(value) / weight.per for _, value in weight.points)
+        values = tuple(exact_weight(value) / weight.per for _, value in weight.points)
         return cls(weight.kind, places, values)
 
     def is_positive(self, knot: Fraction) -> bool:
@@ -224,13 +224,6 @@ class _Curve:
     def _before(self, place: Fraction) -> int:
         """The last knot at or before a place, or the first."""
         return max(bisect_right(self.places, place) - 1, 0)
-
-
-def _exact(weight: Weight) -> Fraction:
-    if isinstance(weight, int | Fraction):
-        return Fraction(weight)
-    simple = Fraction(weight).limit_denominator(1_000_000)
-    return simple if float(simple) == weight else Fraction(str(weight))
 
 
 def _pieces(

@@ -14,9 +14,8 @@ A share is a range of the epoch's order, on a circle. There, sequences of neighb
 permuted, the last and shorter one among them, the circle is turned, and windows of a share are
 permuted once more.
 
-`SeveralEpochs` mixes m epochs of a leaf of N samples: an order of one epoch of m N samples, sample
-j of which is sample j mod N. Each sample comes m times in m epochs, and each copy of a sequence has
-a place of its own.
+A leaf that mixes m epochs has the order of one epoch of m N samples, sample j of which is sample
+j mod N. Each sample comes m times in m epochs, and each copy of a sequence has its own place.
 """
 
 from __future__ import annotations
@@ -53,9 +52,11 @@ class Shares:
         lane: The number of this lane, 0 to lanes - 1; int64 [k] if each leaf has a lane of its own:
             the shares of several lanes, one after another, of which `part_of` gives those of one.
         lanes: The number of lanes.
+        epochs: How many epochs each leaf mixes, -1 for all that can be counted; None for the order
+            of the file in every epoch. Default: 1 of each.
 
     Raises:
-        ValueError: If a leaf has no samples, or too many.
+        ValueError: If a leaf has no samples, or too many, also in all epochs that it mixes.
     """
 
     def __init__(
@@ -67,25 +68,30 @@ class Shares:
         window: int,
         lane: ArrayLike,
         lanes: int,
+        epochs: Sequence[int | None] = (),
     ) -> None:
         self._samples = np.array(num_samples, np.int64)
-        wrong = np.flatnonzero((self._samples < 1) | (self._samples > _LARGEST // 2))
-        if wrong.size:
-            raise ValueError(
-                f"a leaf must have 1 to 2**61 samples, got {self._samples[wrong[0]]} "
-                f"for leaf {wrong[0]}"
-            )
         self._lanes, self._sequence_length, self._window = lanes, sequence_length, window
+        sizes = self._samples.tolist()
+        self._mixes = any(each != 1 for each in epochs)
+        times = list(map(epochs_mixed, epochs, sizes)) if self._mixes else [1] * len(sizes)
+        for leaf, (size, mixed) in enumerate(zip(sizes, times, strict=True)):
+            if not 1 <= size * mixed <= _LARGEST // 2:
+                raise ValueError(
+                    f"a leaf must have 1 to 2**61 samples, got {size * mixed} for leaf {leaf}"
+                )
+        self._times = np.array(times, np.int64)
+        self._in_file_order = np.array([each is None for each in epochs], bool)
         self._positions = permute(np.asarray(lane, np.int64), lanes, mix(keys, _LANE))
         self._sequence_keys = mix(keys, _SEQUENCES)
         self._window_keys = mix(mix(keys, _WINDOWS), self._positions)
 
     def part_of(self, leaves: slice) -> Shares:
-        """The shares of these leaves alone, numbered from 0."""
+        """Return the shares of these leaves alone, numbered from 0."""
         part = copy(self)
-        part._samples, part._positions = self._samples[leaves], self._positions[leaves]
-        part._sequence_keys = self._sequence_keys[leaves]
-        part._window_keys = self._window_keys[leaves]
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                setattr(part, name, values[leaves])
         return part
 
     def position(self, leaf: int) -> int:
@@ -103,6 +109,8 @@ class Shares:
     def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
         """The epoch of each draw and its sample, 0 to N - 1: two int64 [m].
 
+        Of a leaf that mixes epochs, no sample has the same epoch twice.
+
         Args:
             leaf: The leaf of each draw, int32 or int64 [m], in any mixture.
             draw: The number of each draw among the lane's draws from that leaf, int64 [m].
@@ -116,7 +124,9 @@ class Shares:
         """
         leaves, draws = np.asarray(leaf, np.intp), np.asarray(draw, np.int64)
         self._check(draws)
-        samples, position = self._samples[leaves], self._positions[leaves]
+        samples, position, mixes = self._samples[leaves], self._positions[leaves], self._mixes
+        if mixes:
+            samples *= self._times[leaves]
         epoch = _quotient((draws + 1) * self._lanes - position - 1, samples)
         first = epoch * samples
         begin = _quotient(first + position, self._lanes)
@@ -126,8 +136,12 @@ class Shares:
             place = self._mixed(leaves, epoch, place, size)
         place += self._start(first + samples, position) - self._start(first, position)
         if self._sequence_length:
-            place = self._permuted(leaves, epoch, place, samples)
-        return epoch, place
+            permuted = self._permuted(leaves, epoch, place, samples)
+            place = np.where(self._in_file_order[leaves], place, permuted) if mixes else permuted
+        if not mixes:
+            return epoch, place
+        copies, sample = np.divmod(place, self._samples[leaves])
+        return epoch * self._times[leaves] + copies, sample
 
     def _check(self, draws: Numbers) -> None:
         latest = int(draws.max(initial=0))
@@ -188,89 +202,5 @@ ALL_DRAWS = 1 << 48
 
 
 def epochs_mixed(epochs: int | None, num_samples: int) -> int:
-    """Return how many epochs are one order: as said, or as many as there will ever be for -1."""
-    return max(ALL_DRAWS // num_samples, 1) if epochs == -1 else epochs or 1
-
-
-def shares_of(
-    num_samples: ArrayLike,
-    keys: ArrayLike,
-    epochs: Sequence[int | None],
-    *,
-    sequence_length: int,
-    window: int,
-    lane: ArrayLike,
-    lanes: int,
-) -> Shares:
-    """Return the shares of leaves that mix such numbers of epochs; mostly 1 of each."""
-    lengths = {"sequence_length": sequence_length, "window": window}
-    if all(each == 1 for each in epochs):
-        return Shares(num_samples, keys, lane=lane, lanes=lanes, **lengths)
-    return SeveralEpochs(num_samples, keys, epochs, lane=lane, lanes=lanes, **lengths)
-
-
-class SeveralEpochs(Shares):
-    """Shares of one lane, of leaves each of which mixes its own number of epochs.
-
-    epochs: per leaf the number, -1 for all, None for the order of the file in every epoch (windows
-    are permuted all the same). What is counted in epochs (`begin`) stays the same. Other arguments,
-    and what is raised: as for `Shares`; ValueError if epochs times samples is above 2**61.
-    """
-
-    def __init__(
-        self,
-        num_samples: ArrayLike,
-        keys: ArrayLike,
-        epochs: Sequence[int | None],
-        *,
-        sequence_length: int,
-        window: int,
-        lane: ArrayLike,
-        lanes: int,
-    ) -> None:
-        super().__init__(
-            num_samples,
-            keys,
-            sequence_length=sequence_length,
-            window=window,
-            lane=lane,
-            lanes=lanes,
-        )
-        sizes = np.array(num_samples, np.int64).tolist()
-        times = [epochs_mixed(*each) for each in zip(epochs, sizes, strict=True)]
-        self._times = np.array(times, np.int64)
-        self._in_file_order = np.array([each is None for each in epochs])
-        self._ordered = Shares(
-            num_samples, keys, sequence_length=0, window=window, lane=lane, lanes=lanes
-        )
-        self._mixed_shares = Shares(
-            [times * size for times, size in zip(times, sizes, strict=True)],
-            keys,
-            sequence_length=sequence_length,
-            window=window,
-            lane=lane,
-            lanes=lanes,
-        )
-
-    def part_of(self, leaves: slice) -> SeveralEpochs:
-        """The shares of these leaves alone, numbered from 0."""
-        part = super().part_of(leaves)
-        assert isinstance(part, SeveralEpochs)
-        part._times, part._in_file_order = self._times[leaves], self._in_file_order[leaves]
-        part._ordered = self._ordered.part_of(leaves)
-        part._mixed_shares = self._mixed_shares.part_of(leaves)
-        return part
-
-    def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
-        """The epoch of each draw and its sample, as `Shares.locate`.
-
-        Of a leaf that mixes m epochs, the epoch is one of the m that the draw belongs to: no sample
-        has the same one twice.
-        """
-        leaves, draws = np.asarray(leaf, np.intp), np.asarray(draw, np.int64)
-        epoch, place = np.empty_like(draws), np.empty_like(draws)
-        ordered = self._in_file_order[leaves]
-        for chosen, shares in ((ordered, self._ordered), (~ordered, self._mixed_shares)):
-            epoch[chosen], place[chosen] = shares.locate(leaves[chosen], draws[chosen])
-        copy, sample = np.divmod(place, self._samples[leaves])
-        return epoch * self._times[leaves] + copy, sample
+    """Return how many epochs have one order; for -1, as many as there will ever be."""
+    return max(ALL_DRAWS // max(num_samples, 1), 1) if epochs == -1 else epochs or 1

@@ -305,7 +305,7 @@ def exact_quotient(
     return about + over // total
 
 
-def integer_weights(weights: Sequence[float | int | Fraction]) -> list[int]:
+def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:
     """Integers in the proportion of the weights, without a common divisor.
 
     Exact where such integers have a sum of at most 2**32: 0.7, 0.2, 0.1 are 7, 2, 1; a float counts
@@ -318,7 +318,7 @@ def integer_weights(weights: Sequence[float | int | Fraction]) -> list[int]:
     for number, weight in enumerate(weights):
         if not isfinite(weight) or weight < 0:
             raise ValueError(f"weight must be finite and >= 0, got {weight} for child {number}")
-    exact = [_fraction(weight) for weight in weights]
+    exact = [exact_weight(weight) for weight in weights]
     total = sum(exact)
     if not total:
         raise ValueError(f"some weight must be > 0, got {len(weights)} weights that are all 0")
@@ -352,7 +352,8 @@ def check_draw(draw: int, lanes: int = 1) -> None:
         )
 
 
-def _fraction(weight: float | int | Fraction) -> Fraction:
+def exact_weight(weight: float | Fraction) -> Fraction:
+    """Return what a float prints as, or a fraction with a small denominator if it equals that."""
     if isinstance(weight, int | Fraction):
         return Fraction(weight)
     simple = Fraction(float(weight)).limit_denominator(1_000_000)

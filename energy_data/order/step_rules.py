@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import field, frozen
 
 from energy_data.core import recipe
+from energy_data.core.recipe import Rule
 from energy_data.core.rules import COUNT, POSITIVE, TARGET, one_of
 from energy_data.errors import SpecError
 
@@ -21,12 +22,6 @@ ReportedCounts: TypeAlias = int | Mapping[str, int]
 """What a batch, or a `count` function, reports: a number of documents, or counts by name."""
 
 Target: TypeAlias = int | Sequence[Sequence[int]]
-
-_WORDS: Mapping[str, tuple[str, ...]] = {
-    "mode": ("at_least", "exact"),
-    "last": ("drop", "short"),
-    "on_rank_end": ("stop", "pad"),
-}
 
 
 def _schedule(target: Target) -> tuple[tuple[int, int], ...]:
@@ -129,18 +124,12 @@ class DocsPerStep:
 
     def __attrs_post_init__(self) -> None:
         faults = [
-            f"{name} must be {' or '.join(repr(word) for word in words)}, got {value!r}"
-            for name, words in _WORDS.items()
-            if (value := getattr(self, name)) not in words
+            f"{name} must be {key.holds.must_be}, got {value!r}"
+            for name, key in recipe.keys_of(type(self)).items()
+            if (value := getattr(self, name)) != key.default
+            and isinstance(key.holds, Rule)
+            and not (key.holds is TARGET or callable(value) or key.holds.allows(value))
         ]
-        for name in ("max_microbatches", "lookahead", "shares"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                faults.append(f"{name} must be a number >= 1, got {value!r}")
-        if not callable(self.count) and self.count not in MEASURES:
-            faults.append(f"count must be a function or one of {MEASURES}, got {self.count!r}")
-        if not self.timeout_s > 0:
-            faults.append(f"timeout_s must be > 0, got {self.timeout_s!r}")
         if self.mode == "exact" and self.count not in ("documents", "groups"):
             faults.append(
                 f"mode 'exact' counts 'documents' or 'groups', got count {self.count!r}. Use mode "

@@ -11,26 +11,31 @@ lane come before pass e, for all e >= 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.order.epochized import EpochizedChoice
-from energy_data.order.quota import QuotaChoice, WholeBatches
+from energy_data.order.quota import EpochizedChoice
 from energy_data.order.shares import Shares
-from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
+from energy_data.order.weighted import WeightedChoice
 
 Entries = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
-Choice = (
-    WeightedChoice
-    | ScheduledChoice
-    | QuotaChoice
-    | WholeBatches
-    | EpochizedChoice
-    | ExhaustingChoice
-)
+
+
+class Choice(Protocol):
+    """Which child each draw of one lane goes to."""
+
+    def choose(self, start: int, count: int) -> Entries:
+        """Return the child of each of the draws start .. start + count, int32 [count]."""
+        ...
+
+    def counts_before(self, start: int) -> Counts:
+        """Return how many of the first `start` draws each child has had, int64 [children]."""
+        ...
 
 
 class Order(ABC):
@@ -130,74 +135,31 @@ class ChoiceOrder(Order):
         return counts
 
 
-class PassOrder(Order):
-    """Base of orders that are made pass by pass."""
+class ConcatChoice:
+    """One child after another, each for its count of draws."""
 
-    def passes(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (pass, first draw within it, number of draws) that cover start .. start + count."""
-        epoch = self.epoch_of(start)
-        stop = start + count
-        while start < stop:
-            first, end = self.begin(epoch), self.begin(epoch + 1)
-            if end > start:
-                taken = min(end, stop) - start
-                yield epoch, start - first, taken
-                start += taken
-            epoch += 1
-
-    def epoch_of(self, draw: int) -> int:
-        """Return the pass of a draw: the last that begins at or before it. O(log) steps."""
-        low, high = 0, 1
-        while self.begin(high) <= draw:
-            low, high = high, high * 2
-            if high > 1 << 62:
-                raise ValueError(f"draw {draw} lies beyond pass 2**62: the order gives no samples.")
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.begin(middle) <= draw else (low, middle)
-        return low
-
-
-class ConcatOrder(PassOrder):
-    """One child after another; a pass takes one pass of each."""
-
-    def __init__(self, children: Sequence[Order]) -> None:
-        super().__init__(children[0].num_entries)
-        self.children = children
-
-    def begin(self, epoch: int) -> int:
-        return sum(child.begin(epoch) for child in self.children)
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._begins = self._ends - counts
 
     def choose(self, start: int, count: int) -> Entries:
-        parts = [np.empty(0, np.int32)]
-        for epoch, offset, taken in self.passes(start, count):
-            low, high = offset, offset + taken
-            for child in self.children:
-                first, length = child.begin(epoch), child.begin(epoch + 1) - child.begin(epoch)
-                if low < length and high > 0:
-                    begin, end = max(low, 0), min(high, length)
-                    parts.append(child.choose(first + begin, end - begin))
-                low, high = low - length, high - length
-        return np.concatenate(parts)
+        """Return the child of each of the draws start .. start + count, int32 [count]."""
+        draws = np.arange(start, start + count)
+        return np.searchsorted(self._ends, draws, side="right").astype(np.int32)
 
-    def counts(self, start: int) -> Counts:
-        epoch = self.epoch_of(start)
-        left = start - self.begin(epoch)
-        counts = np.zeros(self.num_entries, np.int64)
-        for child in self.children:
-            first, length = child.begin(epoch), child.begin(epoch + 1) - child.begin(epoch)
-            taken = min(max(left, 0), length)
-            counts += child.counts(first + taken)
-            left -= length
+    def counts_before(self, start: int) -> Counts:
+        """Return how many of the first `start` draws each child has had, int64 [children]."""
+        counts: Counts = np.clip(start, self._begins, self._ends) - self._begins
         return counts
 
 
-class ExhaustingOrder(PassOrder):
-    """A blend in passes: by weight while the children last, each child one pass per pass."""
+class PassOrder(Order):
+    """Several children in passes. A pass takes one pass of each child, in the order of a choice."""
 
     def __init__(
-        self, children: Sequence[Order], choice: Callable[[Sequence[int]], ExhaustingChoice]
+        self, children: Sequence[Order], choice: Callable[[Sequence[int]], Choice] = ConcatChoice
     ) -> None:
+        """choice: takes the number of draws of each child in a pass; default: one after another."""
         super().__init__(children[0].num_entries)
         self.children, self._choice = children, choice
         self._cache: tuple[int, ChoiceOrder] | None = None
@@ -207,73 +169,90 @@ class ExhaustingOrder(PassOrder):
 
     def choose(self, start: int, count: int) -> Entries:
         parts = [np.empty(0, np.int32)]
-        for epoch, offset, taken in self.passes(start, count):
-            parts.append(self._within(epoch).choose(offset, taken))
+        epoch, stop = self._epoch_of(start), start + count
+        while start < stop:
+            first, end = self.begin(epoch), min(self.begin(epoch + 1), stop)
+            if end > start:
+                parts.append(self._within(epoch).choose(start - first, end - start))
+                start = end
+            epoch += 1
         return np.concatenate(parts)
 
     def counts(self, start: int) -> Counts:
-        epoch = self.epoch_of(start)
+        epoch = self._epoch_of(start)
         inside = self._within(epoch).counts(start - self.begin(epoch))
         for child in self.children:
             inside += child.counts(child.begin(epoch))
         return inside
 
+    def _epoch_of(self, draw: int) -> int:
+        """Return the pass of a draw: the last that begins at or before it. O(log) steps."""
+        high = 1
+        while self.begin(high) <= draw:
+            high *= 2
+            if high > 1 << 62:
+                raise ValueError(f"draw {draw} lies beyond pass 2**62: the order gives no samples.")
+        low = high // 2
+        return low + bisect_right(range(low, high), draw, key=self.begin) - 1
+
     def _within(self, epoch: int) -> ChoiceOrder:
-        """Return the order inside one pass; its children count from their own pass's begin."""
+        """Return the order inside one pass. Its children count draws from the begin of the pass."""
         if self._cache is None or self._cache[0] != epoch:
             lengths = [child.begin(epoch + 1) - child.begin(epoch) for child in self.children]
             # A leaf's entry does not depend on its draw number, so leaves need no shift.
             inside = [
-                child if isinstance(child, LeafOrder) else _From(child, child.begin(epoch))
+                child if isinstance(child, LeafOrder) else RenumberedOrder(child, epoch)
                 for child in self.children
             ]
             self._cache = epoch, ChoiceOrder(inside, self._choice(lengths))
         return self._cache[1]
 
 
-class VirtualEpochOrder(Order):
+class ChildOrder(Order):
+    """Base of orders with the draws of one child, and other passes."""
+
+    def __init__(self, child: Order) -> None:
+        super().__init__(child.num_entries)
+        self.child = child
+
+    def choose(self, start: int, count: int) -> Entries:
+        return self.child.choose(start, count)
+
+    def counts(self, start: int) -> Counts:
+        return self.child.counts(start)
+
+
+class VirtualEpochOrder(ChildOrder):
     """A child with passes of `length` draws over all lanes; each goes on where the last ended."""
 
     def __init__(self, child: Order, *, length: int, position: int, lanes: int) -> None:
-        super().__init__(child.num_entries)
-        self.child, self.length, self.position, self.lanes = child, length, position, lanes
+        super().__init__(child)
+        self.length, self.position, self.lanes = length, position, lanes
 
     def begin(self, epoch: int) -> int:
         return (epoch * self.length + self.position) // self.lanes
 
-    def choose(self, start: int, count: int) -> Entries:
-        return self.child.choose(start, count)
 
-    def counts(self, start: int) -> Counts:
-        return self.child.counts(start)
-
-
-class RepeatOrder(Order):
+class RepeatOrder(ChildOrder):
     """A child with passes of `times` of its own."""
 
     def __init__(self, child: Order, *, times: int) -> None:
-        super().__init__(child.num_entries)
-        self.child, self.times = child, times
+        super().__init__(child)
+        self.times = times
 
     def begin(self, epoch: int) -> int:
         return self.child.begin(epoch * self.times)
 
-    def choose(self, start: int, count: int) -> Entries:
-        return self.child.choose(start, count)
 
-    def counts(self, start: int) -> Counts:
-        return self.child.counts(start)
+class RenumberedOrder(ChildOrder):
+    """A child from its pass `epoch` on, whose draws are numbered from 0."""
 
-
-class _From(Order):
-    """A child whose draws are numbered from `first` on."""
-
-    def __init__(self, child: Order, first: int) -> None:
-        super().__init__(child.num_entries)
-        self.child, self.first = child, first
+    def __init__(self, child: Order, epoch: int) -> None:
+        super().__init__(child)
+        self.epoch, self.first = epoch, child.begin(epoch)
 
     def begin(self, epoch: int) -> int:
-        return self.child.begin(epoch) - self.first
+        return self.child.begin(self.epoch + epoch) - self.first
 
     def choose(self, start: int, count: int) -> Entries:
         return self.child.choose(self.first + start, count)

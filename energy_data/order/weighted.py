@@ -154,12 +154,8 @@ class SegmentedChoice(ABC):
         self._kept: list[Segment] = []
 
     @abstractmethod
-    def _first(self) -> Segment:
-        """Return the first segment."""
-
-    @abstractmethod
-    def _after(self, segment: Segment) -> Segment:
-        """Return the segment after this one."""
+    def _after(self, segment: Segment | None) -> Segment:
+        """Return the segment after this one; the first one after None."""
 
     def _check(self, draw: int) -> None:
         check_draw(draw)
@@ -199,7 +195,7 @@ class SegmentedChoice(ABC):
     def _find(self, draw: int) -> Segment:
         """Return the segment of a draw; the last one for the draw after the end."""
         if not self._kept:
-            self._kept = [self._first()]
+            self._kept = [self._after(None)]
         kept = self._kept[bisect_right(self._kept, draw, key=lambda kept: kept.start) - 1]
         segment = self._segment
         if segment is None or draw < segment.start or kept.start > segment.start:
@@ -250,11 +246,10 @@ class ExhaustingChoice(SegmentedChoice):
         if draw > self.total:
             raise ValueError(f"a lane has {self.total} draws in all, draw {draw} was asked for")
 
-    def _first(self) -> Segment:
-        nothing = np.zeros(self.num_children, np.int64)
-        return self._segment_from(0, 0, nothing, self._slots, self._phases)
-
-    def _after(self, segment: Segment) -> Segment:
+    def _after(self, segment: Segment | None) -> Segment:
+        if segment is None:
+            nothing = np.zeros(self.num_children, np.int64)
+            return self._segment_from(0, 0, nothing, self._slots, self._phases)
         drawn, remainders = segment.advance(segment.end - segment.start)
         before, after = ((self._counts - had)[self._living] for had in (segment.drawn, drawn))
         ended = int(((after == 0) & (before > 0)).argmax())
@@ -341,11 +336,10 @@ class ScheduledChoice(SegmentedChoice):
         ]
         self._shape: tuple[int, _Shape] | None = None  # of the stretch asked for last
 
-    def _first(self) -> Segment:
-        nothing = np.zeros(self.num_children, np.int64)
-        return self._segment_from(0, 0, nothing, nothing)
-
-    def _after(self, segment: Segment) -> Segment:
+    def _after(self, segment: Segment | None) -> Segment:
+        if segment is None:
+            nothing = np.zeros(self.num_children, np.int64)
+            return self._segment_from(0, 0, nothing, nothing)
         assert isinstance(segment, _Piece)
         drawn, ahead, living = segment.drawn, segment.ahead, segment.living
         if num := segment.end - segment.start:

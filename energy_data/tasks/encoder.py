@@ -10,7 +10,6 @@ from typing import Any, Generic, Self, TypeVar
 import attrs
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.packing import Packing
 from energy_data.core.rng import sample_seed
 from energy_data.core.user_call import CALL
 from energy_data.data.decode.parts import SampleDecoder
@@ -21,6 +20,7 @@ from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.packing import Packing
 from energy_data.tasks.collate import (
     Batcher,
     as_type,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from energy_data.core.packing import Packing
+from energy_data.nodes.packing import Packing
 from energy_data.tasks.collate import as_type, fields_of
 from energy_data.tasks.encoder import (
     HOOKS,

@@ -14,7 +14,7 @@ from trees import KINDS, B, batches, finite, leaf, samples
 
 import energy_data.nodes
 from energy_data.core.context import Context
-from energy_data.core.cursor import ANNOTATIONS, Cursor, kinds_of, restore, save
+from energy_data.core.cursor import FIELD_TYPES, Cursor, restore, save
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
@@ -52,7 +52,14 @@ def every_cursor(cls: type[Cursor] = Cursor) -> set[type[Cursor]]:
 def test_what_fields_of_cursors_are_annotated_with_is_what_damage_is_told_by():
     cursors = {cls for cls in every_cursor() if cls.__module__.startswith("energy_data.")}
     assert len(cursors) >= 15
-    assert {kind for cursor in cursors for kind in kinds_of(cursor).values()} == ANNOTATIONS
+    assert {kind for cursor in cursors for kind in cursor.field_types.values()} == set(FIELD_TYPES)
+
+
+def test_a_cursor_with_a_field_that_cannot_be_checked_is_refused_where_it_is_defined():
+    with pytest.raises(TypeError, match=r"Odd: .* one of int, bool, tuple.*, got rate: float"):
+
+        class Odd(Cursor):
+            rate: float = 0.0
 
 
 @pytest.mark.parametrize("spec", ALL)

@@ -25,6 +25,7 @@ TITLES = {  # the module of a name, by its beginning -> the section
     "energy_data.tasks.functions": "Task encoders",
     "energy_data.tasks.collate": "Samples and batches",
     "energy_data.tasks": "Datasets over datasets",
+    "energy_data.nodes.packing": "Task encoders",
     "energy_data.nodes": "Stages and steps",
     "energy_data.order": "Stages and steps",
     "energy_data.data.typed": "Samples and batches",

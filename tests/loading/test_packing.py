@@ -24,7 +24,6 @@ from trees import (
 )
 
 from energy_data.core.cursor import as_tuples
-from energy_data.core.packing import Packing, Quota
 from energy_data.errors import StateError
 from energy_data.loading.checkpoint.run_state import MAX_BYTES, MAX_INLINE, pack, unpack
 from energy_data.loading.workers.pool import WorkerError
@@ -34,6 +33,7 @@ from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.packing import Packing
 from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
@@ -49,8 +49,7 @@ SPLIT = {"limits": {"tokens": 5}, "over_long": "split"}
 
 STREAMS = {
     "packs": batches(packs(MIXED), 2),
-    "parts in packs": batches(packs(PARTS, algorithm="first_fit", **SPLIT), 2),
-    "packs of a quota": batches(packs(PARTS, limits={"tokens": 40}, quota=Quota(docs=9)), 2),
+    "parts in packs": batches(packs(PARTS, **SPLIT), 2),
     "packs that were selected, in groups": groups(selected(PARTS, encode=not_fifth)),
     "packs in groups": groups(packs(MIXED, **SPLIT)),
 }
@@ -106,9 +105,7 @@ def test_workers_killed_and_ranks_changed_change_nothing(name):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
-@pytest.mark.parametrize(
-    "over", [packs, lambda of: packs(of, algorithm="first_fit"), lambda of: packs(of, **SPLIT)]
-)
+@pytest.mark.parametrize("over", [packs, lambda of: packs(of, **SPLIT)])
 def test_a_pass_packs_every_sample_once_on_any_number_of_ranks(over, ranks):
     order = ConcatSpec(tuple(leaf(name, size) for name, size in LEAVES.items()))
     read = ReadSpec(of=ReferencesSpec(of=order, deal=2))

@@ -10,7 +10,6 @@ import torch
 from attrs import evolve
 from torch.distributed import HashStore
 
-from energy_data.core.packing import Packing, Quota
 from energy_data.core.rng import sample_rng
 from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import (
@@ -22,7 +21,9 @@ from energy_data.errors import (
 )
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.packing import Packing
 from energy_data.tasks.collate import collate
 from loading.steps import known_stream, numbered, ranks_of, stream, take, take_steps
 from loading.test_steps_ends import one_pass
@@ -262,8 +263,10 @@ def test_padding_is_counted_neither_as_tokens_nor_as_documents():
 
 
 def test_packs_that_decide_by_themselves_are_refused():
+    spec = packs()
+    filtered = evolve(spec, of=FilterSpec(of=spec.of, predicate=bool))
     with pytest.raises(SpecError, match="the pack of this tree closes packs by itself"):
-        ranks_of(packs(quota=Quota(docs=5)), mode="exact")
+        ranks_of(filtered, mode="exact")
 
 
 @pytest.mark.parametrize("ranks", [4, 5])

@@ -11,10 +11,10 @@ from trees import cut, finite, leaf, lengths, packs, references, samples
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
-from energy_data.core.packing import CutFields, Joined, Packing, Quota
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.packing import CutFields, Joined, Packing
 from energy_data.nodes.read import ReadSpec
 from energy_data.testing import next_item, take
 
@@ -45,10 +45,9 @@ def one_pass(size=40):
     return samples(leaf("x", size), deal=2)
 
 
-@pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
 @pytest.mark.parametrize("limits", [{"tokens": 2048}, {"tokens": 8192, "images": 60}])
-def test_packs_of_log_normal_lengths_are_98_percent_full(algorithm, limits):
-    rule = packing(limits=limits, algorithm=algorithm, pack=listed)
+def test_packs_of_log_normal_lengths_are_98_percent_full(limits):
+    rule = packing(limits=limits, pack=listed)
     given = taken(PackSpec(of=samples(leaf("x", 10**6)), packing=rule), 400)
     assert sum(pack["__tokens__"] for pack in given) >= 0.98 * limits["tokens"] * len(given)
     for name, limit in limits.items():
@@ -58,7 +57,7 @@ def test_packs_of_log_normal_lengths_are_98_percent_full(algorithm, limits):
 @pytest.mark.parametrize("lanes", [1, 3, 50])
 @pytest.mark.parametrize(
     "facts",
-    [{}, {"algorithm": "first_fit"}, {"limits": {"tokens": 3000, "images": 5}}, {"buffer": 1}],
+    [{}, {"limits": {"tokens": 3000, "images": 5}}, {"buffer": 1}],
 )
 def test_a_pass_packs_every_document_exactly_once(facts, lanes):
     rule = packing(**{name: fact for name, fact in facts.items() if name != "buffer"})
@@ -155,56 +154,13 @@ def test_a_document_is_cut_in_all_its_fields():
     assert part["image"] is document["image"]
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 8])
-@pytest.mark.parametrize(("docs", "items"), [(16, 2), (10, 3), (5, 1)])
-def test_a_round_of_all_lanes_has_exactly_as_many_documents_as_the_quota(docs, items, lanes):
-    rule = packing(
-        limits={"tokens": 400}, lengths=lengths, pack=listed, quota=Quota(docs=docs, items=items)
-    )
-    spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule, buffer_size=40)
-    given = [
-        [pack["__docs__"] for pack in taken(spec, 12 * items, lane=lane, lanes=lanes)]
-        for lane in range(lanes)
-    ]
-    for begun in range(0, 12 * items, items):
-        rounds = [counts[begun : begun + items] for counts in given]
-        assert sum(map(sum, rounds)) == docs
-        assert all(max(counts) - min(counts) <= 1 for counts in rounds)
-
-
-@pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
-def test_a_pack_closes_when_the_quota_of_its_lane_is_complete(algorithm):
-    rule = packing(pack=listed, quota=Quota(docs=7), algorithm=algorithm)
-    spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule)
-    ends = np.cumsum([pack["__docs__"] for pack in taken(spec, 60)]).tolist()
-    assert set(range(7, ends[-1] + 1, 7)) <= set(ends)
-
-
-def test_documents_too_long_for_a_quota_are_an_error_that_says_what_to_do():
-    rule = packing(quota=Quota(docs=40, items=2))
-    spec = PackSpec(of=samples(leaf("x", 1000)), packing=rule)
-    with pytest.raises(DataError, match=r"quota of 40 per 2 packs .* omit `items`"):
-        taken(spec, 50)
-
-
-def test_a_full_quota_still_fills_packs():
-    docs_per_pack = 4  # of 666 tokens on average, so 2664 of 3000 if none is left waiting for ever
-    rule = packing(limits={"tokens": 3000}, pack=listed, quota=Quota(docs=docs_per_pack, items=1))
-    spec = PackSpec(of=samples(leaf("x", 10**6)), packing=rule, buffer_size=200)
-    given = taken(spec, 500)
-    assert {pack["__docs__"] for pack in given} == {docs_per_pack}
-    mean = sum(pack["__tokens__"] for pack in given) / sum(pack["__docs__"] for pack in given)
-    assert abs(mean / np.mean(LENGTHS) - 1) < 0.1
-
-
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
         ({"limits": {}}, "limits must be names"),
         ({"limits": {"tokens": 0}}, "limits must be names"),
-        ({"algorithm": "worst_fit"}, "algorithm must be one of"),
+        ({"fragments": "first"}, "fragments must be one of"),
         ({"over_long": "cut"}, "over_long must be one of"),
-        ({"quota": Quota(docs=3, items=2), "over_long": "split"}, "quota with `items` needs"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(facts, message):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energy_data.core.keys import key, mix
-from energy_data.order.epochized import EpochizedChoice
+from energy_data.order.quota import EpochizedChoice
 from energy_data.order.shares import Shares
 
 GOLDEN = {

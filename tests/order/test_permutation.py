@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energy_data.order.permutation import permute, unpermute
+from energy_data.order.permutation import _TURNS, _Grid, _rotated, permute
 
 GOLDEN = {
     (8, 0): [2, 6, 7, 5, 4, 1, 0, 3],
@@ -33,6 +33,26 @@ GOLDEN = {
         1792684630126296140,
     ],
 }
+
+
+def unpermute(places, n, key):
+    """Return the numbers that `permute` moves to these places: its turns, undone one by one."""
+    grid = _Grid(places, n, key)
+    if grid.small.size:
+        rest = grid.part(grid.small)
+        turn_back(rest, range(_TURNS, 2 * _TURNS))
+        grid.put(grid.small, rest)
+    turn_back(grid, range(_TURNS))
+    return grid.numbers()
+
+
+def turn_back(grid, turns):
+    for turn in reversed(turns):
+        shift, cells = grid._column_shift(turn)
+        grid.row = _rotated(grid.row, cells - shift, cells)
+        shift, cells = grid._row_shift(turn)
+        grid.column = _rotated(grid.column, cells - shift, cells)
+
 
 SIZES = [*range(1, 130), 255, 256, 257, 1000, 4095, 4096, 4097, 65_535, 100_003]
 

@@ -9,7 +9,7 @@ from trees import MIXING, references
 
 from energy_data.core.keys import key
 from energy_data.errors import SpecError
-from energy_data.order.shares import SeveralEpochs, Shares, epochs_mixed, shares_of
+from energy_data.order.shares import Shares, epochs_mixed
 
 LANES = 3
 
@@ -17,7 +17,7 @@ LANES = 3
 def shares(sizes, epochs, lane=0, **options):
     keys = np.array([key(0, n) for n in range(len(sizes))], np.uint64)
     given = {"sequence_length": 4, "window": 8, "lane": lane, "lanes": LANES, **options}
-    return shares_of(sizes, keys, epochs, **given)
+    return Shares(sizes, keys, epochs=epochs, **given)
 
 
 def drawn(size, epochs, times):
@@ -62,9 +62,12 @@ def test_null_is_the_order_of_the_files_and_leaves_others_alone():
     assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
 
 
-def test_leaves_of_one_epoch_have_the_shares_they_always_had():
-    assert type(shares([5, 9], [1, 1])) is Shares
-    assert type(shares([5, 9], [1, 2])) is SeveralEpochs
+def test_leaves_of_one_epoch_have_the_same_shares_next_to_others():
+    draws = np.arange(4)
+    ours, theirs = (
+        shares([5, 9], epochs).locate(np.zeros(4, np.int64), draws) for epochs in ([1, 1], [1, 2])
+    )
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
     assert shares([5, 9], [1, 2]).begin(1, 3) == shares([5, 9], [1, 1]).begin(1, 3)
 
 

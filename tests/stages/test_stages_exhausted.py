@@ -16,9 +16,9 @@ from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_stream
 from energy_data.core.context import Context
-from energy_data.core.packing import Packing
 from energy_data.errors import SpecError
 from energy_data.nodes.filter import FilterSpec
+from energy_data.nodes.packing import Packing
 from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.stage import DataEnd, Stage, end_with_data

@@ -19,7 +19,7 @@ from energy_data import (
     get_train_dataset,
     get_val_dataset,
 )
-from energy_data.core.packing import Joined, Packing
+from energy_data.nodes.packing import Joined, Packing
 
 SIZES = np.random.default_rng(0).integers(1, 30, 60).tolist()
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from loading.runs import in_order, loaders_of
 from trees import A, batches, joined, leaf, number_cost, parity, references
 
-from energy_data.core.packing import Packing
 from energy_data.core.rng import sample_rng
 from energy_data.errors import EnergyDataError
 from energy_data.loading.checkpoint.run_state import RunState
@@ -20,6 +19,7 @@ from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.packing import Packing
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.tasks.encoders import DefaultTaskEncoder

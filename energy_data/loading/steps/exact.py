@@ -79,20 +79,13 @@ def _check_packs(spec: BatchSpec | GroupSpec, rules: DocsPerStep) -> None:
             )
         return
     below = spec.of if isinstance(spec, BatchSpec) else spec
-    packed = next((each for _, each in spec.of.walk() if _has_own_size(each, below)), None)
-    if packed is not None:
-        raise SpecError(
-            f"docs_per_step: mode 'exact' closes packs where a share of the step is full; the "
-            f"{packed.kind} of this tree closes packs by itself. Pack without a quota, "
-            f"directly below the batches, or use mode 'at_least'."
-        )
-
-
-def _has_own_size(spec: Spec, below: Spec) -> bool:
-    """Return whether a node makes packs that cannot be closed early."""
-    if isinstance(spec, PackSpec):
-        return spec.packing.quota is not None or spec is not below
-    return isinstance(spec, SelectPackSpec) and spec is not below
+    for _, each in spec.of.walk():
+        if isinstance(each, PackSpec | SelectPackSpec) and each is not below:
+            raise SpecError(
+                f"docs_per_step: mode 'exact' closes packs where a share of the step is full; the "
+                f"{each.kind} of this tree closes packs by itself. Pack directly below the "
+                f"batches, or use mode 'at_least'."
+            )
 
 
 def known_shares(spec: Any) -> KnownCounts | None:

@@ -1,53 +1,35 @@
-"""Rules for packing documents into packs of limited size.
+"""Packing: which documents form a pack of limited size, and how the pack is made of them.
 
-`Packing` is what `PackSpec` follows; `Joined` joins token documents, as most models want them.
+`Packing` is what `PackSpec` follows. `Joined` joins token documents, as most models want them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import index
-from typing import Any, Literal
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index, sub
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from attrs import field, frozen
 
+from energy_data.core.node import ItemRef
+from energy_data.core.sample import describe_source
 from energy_data.errors import DataError, SpecError
 
-Algorithm = Literal["best_fit", "first_fit"]
 OverLong = Literal["error", "skip", "truncate", "split"]
 Fragments = Literal["last", "each"]
+Sizes = tuple[int, ...]
 
 
-@frozen(kw_only=True)
-class Quota:
-    """The number of documents of all lanes together, for optimizer steps of an exact size.
+class Document(NamedTuple):
+    """A document, or a part of one, that can go into a pack."""
 
-    In round t every lane packs its part of `docs`: after it, lane l of L has packed
-    `((t + 1) * docs + l) // L` documents, so all lanes together pack `docs` per round.
-
-    items=None: A round has as many packs as necessary. The last closes when the part is complete.
-    items=n: A round has n packs in every lane, whose numbers of documents differ by at most one.
-    If they do not fit, a pack has fewer, and the next packs of the round have more.
-    """
-
-    docs: int
-    items: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.docs < 1:
-            raise SpecError(f"quota: docs must be >= 1, got {self.docs}.")
-        if self.items is not None and self.items < 1:
-            raise SpecError(f"quota: items must be >= 1 or None, got {self.items}.")
-
-    def before(self, rounds: int, lane: int, lanes: int) -> int:
-        """Return how many documents a lane packs in the first `rounds` rounds."""
-        return (rounds * self.docs + lane) // lanes
-
-    def round_of(self, docs: int, lane: int, lanes: int) -> int:
-        """Return the round of document number `docs` of a lane."""
-        return ((docs + 1) * lanes - lane - 1) // self.docs
+    ref: ItemRef  # of its sample; of a split document, after start, stop and full length
+    item: Any
+    sizes: Sizes
+    docs: int  # its count
 
 
 @frozen
@@ -76,9 +58,8 @@ class Joined:
                 pack[name] = values
         ends = np.cumsum([0, *lengths])
         pack["cu_seqlens"] = torch.from_numpy(ends.astype(np.int32))
-        starts = np.repeat(ends[:-1], lengths)
-        places = torch.from_numpy(np.arange(ends[-1]) - starts)
-        pack["position_ids"] = self._padded(places, 0)
+        positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+        pack["position_ids"] = self._padded(torch.from_numpy(positions), 0)
         return pack
 
     def _joined(self, name: str, values: Sequence[Any]) -> torch.Tensor:
@@ -120,8 +101,7 @@ class Packing:
     """Which documents form a pack, and how the pack is made of them.
 
     A pack begins with the oldest pending document. While one fits, it adds the largest that fits
-    ("best_fit"; the fullest packs), or the first that fits ("first_fit"; closest to the order of
-    arrival). In the pack, documents are in their order of arrival.
+    (best fit), among equals the oldest. In the pack, documents are in their order of arrival.
     """
 
     limits: Mapping[str, int]
@@ -136,15 +116,11 @@ class Packing:
     cut: Callable[[Any, int, int], Any] = field()
     """Returns part [start, stop) of a document, in the first limit; the default is `CutFields`."""
 
-    algorithm: Algorithm = "best_fit"
-
     over_long: OverLong = "error"
     """A document above a limit is an error, skipped, truncated, or split into several."""
 
     fragments: Fragments = "last"
     """A split document counts once, with its last part, or with each part."""
-
-    quota: Quota | None = None
 
     @pack.default
     def _pack(self) -> Joined:
@@ -160,32 +136,47 @@ class Packing:
             raise SpecError(
                 f"packing: limits must be names with numbers >= 1, got {dict(self.limits)}."
             )
-        for name, value, known in (
-            ("algorithm", self.algorithm, ("best_fit", "first_fit")),
-            ("over_long", self.over_long, ("error", "skip", "truncate", "split")),
-            ("fragments", self.fragments, ("last", "each")),
-        ):
-            if value not in known:
+        for name, kind in (("over_long", OverLong), ("fragments", Fragments)):
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
                 raise SpecError(f"packing: {name} must be one of {known}, got {value!r}.")
-        if self.quota and self.quota.items and (self._is_not_countable or len(self.limits) > 1):
-            raise SpecError(
-                "packing: a quota with `items` needs algorithm='best_fit', one limit, and "
-                "over_long other than 'split'. Omit `items`, or change these."
-            )
 
-    @property
-    def _is_not_countable(self) -> bool:
-        return self.algorithm != "best_fit" or self.over_long == "split"
+    def documents(self, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
+        """Return the documents of a sample, and how much of the first limit is lost.
 
-    @property
-    def filled(self) -> str:
-        """The name of the first limit, by which packs are filled and documents cut."""
-        return next(iter(self.limits))
+        Raises DataError if it is above a limit and that is an error.
+        """
+        sizes, splits = self._sizes(item), self.over_long == "split"
+        if _fits(sizes, self.limits.values()):
+            return [Document((0, sizes[0], sizes[0], *ref) if splits else ref, item, sizes, 1)], 0
+        if self.over_long == "skip":
+            return [], sizes[0]
+        if self.over_long == "error":
+            raise self._too_long(item, sizes, "choose over_long='skip', 'truncate' or 'split'")
+        limit = next(iter(self.limits.values()))
+        parts = []
+        for start in range(0, sizes[0] if splits else 1, limit):
+            stop = min(start + limit, sizes[0])
+            part = self.cut(item, start, stop)
+            size = self._sizes(part)
+            if not _fits(size, self.limits.values()):
+                raise self._too_long(item, size, "give a `cut` that makes all sizes smaller")
+            docs = int(not splits or stop == sizes[0] or self.fragments == "each")
+            own = (start, stop, sizes[0], *ref) if splits else ref
+            parts.append(Document(own, part, size, docs))
+        return parts, 0 if splits else sizes[0] - parts[0].sizes[0]
 
-    def sizes(self, document: Any) -> tuple[int, ...]:
+    def _sizes(self, document: Any) -> Sizes:
         """Return the amount of each limit in a document, in the order of `limits`."""
         found = document if self.lengths is None else self.lengths(document)
         return tuple(_size(found, name) for name in self.limits)
+
+    def _too_long(self, item: Any, sizes: Sizes, or_else: str) -> DataError:
+        has = ", ".join(f"{size} {name}" for name, size in zip(self.limits, sizes, strict=True))
+        most = ", ".join(f"{size} {name}" for name, size in self.limits.items())
+        return DataError(
+            f"{describe_source(item)}: it does not fit into a pack: it has {has}, and a pack at "
+            f"most {most}. Raise the limit, or {or_else}."
+        )
 
 
 def _size(found: Any, name: str) -> int:
@@ -211,3 +202,60 @@ def _count(value: Any) -> int:
 
 def _fields(found: Any) -> str:
     return ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+
+
+def _fits(sizes: Iterable[int], room: Iterable[int]) -> bool:
+    return all(size <= free for size, free in zip(sizes, room, strict=True))
+
+
+class PackBuffer:
+    """Pending documents. Each operation is a search in a sorted list, and a move of its tail.
+
+    With several limits, `take` looks at ever smaller documents until all sizes fit.
+    """
+
+    def __init__(self, limits: Iterable[int], documents: Iterable[Document] = ()) -> None:
+        self.limits = tuple(limits)
+        self.waiting: dict[int, Document] = {}  # by number, in the order of arrival
+        self._by_size: list[tuple[int, int]] = []  # (first size, -number)
+        self._next = 0
+        for document in documents:
+            self.add(document)
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def refs(self) -> tuple[ItemRef, ...]:
+        """The references of the documents, in the order of arrival."""
+        return tuple([document.ref for document in self.waiting.values()])
+
+    def add(self, document: Document) -> None:
+        """Add a document."""
+        number, self._next = self._next, self._next + 1
+        self.waiting[number] = document
+        insort(self._by_size, (document.sizes[0], -number))
+
+    def take(self, most: int | None = None) -> list[Document]:
+        """Remove and return the documents of the next pack, at most `most`.
+
+        First the oldest, then always the largest that fits. The choice depends on the pending
+        documents and the order of their arrival alone.
+        """
+        taken, room, counted = list[int](), self.limits, 0
+        number: int | None = next(iter(self.waiting))
+        while number is not None:
+            document = self.waiting[number]
+            del self._by_size[bisect_left(self._by_size, (document.sizes[0], -number))]
+            room = tuple(map(sub, room, document.sizes))
+            taken.append(number)
+            counted += document.docs
+            number = self._largest(room) if most is None or counted < most else None
+        return [self.waiting.pop(number) for number in sorted(taken)]
+
+    def _largest(self, room: Sizes) -> int | None:
+        for at in reversed(range(bisect_right(self._by_size, (room[0], 1)))):
+            number = -self._by_size[at][1]
+            if len(room) == 1 or _fits(self.waiting[number].sizes, room):
+                return number
+        return None
