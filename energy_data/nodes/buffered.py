@@ -8,6 +8,7 @@ and after an error.
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from energy_data.core.cursor import Cursor, Problem
-from energy_data.core.node import Change, ItemRef, Node, PendingRef
+from energy_data.core.node import Change, ItemRef, Items, Node, PendingRef
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.references import ReferencesNode
@@ -81,6 +82,26 @@ class BufferedNode(UnaryNode[B]):
     def remap_pending(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         """Return references in the cursor with `change` applied; None for removed leaves."""
         return self.child.remap(refs, change)
+
+
+class PackingNode(BufferedNode[B]):
+    """A node that makes one item of several pending samples."""
+
+    drawn_docs = 0  # documents in what the last `draw` returned
+    # The references of the pending items in a cache of the node; None: the cache is invalid.
+    cached: tuple[ItemRef, ...] | None = ()
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the cache has the pending items of the cursor."""
+        return self.cached is self.cursor.pending or self.cached == self.cursor.pending
+
+    @abstractmethod
+    def draw(self, count: int, *, within: int | None = None) -> Items:
+        """Return up to `count` items, of at most `within` documents each.
+
+        `within` is for optimizer steps of an exact size. Documents above it stay pending.
+        """
 
 
 def _if_known(tree: Node[Any], ref: ItemRef) -> ItemRef | None:

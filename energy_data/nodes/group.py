@@ -17,7 +17,7 @@ from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.buffered import BufferedCursor, BufferedNode, require_replayable
+from energy_data.nodes.buffered import BufferedCursor, PackingNode, require_replayable
 from energy_data.nodes.unary import UnarySpec
 
 
@@ -105,7 +105,7 @@ class Groups:
         return [one.sample for one in waiting]
 
 
-class GroupNode(BufferedNode[GroupCursor]):
+class GroupNode(PackingNode[GroupCursor]):
     """Groups of one lane."""
 
     leaves_out = (
@@ -120,8 +120,7 @@ class GroupNode(BufferedNode[GroupCursor]):
             spec.criterion, context, "grouping", on_failure=policy, counter="key_failures"
         )
         self.collate = UserCall(spec.collate, context, MAKING_BATCH, COLLATING, on_failure=policy)
-        self.groups: Groups | None = Groups()
-        self.grouped: tuple[ItemRef, ...] = ()
+        self.groups = Groups()
 
     def own_faults(self, at: GroupCursor) -> Iterator[Problem]:
         if at.unseen > len(at.pending):
@@ -130,51 +129,33 @@ class GroupNode(BufferedNode[GroupCursor]):
                 f"must be at most the {len(at.pending)} pending samples, got {at.unseen}",
             )
 
-    def draw(self, count: int) -> Items:
-        groups = self._groups()
-        self.groups = None  # invalid until the cursor is updated
-        batches: list[Any] = []
-        ended = False
-        while len(batches) < count:
-            samples = self._next_group(groups)
+    def draw(self, count: int, *, within: int | None = None) -> Items:
+        groups, batches, ended = self._pending_groups(), list[Any](), False
+        self.cached, self.drawn_docs = None, 0  # until the cursor has the references of the groups
+        while len(batches) < count and not ended:
+            samples = self._next_group(groups, within)
             ended = not samples
-            collated = self._collated(samples) if samples else []
-            batches += collated
-            if not collated:
+            batch = self.collate(samples, self.cursor) if samples else SKIPPED
+            if batch is not SKIPPED:
+                batches.append(batch)
+                self.drawn_docs += len(samples)
+            elif samples:
+                self.cursor.skipped_batches += 1
                 break  # a short block: a function that skips every batch must not loop forever
-        self._remember(groups)
+        self.cursor.pending = self.cached = tuple(groups.refs.values())
+        self.cursor.unseen = len(groups.unseen)
         if ended and not batches:
             raise StopIteration
         return Items(batches, [None] * len(batches))
 
-    def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
-        """Return the next batch, of at most `docs` samples, and its number of samples.
-
-        The other samples of the group stay pending. None: the batch is the full group. Returns no
-        batch if it was skipped. For optimizer steps of an exact size, over endless streams.
-        """
-        groups = self._groups()
-        self.groups = None  # invalid until the cursor is updated
-        samples = self._next_group(groups, docs)
-        batches = self._collated(samples)
-        self._remember(groups)
-        return batches, len(samples) if batches else 0
-
-    def _remember(self, groups: Groups) -> None:
-        self.cursor.pending = self.grouped = tuple(groups.refs.values())
-        self.cursor.unseen = len(groups.unseen)
-        self.groups = groups
-
-    def _groups(self) -> Groups:
-        """Return the pending samples of the cursor."""
-        pending = self.cursor.pending
-        if self.groups is None or (self.grouped is not pending and self.grouped != pending):
-            groups = Groups()
-            groups.add(self.child.replay(pending) if pending else (), pending)
+    def _pending_groups(self) -> Groups:
+        """Return the groups of the pending samples of the cursor."""
+        if not self.is_cached:
+            pending, self.groups = self.cursor.pending, Groups()
+            self.groups.add(self.child.replay(pending) if pending else (), pending)
             aside = copy(self.cursor)  # replayed samples are not counted
-            while len(groups.unseen) > self.cursor.unseen:
-                self._group(groups, aside)
-            return groups
+            while len(self.groups.unseen) > self.cursor.unseen:
+                self._group(self.groups, aside)
         return self.groups
 
     def _next_group(self, groups: Groups, most: int | None = None) -> list[Any]:
@@ -227,10 +208,3 @@ class GroupNode(BufferedNode[GroupCursor]):
                 f"none of them full. Make the keys of `batch_group_criterion` coarser, or raise "
                 f"max_pending."
             )
-
-    def _collated(self, samples: list[Any]) -> list[Any]:
-        batch = self.collate(samples, self.cursor)
-        if batch is SKIPPED:
-            self.cursor.skipped_batches += 1
-            return []
-        return [batch]

@@ -18,7 +18,7 @@ from energy_data.core.user_call import MAKING_PACK, SKIPPED, Measure, UserCall
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
-    BufferedNode,
+    PackingNode,
     of_whole,
     remap_packs,
     require_replayable,
@@ -58,13 +58,12 @@ class PackSpec(UnarySpec):
 
 @dataclass
 class PackCursor(BufferedCursor):
-    docs: int = 0  # returned in packs of this pass
     skipped: int = 0  # documents skipped: above a limit, or with their pack
     truncated: int = 0  # documents cut off
     cut: int = 0  # amount of the first limit lost by `skipped` and `truncated`
 
 
-class PackNode(BufferedNode[PackCursor]):
+class PackNode(PackingNode[PackCursor]):
     """Packs of one lane."""
 
     leaves_out = (("skipped", "too long for a pack"),)
@@ -79,28 +78,16 @@ class PackNode(BufferedNode[PackCursor]):
         self.packing = evolve(spec.packing, lengths=lengths, cut=cut)
         # The reference of a part begins with its start, its stop and the length of its sample.
         self.num_prefixed = 3 if spec.packing.over_long == "split" else 0
-        # A cache: the buffer and its references. Other references need a new buffer.
-        self.buffer = PackBuffer(spec.packing.limits.values())
-        self.buffered: tuple[ItemRef, ...] | None = ()
+        self.buffer = PackBuffer(spec.packing.limits.values())  # a cache of the pending documents
 
     def own_faults(self, at: PackCursor) -> Iterator[Problem]:
         parts = at.pending if self.num_prefixed else ()
         if wrong := [ref[:3] for ref in parts if not ref[0] < ref[1] <= ref[2]]:
             yield "pending", f"has an impossible part of a document, {shorten(wrong[0])}"
 
-    def draw_within(self, docs: int) -> tuple[list[Any], int]:
-        """Return the next pack, of at most `docs` documents, and its number of documents.
-
-        Returns no pack if it was skipped. For optimizer steps of an exact size.
-        """
-        before = self.cursor.docs
-        packs = list(self.draw(1, within=docs).values)
-        return packs, self.cursor.docs - before
-
     def draw(self, count: int, *, within: int | None = None) -> Items:
-        """Return up to `count` packs, of at most `within` documents each."""
         buffer = self._buffer()
-        self.buffered = None  # until the cursor has the references of the buffer again
+        self.cached, self.drawn_docs = None, 0  # until the cursor has the references of the buffer
         packs, refs = list[Any](), list[ItemRef]()
         self._fill(buffer)
         ended = not buffer
@@ -113,23 +100,23 @@ class PackNode(BufferedNode[PackCursor]):
                 break  # the block is short or empty: a function may skip every pack
             packs.append(pack)
             refs.append(tuple(one.ref for one in documents))
-            self.cursor.docs += sum(one.docs for one in documents)
+            self.drawn_docs += sum(one.docs for one in documents)
             self._fill(buffer)
-        self.cursor.pending = self.buffered = buffer.refs
+        self.cursor.pending = self.cached = buffer.refs
         if ended:
             raise StopIteration
         return Items(packs, refs)
 
     def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
         found = self._replay_documents([ref for pack in refs for ref in pack])
-        return [self._packed_again([found[ref] for ref in pack]) for pack in refs]
-
-    def _packed_again(self, documents: Sequence[Document]) -> Any:
-        pack = self._packed(documents)
-        if pack is SKIPPED:
-            first = describe_source(documents[0].item)
-            raise not_reproducible(f"the pack that begins with {first}")
-        return pack
+        packs = []
+        for pack_refs in refs:
+            documents = [found[ref] for ref in pack_refs]
+            packs.append(self._packed(documents))
+            if packs[-1] is SKIPPED:
+                first = describe_source(documents[0].item)
+                raise not_reproducible(f"the pack that begins with {first}")
+        return packs
 
     def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         return remap_packs(refs, lambda pack: self.remap_pending(pack, change))
@@ -148,8 +135,8 @@ class PackNode(BufferedNode[PackCursor]):
 
     def _buffer(self) -> PackBuffer:
         """Return the buffer with the pending documents of the cursor."""
-        pending = self.cursor.pending
-        if self.buffered is not pending and self.buffered != pending:
+        if not self.is_cached:
+            pending = self.cursor.pending
             known = {one.ref: one for one in self.buffer.waiting.values()}
             known |= self._replay_documents([ref for ref in pending if ref not in known])
             self.buffer = PackBuffer(self.packing.limits.values(), [known[ref] for ref in pending])

@@ -27,7 +27,7 @@ from energy_data.core.user_call import (
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
-    BufferedNode,
+    PackingNode,
     ReplayCache,
     gives_parts,
     remap_packs,
@@ -93,7 +93,7 @@ class SelectPackCursor(BufferedCursor):
     skipped: int = 0  # samples skipped: not selected, by `encode`, or with their group
 
 
-class SelectPackNode(BufferedNode[SelectPackCursor]):
+class SelectPackNode(PackingNode[SelectPackCursor]):
     """Groups of one lane."""
 
     leaves_out = (("skipped", "not selected to be packed"),)
@@ -102,81 +102,47 @@ class SelectPackNode(BufferedNode[SelectPackCursor]):
         super().__init__(SelectPackCursor(), spec, context)
         self.spec = spec
         self.samples: ReplayCache[Any] = ReplayCache(self.child.replay)
-        policy = spec.on_failure
-        self.select = UserCall(
-            spec.select,
-            context,
-            "selecting from samples that begin with",
-            PACKING,
-            on_failure=policy.select,
-            counter="select_failures",
-        )
-        self.pack = UserCall(
-            spec.pack,
-            context,
-            MAKING_PACK,
-            PACKING,
-            on_failure=policy.pack,
-            counter="pack_failures",
-        )
-        self.encode = spec.encode and UserCall(
-            spec.encode,
-            context,
-            "encoding",
-            ENCODING,
-            on_failure=policy.encode,
-            counter="encode_failures",
-        )
+
+        def call(name: str, doing: str, activity: str) -> UserCall:
+            policy, counter = getattr(spec.on_failure, name), f"{name}_failures"
+            function = getattr(spec, name)
+            return UserCall(function, context, doing, activity, on_failure=policy, counter=counter)
+
+        self.select = call("select", "selecting from samples that begin with", PACKING)
+        self.encode = spec.encode and call("encode", "encoding", ENCODING)
+        self.pack = call("pack", MAKING_PACK, PACKING)
 
     def own_faults(self, at: SelectPackCursor) -> Iterator[Problem]:
         waiting = len(at.pending)
         if sum(at.groups) != waiting or 0 in at.groups:
             yield "groups", f"must add up to {waiting} pending samples, got {shorten(at.groups)}"
 
-    def draw(self, count: int) -> Items:
+    def draw(self, count: int, *, within: int | None = None) -> Items:
         at, packs, refs = self.cursor, list[Any](), list[ItemRef]()
+        self.drawn_docs = 0
         if not at.groups:
             self._select(self._full_buffer())
         while at.groups and len(packs) < count:
-            ref = at.pending[: at.groups[0]]
-            if (found := self._next_pack(at.groups[0])) is not None:
-                packs.append(found[0])
-                refs.append(ref)
+            size = min(at.groups[0], within or at.groups[0])  # the rest is the next pack
+            pack_refs, group = at.pending[:size], self._pop(size)
+            pack, num_samples = self._packed(pack_refs, group, at)
+            at.skipped += size - num_samples
+            if num_samples:
+                if within and isinstance(pack, dict):
+                    pack.setdefault("__docs__", num_samples)
+                self.drawn_docs += num_samples
+                packs.append(pack)
+                refs.append(pack_refs)
         return Items(packs, refs)
 
-    def draw_within(self, docs: int) -> tuple[list[Any], int]:
-        """Return the next pack, of at most `docs` samples, and its number of samples.
-
-        The rest of its list is the next pack. Returns no pack if it was skipped, or nothing was
-        selected. For optimizer steps of an exact size. A pack that is a dict gets `__docs__`.
-        """
-        if not self.cursor.groups:
-            self._select(self._full_buffer())
-        if not self.cursor.groups:
-            return [], 0
-        found = self._next_pack(min(docs, self.cursor.groups[0]))
-        if found is None:
-            return [], 0
-        pack, num_samples = found
-        if isinstance(pack, dict):
-            pack.setdefault("__docs__", num_samples)
-        return [pack], num_samples
-
-    def _next_pack(self, size: int) -> tuple[Any, int] | None:
-        """Return a pack of the first `size` pending samples, and the number of samples it has.
-
-        None: all of them, or the pack, were skipped.
-        """
+    def _pop(self, size: int) -> list[Any]:
+        """Remove the first `size` samples of the first group, and return them."""
         at = self.cursor
-        samples = self.samples.items(at.pending)
-        refs, group = at.pending[:size], samples[:size]
-        rest = at.groups[0] - size
+        samples, rest = self.samples.items(at.pending), at.groups[0] - size
         at.groups = (rest, *at.groups[1:]) if rest else at.groups[1:]
         at.pending = at.pending[size:]
         self.samples.keep(at.pending, samples[size:])
-        pack, num_samples = self._packed(refs, group, at)
-        at.skipped += size - num_samples
-        return (pack, num_samples) if num_samples else None
+        return samples[:size]
 
     def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
         samples = iter(self.child.replay([ref for pack in refs for ref in pack]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count as count_from
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -16,6 +16,7 @@ from energy_data.core.profiler import COLLATING
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import CALL, MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
 from energy_data.errors import SpecError
+from energy_data.nodes.buffered import PackingNode
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.step_rules import share_size
 
@@ -64,14 +65,6 @@ class ShareCursor(Cursor):
     given: int = 0  # shares returned
     skipped: int = 0  # batches skipped by `collate`
     failures: int = 0  # consecutive failures of `collate`
-
-
-@runtime_checkable
-class _Packs(Protocol):
-    """A child that returns packs, or batches by group."""
-
-    def draw_within(self, docs: int | None) -> tuple[list[Any], int]:
-        """Return the next one, of at most `docs` documents, and its number of documents."""
 
 
 class ShareNode(UnaryNode[ShareCursor]):
@@ -129,11 +122,10 @@ class ShareNode(UnaryNode[ShareCursor]):
         return [batch], documents
 
     def _grouped(self, left: int) -> tuple[list[Any], int]:
-        child = self.child
-        assert isinstance(child, _Packs)
-        if self.spec.count == "documents":
-            return child.draw_within(left)
-        batches, _ = child.draw_within(None)
+        counts_groups = self.spec.count == "groups"
+        batches, documents = self._draw(1, None if counts_groups else left)
+        if not counts_groups:
+            return batches, documents
         for batch in batches:
             if isinstance(batch, dict):
                 batch.setdefault("__groups__", 1)
@@ -141,16 +133,18 @@ class ShareNode(UnaryNode[ShareCursor]):
 
     def _samples(self, left: int) -> tuple[list[Any], int]:
         """Return the samples of one batch, of at most `left` documents, and their number."""
-        child, room, guard = self.child, self.spec.batch_size, EmptyGuard()
-        samples: list[Any] = []
-        documents = 0
-        while len(samples) < room and documents < left:
-            if isinstance(child, _Packs):
-                drawn, docs = child.draw_within(left - documents)
-            else:
-                drawn = list(child.draw(min(room - len(samples), left - documents)).values)
-                docs = len(drawn)
+        samples, documents, guard = list[Any](), 0, EmptyGuard()
+        while len(samples) < self.spec.batch_size and documents < left:
+            drawn, docs = self._draw(self.spec.batch_size - len(samples), left - documents)
             documents += docs
             guard.count(drawn)
             samples += drawn
         return samples, documents
+
+    def _draw(self, count: int, within: int | None) -> tuple[list[Any], int]:
+        """Return some items of the child, of at most `within` documents, and their documents."""
+        if isinstance(self.child, PackingNode):
+            drawn = list(self.child.draw(1, within=within).values)
+            return drawn, self.child.drawn_docs
+        drawn = list(self.child.draw(min(count, within or count)).values)
+        return drawn, len(drawn)
