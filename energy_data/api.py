@@ -31,8 +31,8 @@ from energy_data.tasks.encoders import DefaultTaskEncoder
 from energy_data.tasks.mixture import (
     BaseCoreDatasetFactory,
     LoadedDataset,
+    Mixture,
     StreamBuilder,
-    divided,
 )
 
 log = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ class _Run(Generic[T_batch]):
         builder = StreamBuilder(
             task_encoder=self.encoder, batch_size=batch_size, worker_config=self.config
         )
-        return divided(builder.samples(order, deal=1))[1]
+        return list(Mixture(builder.samples(order, deal=1)).datasets)
 
     def val_dataset(
         self,

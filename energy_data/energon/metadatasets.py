@@ -20,7 +20,7 @@ from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.tasks.encoder import TaskEncoder
-from energy_data.tasks.mixture import DatasetBlendMode, LoadedDataset, StreamBuilder, divided
+from energy_data.tasks.mixture import DatasetBlendMode, LoadedDataset, Mixture, StreamBuilder
 
 PathLike = str | Path
 
@@ -95,7 +95,8 @@ class DatasetLoaderInterface(ABC):
                 shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, trust=trust
             ),
         )
-        return LoadedDatasetList(*divided(builder.samples(order, deal=0 if training else 1)))
+        mixture = Mixture(builder.samples(order, deal=0 if training else 1))
+        return LoadedDatasetList(mixture.blend_mode, list(mixture.datasets))
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets of a split, without opening them."""

@@ -45,13 +45,14 @@ class DatasetBlendMode(Enum):
 class BaseCoreDatasetFactory(Generic[T]):
     """One dataset of a mixture, before cooking and encoding."""
 
-    mixture: SavableDataset[Any]  # all of its samples
+    mixture: Mixture
     order: OrderSpec  # the part of the mixture
 
     @property
     def samples(self) -> SavableDataset[T]:
         """The samples: without end in training, once in validation."""
-        return self.mixture.replace(spec=with_references(self.mixture.spec, of=self.order))
+        whole = self.mixture.samples
+        return whole.replace(spec=with_references(whole.spec, of=self.order))
 
     @property
     def leaves(self) -> list[Leaf]:
@@ -70,8 +71,8 @@ class BaseCoreDatasetFactory(Generic[T]):
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[T]:
         """Return one pass over the samples. The argument is ignored."""
-        spec = with_references(self.mixture.spec, of=self.order, deal=1)
-        return self.mixture.replace(spec=spec)
+        whole = self.mixture.samples
+        return whole.replace(spec=with_references(whole.spec, of=self.order, deal=1))
 
     def as_file_store(self) -> FileStore[bytes]:
         """Return the files of the dataset, by key."""
@@ -97,25 +98,30 @@ class LoadedDataset(Generic[T]):
         yield 1.0 if self.weight is None else self.weight
 
 
-def divided(mixture: SavableDataset[Any]) -> tuple[DatasetBlendMode, list[LoadedDataset[Any]]]:
-    """Return the datasets of a mixture with their weights or repetitions, nested ones multiplied.
+class Mixture:
+    """The samples of a mixture as the metadataset nests them, and its datasets one by one.
 
-    Blends of constant weights, blends by repetitions and concatenations are divided. Parts of
-    another kind stay one dataset.
+    Blends of constant weights, blends by repetitions and concatenations are divided; nested weights
+    or repetitions are multiplied. Parts of another kind stay one dataset.
     """
-    references = references_of(mixture.spec)
-    assert references is not None
-    mode, _ = _shares(references.of)
-    datasets: list[LoadedDataset[Any]] = [
-        LoadedDataset(
-            dataset=BaseCoreDatasetFactory(mixture=mixture, order=order),
-            weight=float(amount) if mode is DatasetBlendMode.DATASET_WEIGHT else None,
-            repetitions=amount if mode is DatasetBlendMode.SAMPLE_REPETITIONS else None,
+
+    def __init__(self, samples: SavableDataset[Any]) -> None:
+        references = references_of(samples.spec)
+        assert references is not None
+        self.samples = samples
+        self.blend_mode, _ = _shares(references.of)
+        parts = _parts(references.of, self.blend_mode, Fraction(1))
+        self.datasets = tuple(self._loaded(order, amount) for order, amount in parts)
+
+    def _loaded(self, order: OrderSpec, amount: Fraction) -> LoadedDataset[Any]:
+        by_weight = self.blend_mode is DatasetBlendMode.DATASET_WEIGHT
+        by_repetitions = self.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        return LoadedDataset(
+            dataset=BaseCoreDatasetFactory(mixture=self, order=order),
+            weight=float(amount) if by_weight else None,
+            repetitions=amount if by_repetitions else None,
             aux=next(leaf for _, leaf in leaf_entries(order)).aux or None,
         )
-        for order, amount in _parts(references.of, mode, Fraction(1))
-    ]
-    return mode, datasets
 
 
 def samples_of(
@@ -133,12 +139,13 @@ def samples_of(
         raise SpecError("build_*_datasets: there are no datasets. Pass at least one.")
     mixture = datasets[0].dataset.mixture
     own_cooking = encoder._function("build_cook_crude_sample")
-    if own_cooking or list(datasets) != divided(mixture)[1]:
-        config = mixture.worker_config
+    samples = mixture.samples
+    if own_cooking or tuple(datasets) != mixture.datasets:
+        config = samples.worker_config
         return join([encoder._load_dataset(loaded, 0, config) for loaded in datasets])
     if once:
-        mixture = mixture.replace(spec=with_references(mixture.spec, deal=1))
-    return cooked(mixture, encoder) if encoder.cookers else mixture
+        samples = samples.replace(spec=with_references(samples.spec, deal=1))
+    return cooked(samples, encoder) if encoder.cookers else samples
 
 
 def blended(
@@ -261,20 +268,23 @@ class StreamBuilder:
         first_microbatch: the first micro-batch in the run, for weights that change.
         """
         clock = self._clock(first_microbatch) if follows_run(order) else None
-        blend_mode, datasets = divided(self.samples(order, clock=clock))
-        built: SavableDataset[Any] = _call_with_accepted(
-            self.task_encoder.build_train_datasets,
-            datasets=datasets,
-            worker_config=self.worker_config,
-            batch_size=self.batch_size,
-            batch_drop_last=self.drop_last,
-            packing_buffer_size=self.packing_buffer_size,
-            virtual_epoch_length=self.virtual_epoch_length,
-            shuffle_buffer_size=self.shuffle_buffer_size or None,
-            blend_mode=blend_mode,
-            repeat=not self.finite,
-        )
-        return built
+        build = self.task_encoder.build_train_datasets
+        mixture = Mixture(self.samples(order, clock=clock))
+        arguments: dict[str, Any] = {
+            "datasets": list(mixture.datasets),
+            "worker_config": self.worker_config,
+            "batch_size": self.batch_size,
+            "batch_drop_last": self.drop_last,
+            "packing_buffer_size": self.packing_buffer_size,
+            "virtual_epoch_length": self.virtual_epoch_length,
+            "shuffle_buffer_size": self.shuffle_buffer_size or None,
+            "blend_mode": mixture.blend_mode,
+            "repeat": not self.finite,
+        }
+        takes = signature(build).parameters  # overrides for older versions of Energon take fewer
+        if not any(one.kind is Parameter.VAR_KEYWORD for one in takes.values()):
+            arguments = {name: value for name, value in arguments.items() if name in takes}
+        return build(**arguments)
 
     def of(self, spec: Spec) -> SavableDataset[Any]:
         """Return a tree of batches as a dataset of this run."""
@@ -325,11 +335,3 @@ class StreamBuilder:
             first_microbatch=first_microbatch,
             tokens_per_sample=tokens,
         )
-
-
-def _call_with_accepted(method: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a method with the arguments that it accepts: older versions of Energon pass fewer."""
-    takes = signature(method).parameters
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in takes.values()):
-        return method(**arguments)
-    return method(**{name: value for name, value in arguments.items() if name in takes})
