@@ -1,17 +1,19 @@
-"""`energy-data check`: reports every error in every file, with its line and column."""
+"""`energy-data check` reports every error of files with its place; `schema` is for editors."""
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from energy_data.cli.stream import is_staged, stream
+from energy_data.cli.plan import is_staged, stream, summary
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import LoadedMetadataset, load
+from energy_data.config.schema import metadataset_schema
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
 from energy_data.errors import DataError, SpecError
-from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 
 
 @click.command("check")
@@ -49,10 +51,10 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
     for name in splits if split is None else (split,):
         try:
             if with_data:
-                facts.append(_facts(name, _compiled(metadataset, name)))
+                facts.append(f"{name}: {summary(_compiled(metadataset, name))}")
             else:
-                leaves = {leaf.id for leaf in leaf_uses(metadataset.tree(name))}
-                facts.append(f"{name}: {_leaves(len(leaves))}")
+                count = len({leaf.id for leaf in leaf_uses(metadataset.tree(name))})
+                facts.append(f"{name}: {count:,} {'leaf' if count == 1 else 'leaves'}")
         except SpecError as error:
             problems += error.faults
         except DataError as error:
@@ -67,11 +69,15 @@ def _compiled(metadataset: LoadedMetadataset, split: str) -> Spec:
     return compile_split(metadataset, split, open_source=open_source)
 
 
-def _facts(split: str, spec: Spec) -> str:
-    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
-    samples = sum(leaf.num_samples for leaf in leaves)
-    return f"{split}: {_leaves(len(leaves))}, {samples:,} samples"
+@click.command("schema")
+def schema_command() -> None:
+    r"""Print the JSON Schema of metadatasets.
 
+    An editor that uses it completes keys and marks errors as you type:
 
-def _leaves(count: int) -> str:
-    return f"{count:,} {'leaf' if count == 1 else 'leaves'}"
+    \b
+      energy-data schema > metadataset.schema.json
+      # first line of the YAML, for the YAML language server:
+      # yaml-language-server: $schema=metadataset.schema.json
+    """
+    click.echo(json.dumps(metadataset_schema(), indent=2))

@@ -17,7 +17,7 @@ COMMANDS = {
     "plan": "energy_data.cli.plan",
     "prepare": "energy_data.cli.prepare",
     "prepare-media": "energy_data.cli.prepare:media_command",
-    "schema": "energy_data.cli.schema",
+    "schema": "energy_data.cli.check:schema_command",
     "state": "energy_data.cli.state",
 }
 """Name of a command -> its module, and the attribute if it is not `command`."""

@@ -3,48 +3,130 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from attrs import frozen
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from energy_data.cli.saved import drawn_by, saved_run
-from energy_data.cli.stream import params_of, stream
-from energy_data.config.load import load
+from energy_data.cli.state import drawn_by, saved_run
+from energy_data.config.compile import compile_stream
+from energy_data.config.load import LoadedMetadataset, load
+from energy_data.config.staged import StagedRecipe
+from energy_data.config.stages import BUILDER_PARAMS, below_steps, changed_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
-from energy_data.errors import StateMismatchError
+from energy_data.data.registry import open_source
+from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.diff import Stages, differences, misfits
 from energy_data.loading.checkpoint.restore import clock_of
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
+from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 from energy_data.nodes.run_plan import RunPlan, data_end_note, short
 from energy_data.nodes.stage import Resume
 from energy_data.nodes.staged import StagedSpec
+from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.mixture import StreamBuilder
 
 LINE_WIDTH = 1_000  # characters: ids stay in one piece, to be copied
 
 
-def show_plan(plan: RunPlan) -> None:
-    """Print the stages, with what each draws of each leaf."""
-    console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
+class AnyTask(TaskEncoder[Any, Any, Any, Any]):
+    """A task encoder that accepts any parameters that stages set."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters, with their values."""
+        return self._values
+
+    def with_params(self, **params: Any) -> AnyTask:
+        """Return one with other parameters."""
+        return AnyTask({**self._values, **params})
+
+
+def is_staged(metadataset: LoadedMetadataset, split: str) -> bool:
+    """Return whether a split has stages. SpecError if there is no such split."""
+    return isinstance(below_steps(metadataset.tree(split)), StagedRecipe)
+
+
+def stream(
+    metadataset: LoadedMetadataset,
+    split: str,
+    *,
+    batch_size: int = 1,
+    microbatches_per_step: int | None = 1,
+    params: Mapping[str, Any] | None = None,
+    run: Context | None = None,
+) -> Spec:
+    """Return the tree of batches of a split in training. SpecError as `compile_stream`.
+
+    run: its seed and its lanes, as far as they are known.
+    """
+    own = {*BUILDER_PARAMS} - {"seq_len"}
+    named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
+    free: dict[str, Any] = dict.fromkeys(named)
+    builder = StreamBuilder(
+        batch_size=batch_size,
+        task_encoder=AnyTask({**free, **(params or {})}),
+        microbatches_per_step=microbatches_per_step,
+    )
+    return compile_stream(
+        metadataset, split, open_source=open_source, builder=builder, run=run
+    ).spec
+
+
+def params_of(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return `name=value` texts as a mapping; values are read as YAML."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError(f"--param: must be NAME=VALUE, got {text!r}, such as `seq_len=4096`.")
+        found[name] = yaml.safe_load(value)
+    return found
+
+
+def new_table(*columns: tuple[str, JustifyMethod]) -> Table:
+    """Return an empty table: the names of its columns, and to which side they are aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("stage")
-    columns = ("steps", "micro-batches", "samples", "tokens", "%", "epochs")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("asked, parameters")
-    for number in range(len(plan.stages)):
-        for row in _rows(plan, number):
-            table.add_row(*row)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Print a table; ids contain brackets, which are markup for rich."""
+    console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
+
+
+def summary(spec: Spec) -> str:
+    """Return how many leaves and samples a tree has."""
+    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+    samples = sum(leaf.num_samples for leaf in leaves)
+    return f"{len(leaves):,} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
+
+
+def show_plan(plan: RunPlan) -> None:
+    """Print the stages, with what each draws of each leaf."""
+    amounts = ("steps", "micro-batches", "samples", "tokens", "%", "epochs")
+    columns: list[tuple[str, JustifyMethod]] = [(name, "right") for name in amounts]
+    table = new_table(("stage", "left"), *columns, ("asked, parameters", "left"))
+    for number in range(len(plan.stages)):
+        for row in _rows(plan, number):
+            table.add_row(*row)
+    print_table(table)
 
 
 def _rows(plan: RunPlan, number: int) -> Iterator[list[str]]:
@@ -66,39 +148,6 @@ def _rows(plan: RunPlan, number: int) -> Iterator[list[str]]:
 
 def _range(begin: int, count: int | None) -> str:
     return f"{begin:,} -> " if count is None else f"{begin:,} -> {begin + count:,}"
-
-
-def plain_plan(plan: RunPlan) -> list[dict[str, Any]]:
-    """Return the stages as plain data."""
-    return [
-        {
-            "name": stage.name,
-            "begin": stage.begin,
-            "end": stage.end,
-            "first_step": first_step,
-            "steps": stage.num_steps,
-            "samples": stage.num_samples,
-            "tokens": stage.num_tokens,
-            "asked": stage.asked,
-            "asked_end": stage.end if stage.data_end is None else stage.data_end.asked,
-            "unread": None if stage.data_end is None else stage.data_end.unread,
-            "on_enter": stage.on_enter,
-            "seed": stage.seed,
-            "params": dict(stage.params),
-            "leaves": [
-                {
-                    "id": leaf.leaf.id,
-                    "share": leaf.share,
-                    "drawn": leaf.drawn,
-                    "epochs": leaf.epochs,
-                }
-                for leaf in leaves
-            ],
-        }
-        for stage, first_step, leaves in zip(
-            plan.stages, plan.first_steps, plan.leaves, strict=True
-        )
-    ]
 
 
 @click.command("plan")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from energy_data.cli.prepare_prompts import (
     TYPES,
-    ask_again,
     ask_definition,
     ask_ratio,
     show_samples,
@@ -49,6 +48,17 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
+def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[str, str] | None:
+    """Return the value of `--field-map`."""
+    try:
+        field_map = None if text is None else dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise click.BadParameter(f"must be a JSON object, {error}.") from error
+    if field_map and not all(isinstance(one, str) for one in field_map.values()):
+        raise click.BadParameter("must be a JSON object that maps fields to parts.")
+    return field_map
+
+
 @click.command("prepare")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option(
@@ -66,11 +76,13 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--shuffle-tars", is_flag=True, help="Deal shards out by ratio in random order.")
 @click.option(
     "--sample-type",
+    type=click.Choice(list(TYPES)),
     metavar="NAME",
     help="Type of the samples, such as CaptioningSample or CrudeWebdataset.",
 )
 @click.option(
     "--field-map",
+    callback=_field_map,
     metavar="JSON",
     help='Where the fields of the type are, such as \'{"image": "jpg,png"}\'; without, a file '
     "with functions is written, to be filled in.",
@@ -156,7 +168,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
     _check(given)
     force = given["force"] or given["tar_index_only"]
     if asking and is_prepared(path) and not force:
-        ask_again()
+        click.confirm("The dataset is prepared already. Prepare it again?", abort=True)
         force = True
     ratio = given["split_ratio"]
     if asking and not (ratio or given["split_parts"]):
@@ -175,7 +187,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
         else:
             summary = prepare(
                 path,
-                split=_split(ratio, given["split_parts"]),
+                split=parse_patterns(given["split_parts"]) or ratio or DEFAULT_RATIO,
                 exclude=given["exclude"],
                 force=force,
                 shuffle=given["shuffle_tars"],
@@ -197,13 +209,8 @@ def _check(given: Mapping[str, Any]) -> None:
         raise click.UsageError("--split-ratio and --split-parts exclude each other: give one.")
     if given["media"] and (given["tar_index_only"] or not given["sqlite"]):
         raise click.UsageError("--media-metadata-by-...: they need a new index.sqlite.")
-    kind = given["sample_type"]
-    if kind is not None and kind not in TYPES:
-        raise click.UsageError(f"--sample-type: there is no {kind!r}, only: {', '.join(TYPES)}.")
-    if given["field_map"] is not None:
-        _field_map(given["field_map"])
-        if kind is None:
-            raise click.UsageError("--field-map: it needs a --sample-type.")
+    if given["field_map"] is not None and given["sample_type"] is None:
+        raise click.UsageError("--field-map: it needs a --sample-type.")
 
 
 def media_filter(given: dict[str, Any]) -> MediaFilter | None:
@@ -221,24 +228,12 @@ def media_filter(given: dict[str, Any]) -> MediaFilter | None:
     return MediaFilter("HEADER") if header else MediaFilter("EXTENSION") if extension else None
 
 
-def _field_map(text: str) -> dict[str, str]:
-    try:
-        field_map = json.loads(text)
-    except ValueError as error:
-        raise click.UsageError(f"--field-map: invalid JSON: {error}.") from error
-    if not isinstance(field_map, dict) or not all(
-        isinstance(one, str) for one in field_map.values()
-    ):
-        raise click.UsageError("--field-map: must be a JSON object that maps fields to parts.")
-    return field_map
-
-
 def _declare(path: Path, summary: Summary, given: Mapping[str, Any], *, asking: bool) -> None:
     """Write dataset.yaml from the options and the answers."""
     kind = given["sample_type"]
     if asking:
         show_samples(path, next(iter(summary.shard_counts)))
-    field_map = None if given["field_map"] is None else _field_map(given["field_map"])
+    field_map = given["field_map"]
     overwrite = False
     if asking:
         answers = ask_definition(
@@ -253,10 +248,6 @@ def _declare(path: Path, summary: Summary, given: Mapping[str, Any], *, asking: 
         click.echo(f"Fill in {path}/.nv-meta/{LOADER}, and allow it where the dataset is used.")
     definition = definition_of(None if kind == CRUDE else TYPES[kind], field_map)
     write_definition(path, definition, given["dataset_yaml_name"])
-
-
-def _split(ratio: str | None, parts: Sequence[str]) -> str | Mapping[str, Sequence[str]]:
-    return parse_patterns(parts) if parts else ratio or DEFAULT_RATIO
 
 
 def _progress(*, shown: bool) -> Progress:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.pretty import pretty_repr
 
 from energy_data.data.files.local import open_anew
 from energy_data.data.tar.header import Fault, split_name, walk
@@ -33,11 +34,6 @@ TYPES: Mapping[str, Any] = {
 
 Answers = tuple[str, dict[str, str] | None, bool]
 """The name of a type; its field map, or None for a file with functions; whether to replace that."""
-
-
-def ask_again() -> None:
-    """Ask whether to prepare a prepared dataset again; abort if not."""
-    click.confirm("The dataset is prepared already. Prepare it again?", abort=True)
 
 
 def ask_ratio(tars: Sequence[str]) -> str:
@@ -130,16 +126,6 @@ def _exists(answer: str, extensions: Sequence[str]) -> bool:
 
 def _shown(data: bytes) -> str:
     try:
-        return json.dumps(_shortened(json.loads(data)), indent=2, ensure_ascii=False)
+        return pretty_repr(json.loads(data), max_length=3, max_string=_SHOWN)
     except (ValueError, RecursionError):
         return "  (invalid JSON)"
-
-
-def _shortened(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _shortened(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_shortened(one) for one in value[:3]] + (["..."] if len(value) > 3 else [])
-    if isinstance(value, str):
-        return value[:_SHOWN] + ("..." if len(value) > _SHOWN else "")
-    return value

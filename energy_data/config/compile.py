@@ -5,12 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
+from attrs import field, frozen
+
+from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.opening import DEFAULT, B_co, Builder, Opener, OpenSource, Options
 from energy_data.config.rules import FULL
 from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
-from energy_data.config.stages import StageCompiler, below_steps, counts_steps
+from energy_data.config.stages import StageCompiler, counts_steps
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
 from energy_data.core.recipe import parts_of, share_of, with_children
@@ -47,8 +50,9 @@ def compile_split(
     StructureError for a damaged dataset.
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
-    compiler = _Compiler(metadataset, Opener(open_source, options), mode_of(split, mode))
-    spec = compiler.order(below_steps(tree))
+    opener = Opener(open_source, options)
+    compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode))
+    spec = compiler.order(tree.below if isinstance(tree, DocsPerStepSpec) else tree)
     compiler.diagnostics.raise_if_any()
     assert spec is not None
     return spec
@@ -69,8 +73,8 @@ def compile_stream(
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset, opener, "train", finite=builder.finite)
-    below = below_steps(tree)
+    compiler = _Compiler(metadataset.origins, opener, "train", finite=builder.finite)
+    below = tree.below if isinstance(tree, DocsPerStepSpec) else tree
     if isinstance(below, StagedRecipe):
         spec = StageCompiler(
             staged=below,
@@ -101,15 +105,15 @@ def mode_of(split: str, mode: Mode | None) -> Mode:
     return mode or ("train" if split == "train" else "val")
 
 
+@frozen(eq=False)
 class _Compiler:
     """Opens the leaves of a tree. A node with problems below it becomes None."""
 
-    def __init__(
-        self, metadataset: LoadedMetadataset, opener: Opener, mode: Mode, *, finite: bool = False
-    ) -> None:
-        self.origins, self.opener = metadataset.origins, opener
-        self.mode, self.finite = mode, finite
-        self.diagnostics = Diagnostics()
+    origins: Origins
+    opener: Opener
+    mode: Mode
+    finite: bool = False  # the run is one pass
+    diagnostics: Diagnostics = field(factory=Diagnostics)
 
     def order(self, tree: Spec, *, has_place: bool = True) -> OrderSpec | None:
         """Return the order tree of a node. has_place: whether places of the run are known there."""
@@ -175,7 +179,7 @@ class _Compiler:
                 problem = f"it has no samples, found 0 in {leaf}."
                 raise SpecError(f"{problem} Remove it, or check its split.yaml.")
             key = "aux"
-            stores = self.opener.stores(leaf)
+            stores = self.opener.stores(leaf) if leaf.aux else {}
             if self.finite and epochs not in (1, None):
                 key = "shuffle_over_epochs_multiplier"
                 raise SpecError(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.config.keys import LeafKeys, NodeKeys, PathSpec
 from energy_data.config.schema import (
@@ -82,11 +82,11 @@ class RecipeOrigin:
         return self.locate(path)
 
 
+@frozen(eq=False)
 class Origins:
     """The origins of recipes, which know nothing of files themselves."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[object, RecipeOrigin]] = {}
+    _known: dict[int, tuple[object, RecipeOrigin]] = field(factory=dict)
 
     def add(self, recipe: T, origin: RecipeOrigin) -> T:
         """Keep the origin of a recipe, and return the recipe."""
@@ -98,12 +98,13 @@ class Origins:
         return self._known[id(recipe)][1]
 
 
+@frozen(eq=False)
 class Grammar:
     """Converts the values of files to recipes; a method that reports a problem returns None."""
 
-    def __init__(self, diagnostics: Diagnostics, origins: Origins) -> None:
-        self.diagnostics, self.origins = diagnostics, origins
-        self.paths: list[tuple[str, Place, str]] = []  # every `path` found, where it is written
+    diagnostics: Diagnostics
+    origins: Origins
+    paths: list[tuple[str, Place, str]] = field(factory=list)  # each `path` found, and its place
 
     def file(self, value: Value) -> Mapping[str, Spec] | None:
         """Return the splits of a file, or None if it has errors, which are reported."""

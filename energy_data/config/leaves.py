@@ -80,27 +80,20 @@ class DatasetPart:
     path: str  # to open
     written: str  # as the files write it, from the outermost file's folder
     split_part: str
-    dataset_config: str | None = None
-    split_config: str | None = None
+    config: tuple[tuple[str, str], ...] = ()  # the key of a file in `.nv-meta`, and its name
     nonmatch: Nonmatch = "error"  # in a join
     subflavors: Mapping[str, Any] = field(eq=False)
 
     @property
-    def config(self) -> dict[str, str]:
-        """The files in `.nv-meta` to read in place of others, as far as they are given."""
-        given = {"split_config": self.split_config, "dataset_config": self.dataset_config}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
     def data(self) -> tuple[object, ...]:
         """Equal for two places that have the same samples."""
-        return os.path.realpath(self.path), self.split_part, *self.config.items(), self.nonmatch
+        return os.path.realpath(self.path), self.split_part, self.config, self.nonmatch
 
     @property
     def name(self) -> str:
         """Its name in ids."""
-        given = self.config | ({} if self.nonmatch == "error" else {"nonmatch": self.nonmatch})
-        options = [f";{name}={value}" for name, value in given.items()]
+        nonmatch = () if self.nonmatch == "error" else (("nonmatch", self.nonmatch),)
+        options = [f";{name}={value}" for name, value in (*self.config, *nonmatch)]
         return "".join([self.written, ":", self.split_part, *options])
 
     def __str__(self) -> str:
@@ -139,8 +132,9 @@ class LeafUse(UnopenedSpec):
     @property
     def default_id(self) -> str:
         """The id it has if none is given."""
+        subset = "" if self.subset == FULL else str(self.subset)
         epochs = "" if self.epochs == 1 else f";epochs={self.epochs}"
-        return f"{self.listed([part.name for part in self.parts])}{self.subset}{epochs}"
+        return f"{self.listed([part.name for part in self.parts])}{subset}{epochs}"
 
     def __str__(self) -> str:
         return "the join" if isinstance(self.recipe, JoinSpec) else str(self.parts[0])
@@ -171,7 +165,7 @@ class Scope:
         """Return what is valid inside a node with these keys."""
         own = {} if keys.subflavor is None else {"__subflavor__": keys.subflavor}
         own.update(keys.subflavors)
-        epochs = self.epochs
+        epochs, subset = self.epochs, self.subset
         if isinstance(keys, LeafKeys):
             inner = keys.shuffle_over_epochs_multiplier
             if epochs is None or inner is None:
@@ -181,7 +175,7 @@ class Scope:
         return evolve(
             self,
             split_part=keys.split_part or self.split_part,
-            subset=self.subset.within(keys.subset),
+            subset=subset if keys.subset is None else subset.within(keys.subset),
             subflavors={**own, **self.subflavors} if own else self.subflavors,
             epochs=epochs,
         )
@@ -192,12 +186,12 @@ class Scope:
 
     def part(self, recipe: PathSpec, nonmatch: Nonmatch = "error") -> DatasetPart:
         """Return where a dataset is read from."""
+        config = [(name, getattr(recipe, name)) for name in ("split_config", "dataset_config")]
         return DatasetPart(
             path=joined(self.file.directory, recipe.path),
             written=os.path.normpath(self.written(recipe.path)),
             split_part=self.split_part,
-            dataset_config=recipe.dataset_config,
-            split_config=recipe.split_config,
+            config=tuple((name, value) for name, value in config if value is not None),
             nonmatch=nonmatch,
             subflavors=self.subflavors,
         )
@@ -207,14 +201,14 @@ class _TooLarge(Exception):  # noqa: N818 - never leaves this module
     """The tree exceeds the limits."""
 
 
+@define(eq=False)
 class Expander:
     """Writes out nested files, and pushes what is inherited down to the leaves."""
 
-    def __init__(
-        self, files: Mapping[str, File | None], origins: Origins, diagnostics: Diagnostics
-    ) -> None:
-        self.files, self.origins, self.diagnostics = files, origins, diagnostics
-        self.num_nodes = 0
+    files: Mapping[str, File | None]
+    origins: Origins
+    diagnostics: Diagnostics
+    num_nodes: int = 0
 
     def tree(self, root: File, split: str, epochs: int | None = 1) -> Spec | None:
         """Return the tree of a split, with ids; None: it is too large. Problems are reported.

@@ -108,13 +108,14 @@ class Builder(Protocol[B_co]):
         """Return a tree of batches as a dataset."""
 
 
+@frozen(eq=False)
 class Opener:
     """Opens leaves; equal parts of datasets are opened once."""
 
-    def __init__(self, open_source: OpenSource, options: Options) -> None:
-        self._open_source, self._options = open_source, options
-        self._sources: dict[tuple[object, ...], Source] = {}
-        self._stores: dict[Aux, FileStore[bytes]] = {}
+    _open_source: OpenSource
+    _options: Options
+    _sources: dict[tuple[object, ...], Source] = field(factory=dict)
+    _stores: dict[Aux, FileStore[bytes]] = field(factory=dict)
 
     def samples(self, leaf: LeafUse, subset: Range | None = None) -> Source:
         """Return the samples of a leaf, or a range of them."""
@@ -163,7 +164,7 @@ class Opener:
                 split_part=part.split_part,
                 subset=subset,
                 subflavors=part.subflavors,
-                **part.config,
+                **dict(part.config),
             )
         return self._sources[key]
 
@@ -252,7 +253,7 @@ def _energon_name(leaf: LeafUse, members: list[JoinMember]) -> str | None:
 
 def _excludes_shards(part: DatasetPart) -> bool:
     root = Path(part.path)
-    where = root / FOLDER / (part.split_config or SPLIT)
+    where = root / FOLDER / dict(part.config).get("split_config", SPLIT)
     excluded = (read_mapping(where) or {}).get("exclude", [])
     counts: Mapping[str, int] = read_counts(root) if excluded else {}
     return any(name in counts for name in expanded(excluded, where))

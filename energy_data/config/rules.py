@@ -52,9 +52,8 @@ class Subset:
         """Whether it has numbers of samples."""
         return self.first != 0 or self.end is not None
 
-    def within(self, inner: Subset | None) -> Subset:
+    def within(self, inner: Subset) -> Subset:
         """Return this relative range, applied to what `inner` leaves."""
-        inner = inner or FULL
         span = inner.high - inner.low
         return evolve(inner, low=inner.low + self.low * span, high=inner.low + self.high * span)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import yaml
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from energy_data.errors import SpecError
 
@@ -43,12 +43,12 @@ class Place:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
+@define(eq=False)
 class Diagnostics:
     """The problems found so far; each is kept once."""
 
-    def __init__(self) -> None:
-        self._texts: dict[tuple[Place, str, str], str] = {}
-        self.num_reports = 0  # including those of known problems
+    _texts: dict[tuple[Place, str, str], str] = field(factory=dict)
+    num_reports: int = 0  # including those of known problems
 
     def report(self, place: Place, where: str, problem: str) -> None:
         """Add a problem.
@@ -203,16 +203,17 @@ class _BoundedComposer(_Composer):  # type: ignore[misc, valid-type]  # the fast
         self.depth -= 1
 
 
+@define(eq=False)
 class _Reader:
     """Converts the YAML nodes of one document, or plain Python data, to values.
 
     Python data has places without a line, so messages name its keys instead.
     """
 
-    def __init__(self, file: str, diagnostics: Diagnostics) -> None:
-        self.file, self.diagnostics = file, diagnostics
-        self.num_values = 0
-        self.known: dict[int, Value | None] = {}  # by id of a node; None: being converted
+    file: str
+    diagnostics: Diagnostics
+    num_values: int = 0
+    known: dict[int, Value | None] = field(factory=dict)  # by id of a node; None: being converted
 
     def document(self, text: str) -> Value:
         composer = _BoundedComposer(text)

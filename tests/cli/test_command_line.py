@@ -47,7 +47,7 @@ def test_wrong_usage_ends_with_2(energy_data, arguments):
 def test_notes_of_an_error_are_told_with_it(energy_data, monkeypatch):
     error = EnergyDataError("shard 3: it is damaged.")
     error.add_note("meta.yaml:4:7: leaf 'books'")
-    monkeypatch.setattr("energy_data.cli.schema.metadataset_schema", raiser(error))
+    monkeypatch.setattr("energy_data.cli.check.metadataset_schema", raiser(error))
     done = energy_data("schema")
     assert (done.exit_code, done.stderr) == (
         1,
@@ -57,13 +57,13 @@ def test_notes_of_an_error_are_told_with_it(energy_data, monkeypatch):
 
 def test_an_error_of_the_system_names_its_file(energy_data, monkeypatch):
     error = PermissionError(13, "Permission denied", "/data/books")
-    monkeypatch.setattr("energy_data.cli.schema.metadataset_schema", raiser(error))
+    monkeypatch.setattr("energy_data.cli.check.metadataset_schema", raiser(error))
     done = energy_data("schema")
     assert (done.exit_code, done.stderr) == (1, "/data/books: Permission denied.\n")
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(energy_data, monkeypatch):
-    monkeypatch.setattr("energy_data.cli.schema.metadataset_schema", raiser(ZeroDivisionError()))
+    monkeypatch.setattr("energy_data.cli.check.metadataset_schema", raiser(ZeroDivisionError()))
     assert isinstance(energy_data("schema").exception, ZeroDivisionError)
 
 

@@ -83,9 +83,9 @@ def test_plain_metadatasets_are_compared_too(energy_data, datasets, write):
     )
 
 
-def test_inspect_shows_the_plan(energy_data, datasets, write):
+def test_the_plan_shows_each_stage_and_what_it_draws(energy_data, datasets, write):
     old = write("old.yaml", OLD)
-    done = energy_data("inspect", old, *FACTS)
+    done = energy_data("plan", old, *FACTS)
     assert done.exit_code == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["one", "0", "->", "5", "0", "->", "10", "40", "an", "end", "at", "5", "steps,"] in [
@@ -93,26 +93,17 @@ def test_inspect_shows_the_plan(energy_data, datasets, write):
     ]
     assert ["books:train", "40", "100.00", "0.400"] in lines
     assert ["books:train", "20", "50.00", "0.200"] in lines
-    plan = json.loads(energy_data("inspect", old, *FACTS, "--json").stdout)["plan"]
-    assert [(one["name"], one["begin"], one["end"], one["samples"]) for one in plan] == [
-        ("one", 0, 10, 40),
-        ("two", 10, 20, 40),
-        ("three", 20, None, None),
-    ]
-    assert plan[1]["leaves"][1] == {
-        "id": "code:train",
-        "share": 0.5,
-        "drawn": 20,
-        "epochs": 20 / 80,
-    }
+    done = energy_data("inspect", old)
+    assert done.exit_code == 1
+    assert "its split 'train' has stages. `energy-data plan` shows them." in done.stderr
 
 
 def test_tokens_and_parameters_are_given_on_the_command_line(energy_data, datasets, write):
     meta = write("t.yaml", OLD.replace("stages:", "unit: tokens\n      stages:", 1))
-    done = energy_data("inspect", meta, *FACTS)
+    done = energy_data("plan", meta, *FACTS)
     assert done.exit_code == 1
     assert "the number of tokens in a sample is not known" in done.stderr
-    done = energy_data("inspect", meta, "--param", "seq_len=8", "--batch-size", 1)
+    done = energy_data("plan", meta, "--param", "seq_len=8", "--batch-size", 1)
     assert done.exit_code == 0, done.stderr
-    assert "--param: must be NAME=VALUE" in energy_data("inspect", meta, "--param", "x").stderr
+    assert "--param: must be NAME=VALUE" in energy_data("plan", meta, "--param", "x").stderr
     assert energy_data("check", meta).exit_code == 0

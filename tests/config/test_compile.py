@@ -5,7 +5,7 @@ import pytest
 from yaml_text import parse_metadataset
 
 from energy_data.config.compile import compile_split
-from energy_data.config.inspect import describe_tree
+from energy_data.config.draws import describe_tree
 from energy_data.config.load import load
 from energy_data.errors import SpecError, StructureError
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec

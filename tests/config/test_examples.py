@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from yaml_text import parse_metadataset
 
-from energy_data.cli.stream import AnyTask
+from energy_data.cli.plan import AnyTask
 from energy_data.config.compile import compile_split, compile_stream
 from energy_data.config.load import load
 from energy_data.config.schema import metadataset_schema

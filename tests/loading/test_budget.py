@@ -6,12 +6,10 @@ import json
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trees import batches
 
 from energy_data.config.compile import compile_stream
-from energy_data.config.feasibility import check_repetitions, feasible_shares
+from energy_data.config.draws import check_repetitions
 from energy_data.config.load import load
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, Part
@@ -52,27 +50,15 @@ def taken(loaders):
     return keys, caught
 
 
-def test_a_mixture_that_asks_too_much_names_the_leaf_and_what_is_feasible():
+def test_a_mixture_that_asks_too_much_names_the_leaf():
     spec = tree((SMALL, 2), (LARGE, 3), (OTHER, 3))
     check_repetitions(spec, samples=1600)
     with pytest.raises(SpecError) as caught:
         check_repetitions(spec, samples=3200)
     assert caught.value.faults == [
         "leaf 'small': the run draws 800 samples of it, but at most 400 are allowed: it has 100, "
-        "max_repetitions 4.",
-        "The nearest feasible mixture, in shares of all draws: large 0.437500, other "
-        "0.437500, small 0.125000.",
+        "max_repetitions 4. Lower its weight, shorten the run, or allow more.",
     ]
-
-
-def test_the_mixture_that_is_told_is_feasible():
-    check_repetitions(tree((SMALL, 0.125), (LARGE, 0.4375), (OTHER, 0.4375)), samples=3200)
-
-
-def test_where_nothing_is_feasible_that_is_said():
-    spec = tree((SMALL, 1), (leaf("x", 50, Fraction(2)), 1))
-    with pytest.raises(SpecError, match="all leaves together allow 500 samples, the run draws 900"):
-        check_repetitions(spec, samples=900)
 
 
 def test_weights_that_change_are_counted_as_they_change():
@@ -156,34 +142,3 @@ def test_stages_that_end_are_counted_together():
     stages[1]["end"] = 31
     with pytest.raises(SpecError, match="leaf 'x:train': the run draws 310 samples of it"):
         check_repetitions(stream({"staged": {"stages": stages}}))
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 50), st.one_of(st.none(), st.integers(0, 60))),
-        min_size=1,
-        max_size=8,
-    ).filter(lambda pairs: sum(weight for weight, _ in pairs) > 0)
-)
-def test_water_filling_keeps_limits_and_proportions(pairs):
-    total = sum(weight for weight, _ in pairs)
-    wanted = [Fraction(weight, total) for weight, _ in pairs]
-    most = [None if cap is None else Fraction(cap, 100) for _, cap in pairs]
-    shares = feasible_shares(wanted, most)
-    possible = sum(
-        1 if cap is None else cap for share, cap in zip(wanted, most, strict=True) if share
-    )
-    assert (shares is None) == (possible < 1)
-    if shares is None:
-        return
-    assert sum(shares) == 1
-    ratios = set()
-    for share, asked, cap in zip(shares, wanted, most, strict=True):
-        assert cap is None or share <= cap
-        if asked and share != cap:
-            ratios.add(share / asked)
-    assert len(ratios) <= 1
-    for share, asked, cap in zip(shares, wanted, most, strict=True):
-        if asked and share == cap and ratios:
-            assert share / asked <= max(ratios)
