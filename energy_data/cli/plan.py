@@ -16,8 +16,8 @@ from rich.table import Table
 from energy_data.cli.state import drawn_by, saved_run
 from energy_data.config.compile import compile_stream
 from energy_data.config.load import LoadedMetadataset, load
-from energy_data.config.staged import StagedRecipe
-from energy_data.config.stages import BUILDER_PARAMS, below_steps, changed_params
+from energy_data.config.staged import StagedRecipe, below_steps, changed_params
+from energy_data.config.stages import BUILDER_PARAMS
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source

@@ -14,7 +14,10 @@ from energy_data.core import recipe
 from energy_data.core.recipe import Child, FieldProblem, Group, Yaml
 from energy_data.core.rules import AMOUNT, COUNT, MAPPING, NAME, one_of
 from energy_data.core.spec import Spec
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.references import OrderSpec
 from energy_data.nodes.stage import DEFAULT, OnEnter, OnExhausted, Resume
+from energy_data.order.schedule import Schedule
 from energy_data.order.step_rules import DocsPerStep
 
 Unit = Literal["steps", "microbatches", "samples", "tokens", "epochs"]
@@ -288,3 +291,29 @@ class DocsPerStepSpec(DocsPerStep, UnopenedSpec):
     def rules(self) -> DocsPerStep:
         """The rules for the loader."""
         return DocsPerStep(**{one.name: getattr(self, one.name) for one in fields(DocsPerStep)})
+
+
+def below_steps(tree: Spec) -> Spec:
+    """Return the tree below a node that groups micro-batches into steps; the loader does that."""
+    return tree.below if isinstance(tree, DocsPerStepSpec) else tree
+
+
+def changed_params(tree: Spec) -> list[str]:
+    """Return the names of the parameters that the stages of a split change."""
+    staged = below_steps(tree)
+    if not isinstance(staged, StagedRecipe):
+        return []
+    return [name for stage in staged.stages for name in stage.params]
+
+
+def ramped(
+    previous: OrderSpec, following: OrderSpec, *, samples: int, kind: Literal["linear", "cosine"]
+) -> BlendSpec:
+    """Return a blend that goes from `previous` to `following` over the first `samples`.
+
+    While f rises from 0 to 1 (in a straight line, or half a cosine wave), the share of a leaf is
+    (1 - f) times its share in `previous` plus f times its share in `following`. Each lane follows
+    the integral of that. A leaf of both is drawn from as one.
+    """
+    down, up = (Schedule(kind, ((0, 1 - f), (samples, f)), "samples") for f in (0, 1))
+    return BlendSpec((Part(previous, down), Part(following, up)))

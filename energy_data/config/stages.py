@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, frozen
 
 from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse, leaf_uses
 from energy_data.config.opening import Builder
-from energy_data.config.staged import DocsPerStepSpec, StageBounds, StagedRecipe
+from energy_data.config.staged import (
+    DocsPerStepSpec,
+    StageBounds,
+    StagedRecipe,
+    below_steps,
+    changed_params,
+    ramped,
+)
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
 from energy_data.core.rules import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.references import OrderSpec, follows_run
 from energy_data.nodes.stage import Stage, with_data_end, wrong_bodies
 from energy_data.nodes.staged import StagedSpec
-from energy_data.order.schedule import Schedule
 
 # Reported of every stage, and kept in states; of the other parameters, those that a stage changes.
 BUILDER_PARAMS = (
@@ -35,19 +40,6 @@ BUILDER_PARAMS = (
 )
 STEP_SIZE = "microbatches_per_step"
 EPOCHS_KEY = "shuffle_over_epochs_multiplier"
-
-
-def below_steps(tree: Spec) -> Spec:
-    """Return the tree below a node that groups micro-batches into steps; the loader does that."""
-    return tree.below if isinstance(tree, DocsPerStepSpec) else tree
-
-
-def changed_params(tree: Spec) -> list[str]:
-    """Return the names of the parameters that the stages of a split change."""
-    staged = below_steps(tree)
-    if not isinstance(staged, StagedRecipe):
-        return []
-    return [name for stage in staged.stages for name in stage.params]
 
 
 def counts_steps(tree: Spec, builder: Builder[Any]) -> bool:
@@ -225,10 +217,7 @@ class StageCompiler:
         return False
 
     def length(self, body: StageBody, played: Fraction, shift: Fraction) -> int | None:
-        """Return the micro-batches of a stage, in whole steps; 0 if it has no end.
-
-        None: a problem was reported.
-        """
+        """Return the micro-batches of a stage, 0 without an end; None: a problem was reported."""
         bounds = body.bounds
         if shift and bounds.stage.start is not None:
             problem = (
@@ -407,16 +396,3 @@ class StageCompiler:
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the parameters that differ and decide what becomes of a sample."""
     return [n for n in sorted(now.keys() - {STEP_SIZE}) if before.get(n) != now.get(n)]
-
-
-def ramped(
-    previous: OrderSpec, following: OrderSpec, *, samples: int, kind: Literal["linear", "cosine"]
-) -> BlendSpec:
-    """Return a blend that goes from `previous` to `following` over the first `samples`.
-
-    While f rises from 0 to 1 (in a straight line, or half a cosine wave), the share of a leaf is
-    (1 - f) times its share in `previous` plus f times its share in `following`. Each lane follows
-    the integral of that. A leaf of both is drawn from as one.
-    """
-    down, up = (Schedule(kind, ((0, 1 - f), (samples, f)), "samples") for f in (0, 1))
-    return BlendSpec((Part(previous, down), Part(following, up)))

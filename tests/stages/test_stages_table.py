@@ -46,7 +46,7 @@ from energy_data import (
     get_loader,
     get_train_dataset,
 )
-from energy_data.config.stages import ramped
+from energy_data.config.staged import ramped
 from energy_data.core.context import Context
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.testing import take
