@@ -15,8 +15,7 @@ from energy_data.loading.lanes import InProcess, LaneRunner
 from energy_data.loading.loader import Loader
 from energy_data.loading.savable_loader import SavableDataLoader
 from energy_data.loading.steps.grouper import StepGrouper, for_steps
-from energy_data.loading.transport.cuda import Cuda
-from energy_data.loading.transport.device import OnDevice
+from energy_data.loading.transport.device import Cuda, OnDevice
 from energy_data.loading.workers.pool import PoolOptions, ProcessPool, StartMethod
 from energy_data.loading.workers.thread import ThreadPool
 from energy_data.order.step_rules import DocsPerStep

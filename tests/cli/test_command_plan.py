@@ -61,7 +61,7 @@ def test_an_edit_of_what_was_played_is_refused_and_the_exit_code_says_so(
     state = write("state.json", json.dumps(state_after(old, 13)))
     done = energy_data("plan", new, "--against", state, *FACTS)
     assert done.exit_code == 1
-    assert "refused: stage 'one' is over; it ended at 10, and now at 12" in done.stderr
+    assert "refused: stage 'one' is over; its end was 10, is 12" in done.stderr
     assert energy_data("plan", new, "--against", old, *FACTS).exit_code == 0
 
 

@@ -18,8 +18,7 @@ from energy_data.errors import SkipSample
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader
-from energy_data.loading.transport.cuda import Cuda
-from energy_data.loading.transport.device import OnDevice, with_tensors
+from energy_data.loading.transport.device import Cuda, OnDevice, with_tensors
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.passes import LimitSpec
 from loading.runs import in_order

@@ -180,14 +180,14 @@ class Elsewhere:
 
 @pytest.mark.parametrize(("every", "count"), [(1, 99), (2, 50), (999, 0)])
 def test_a_slot_is_acquired_only_for_batches_that_are_made_there(monkeypatch, every, count):
-    acquired, acquire = mmap.mmap(-1, 4096), ArenaWriter._acquire  # shared with the worker
+    acquired, acquire = mmap.mmap(-1, 4096), ArenaWriter.acquire  # shared with the worker
 
     def counted(writer):
         made = acquire(writer)
         acquired[0] += made is not None
         return made
 
-    monkeypatch.setattr(ArenaWriter, "_acquire", counted)
+    monkeypatch.setattr(ArenaWriter, "acquire", counted)
     spec = BatchSpec(of=samples(leaf("a", 100)), batch_size=1, collate=Elsewhere(every))
     loader = worker_loader(spec, workers=1, lanes=1, start_method="fork", prefetch=1)
     with contextlib.closing(loader):

@@ -11,7 +11,7 @@ from energy_data.loading import factory
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader
-from energy_data.loading.transport.cuda import Cuda
+from energy_data.loading.transport.device import Cuda
 from energy_data.loading.workers.pool import PoolOptions
 from loading.encoders import collating, tensors
 from loading.workers import worker_loader

@@ -195,28 +195,23 @@ def _of_stage(
         moved = f"it is now number {known.index(name)}" if name in known else "it is gone"
         yield f"stage {name!r} is {state} as number {number}, and {moved}"
         return
-    if ours.begin != stage.begin:
-        yield f"stage {name!r} is {state}; it began at {stage.begin}, and now at {ours.begin}"
-    continues = ours.end is None or ours.end > clock
-    if not (stage is before.stages[-1] and stage.end == clock and continues):
-        yield from _of_end(stage, ours, clock, rule)
     for key, (was, is_) in _pairs(stage, ours, stage.params.keys() & ours.params.keys()):
         is_unknown = key == "microbatches_per_step" and was is None
-        if key not in ("begin", "end") and not is_unknown:
-            yield f"stage {name!r} is {state}; its {key} was {was}, is {is_}"
+        advice = _about_end(stage, ours, before, clock, rule) if key == "end" else ""
+        if advice is not None and not is_unknown:
+            yield f"stage {name!r} is {state}; its {key} was {was}, is {is_}{advice}"
     for difference in differences(before.tree.below(stage.of), now.tree.below(ours.of)):
         yield f"stage {name!r} is {state}; {difference}"
 
 
-def _of_end(stage: Stage, ours: Stage, clock: int, rule: Resume) -> Iterator[str]:
-    if stage.end == ours.end:
-        return
+def _about_end(stage: Stage, ours: Stage, before: Stages, clock: int, rule: Resume) -> str | None:
+    """Return what to add about another end of a stage; None if it may end there."""
+    continues = ours.end is None or ours.end > clock
     if is_over(stage, clock):
-        yield f"stage {stage.name!r} is over; it ended at {stage.end}, and now at {ours.end}"
-    elif ours.end is not None and ours.end < clock:
-        yield f"stage {stage.name!r} would have ended at {ours.end}, which the run has passed"
-    elif ours.end == clock and rule == "strict":
-        yield (
-            f"stage {stage.name!r} is being played and now ends here. To begin another stage at "
-            f"this state, write `resume: ablation`"
-        )
+        is_longer = stage is before.stages[-1] and stage.end == clock and continues
+        return None if is_longer else ""
+    if continues or (ours.end == clock and rule == "ablation"):
+        return None
+    if ours.end == clock:
+        return ". To begin another stage at this state, write `resume: ablation`"
+    return ", which the run has passed"

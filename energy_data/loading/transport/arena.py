@@ -12,14 +12,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import pickle
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from energy_data.core.profiler import SENDING, Profiler
 from energy_data.errors import EnergyDataError
-from energy_data.loading.transport.codec import Part, decode, encode
+from energy_data.loading.transport.codec import decode, encode
 
 _PAGE = mmap.PAGESIZE  # the first page is for the status of the worker
 _ALIGNMENT = 64  # bytes
@@ -71,8 +74,8 @@ class SlotAllocator:
     The slot is acquired when the first tensor is made: other batches need none.
     """
 
-    def __init__(self, acquire: Callable[[], tuple[Slot, Any, FreeNotice] | None]) -> None:
-        self._acquire: Callable[[], tuple[Slot, Any, FreeNotice] | None] | None = acquire
+    def __init__(self, writer: ArenaWriter) -> None:
+        self._writer: ArenaWriter | None = writer  # None: it was asked for a slot
         self.slot: Slot | None = None
         self.end = 0  # bytes allocated
         self._begin = 0  # address
@@ -81,8 +84,8 @@ class SlotAllocator:
 
     def take(self, num_bytes: int) -> memoryview | None:
         """Return `num_bytes` bytes with any contents, or None if there is no room for them."""
-        if self._acquire is not None:
-            acquired, self._acquire = self._acquire(), None
+        if self._writer is not None:
+            acquired, self._writer = self._writer.acquire(), None
             if acquired is not None:
                 self.slot, owner, self._notice = acquired
                 self._begin = ctypes.addressof(owner)
@@ -93,16 +96,16 @@ class SlotAllocator:
         self.end = begin + num_bytes
         return self._view[begin : self.end]
 
-    def place_of(self, part: Part) -> int | None:
+    def place_of(self, part: memoryview) -> int | None:
         """Return the offset of a buffer in the slot, or None if it is elsewhere."""
-        if self.slot is None or isinstance(part, list) or part.readonly:
+        if self.slot is None or part.readonly:
             return None
         place = ctypes.addressof(ctypes.c_char.from_buffer(part)) - self._begin
         return place if 0 <= place < self.end else None
 
     def close(self) -> bool:
         """Stop allocating. Return whether this process uses none of the memory any more."""
-        self._acquire = self._view = None
+        self._writer = self._view = None
         return self._notice is None or self._notice() is None
 
 
@@ -126,9 +129,10 @@ class ArenaWriter:
 
     def allocator(self) -> SlotAllocator:
         """Return an allocator in a slot that fits a batch as large as the last, if there is one."""
-        return SlotAllocator(self._acquire)
+        return SlotAllocator(self)
 
-    def _acquire(self) -> tuple[Slot, Any, FreeNotice] | None:
+    def acquire(self) -> tuple[Slot, Any, FreeNotice] | None:
+        """Return a free slot of that size, its memory, and what notes that it is free again."""
         if not self._last_size:
             return None
         try:
@@ -151,7 +155,7 @@ class ArenaWriter:
             parts.append(pickled)
         elif not parts:
             return BatchHandle(inline)
-        sizes = [sum(map(len, part)) if type(part) is list else len(part) for part in parts]
+        sizes = [*map(len, parts)]
         places = [allocator.place_of(part) if allocator else None for part in parts]
         spans = _layout(sizes, places, allocator.end if allocator else 0)
         self._last_size = max(end for _, end in spans)
@@ -160,19 +164,12 @@ class ArenaWriter:
             places = [None] * len(parts)
             spans = _layout(sizes, places, 0)
             slot = self._take(spans[-1][1])
-        for (begin, _), place, part in zip(spans, places, parts, strict=True):
+        for (begin, end), place, part in zip(spans, places, parts, strict=True):
             if place is None:
-                self._copy(part, slot.offset + begin)
+                self.memory[slot.offset + begin : slot.offset + end] = part
         self._sent.add(slot.number)
         retired, self._retired = tuple(self._retired), []
         return BatchHandle(inline, slot, tuple(spans), retired)
-
-    def _copy(self, part: Part, begin: int) -> None:
-        pieces: Sequence[bytes | memoryview] = part if isinstance(part, list) else [part]
-        for piece in pieces:
-            end = begin + len(piece)
-            self.memory[begin:end] = piece
-            begin = end
 
     def read(self, handle: BatchHandle) -> Any:
         """Return a copy of a batch that will not be sent, and free its slot."""
@@ -202,7 +199,10 @@ class ArenaWriter:
         fitting = [slot for slot in free if slot.size >= size]
         if fitting:
             return min(fitting, key=lambda slot: slot.size)
-        self._retire(free)
+        for slot in free:  # they have become too small: give up their memory
+            del self._slots[slot.number]
+            self.memory.madvise(mmap.MADV_REMOVE, slot.offset, slot.size)
+            self._retired.append(slot.number)
         held = sum(slot.size for slot in self._slots.values())
         # A quarter more than needed, so that batches of varying size fit the same slots.
         for wanted in (size + size // 4, size):
@@ -214,13 +214,6 @@ class ArenaWriter:
                 self._num_slots_made += 1
                 return slot
         raise ArenaFullError(self._full(size, held))
-
-    def _retire(self, slots: Sequence[Slot]) -> None:
-        """Give up slots that have become too small, and their memory."""
-        for slot in slots:
-            del self._slots[slot.number]
-            self.memory.madvise(mmap.MADV_REMOVE, slot.offset, slot.size)
-            self._retired.append(slot.number)
 
     def _gap(self, room: int) -> int | None:
         """Return the offset of `room` unused bytes, or None."""
@@ -242,6 +235,60 @@ class ArenaWriter:
             f"use and the next needs {_mebibytes(size)}, the limit is {_mebibytes(self.limit)} per "
             f"worker. Do not keep batches (or keep copies: tensor.clone()), or raise `arena_bytes`."
         )
+
+
+class BatchSender:
+    """Writes the batches of a worker to an arena, and lets their tensors be made there.
+
+    `wait_for_room` waits until the trainer has freed slots; it returns False if the trainer has
+    taken every batch, so that none will be freed before the user drops one.
+    """
+
+    def __init__(
+        self, arena: ArenaWriter, wait_for_room: Callable[[], bool], profiler: Profiler
+    ) -> None:
+        self._arena, self._wait_for_room, self._profiler = arena, wait_for_room, profiler
+        self._allocates = True
+
+    def allocator(self) -> SlotAllocator | None:
+        """Return what the tensors of the next batch are made with; None: ordinary memory."""
+        return self._arena.allocator() if self._allocates else None
+
+    def write(self, items: list[Any], allocator: SlotAllocator | None) -> BatchHandle:
+        """Write the only batch of `items`, and remove it from the list.
+
+        ArenaFullError if the user keeps too many batches.
+        """
+        handle = None
+        try:
+            handle = self._written(items[0], allocator)
+        except ArenaFullError:
+            if allocator is None or allocator.slot is None:
+                raise
+        # Not in the handler: the traceback of its error keeps the batch.
+        if handle is None:  # the batch and its slot do not fit the arena together
+            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own
+            assert allocator is not None
+            allocator.close()
+            handle = self._written(items[0], None)
+        items.clear()
+        if allocator is None or allocator.close() or handle.slot != allocator.slot:
+            return handle
+        # The task encoder keeps a view of its batch, which the trainer must not change.
+        self._allocates = False
+        return self._written(self._arena.read(handle), None)
+
+    def _written(self, batch: Any, allocator: SlotAllocator | None) -> BatchHandle:
+        while True:
+            began = time.perf_counter()
+            try:
+                handle = self._arena.write(batch, allocator)
+            except ArenaFullError:
+                if not self._wait_for_room():
+                    raise
+            else:
+                self._profiler.add(SENDING, time.perf_counter() - began)
+                return handle
 
 
 class ArenaReader:

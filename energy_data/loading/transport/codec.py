@@ -1,4 +1,4 @@
-"""Encodes a batch as a pickle with its large buffers beside it, and decodes it.
+"""Encodes a batch as a pickle, with its large buffers apart, and decodes it.
 
 Any batch that pickles is encoded, and what is one object in two places stays one. Dense tensors,
 large `bytes` and the origins of samples have cheap forms of their own.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -19,26 +18,21 @@ import numpy as np
 import torch
 
 from energy_data.core.sample import SampleSource
-from energy_data.data.tar.native import TAR
 
 _OUT_OF_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle
 _LARGE = 32768  # bytes; a longer `bytes` is copied twice instead of three times out of band
 _SOURCE = partial(tuple.__new__, SampleSource)  # takes half the time of SampleSource(*fields)
 
 
-Part = memoryview | list[bytes]  # a buffer, or pieces that are stored as one
-
-
-def encode(batch: Any) -> tuple[memoryview, list[Part]]:
+def encode(batch: Any) -> tuple[memoryview, list[memoryview]]:
     """Return the pickle of a batch and the buffers that it refers to, without copying these."""
     stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    pieces: dict[int, list[bytes]] = {}
     # `list.append` returns None, which makes pickle leave the buffer out.
     pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
     # The table costs nothing for other types; `reducer_override` is called for every object.
     pickler.dispatch_table = _REDUCERS
-    pickler.dump(_with_cheap_lists(batch, pieces))
-    return stream.getbuffer(), [pieces.get(id(buffer)) or buffer.raw() for buffer in buffers]
+    pickler.dump(_with_cheap_lists(batch))
+    return stream.getbuffer(), [buffer.raw() for buffer in buffers]
 
 
 def decode(pickled: bytes | memoryview, buffers: Sequence[Any]) -> Any:
@@ -113,33 +107,27 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(data, dtype=_DTYPES[dtype]).reshape(shape)
 
 
-def _with_cheap_lists(batch: Any, pieces: dict[int, list[bytes]]) -> Any:
-    """Return the batch with its lists of origins and of large `bytes` in cheaper forms.
-
-    Add to `pieces` what is stored in place of an empty buffer, by the id of that buffer.
-    """
+def _with_cheap_lists(batch: Any) -> Any:
+    """Return the batch with its lists of origins and of large `bytes` in cheaper forms."""
     if type(batch) is not dict:
         return batch
     lists = {name: value for name, value in batch.items() if type(value) is list and value}
     # By id, so that one list in two fields stays one.
-    forms = {id(value): _cheap(value, pieces) for value in lists.values()}
+    forms = {id(value): _cheap(value) for value in lists.values()}
     return {**batch, **{name: forms[id(value)] for name, value in lists.items()}}
 
 
-def _cheap(values: list[Any], pieces: dict[int, list[bytes]]) -> Any:
+def _cheap(values: list[Any]) -> Any:
     kinds = set(map(type, values))
-    if kinds == {tuple} and (columns := _source_columns(values)) is not None:
-        return _Reduced(_sources, columns)
+    if kinds == {tuple} and set(map(len, values)) == {1}:
+        sources = list(chain.from_iterable(values))
+        if set(map(type, sources)) == {SampleSource}:
+            return _Reduced(_sources, tuple(zip(*sources, strict=True)))
     # What is one object several times stays one only inside the pickle.
-    if kinds == {bytes} and min(map(len, values)) >= _LARGE and _are_distinct(values):
-        buffer = pickle.PickleBuffer(b"")
-        pieces[id(buffer)] = values
-        return _Reduced(_split, (buffer, list(map(len, values))))
+    are_distinct = len(set(map(id, values))) == len(values)
+    if kinds == {bytes} and min(map(len, values)) >= _LARGE and are_distinct:
+        return [_Reduced(bytes, (pickle.PickleBuffer(value),)) for value in values]
     return values
-
-
-def _are_distinct(values: list[Any]) -> bool:
-    return len(set(map(id, values))) == len(values)
 
 
 class _Reduced:
@@ -152,24 +140,5 @@ class _Reduced:
         return self._how
 
 
-def _split(data: Any, sizes: list[int]) -> list[bytes]:
-    """Return copies of pieces that are stored as one buffer."""
-    return list(struct.unpack("".join([f"{size}s" for size in sizes]), data))
-
-
-def _source_columns(values: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...] | None:
-    """Return each field of the origins as a column; None unless each value is a tuple of one."""
-    if TAR is not None:
-        columns: tuple[tuple[Any, ...], ...] | None = TAR.columns_of(values, SampleSource)
-        return columns
-    if set(map(len, values)) != {1}:
-        return None
-    sources = list(chain.from_iterable(values))
-    return tuple(zip(*sources, strict=True)) if set(map(type, sources)) == {SampleSource} else None
-
-
 def _sources(*columns: tuple[Any, ...]) -> list[tuple[SampleSource]]:
-    if TAR is not None:
-        sources: list[tuple[SampleSource]] = TAR.sources_of(SampleSource, *columns)
-        return sources
     return list(zip(map(_SOURCE, zip(*columns, strict=True)), strict=True))

@@ -25,8 +25,7 @@ from energy_data.core.profiler import HELD
 from energy_data.core.user_call import CALL
 from energy_data.errors import add_note
 from energy_data.loading.lanes import Nodes
-from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter
-from energy_data.loading.transport.sender import BatchSender
+from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter, BatchSender
 from energy_data.loading.workers.prefetcher import Prefetcher, Superseded
 from energy_data.loading.workers.protocol import (
     PEER_GONE,
