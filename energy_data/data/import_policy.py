@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from energy_data.core.lazy import cached_property
 from energy_data.errors import SpecError
 
 VARIABLE = "ENERGY_DATA_ALLOW_MODULES"

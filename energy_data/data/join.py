@@ -7,13 +7,13 @@ source.read(np.arange(256))  # the parts of both, in one sample each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, sample_field
 from energy_data.data.join_table import JoinMember, Kept, Table, load_table, open_table
 from energy_data.data.source import OpenOptions, Source

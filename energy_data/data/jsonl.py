@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
 from energy_data.data.files.local import LocalFile, open_anew, open_current, open_file

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, Signed
+from energy_data.core.lazy import cached_property
 from energy_data.core.node import ItemRef, Items, Node
 from energy_data.core.references import Integers, References, rank_within
 from energy_data.core.spec import ItemKind, Spec

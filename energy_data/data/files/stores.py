@@ -10,10 +10,10 @@ what they return, are Energon's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource, add_source
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of

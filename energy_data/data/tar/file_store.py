@@ -7,9 +7,9 @@ data, source = store["photos/0001.jpg"]
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
+from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of

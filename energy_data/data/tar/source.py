@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.batch_memory import new_rows
+from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import Decoders
 from energy_data.data.decode.raw_tensor import RawTensor

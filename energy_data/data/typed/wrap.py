@@ -7,7 +7,6 @@ source.read(np.arange(4))  # -> [CaptioningSample(image=..., caption=...), ...]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
+from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
