@@ -8,9 +8,9 @@
     │   └── StateIncompleteError the state covers a part of the lanes only
     ├── DataError            bytes on disk are not what they should be
     │   ├── SampleError          one sample is bad: skipped, counted and reported by default
-    │   │   └── ExcludedError        its dataset says to leave it out: skipped, counted
+    │   │   └── ExcludedError        its dataset excludes it: skipped, counted
     │   ├── StructureError       a shard or an index is bad: raised by default
-    │   └── FatalSampleError     functions of the user failed too often, or with the whole system
+    │   └── FatalSampleError     functions of the user failed too often, or for no fault of a sample
     └── MissingExtraError    an optional dependency is not installed (also an ImportError)
 
     SkipSample               raised by user code to leave a sample out; not an error
@@ -95,7 +95,7 @@ class SampleError(DataError):
 
 
 class ExcludedError(SampleError):
-    """A sample that the dataset itself says to leave out; not bad, but not to be had."""
+    """A sample that its dataset excludes; it is skipped and counted, but it is not bad."""
 
 
 class StructureError(DataError):
@@ -103,7 +103,7 @@ class StructureError(DataError):
 
 
 class FatalSampleError(DataError):
-    """A function of the user failed too often in a row, or in a way that is no sample's fault."""
+    """A function of the user failed too often in a row, or for no fault of a sample."""
 
 
 class MissingExtraError(EnergyDataError, ImportError):
@@ -131,6 +131,6 @@ def _rebuild(kind: type[DataError], fields: dict[str, object]) -> DataError:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add to what is shown of an error; nothing to one whose class lets nothing be set on it."""
+    """Add a note to an error, if its class allows it."""
     with contextlib.suppress(Exception):
         error.add_note(note)

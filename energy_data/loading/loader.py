@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from energy_data.core.cursor import State, restore, save
 from energy_data.errors import SpecError, StateMismatchError
@@ -212,12 +212,9 @@ class Loader(SavableDataLoader[T_batch]):
 
     # ---- moving
 
-    def run_state(self) -> RunState:
-        """Return the position of this rank."""
-        return self.state_at(self.position)
-
-    def state_at(self, position: RunPosition) -> RunState:
+    def run_state(self, position: RunPosition | None = None) -> RunState:
         """Return the state at the position, or an earlier one, as far back as `keep` says."""
+        position = position or self.position
         number = position.next_of(self._rank, self._ranks)
         return RunState(
             seed=self.dataset.seed,
@@ -234,7 +231,7 @@ class Loader(SavableDataLoader[T_batch]):
         )
 
     def keep(self, position: RunPosition) -> None:
-        """Make `state_at` possible from a position on."""
+        """Make `run_state` possible from a position on."""
         self._host.keep(position.next_of(self._rank, self._ranks))
 
     def begin_pass(self) -> None:
@@ -288,6 +285,10 @@ class Loader(SavableDataLoader[T_batch]):
 
         misfit: why a `StepGrouper` cannot continue from there.
         """
+        if on_mismatch not in get_args(OnMismatch):
+            raise SpecError(
+                f"on_mismatch: must be 'error', 'keep_matching' or 'restart', got {on_mismatch!r}."
+            )
         wrong = self._wrong_run(saved) or misfit
         changed = self.is_changed(saved)
         restarts = on_mismatch == "restart" and bool(wrong or changed)
@@ -347,7 +348,8 @@ class Loader(SavableDataLoader[T_batch]):
             gone = saved.gone
             for lane, node in nodes.items():
                 restore(node, saved.places[lane])
-        check_stages(saved, nodes)
+        if self._plan.staged is not None:
+            check_stages(saved, nodes)
         phase = saved.clock % self._ranks
         position = RunPosition(saved.epoch, saved.begun, saved.batch, phase)
         self._move(_states(nodes), saved.lanes, position)

@@ -19,7 +19,6 @@ from rich.progress import (
 )
 from torch import distributed
 
-from energy_data.errors import SpecError
 from energy_data.loading.checkpoint.run_state import RunState, merge
 from energy_data.loading.reports import Stats
 
@@ -230,7 +229,7 @@ class SavableDataLoader(ABC, Generic[T_batch]):
         saved = RunState.from_dict(state)
         config = self.dataset.worker_config
         own = saved.hosted == (config.rank, config.world_size)
-        self._restore(saved if own else merge([saved]), on_mismatch)
+        self.restore(saved if own else merge([saved]), on_mismatch)
 
     def can_restore_sample(self) -> bool:
         """Return False: a single sample cannot be restored from its key."""
@@ -300,14 +299,7 @@ class SavableDataLoader(ABC, Generic[T_batch]):
             distributed.broadcast_object_list(sent, src=source, group=group)
             state = sent[0]
         states = state if isinstance(state, Sequence) and len(state) else [state]
-        self._restore(merge([RunState.from_dict(one) for one in states]), on_mismatch)
-
-    def _restore(self, saved: RunState, on_mismatch: OnMismatch) -> None:
-        if on_mismatch not in ("error", "keep_matching", "restart"):
-            raise SpecError(
-                f"on_mismatch: must be 'error', 'keep_matching' or 'restart', got {on_mismatch!r}."
-            )
-        self.restore(saved, on_mismatch)
+        self.restore(merge([RunState.from_dict(one) for one in states]), on_mismatch)
 
 
 def merge_states(states: Sequence[Any]) -> dict[str, Any]:

@@ -307,6 +307,7 @@ def test_a_large_state_is_loaded_while_workers_wait_to_be_read():
     spec = batches(BlendSpec(parts), 4)
     loader = worker_loader(spec, start_method="fork", prefetch=100, lanes=4)
     state = loader.state_dict()
+    loader.load_state_dict(state)
     assert len(pickle.dumps(loader._host.states(0))) > 1 << 18  # more than a socket holds
     first = list(islice(loader, 3))
     time.sleep(0.5)  # workers fill their side

@@ -1,4 +1,4 @@
-"""What two trees differ in, in words, and which edits of stages a state cannot continue after."""
+"""How two trees differ, in words, and which edits of stages a state cannot continue after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from energy_data.nodes.staged import StagedSpec
 
 
 def differences(saved: SavedTree, ours: SavedTree) -> list[str]:
-    """Return in sentences how two trees differ, the most telling first."""
+    """Return how two trees differ, in sentences, the leaves first."""
     gone = [f"leaf {leaf_id!r} is gone" for leaf_id in saved.leaves.keys() - ours.leaves.keys()]
     new = [f"leaf {leaf_id!r} is new" for leaf_id in ours.leaves.keys() - saved.leaves.keys()]
     changed = [
@@ -33,7 +33,7 @@ def _samples(leaf: SavedLeaf) -> str:
 
 
 def _compare(saved: Spec, ours: Spec, path: str) -> Iterator[str]:
-    """Yield in sentences how two specs differ, node by node; leaves are compared by id."""
+    """Yield how two specs differ, node by node, in sentences; leaves are compared by id."""
     if saved.kind != ours.kind:
         yield f"{path} was a {saved.kind}, is a {ours.kind}"
         return
@@ -69,7 +69,7 @@ _OF_STAGE = ("begin", "end", "on_enter", "seed", "microbatches_per_step")
 
 
 def stage_edits(before: Sequence[Stage], now: Sequence[Stage]) -> Iterator[str]:
-    """Yield in sentences how the stages of two trees differ, without their pipelines."""
+    """Yield how the stages of two trees differ, in sentences, without their pipelines."""
     was, is_ = [stage.name for stage in before], [stage.name for stage in now]
     yield from (f"stage {name!r} is gone" for name in was if name not in is_)
     for number, (name, new) in enumerate(zip(is_, now, strict=True)):
@@ -97,7 +97,7 @@ def _pairs(old: Stage, new: Stage, params: Iterable[str]) -> Iterator[tuple[str,
 
 @frozen
 class Stages:
-    """The stages of a tree, and what stands above them."""
+    """The stages of a tree, and the nodes above them."""
 
     path: str
     stages: Sequence[Stage]
@@ -156,7 +156,7 @@ def is_over(stage: Stage, clock: int) -> bool:
 
 
 def misfits(before: Stages, now: Stages, clock: int, rule: Resume) -> list[str]:
-    """Return in sentences why a state at `clock` (micro-batch or step) cannot continue."""
+    """Return why a state at `clock` (micro-batch or step) cannot continue, in sentences."""
     wrong = _wrong_above(before, now)
     for number, stage in enumerate(before.stages):
         if stage.begin < clock:
@@ -170,7 +170,7 @@ def _wrong_above(before: Stages, now: Stages) -> list[str]:
 
 
 def never_kept(before: Stages, now: Stages, clock: int) -> list[str]:
-    """Return in sentences why leaves cannot continue by their ids either."""
+    """Return why leaves cannot continue by their ids either, in sentences."""
     wrong = _wrong_above(before, now)
     if now.counts_steps:
         wrong.append(

@@ -72,9 +72,7 @@ class RemovedLeaves:
         return tuple(text for pair in sorted(self.prints.items()) for text in pair)
 
     def of_lane(self, lane: int) -> dict[str, Any]:
-        """Return what a state has of a lane; empty without leaves."""
-        if not self.prints:
-            return {}
+        """Return what a state has of a lane."""
         names, past = sorted(self.prints), self.past(lane)
         number = {name: place for place, name in enumerate(names)}
         gone = tuple(past.drawn.get(name, 0) for name in names)
@@ -90,7 +88,7 @@ class RemovedLeaves:
 
 
 def _history(names: list[str], of_lane: Mapping[str, Any]) -> LeafHistory:
-    counts, back = of_lane.get("gone", ()), of_lane.get("back", ())
+    counts, back = of_lane["gone"], of_lane["back"]
     if not isinstance(counts, tuple) or len(counts) != len(names) or not all(map(is_count, counts)):
         raise ValueError(f"draws of {len(names)} leaves that are gone: {counts!r}")
     if not are_references(back, len(names)):
@@ -125,7 +123,9 @@ class RunState:
         own: dict[str, Any] = {"clock": self.clock % self.lanes}
         if self.gone.prints:
             own |= {"gone": self.gone.listed, "back": ()}
-        start = {**self.start, _OF_RUN: own}
+        start, places = {**self.start, _OF_RUN: own}, self.places
+        if self.gone.prints:
+            places = {n: {**at, _OF_RUN: self.gone.of_lane(n)} for n, at in places.items()}
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -138,12 +138,9 @@ class RunState:
                     self.next_of(lane),
                     self.epoch,
                     self.begun,
-                    *_differences(
-                        {**self.places[lane], _OF_RUN: {**own, **self.gone.of_lane(lane)}},
-                        start,
-                    ),
+                    *_differences(place, start),
                 ]
-                for lane in sorted(self.places)
+                for lane, place in sorted(places.items())
             },
             **({} if self.step is None else {"step": self.step}),
         }
@@ -194,7 +191,7 @@ class RunState:
             places=places,
             start=start,
             step=dict(state["step"]) if "step" in state else None,
-            gone=RemovedLeaves.read(run.get("gone", ()), of_lanes),
+            gone=RemovedLeaves.read(run["gone"], of_lanes) if "gone" in run else RemovedLeaves(),
         )
 
 
@@ -245,7 +242,7 @@ def _fields(place: State) -> Iterator[tuple[str, str, Any]]:
 def _differences(place: State, start: State) -> Iterator[Any]:
     """Yield the number and the value of each field of `place` that is not as in `start`."""
     for number, (path, name, before) in enumerate(_fields(start)):
-        value = place[path][name]
+        value = place.get(path, {}).get(name, before)
         if value != before:
             yield from (number, _plain(value))
 

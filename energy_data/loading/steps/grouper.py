@@ -259,7 +259,7 @@ class StepGrouper(SavableDataLoader[Any]):
 
     def run_state(self) -> RunState:
         """Return the position of this rank."""
-        state = self.loader.state_at(self._at.in_run(self._ranks))
+        state = self.loader.run_state(self._at.in_run(self._ranks))
         return evolve(state, step=self._at.to_dict(self.rules, self._ranks))
 
     def restore(self, saved: RunState, on_mismatch: OnMismatch) -> bool:
