@@ -31,9 +31,8 @@ from trees import (
 from energy_data.core.spec import Spec
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Mixed, MixSpec, Part, Repeated
-from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.encode import EncodeSpec, FlatMapSpec
 from energy_data.nodes.leaf import Shuffle
-from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
@@ -117,8 +116,8 @@ def endless(depth: int = 2) -> st.SearchStrategy[Spec]:
     return st.one_of(
         read,
         mixed,
-        st.builds(MapSpec, of=read, function=st.just(renamed)),
-        st.builds(MapSpec, of=mixed, function=st.just(not_fifth)),
+        st.builds(EncodeSpec, of=read, encode=st.just(renamed)),
+        st.builds(EncodeSpec, of=mixed, encode=st.just(not_fifth)),
         st.builds(EncodeSpec, of=mixed, encode=st.just(not_fifth)),
         st.lists(st.builds(Part, read, st.sampled_from([0.2, 1, 3])), min_size=1, max_size=3)
         .map(tuple)

@@ -11,11 +11,10 @@ from energy_data.core.spec import Spec
 from energy_data.errors import SkipSample
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Mixed, MixSpec, Part, Repeated
-from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.encode import EncodeSpec, FlatMapSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.leaf import Leaf, Shuffle
-from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing import Packing
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, LimitSpec, RepeatSpec
@@ -194,7 +193,6 @@ KINDS: dict[str, list[Spec]] = {
     "repeat": [samples(RepeatSpec(of=A, times=2), 3), RepeatSpec(of=STREAM_B)],
     "limit": [LimitSpec(of=samples(A), length=5), RepeatSpec(of=LimitSpec(of=STREAM_A, length=3))],
     "read": [samples(BAD), samples(ConcatSpec((BAD, B)), 4)],
-    "map": [MapSpec(of=samples(A), function=renamed), MapSpec(of=samples(A), function=not_fifth)],
     "flat_map": [
         FlatMapSpec(of=samples(A), function=by_number),
         FlatMapSpec(of=FlatMapSpec(of=finite(A), function=twice), function=twice),
@@ -202,6 +200,7 @@ KINDS: dict[str, list[Spec]] = {
     ],
     "filter": [FilterSpec(of=samples(A), predicate=not_third)],
     "encode": [
+        EncodeSpec(of=samples(A), encode=renamed),
         EncodeSpec(of=samples(A), encode=not_fifth),
         EncodeSpec(of=samples(A), encode=parts),
         EncodeSpec(of=STREAM_A, encode=parts),
@@ -218,7 +217,7 @@ KINDS: dict[str, list[Spec]] = {
         packs(samples(A), limits={"tokens": 5}, over_long="skip"),
         packs(EncodeSpec(of=STREAM_A, encode=parts)),
         packs(BlendSpec((Part(samples(A), 2), Part(EncodeSpec(of=samples(B), encode=parts))))),
-        packs(ConcatSpec((STREAM_A, MapSpec(of=STREAM_B, function=renamed)))),
+        packs(ConcatSpec((STREAM_A, EncodeSpec(of=STREAM_B, encode=renamed)))),
         packs(RepeatSpec(of=LimitSpec(of=EpochizeSpec(of=samples(A), length=30), length=7))),
     ],
     "select_pack": [

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 # Activities, as users see them.
 READING = "reading"
-MAPPING = "map functions"
 FILTERING = "filters"
 ENCODING = "the task encoder, encoding samples"
 PACKING = "packing"

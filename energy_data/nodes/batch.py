@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import frozen
 
@@ -27,6 +27,7 @@ class BatchSpec(UnarySpec):
     """
 
     kind = "batch"
+    item_kind: ClassVar[ItemKind] = "batches"
     unsaved = ("on_failure", "shows_none")
     batch_size: int
     collate: Callable[[list[Any]], Any]
@@ -38,10 +39,6 @@ class BatchSpec(UnarySpec):
     def __attrs_post_init__(self) -> None:
         if self.batch_size < 1:
             raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return "batches"
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         samples = self.of.num_items(context.under("of"), epoch)

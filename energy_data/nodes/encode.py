@@ -1,13 +1,13 @@
-"""Encode: the encoder of a task, which makes one sample of each, or several."""
+"""Functions that make one item of each, or several: `encode`, and `flat_map` over any stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from types import GeneratorType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from attrs import field, frozen
 
@@ -16,7 +16,7 @@ from energy_data.core.cursor import Cursor, Problem
 from energy_data.core.node import Change, ItemRef, Items, Node, PendingRef
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
-from energy_data.core.user_call import ErrorPolicy, UserCall
+from energy_data.core.user_call import SKIPPED, ErrorPolicy, Skipped, UserCall
 from energy_data.errors import SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
@@ -26,7 +26,7 @@ from energy_data.nodes.buffered import (
     require_replayable,
     samples_in,
 )
-from energy_data.nodes.unary import CallNode, UnarySpec, not_reproducible
+from energy_data.nodes.unary import SkipCursor, UnaryNode, UnarySpec, not_reproducible
 
 
 @frozen(kw_only=True)
@@ -66,13 +66,35 @@ class EncodeSpec(UnarySpec):
         return EncodeNode(self, context, call)
 
 
-class EncodeNode(CallNode):
+class EncodeNode(UnaryNode[SkipCursor]):
     """Encodes block by block."""
 
     leaves_out = (("skipped", "SkipSample while encoding samples"),)
 
-    def made_of(self, values: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
-        encoded = super().made_of(values, refs, cursor)
+    def __init__(self, spec: EncodeSpec, context: Context, call: UserCall) -> None:
+        super().__init__(SkipCursor(), spec, context)
+        self.call = call
+
+    def draw(self, count: int) -> Items:
+        values, refs = self.child.draw(count)
+        encoded = self._encoded(values, refs, self.cursor)
+        if Skipped not in set(map(type, encoded)):
+            return Items(encoded, refs)
+        kept = [value is not SKIPPED for value in encoded]
+        self.cursor.skipped += kept.count(False)
+        return Items(list(compress(encoded, kept)), list(compress(refs, kept)))
+
+    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
+        values = self.child.replay(refs)
+        encoded = self._encoded(values, refs, self.cursor.copy())  # replayed items do not count
+        for value, result in zip(values, encoded, strict=True):
+            if result is SKIPPED:
+                raise not_reproducible(describe_source(value))
+        return encoded
+
+    def _encoded(self, values: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
+        """Return the function's result for each item, or SKIPPED."""
+        encoded = self.call.each(values, cursor, refs)
         if GeneratorType in set(map(type, encoded)):
             raise SpecError(
                 "encode: it returned a generator, which cannot be seen before the call. Pass "
@@ -167,3 +189,88 @@ class EncodePartsNode(BufferedNode[PartsCursor]):
         at.pending, at.part = at.pending[1:], 0
         self.samples.keep(at.pending, samples[1:])
         return Items(drawn, refs)
+
+
+@frozen(kw_only=True)
+class FlatMapSpec(UnarySpec):
+    """Return what the generator `function(item)` yields, for each item in turn.
+
+    While parts of an item are left, the child stays in front of the item: a state has no items, so
+    the item is made again after a restore. `function` must depend on the item alone. For samples as
+    they are read, `EncodeSpec` does the same with references, and can be packed and grouped.
+    """
+
+    kind = "flat_map"
+    unsaved = ("on_failure",)
+
+    function: Callable[[Any], Iterator[Any]]
+    on_failure: ErrorPolicy | None = None  # None: errors are raised
+
+    def replay_blocker(self) -> str:
+        return self.kind
+
+    def build(self, context: Context) -> FlatMapNode:
+        return FlatMapNode(self, context)
+
+
+@dataclass
+class FlatMapCursor(Cursor):
+    part: int = 0  # parts returned of the item that comes next below
+    skipped: int = 0  # items of which no part was returned
+    failures: int = 0  # since the last part
+
+
+class UnderWay(NamedTuple):
+    """An item with parts left. Valid only where the cursors are as recorded here."""
+
+    before: Any  # the cursors below, in front of the item
+    part: int
+    after: Any  # and behind it
+    parts: Iterator[Any]
+
+
+class FlatMapNode(UnaryNode[FlatMapCursor]):
+    leaves_out = (("skipped", "no part was made of items"),)
+
+    def __init__(self, spec: FlatMapSpec, context: Context) -> None:
+        super().__init__(FlatMapCursor(), spec, context)
+        self.call = UserCall(spec.function, context, "splitting", on_failure=spec.on_failure)
+        self._under_way: UnderWay | None = None
+
+    def draw(self, count: int) -> Items:
+        at, parts = self.cursor, list[Any]()
+        while len(parts) < count:
+            try:
+                item = self._next_item()
+            except StopIteration:
+                if not parts:
+                    raise
+                break
+            if item is None:
+                break  # a skipped item keeps its place: the caller counts micro-batches
+            wanted = count - len(parts)
+            given = list(islice(item.parts, wanted))
+            parts += given
+            at.part += len(given)
+            if len(given) == wanted:  # there may be more
+                self.child.rollback(item.before)
+                self._under_way = item._replace(part=at.part)
+                break
+            at.skipped += at.part == 0
+            at.part = 0
+        return Items(parts, [None] * len(parts))
+
+    def _next_item(self) -> UnderWay | None:
+        """Return the item to continue with, and move the child behind it. None: it was skipped."""
+        item, self._under_way = self._under_way, None
+        before = self.child.snapshot()
+        if item is not None and (item.before, item.part) == (before, self.cursor.part):
+            self.child.rollback(item.after)
+            return item
+        items = self.child.draw(1)
+        if not items.values:
+            return None
+        made = self.call.parts(items.values[0], lambda: self.cursor, items.refs[0])
+        if len(list(islice(made, self.cursor.part))) < self.cursor.part:
+            raise not_reproducible(describe_source(items.values[0]))
+        return UnderWay(before, self.cursor.part, self.child.snapshot(), made)

@@ -53,15 +53,13 @@ class MultiChildSpec(OrderSpec):
         return next((child.item_kind for child in self.children.values()), "references")
 
     def replay_blocker(self) -> str | None:
-        return next(
-            filter(None, (child.replay_blocker() for child in self.children.values())), None
-        )
+        blockers = (child.replay_blocker() for child in self.children.values())
+        return next(filter(None, blockers), None)
 
     @property
     def size(self) -> Fraction:
-        return sum(
-            (of.size for of in self.drawn.values() if isinstance(of, OrderSpec)), Fraction(0)
-        )
+        drawn = self.drawn.values()
+        return sum((of.size for of in drawn if isinstance(of, OrderSpec)), Fraction(0))
 
     def orders(
         self, context: Context, leaves: LeafTable, choice: Choice | None = None

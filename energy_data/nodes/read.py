@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from attrs import frozen
@@ -40,6 +40,7 @@ class ReadSpec(UnarySpec):
     """
 
     kind = "read"
+    item_kind: ClassVar[ItemKind] = "samples"
     unsaved = ("on_error", "max_failures", "handler", "keys")
     is_one_to_one = True
     of: ReferencesSpec
@@ -51,10 +52,6 @@ class ReadSpec(UnarySpec):
     def __attrs_post_init__(self) -> None:
         if self.on_error not in ("skip", "raise"):
             raise SpecError(f"read: on_error must be 'skip' or 'raise', got {self.on_error!r}.")
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return "samples"
 
     def replay_blocker(self) -> None:
         return None
@@ -79,7 +76,7 @@ class ReadNode(UnaryNode[ReadCursor]):
         super().__init__(ReadCursor(), spec, context)
         self.spec = spec
         self.leaves, self.sources, self.kind = context.shared(
-            ("read", context.path), lambda: _leaves_and_sources(spec.of)
+            ("read", context.path), lambda: _sources_of(spec.of)
         )
         self.rows_join = False
         self.trace, self.profiler = context.trace, context.profiler
@@ -196,9 +193,7 @@ class ReadNode(UnaryNode[ReadCursor]):
                 self.spec.handler(sample, {"__key__": sample.key}, None)
 
 
-def _leaves_and_sources(
-    spec: ReferencesSpec,
-) -> tuple[list[Leaf], list[Source], type[Source]]:
+def _sources_of(spec: ReferencesSpec) -> tuple[list[Leaf], list[Source], type[Source]]:
     """Return the leaf and the source of each entry, and the class that all sources have."""
     leaves = [leaf for _, leaf in leaf_entries(spec.of)]
     sources = [leaf.source for leaf in leaves]

@@ -7,7 +7,7 @@ how often each leaf was drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -26,6 +26,7 @@ from energy_data.core.spec import ItemKind, Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
 from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LanePlans, LeafOffsets
+from energy_data.nodes.unary import UnarySpec
 from energy_data.order.schedule import Clock
 from energy_data.order.tree import LeafOrder, Order
 
@@ -159,7 +160,7 @@ class DrawsCursor(Cursor):
 
 
 @frozen(kw_only=True)
-class ReferencesSpec(Spec):
+class ReferencesSpec(UnarySpec):
     """The root of an order tree.
 
     An endless stream has one order per lane. A finite one (`deal` > 0) has one order that is dealt
@@ -182,14 +183,6 @@ class ReferencesSpec(Spec):
                 f"leaf {mixing[0]!r}: in one pass each sample comes once, so epochs cannot be "
                 f"mixed. Remove `shuffle_over_epochs_multiplier`, or pass repeat=True."
             )
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return "references"
 
     def canonical(self) -> ReferencesSpec:
         window, length = self.shuffle.window, self.shuffle.sequence_length

@@ -81,16 +81,14 @@ class Stage:
     @property
     def num_samples(self) -> int | None:
         """The number of samples, or packs, over all ranks; None: without end, or not known."""
-        size = self.params.get("batch_size")
-        return None if size is None or self.num_batches is None else self.num_batches * int(size)
+        batches, size = self.num_batches, self.params.get("batch_size")
+        return None if batches is None or size is None else batches * int(size)
 
     @property
     def num_tokens(self) -> int | None:
         """The number of tokens, `seq_len` of each sample; None: without end, or not known."""
-        length = self.params.get("seq_len")
-        return (
-            None if length is None or self.num_samples is None else self.num_samples * int(length)
-        )
+        samples, length = self.num_samples, self.params.get("seq_len")
+        return None if samples is None or length is None else samples * int(length)
 
     @property
     def unit(self) -> str:
@@ -265,40 +263,23 @@ def with_stage(item: Any, number: int, name: str) -> Any:
     """
     if isinstance(item, dict):
         return {**item, STAGE_KEY: (number, name)}
-    fields = getattr(type(item), "__dataclass_fields__", None)
-    if STAGE_KEY in (attrs.fields_dict(type(item)) if attrs.has(type(item)) else fields or ()):
+    fields = getattr(type(item), "__dataclass_fields__", ())
+    if STAGE_KEY in (attrs.fields_dict(type(item)) if attrs.has(type(item)) else fields):
         item = copy(item)
         object.__setattr__(item, STAGE_KEY, (number, name))
     return item
 
 
-def end_with_data(stages: Sequence[Stage], run: Context) -> tuple[Stage, ...]:
-    """Return the stages, where each ends with its data if these end first.
+def with_data_end(stage: Stage, run: Context) -> Stage:
+    """Return the stage, ending with its data if that ends first.
 
     Lanes have shares of unequal size, and all ranks must leave a stage at the same micro-batch. So
     a stage ends, in full steps, before the first micro-batch for which its lane has too few
-    samples left. No communication is needed. The next stage follows; other lengths stay.
+    samples left. No communication is needed.
 
-    run: `Context(seed=..., lanes=...)` of the run. Takes about 0.1 ms per lane and stage with few
-    leaves; reads no data. Raises SpecError if the end of the data cannot be computed.
-    """
-    ended: list[Stage] = []
-    begin = 0
-    for stage in stages:
-        end = None if stage.num_batches is None else begin + stage.num_batches
-        try:
-            made = with_data_end(evolve(stage, begin=begin, end=end), run)
-        except SpecError as error:
-            raise SpecError(f"staged: stage {stage.name!r}: {error}.") from error
-        ended.append(made)
-        begin = made.end if made.end is not None else begin
-    return tuple(ended)
-
-
-def with_data_end(stage: Stage, run: Context) -> Stage:
-    """Return the stage, ending with its data if these end first.
-
-    Raises SpecError, as `end_with_data` does, or if the data does not fill one step.
+    run: `Context(seed=..., lanes=...)` of the run. Takes about 0.1 ms per lane with few leaves;
+    reads no data. Raises SpecError if the end of the data cannot be computed, or if the data does
+    not fill one step.
     """
     contexts = [stage.context(run.in_lane(lane)) for lane in range(run.lanes)]
     batches = [stage.of.items_per_lane(context) for context in contexts]

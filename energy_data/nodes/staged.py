@@ -55,6 +55,7 @@ class StagedSpec(Spec):
     """
 
     kind = "staged"
+    item_kind: ClassVar[ItemKind] = "batches"
     unsaved = ("resume",)
     children_are_sequential: ClassVar[bool] = True
 
@@ -73,10 +74,6 @@ class StagedSpec(Spec):
         return {stage.name: stage.of for stage in self.stages}
 
     @property
-    def item_kind(self) -> ItemKind:
-        return "batches"
-
-    @property
     def counts_steps(self) -> bool:
         """Whether stages begin and end at steps of the run, not at micro-batches."""
         return self.stages[0].counts == "steps"
@@ -91,10 +88,6 @@ class StagedSpec(Spec):
     def leaf_sizes(self) -> dict[str, int]:
         """The number of samples of each leaf, by id."""
         return {leaf.id: leaf.num_samples for stage in self.stages for _, leaf in stage.leaves}
-
-    def stage_of(self, batch: int) -> int:
-        """Return the number of the stage of a micro-batch of the run; one past the last: ended."""
-        return stage_number(self.stages, batch)
 
     def check_ranks(self, world_size: int) -> None:
         for stage in () if self.counts_steps else self.stages:
@@ -189,7 +182,7 @@ class StagedNode(Node[StagedCursor]):
         """The number of the stage of this lane's next micro-batch; one past the last: ended."""
         if isinstance(self.cursor, SteppedCursor):
             return len(self.cursor.entered)
-        return self.spec.stage_of(self.batch)
+        return stage_number(self.spec.stages, self.batch)
 
     def enter(self, batch: int) -> None:
         """Begin the next stage with micro-batch `batch` of the run, or a later one of this lane."""

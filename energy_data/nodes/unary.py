@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, TypeVar
 
 from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
-from energy_data.core.node import Change, ItemRef, Items, Node
-from energy_data.core.sample import describe_source
+from energy_data.core.node import Change, ItemRef, Node
 from energy_data.core.spec import ItemKind, Spec
-from energy_data.core.user_call import SKIPPED, Skipped, UserCall
 from energy_data.errors import DataError
 
 C = TypeVar("C", bound=Cursor)
@@ -66,35 +63,6 @@ class SkipCursor(Cursor):
 
     skipped: int = 0  # items that the function skipped
     failures: int = 0  # consecutive failures of the function
-
-
-class CallNode(UnaryNode[SkipCursor]):
-    """A node that returns what a user function makes of each item, without skipped ones."""
-
-    def __init__(self, spec: UnarySpec, context: Context, call: UserCall) -> None:
-        super().__init__(SkipCursor(), spec, context)
-        self.call = call
-
-    def draw(self, count: int) -> Items:
-        values, refs = self.child.draw(count)
-        made = self.made_of(values, refs, self.cursor)
-        if Skipped not in set(map(type, made)):
-            return Items(made, refs)
-        kept = [value is not SKIPPED for value in made]
-        self.cursor.skipped += kept.count(False)
-        return Items(list(compress(made, kept)), list(compress(refs, kept)))
-
-    def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
-        values = self.child.replay(refs)
-        made = self.made_of(values, refs, self.cursor.copy())  # replayed items are not counted
-        for value, result in zip(values, made, strict=True):
-            if result is SKIPPED:
-                raise not_reproducible(describe_source(value))
-        return made
-
-    def made_of(self, values: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
-        """Return the function's result for each item, or SKIPPED."""
-        return self.call.each(values, cursor, refs)
 
 
 def not_reproducible(what: str) -> DataError:

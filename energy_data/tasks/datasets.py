@@ -23,10 +23,9 @@ from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset, items_per_pass
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.buffered import gives_parts
-from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.encode import EncodeSpec, FlatMapSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.map import FlatMapSpec
 from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.select_pack import PackFailures, SelectPackSpec
 from energy_data.tasks.collate import batch_list

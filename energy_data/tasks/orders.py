@@ -19,7 +19,6 @@ from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.map import MapSpec
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
@@ -27,7 +26,7 @@ from energy_data.tasks.functions import Cooking
 
 T = TypeVar("T")
 
-_SAMPLEWISE = (ReadSpec, EncodeSpec, MapSpec, FilterSpec)  # give at most one item per item
+_SAMPLEWISE = (ReadSpec, EncodeSpec, FilterSpec)  # give at most one item per item
 
 # A finite pass is dealt to the lanes batch by batch. Where the number of samples in a batch is not
 # known in advance (packs, groups, generators), this many neighbours are dealt at a time: few, so

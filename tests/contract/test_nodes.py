@@ -18,9 +18,9 @@ from energy_data.core.cursor import FIELD_TYPES, Cursor, restore, save
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, ExcludedError, SkipSample, StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.leaf import Leaf
-from energy_data.nodes.map import MapSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, ReferencesSpec
 from energy_data.testing import NumberSource, assert_resumes_exactly, next_item, record, take
@@ -153,7 +153,7 @@ def test_a_map_that_always_skips_is_an_error_and_not_a_hang():
     def never(item):
         raise SkipSample
 
-    spec = batches(MapSpec(of=samples(B), function=never), 2)
+    spec = batches(EncodeSpec(of=samples(B), encode=never), 2)
     with pytest.raises(DataError, match="no item was returned"):
         next_item(spec.build(Context()))
 

@@ -28,7 +28,6 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.leaf_history import held
-from energy_data.nodes.map import MapSpec
 from energy_data.nodes.passes import ConcatSpec, LimitSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
@@ -53,7 +52,7 @@ STREAMS = {
     "groups of what was selected": groups(selected(PARTS, encode=not_fifth)),
     "selected of packs": batches(selected(packs(samples(BlendSpec((Part(A), Part(B))))))),
     "shares of packs": shares(packs(samples(A), **SPLIT), ((0, 9),), 2),
-    "packs of a part": batches(packs(MapSpec(of=LimitSpec(of=PARTS, length=900), function=dict))),
+    "packs of a part": batches(packs(EncodeSpec(of=LimitSpec(of=PARTS, length=900), encode=dict))),
     "packs of one and another": batches(packs(ConcatSpec((LimitSpec(of=PARTS, length=9), MIXED)))),
     "stages": staged(batches(packs(MIXED)), groups(packs(PARTS)), batches(samples(C))),
 }
@@ -74,7 +73,7 @@ def test_what_was_held_at_every_place_follows_from_the_state_alone(name):
 
 
 @frozen(kw_only=True)
-class OfUsersSpec(MapSpec):
+class OfUsersSpec(EncodeSpec):
     """A kind that is not ours."""
 
     kind = "of_users"
@@ -105,7 +104,7 @@ def edited(body, state):
 
 
 def test_what_a_kind_of_the_user_holds_comes_back_to_its_leaves():
-    body = batches(packs(OfUsersSpec(of=samples(A), function=dict)))
+    body = batches(packs(OfUsersSpec(of=samples(A), encode=dict)))
     loader = loader_of(body, lanes=3)
     in_order([loader], 4)
     pending = [list(held(node)) for node in loader._nodes_before(None).values()]
@@ -116,7 +115,7 @@ def test_what_a_kind_of_the_user_holds_comes_back_to_its_leaves():
 
 
 def test_a_kind_that_no_imported_class_has_is_refused_and_nothing_moves(monkeypatch):
-    loader = loader_of(batches(packs(OfUsersSpec(of=samples(A), function=dict))), lanes=3)
+    loader = loader_of(batches(packs(OfUsersSpec(of=samples(A), encode=dict))), lanes=3)
     in_order([loader], 4)
     monkeypatch.delitem(spec._KINDS, "of_users")
     with pytest.raises(StateError, match="has a 'of_users', which no imported class"):

@@ -28,7 +28,6 @@ from energy_data.errors import DataError, SkipSample, SpecError, StateError
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
-from energy_data.nodes.map import MapSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.testing import next_item, take
 
@@ -181,7 +180,7 @@ def test_a_generator_that_cannot_be_seen_is_an_error_that_says_what_to_do():
         (groups, "group"),
         (selected, "select_pack"),
         (lambda of: EncodeSpec(of=of, encode=parts), "encode"),
-        (lambda of: groups(MapSpec(of=of, function=not_fifth)), "group"),
+        (lambda of: groups(EncodeSpec(of=of, encode=not_fifth)), "group"),
     ],
 )
 def test_only_what_can_be_made_again_can_be_kept_back(make, who):
@@ -198,7 +197,7 @@ def test_a_map_that_changes_its_mind_is_found_out_after_a_restore():
             raise SkipSample
         return sample
 
-    spec = groups(MapSpec(of=samples(leaf("x", 99)), function=fickle), 4)
+    spec = groups(EncodeSpec(of=samples(leaf("x", 99)), encode=fickle), 4)
     node = spec.build(Context())
     state = None
     while len(calls) <= 30:

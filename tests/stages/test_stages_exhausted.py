@@ -21,7 +21,7 @@ from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.packing import Packing
 from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.run_plan import RunPlan
-from energy_data.nodes.stage import DataEnd, Stage, end_with_data
+from energy_data.nodes.stage import DataEnd, Stage, with_data_end
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoders import DefaultTaskEncoder
 from energy_data.tasks.mixture import StreamBuilder
@@ -263,20 +263,18 @@ def stage(of, **facts):
 
 
 def test_stages_made_in_python_may_end_so_too():
-    x, y = batches(samples(leaf("x", 40))), batches(samples(leaf("y", 50)))
-    stages = (stage(x, end=40), stage(y, name="b", begin=40, end=44), stage(x, name="c", begin=44))
-    made = end_with_data(stages, Context(lanes=4))
+    x, y, run = batches(samples(leaf("x", 40))), batches(samples(leaf("y", 50))), Context(lanes=4)
+    first = with_data_end(stage(x, end=40), run)
+    second = with_data_end(stage(y, name="b", begin=12, end=16), run)
+    made = (first, second, with_data_end(stage(x, name="c", begin=16), run))
     assert [(one.begin, one.end) for one in made] == [(0, 12), (12, 16), (16, 28)]
     assert len(in_order(loaders_of(StagedSpec(stages=made), 2, lanes=4))) == 28
-    limited = end_with_data([stage(LimitSpec(of=y, length=9))], Context(lanes=4))
-    assert limited[0].end == 8
+    assert with_data_end(stage(LimitSpec(of=y, length=9)), run).end == 8
 
 
 @pytest.mark.parametrize(
     "of", [FilterSpec(of=samples(leaf("x")), predicate=bool), packs(samples(leaf("x")))]
 )
 def test_what_leaves_samples_out_has_no_end_that_is_known(of):
-    with pytest.raises(
-        SpecError, match=r"stage 'a': the number of items of a (filter|pack) is known"
-    ):
-        end_with_data([stage(batches(of))], Context(lanes=4))
+    with pytest.raises(SpecError, match=r"the number of items of a (filter|pack) is known"):
+        with_data_end(stage(batches(of)), Context(lanes=4))

@@ -14,10 +14,9 @@ from energy_data.core.rng import sample_rng
 from energy_data.errors import EnergyDataError
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.encode import EncodeSpec, FlatMapSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
-from energy_data.nodes.map import FlatMapSpec, MapSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing import Packing
 from energy_data.nodes.read import ReadSpec
@@ -114,7 +113,7 @@ def thrown_pairs(items):
 
 
 PACKING = Packing(limits={"tokens": 12}, lengths=lengths, pack=thrown_pack, cut=cut)
-NAMELESS = MapSpec(of=ReadSpec(of=references(ORDER), keys=True), function=anonymous)
+NAMELESS = EncodeSpec(of=ReadSpec(of=references(ORDER), keys=True), encode=anonymous)
 WAITING = {
     "packed": batches(PackSpec(of=NAMELESS, packing=PACKING, buffer_size=6), 1),
     "pre-encoded": batches(
@@ -150,9 +149,9 @@ def test_what_has_lost_its_name_is_told_by_its_reference_while_it_waits(tree):
 def throwing(draw):
     """Random trees whose every function throws dice."""
     read = ReadSpec(of=references(ORDER), keys=True)
-    tree = FilterSpec(of=MapSpec(of=read, function=renamed), predicate=is_lucky)
+    tree = FilterSpec(of=EncodeSpec(of=read, encode=renamed), predicate=is_lucky)
     if draw(st.booleans()):
-        tree = MapSpec(of=tree, function=anonymous)
+        tree = EncodeSpec(of=tree, encode=anonymous)
     over = draw(st.sampled_from(["none", "pack", "select"]))
     if over == "pack":
         tree = PackSpec(of=tree, packing=PACKING, buffer_size=5)
