@@ -88,7 +88,9 @@ class ReadNode(UnaryNode[ReadCursor]):
     def draw(self, count: int) -> Items:
         block = self.child.draw(count).refs
         assert isinstance(block, References)
-        drawn = self._drawn(block, rows=self.rows_join)
+        drawn = self._read(block, rows=self.rows_join)
+        if self.spec.keys:
+            self._identify(block, drawn)
         if {*map(type, drawn)} <= {dict}:  # none is bad
             self.cursor.failures = 0
             return Items(drawn, block)
@@ -105,8 +107,12 @@ class ReadNode(UnaryNode[ReadCursor]):
             raise StateError(
                 "state: it is damaged, it has references to missing leaves. Use another checkpoint."
             )
+        block = References(*columns)
+        drawn = self._read(block)
+        if self.spec.keys:
+            self._identify(block, drawn)
         samples = []
-        for sample in self._drawn(References(*columns)):
+        for sample in drawn:
             if isinstance(sample, SampleError):
                 raise DataError(
                     f"{sample} It was read without error before the save and is not returned yet. "
@@ -118,12 +124,6 @@ class ReadNode(UnaryNode[ReadCursor]):
     def remap(self, refs: Sequence[ItemRef], change: Change) -> list[ItemRef | None]:
         return [change(self.child, ref) for ref in refs]
 
-    def _drawn(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
-        drawn = self._read(block, rows=rows) if self.trace is None else self._read_singly(block)
-        if self.spec.keys:
-            self._identify(block, drawn)
-        return drawn
-
     def _identify(self, block: References, drawn: Sequence[Any]) -> None:
         ids = [self.leaves[entry].id for entry in block.entries.tolist()]
         keys = zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True)
@@ -134,6 +134,8 @@ class ReadNode(UnaryNode[ReadCursor]):
                 setattr(sample, RESTORE_KEY, key)
 
     def _read(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
+        if self.trace is not None:
+            return self._read_singly(block)
         entries = block.entries
         first = int(entries[0])
         is_one_leaf = len(self.sources) == 1 or bool((entries == first).all())
