@@ -16,6 +16,7 @@ from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
+from energy_data.loading.epoch_end import batches_of_rank
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.nodes.batch import BatchSpec
@@ -80,11 +81,17 @@ class SavableDataset(Generic[T_co]):
         return iter(StepGrouper(Loader(for_steps(self, rules), in_steps=True), rules))
 
     def __len__(self) -> int:
-        """Return the number of different items of this rank in one pass over the data.
+        """Return the number of batches of this rank in one pass over the data.
 
-        Batches are counted as if no sample were skipped.
+        With `virtual_epoch_length`, in one such epoch. Batches are counted as if no sample were
+        skipped, packed or grouped.
         """
-        return ceil(items_per_pass(self.spec) / self.worker_config.world_size)
+        if self.virtual_epoch_length:
+            return self.virtual_epoch_length
+        total = self.num_batches(0, self.worker_config.num_lanes)
+        if total is None:
+            total = ceil(items_per_pass(self.spec))
+        return batches_of_rank(self, total)
 
     def __bool__(self) -> bool:
         return True

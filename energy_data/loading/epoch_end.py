@@ -39,13 +39,8 @@ def end_of_pass(dataset: SavableDataset[Any], position: RunPosition, num_lanes: 
     return first + _even_rounds(dataset, max(total - first, 0)) * config.world_size
 
 
-def batches_of_rank(dataset: SavableDataset[Any], epoch: int, num_lanes: int) -> int | None:
-    """Return the maximal number of batches of this rank per iteration; None if endless."""
-    if dataset.virtual_epoch_length:
-        return dataset.virtual_epoch_length
-    total = dataset.num_batches(epoch, num_lanes)
-    if total is None:
-        return None
+def batches_of_rank(dataset: SavableDataset[Any], total: int) -> int:
+    """Return how many of the micro-batches of a pass this rank returns."""
     config = dataset.worker_config
     if dataset.even_batches is None:
         return len(range(config.rank, total, config.world_size))

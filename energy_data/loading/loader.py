@@ -162,7 +162,10 @@ class Loader(SavableDataLoader[T_batch]):
 
     def num_batches(self) -> int | None:
         """Return the maximal number of batches of this rank per iteration; None if endless."""
-        return batches_of_rank(self.dataset, self.position.epoch, self.num_lanes)
+        if self.dataset.virtual_epoch_length:
+            return self.dataset.virtual_epoch_length
+        total = self.dataset.num_batches(self.position.epoch, self.num_lanes)
+        return None if total is None else batches_of_rank(self.dataset, total)
 
     @property
     def last_batch(self) -> int | None:

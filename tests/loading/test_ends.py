@@ -93,6 +93,20 @@ def test_ranks_end_together_also_with_bad_samples_and_restored_on_other_ranks(
         assert sorted(n for numbers in real for n in numbers) == sorted(set(range(size)) - bad)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 9, 24, 25])
+@pytest.mark.parametrize("even_batches", [None, "short", "drop"])
+def test_the_length_of_a_loader_is_the_number_of_its_batches(ranks, size, even_batches):
+    for loader in loaders_of(stream(size), ranks, lanes=12, even_batches=even_batches):
+        assert len(loader) == len(loader.dataset) == len(list(loader))
+
+
+def test_the_length_of_an_endless_loader_is_that_of_its_virtual_epoch():
+    spec = BatchSpec(of=samples(leaf("x", 9)), batch_size=2, collate=tensors)
+    (loader,) = loaders_of(spec, 1, virtual_epoch_length=12)
+    assert len(loader) == len(list(loader)) == 12
+
+
 @pytest.mark.parametrize("even_batches", ["short", "pad", "drop"])
 def test_a_pass_without_a_good_sample_is_an_error(even_batches):
     for loader in loaders_of(stream(6, 2, range(6)), 2, lanes=4, even_batches=even_batches):
