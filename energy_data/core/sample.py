@@ -38,12 +38,18 @@ def get_source_info(sample: Any) -> list[SampleSource] | None:
     return list(sample_field(sample, "__sources__") or ()) or None
 
 
-def describe_source(sample: Any) -> str:
-    """Return a description of the source of a sample, for messages."""
+def describe_source(item: Any) -> str:
+    """Return a description of the source of a sample, or of the first of a list, for messages."""
+    sample = first_of(item)
     if sources := sample_field(sample, "__sources__"):
         source, key = sources[0], sample_field(sample, "__key__")
         return f"dataset {source.dataset}, shard {source.shard}, key {key}, sample {source.index}"
     return f"a {type(sample).__name__} without a source"
+
+
+def first_of(item: Any) -> Any:
+    """Return the first sample of a list, or the sample itself."""
+    return item[0] if isinstance(item, list) and item else item
 
 
 def sample_field(sample: Any, name: str) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from energy_data.core.profiler import Activity
-from energy_data.core.sample import describe_source, get_source_info
+from energy_data.core.sample import describe_source, first_of, get_source_info, sample_field
 from energy_data.errors import (
     EnergyDataError,
     FatalSampleError,
@@ -72,7 +72,7 @@ SKIPPED: Final = Skipped()
 
 def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = None) -> None:
     """Log an error with its traceback and the source of its sample; the sample is skipped."""
-    log.error("skipped: %s", describe(sample), exc_info=e)
+    log.error("skipped: %s", describe_source(sample), exc_info=e)
 
 
 def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None = None) -> None:
@@ -97,12 +97,12 @@ class ErrorPolicy:
 
         Raises FatalSampleError after `tolerance` failures, and for errors of the system.
         """
-        what = f"{describe(item)}: {type(error).__name__}: {error}"
+        what = f"{describe_source(item)}: {type(error).__name__}: {error}"
         ours = isinstance(error, EnergyDataError) and not isinstance(error, SampleError)
         if ours or isinstance(error, SYSTEM_ERRORS):
             raise FatalSampleError(f"{name}: it cannot go on: {what}") from error
         if self._num_arguments == 2:  # the signature of handlers in older versions of Energon
-            self.handler(error, _key(item))  # type: ignore[call-arg, misc]  # see above
+            self.handler(error, sample_field(first_of(item), "__key__"))  # type: ignore[call-arg, misc]  # see above
         else:
             self.handler(error, item, get_source_info(item))
         if 0 < self.tolerance <= failures:
@@ -175,7 +175,7 @@ class UserCall:
         try:
             for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
                 if self.trace is not None:  # the item may kill the process
-                    self.trace(describe(item))
+                    self.trace(describe_source(item))
                 CALL.function, CALL.item, CALL.reference = info, item, reference
                 try:
                     made.append(function(item))
@@ -203,7 +203,7 @@ class UserCall:
         """
         made: Iterator[Any] | None = None
         if self.trace is not None:
-            self.trace(describe(item))
+            self.trace(describe_source(item))
         while True:
             began = time.perf_counter()
             CALL.function, CALL.item, CALL.reference = self.info, item, reference
@@ -224,7 +224,7 @@ class UserCall:
             yield part
 
     def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:
-        add_note(error, f"while {self.doing} {describe(item)}")
+        add_note(error, f"while {self.doing} {describe_source(item)}")
         if self.on_failure is None or isinstance(error, SpecError):
             raise error
         failures = getattr(cursor, self.counter) + 1
@@ -265,19 +265,5 @@ def restore_key(item: Any) -> tuple[Any, ...] | None:
     Reading sets it to (leaf id, epoch, index in the leaf). A sample made of several samples has
     their identities, nested.
     """
-    found = _first_field(item, RESTORE_KEY)
+    found = sample_field(first_of(item), RESTORE_KEY)
     return found if isinstance(found, tuple) and found else None
-
-
-def describe(item: Any) -> str:
-    """Return a description of a sample, or of the first sample of a list."""
-    return describe_source(item[0] if isinstance(item, list) and item else item)
-
-
-def _key(item: Any) -> Any:
-    return _first_field(item, "__key__")
-
-
-def _first_field(item: Any, name: str) -> Any:
-    first = item[0] if isinstance(item, list) and item else item
-    return first.get(name) if isinstance(first, dict) else getattr(first, name, None)

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from energy_data.core.sample import describe_source
-from energy_data.core.user_call import Measure, UserCall, describe
+from energy_data.core.user_call import Measure, UserCall
 
 _CALLS = frozenset(
     function.__code__ for function in (UserCall.each, UserCall.parts, Measure.__call__)
@@ -84,9 +84,8 @@ def current_item(frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code in _CALLS:
             item = frame.f_locals.get("item", frame.f_locals.get("document"))
-            return (
-                f"what begins with {describe(item)}" if isinstance(item, list) else describe(item)
-            )
+            begins = "what begins with " if isinstance(item, list) else ""
+            return f"{begins}{describe_source(item)}"
         frame = frame.f_back
     return ""
 
