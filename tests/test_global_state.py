@@ -23,7 +23,7 @@ ROOT = Path(energy_data.__file__).parent
 ALLOWED = {
     "local:open_file": "lru_cache of open files; a file is read by `pread`",
     "index:_open_shard": "lru_cache of open shards; what it gives never changes",
-    "parts:_known_npy": "a cache; one step of the interpreter each to look up and to add",
+    "parts:_npy_header": "lru_cache of a pure function",
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
     "main:main": "click's; where it runs no loader has threads",

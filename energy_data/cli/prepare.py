@@ -172,7 +172,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
         force = True
     ratio = given["split_ratio"]
     if asking and not (ratio or given["split_parts"]):
-        ratio = ask_ratio(find_tars(path, packed=True))
+        ratio = ask_ratio(find_tars(path, given["exclude"]))
     typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()
     with _progress(shown=given["progress"]) as bar:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
@@ -18,19 +18,9 @@ from energy_data.core.spec import Spec
 from energy_data.data.files.stores import FileStore, SystemFileStore
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.join import Joiner, open_join
-from energy_data.data.join_table import (
-    PREFIX,
-    JoinMember,
-    Kept,
-    energon_name,
-    load_table,
-    open_table,
-    write_energon_index,
-)
+from energy_data.data.join_table import PREFIX, SUFFIX, JoinMember, Kept, open_table
 from energy_data.data.registry import open_store
 from energy_data.data.source import Source
-from energy_data.data.tar.nv_meta import FOLDER, SPLIT, read_counts, read_mapping
-from energy_data.data.tar.nv_meta import expand as expanded
 from energy_data.data.typed.samples import SAMPLE_TYPES
 from energy_data.errors import SpecError
 from energy_data.nodes.references import OrderSpec
@@ -192,74 +182,35 @@ class PreparedJoin:
     split: str
     id: str  # of the leaf
     table: Kept
-    energon: str | None  # its index for Energon; None: Energon cannot distinguish it from another
 
 
 def prepare_joins(metadataset: LoadedMetadataset, *, open_source: OpenSource) -> list[PreparedJoin]:
     """Compute the joins of all splits, and of the files they name; keep those that are computed.
 
-    The index that Energon looks for is written next to each table, except where two joins would
-    have the same name there. Tables next to the outermost file that are no longer needed are
-    removed. Code that files name is not run. Raises SpecError with every problem, StructureError
-    for damage.
+    Tables next to the outermost file that are no longer needed are removed. Code that files name is
+    not run. Raises SpecError with every problem, StructureError for damage.
     """
-    diagnostics = Diagnostics()
-    found = [
-        (split, leaf, kept, members)
-        for split in metadataset.splits
-        for leaf, kept, members in _computed(metadataset, split, open_source, diagnostics)
-    ]
+    opener, diagnostics = Opener(open_source, DEFAULT), Diagnostics()
+    prepared: list[PreparedJoin] = []
+    for split in metadataset.splits:
+        for leaf in leaf_uses(metadataset.tree(split)):
+            if leaf.recipe.kind != "join":
+                continue
+            try:
+                table = open_table(opener.members(leaf), leaf.cache)
+                prepared.append(PreparedJoin(split=split, id=leaf.id, table=table))
+            except SpecError as error:
+                origin = metadataset.origins.of(leaf.recipe)
+                for problem in error.faults:
+                    text = f"leaf {leaf.id!r}: {problem}"
+                    diagnostics.report(origin.locate("join")[0], origin.where, text)
     diagnostics.raise_if_any()
-    names = [_energon_name(leaf, members) for _, leaf, _, members in found]
-    owners: dict[str | None, set[str]] = {}
-    for name, (_, _, kept, _) in zip(names, found, strict=True):
-        owners.setdefault(name, set()).add(kept.path)
-    prepared = []
-    for name, (split, leaf, kept, members) in zip(names, found, strict=True):
-        energon = None
-        if name is not None and len(owners[name]) == 1 and leaf.cache is not None:
-            energon = str(Path(leaf.cache, name))
-            write_energon_index(energon, load_table(kept.path, len(members)), members)
-        prepared.append(PreparedJoin(split=split, id=leaf.id, table=kept, energon=energon))
     if metadataset.root.key:
         _remove_others(Path(f"{metadataset.root.key}.cache"), {one.table.path for one in prepared})
     return prepared
 
 
-def _computed(
-    metadataset: LoadedMetadataset, split: str, open_source: OpenSource, diagnostics: Diagnostics
-) -> Iterator[tuple[LeafUse, Kept, list[JoinMember]]]:
-    """Yield the joins of a split with their tables; problems are reported."""
-    opener = Opener(open_source, DEFAULT)
-    for leaf in leaf_uses(metadataset.tree(split)):
-        if leaf.recipe.kind != "join":
-            continue
-        try:
-            members = opener.members(leaf)
-            yield leaf, open_table(members, leaf.cache), members
-        except SpecError as error:
-            origin = metadataset.origins.of(leaf.recipe)
-            for problem in error.faults:
-                text = f"leaf {leaf.id!r}: {problem}"
-                diagnostics.report(origin.locate("join")[0], origin.where, text)
-
-
-def _energon_name(leaf: LeafUse, members: list[JoinMember]) -> str | None:
-    """Return Energon's name for the index; None if Energon could not read what we would write."""
-    if any(_excludes_shards(part) for part in leaf.parts):
-        return None  # Energon counts them, and joins what is in them
-    return energon_name(members)
-
-
-def _excludes_shards(part: DatasetPart) -> bool:
-    root = Path(part.path)
-    where = root / FOLDER / dict(part.config).get("split_config", SPLIT)
-    excluded = (read_mapping(where) or {}).get("exclude", [])
-    counts: Mapping[str, int] = read_counts(root) if excluded else {}
-    return any(name in counts for name in expanded(excluded, where))
-
-
 def _remove_others(folder: Path, needed: set[str]) -> None:
-    for file in folder.glob(f"{PREFIX}*"):
-        if str(file) not in needed and not file.name.startswith("join_index_"):
+    for file in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        if str(file) not in needed:
             file.unlink()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from energy_data.data.files.local import open_anew, whole_file
 from energy_data.data.files.offsets import cache_folder
 from energy_data.data.source import Source
 from energy_data.data.tar.index import scan, shard_opener
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, UUID, PartShards, read_counts
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE, PartShards, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError
 
@@ -42,8 +42,6 @@ Digests = npt.NDArray[np.uint64]
 PREFIX, SUFFIX = "join_", ".npy"
 _VERSION = 1
 _NAMED = 5  # keys in a message
-_MAGIC = b"JIDX0001"
-_AT_ONCE = 1 << 20  # rows
 _KEYS = "SELECT sample_key, byte_offset FROM samples WHERE tar_file_id = ? ORDER BY sample_index"
 
 
@@ -274,45 +272,3 @@ def _without_match(first: _Side, side: _Side, places: npt.NDArray[np.int64]) -> 
         f"{first.member.path}, found none for {named}. Write `nonmatch: skip` to skip such "
         "samples, or `nonmatch: none` to get None in their place."
     )
-
-
-def energon_name(members: Sequence[JoinMember]) -> str | None:
-    """Return the file name of the index of a join in Energon.
-
-    None: it has no name for it that lasts, as it names no split, and more than one excluded sample
-    of a dataset in the order of a set, or the join is of datasets that were not prepared.
-    """
-    digest = sha256()
-    for member in members:
-        uuid = Path(member.part.root, FOLDER, UUID)
-        if not uuid.is_file() or len(member.part.excluded) > 1:
-            return None
-        digest.update(b"\0uuid=" + uuid.read_bytes() + b"\0excludes=")
-        for name in member.part.excluded:
-            digest.update(name.encode() + b"\0")
-        digest.update(f"\0nonmatch={member.nonmatch}\0".encode())
-    return f"join_index_{digest.hexdigest()}.bin"
-
-
-def write_energon_index(path: str, table: Table, members: Sequence[JoinMember]) -> None:
-    """Write the index of a join as Energon computes it, so that Energon finds it.
-
-    It is "JIDX0001", the number of members, then rows of (shard, byte offset, bytes) per member,
-    all int64; -1 where there is no match. Shards are counted in the split part.
-    """
-    places = [_places(member) for member in members]
-    with whole_file(path, 0o644) as file:
-        file.write(_MAGIC + np.int64(len(members)).tobytes())
-        for begin in range(0, len(table), _AT_ONCE):
-            rows = table[begin : begin + _AT_ONCE]
-            columns = [place[rows[:, n]] for n, place in enumerate(places)]
-            file.write(np.stack(columns, axis=1).tobytes())
-
-
-def _places(member: JoinMember) -> Int64s:
-    """Return shard, offset and bytes of each sample of a part; the last row is for -1."""
-    rows, open_shard = [np.empty((0, 3), np.int64)], shard_opener(member.part)
-    for number, count in enumerate(member.part.counts):
-        offsets = open_shard(number).offsets.astype(np.int64)
-        rows.append(np.stack([np.full(count, number), offsets[:-1], np.diff(offsets)], axis=1))
-    return np.concatenate([*rows, np.full((1, 3), -1)])

@@ -13,10 +13,9 @@ from tars import write_tar
 
 from energy_data.config.compile import compile_split
 from energy_data.config.load import load
-from energy_data.config.opening import Options, prepare_joins
+from energy_data.config.opening import Options
 from energy_data.core.context import Context
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
@@ -348,31 +347,3 @@ def test_leaves_have_the_aux_stores_of_the_files(folder, energon, write):
         key = f"{sample['key']}.txt"
         said = {name: store.get(key).hex() for name, store in leaf.aux.items()}
         assert said == sample["fields"]["aux"]
-
-
-@pytest.mark.parametrize("rule", ["skip", "none"])
-def test_both_compute_the_same_index_of_a_join_and_read_it(energon, write, rule):
-    node = f"{{join: [{{path: a}}, {{path: b, {WHOLE}, nonmatch: {rule}}}], {CODE}}}"
-    path = write(node)
-    [join] = prepare_joins(load(path), open_source=open_source)
-    written = Path(join.energon).read_bytes()
-    Path(join.energon).unlink()
-    theirs = energon.do("joins", path)
-    assert [Path(file).read_bytes() for file in theirs] == [written]
-    if rule == "skip":  # Energon cannot read the other
-        [join] = prepare_joins(load(path), open_source=open_source)
-        assert bag(energon.do("samples", path, training=False)) == bag(
-            our_samples(path, training=False)
-        )
-
-
-def test_two_splits_are_one_index_to_energon_so_we_write_none_of_it(energon, folder):
-    join = f"{{join: [{{path: a, split_config: whole.yaml}}, {SKIP}], {CODE}}}"
-    other = join.replace("whole.yaml", "other.yaml")
-    for name, shards in (("a", "{1..2}"), ("b", "{0..3}")):
-        text = f"split_parts: {{val: ['{shards}.tar']}}\n"
-        (folder / name / ".nv-meta" / "other.yaml").write_text(text)
-    path = folder / "two.yaml"
-    path.write_text(f"{HEADER}  train: {join}\n  val: {other}\n")
-    assert [one.energon for one in prepare_joins(load(path), open_source=open_source)] == [None] * 2
-    assert len(energon.do("joins", path)) == 1

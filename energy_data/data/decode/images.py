@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
@@ -49,56 +49,30 @@ _FORMATS = (
 )
 
 
-class _Form(NamedTuple):
-    kind: str  # "numpy", "torch" or "pil"
-    is_float: bool
-    channels: str  # as Pillow calls it
-
-
-def _forms() -> dict[str, _Form]:
-    forms = {}
-    for channels in ("l", "rgb", "rgba"):
-        for prefix, kind in (("", "numpy"), ("torch", "torch")):
-            forms[f"{prefix}{channels}8"] = _Form(kind, is_float=False, channels=channels.upper())
-            forms[f"{prefix}{channels}"] = _Form(kind, is_float=True, channels=channels.upper())
-        forms[f"pil{channels}"] = _Form("pil", is_float=False, channels=channels.upper())
-    return forms | {"torch": forms["torchrgb"], "pil": forms["pilrgb"]}
-
-
-_MODES = _forms()
-
-
 def check_image_mode(mode: str) -> None:
     """Raise SpecError if there is no such mode."""
-    if mode not in _MODES:
-        raise SpecError(f"image_decode: there is no mode {mode!r}, only: {', '.join(_MODES)}.")
+    if mode not in get_args(ImageMode):
+        known = ", ".join(get_args(ImageMode))
+        raise SpecError(f"image_decode: there is no mode {mode!r}, only: {known}.")
 
 
 def open_image(stream: BinaryIO) -> Any:
-    """Return an open image of Pillow. Raises MissingExtraError if that is not installed."""
-    try:
-        from PIL import Image  # noqa: PLC0415 - optional, and needed for images only
-    except ImportError as error:
-        raise MissingExtraError("looking at images", "images") from error
-    return Image.open(stream, formats=_FORMATS)
+    """Return an open image of Pillow. MissingExtraError if that is not installed."""
+    return _pillow().Image.open(stream, formats=_FORMATS)
 
 
 def image_decoder(mode: str) -> Callable[[bytes | memoryview], Any]:
-    """Return what decodes images in a mode.
-
-    Raises MissingExtraError if Pillow is not installed.
-    """
-    try:
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional, and needed for images only
-    except ImportError as error:
-        raise MissingExtraError("decoding images", "images") from error
-    kind, is_float, channels = _MODES[mode]
+    """Return the decoder of images in a mode. MissingExtraError if Pillow is not installed."""
+    pillow = _pillow()
+    kind = next((one for one in ("torch", "pil") if mode.startswith(one)), "numpy")
+    channels = mode.removeprefix(kind).removesuffix("8").upper() or "RGB"
+    is_float = kind != "pil" and not mode.endswith("8")
 
     def decode(data: bytes | memoryview) -> Any:
         try:
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            with pillow.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 converted = image.convert(channels)
-        except UnidentifiedImageError as error:  # whose message is about an object of ours
+        except pillow.UnidentifiedImageError as error:  # whose message is about an object of ours
             raise ValueError(f"it is none of {', '.join(_FORMATS)}") from error
         if kind == "pil":
             return converted
@@ -111,3 +85,11 @@ def image_decoder(mode: str) -> Callable[[bytes | memoryview], Any]:
         return pixels.astype(np.float32) / np.float32(255) if is_float else pixels
 
     return decode
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image  # noqa: PLC0415 - optional, and needed for images only
+    except ImportError as error:
+        raise MissingExtraError("decoding images", "images") from error
+    return PIL

@@ -20,19 +20,20 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from operator import index
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from attrs import asdict, define, field, frozen
 from numpy.lib import format as npy_format
 
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVMode, media_decoder
 from energy_data.data.decode.images import EXTENSIONS, ImageMode, check_image_mode, image_decoder
 from energy_data.data.decode.media import extension_of
-from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.tar.header import split_name
 from energy_data.errors import SpecError
 
@@ -51,15 +52,14 @@ LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
 # typeshed does not declare `scan_once`.
 _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
-_NPY_HEADERS = 256  # remembered; a dataset has few shapes, or too many to remember
 
 
-@dataclass(frozen=True)
+@frozen
 class Decoding:
     """How the parts of a dataset become values."""
 
     mode: Literal["auto", "bytes"] = "auto"  # "bytes": nothing is decoded
-    overrides: Overrides = field(default_factory=dict)
+    overrides: Overrides = field(factory=dict)
     images: ImageMode = "torchrgb8"
     part_filter: PartFilter | None = None  # None: all parts
     av_decode: AVMode | None = None  # None: audio and video stay bytes
@@ -171,10 +171,8 @@ def decode_text(data: Buffer) -> str:
 def decode_json(data: Buffer) -> Any:
     """Return the object; a byte order mark is ignored."""
     text = str(data, "utf-8")
-    try:
-        value, end = _scan_json(
-            text, 0
-        )  # what `json.loads` does, without its two regular expressions
+    try:  # what `json.loads` does, without its two regular expressions
+        value, end = _scan_json(text, 0)
     except StopIteration:
         end = -1
     if end == len(text):
@@ -209,14 +207,9 @@ def _npy_payload(data: bytearray) -> int:
     return begin
 
 
-_known_npy: dict[bytes, tuple[np.dtype[Any], tuple[int, ...], bool]] = {}
-
-
+@lru_cache(maxsize=256)  # a dataset has few shapes, or too many to remember
 def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return dtype, shape and whether in Fortran order. Numpy needs 20 us for it, so it is kept."""
-    known = _known_npy.get(header)
-    if known is not None:
-        return known
+    """Return dtype, shape and whether in Fortran order. Numpy needs 20 us for it."""
     stream = io.BytesIO(header)
     read = npy_format.read_array_header_1_0
     if npy_format.read_magic(stream) != (1, 0):
@@ -224,9 +217,6 @@ def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     shape, fortran, dtype = read(stream)
     if dtype.hasobject:
         raise ValueError(f"the npy file holds Python objects ({dtype}), which is refused")
-    if len(_known_npy) >= _NPY_HEADERS:
-        _known_npy.clear()
-    _known_npy[header] = dtype, shape, fortran
     return dtype, shape, fortran
 
 
@@ -274,6 +264,64 @@ def _overriding(override: Decoder | Literal["bytes"]) -> PartDecoder:
     return lambda data: override(bytes(data))
 
 
+# Their numbers are not all there is to them, or not all bytes are numbers.
+_NOT_RAW = (torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+
+
+def _dtype(given: torch.dtype | str) -> torch.dtype:
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or found in _NOT_RAW:
+        raise SpecError(
+            f"dtype: must be a torch.dtype or its name, and neither bool nor quantized, got "
+            f"{given!r}. Use uint8 for bytes of any meaning."
+        )
+    return found
+
+
+def _shape(given: Iterable[int]) -> tuple[int, ...]:
+    try:
+        shape = tuple(map(index, given))
+    except TypeError:
+        shape = (0,)
+    if min(shape, default=1) < 1:
+        raise SpecError(f"shape: must be a tuple of whole numbers > 0, got {given!r}.")
+    return shape
+
+
+@frozen
+class RawTensor:
+    """Decodes a part that is the numbers of a tensor: little-endian, in C order, with no header.
+
+        get_train_dataset(path, decoders={"bin": RawTensor("uint8", (3, 96, 96))}, ...)
+
+    If no code of yours sees single samples, such parts are read straight into their batch, which is
+    their only copy; see docs/datasets.md.
+    """
+
+    dtype: torch.dtype = field(converter=_dtype)
+    shape: tuple[int, ...] = field(converter=_shape)
+
+    num_bytes: int = field(init=False, eq=False, repr=False)  # that a part has
+
+    @num_bytes.default
+    def _count(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __call__(self, data: Buffer) -> torch.Tensor:
+        """Return a tensor over a copy of `data`, or over the bytearray it is a view of.
+
+        ValueError if it has another number of bytes.
+        """
+        own = data.obj if isinstance(data, memoryview) else None
+        values = own if isinstance(own, bytearray) else bytearray(data)
+        if len(values) != self.num_bytes:
+            raise ValueError(
+                f"it has {len(values)} bytes, but {self.dtype} {list(self.shape)} has "
+                f"{self.num_bytes}"
+            )
+        return torch.frombuffer(values, dtype=self.dtype).reshape(self.shape)
+
+
 _DECODERS: dict[str, PartDecoder] = {
     **dict.fromkeys(("txt", "text", "transcript"), decode_text),
     **dict.fromkeys(("json", "jsn"), decode_json),
@@ -284,38 +332,33 @@ _DECODERS: dict[str, PartDecoder] = {
 }
 
 
+@define(kw_only=True, slots=False, eq=False)
 class SampleDecoder:
     """Decodes parts by their extension.
 
     Text, JSON, numbers, numpy and torch files are decoded as this module lists.
     Unlike Energon's, it unpickles nothing: parts that are pickles stay bytes.
+
+    Args:
+        image_decode: What images become, by default float32 tensors [3, H, W] in [0, 1].
+        av_decode: What audio and video become: "AVDecoder", which decodes on request; "torch",
+            completely decoded `AVData`; "pyav", an open container of PyAV.
+        video_decode_audio: Decode the sound of videos too, where av_decode is "torch".
+        guess_content: Recognise images, audio and video by their first bytes, not by extension.
+
+    Raises SpecError for an unknown mode.
     """
 
-    def __init__(
-        self,
-        *,
-        image_decode: ImageMode = "torchrgb",
-        av_decode: AVMode = "AVDecoder",
-        video_decode_audio: bool = False,
-        guess_content: bool = False,
-    ) -> None:
-        """Choose what parts become.
+    image_decode: ImageMode = "torchrgb"
+    av_decode: AVMode = "AVDecoder"
+    video_decode_audio: bool = False
+    guess_content: bool = False
 
-        Args:
-            image_decode: What images become, by default float32 tensors [3, H, W] in [0, 1].
-            av_decode: What audio and video become: "AVDecoder", which decodes on request;
-                "torch", completely decoded `AVData`; "pyav", an open container of PyAV.
-            video_decode_audio: Decode the sound of videos too, where av_decode is "torch".
-            guess_content: Recognise images, audio and video by their first bytes, not by extension.
-
-        Raises SpecError for an unknown mode.
-        """
-        check_image_mode(image_decode)
-        if av_decode not in get_args(AVMode):
+    def __attrs_post_init__(self) -> None:
+        check_image_mode(self.image_decode)
+        if self.av_decode not in get_args(AVMode):
             known = ", ".join(get_args(AVMode))
-            raise SpecError(f"av_decode: there is no mode {av_decode!r}, only: {known}.")
-        self.image_decode, self.av_decode = image_decode, av_decode
-        self.video_decode_audio, self.guess_content = video_decode_audio, guess_content
+            raise SpecError(f"av_decode: there is no mode {self.av_decode!r}, only: {known}.")
         self._decoding = self.decoding()
 
     def decoding(self, part_filter: PartFilter | None = None) -> Decoding:
@@ -344,13 +387,4 @@ class SampleDecoder:
 
     def config(self) -> dict[str, Any]:
         """Return the arguments it was made with."""
-        return {
-            "image_decode": self.image_decode,
-            "av_decode": self.av_decode,
-            "video_decode_audio": self.video_decode_audio,
-            "guess_content": self.guess_content,
-        }
-
-    def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
-        return f"{type(self).__name__}({options})"
+        return asdict(self)

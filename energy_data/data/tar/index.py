@@ -9,6 +9,7 @@ version of the tar is an error here, instead of garbage in a batch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -245,37 +246,43 @@ def find_plain(path: str) -> PartShards:
     return PartShards(root, shards, counts, indices=indices)
 
 
-def find_tars(folder: Path, *, packed: bool = False) -> list[str]:
+def find_tars(folder: Path, exclude: str | None = None) -> list[str]:
     """Return the tars in a folder and the folders in it, relative to it, in Energon's order.
 
-    Raises SpecError if there are none, or compressed ones unless `packed`.
+    exclude: leave out those whose name contains a match of this regular expression.
+
+    Raises SpecError if there are none, or compressed ones.
     """
     found = [path for path in folder.rglob("*") if path.name.endswith((".tar", *_PACKED))]
     tars = [str(path.relative_to(folder)) for path in sorted(found) if path.is_file()]
     if not tars:
         raise SpecError(f"{folder}: there are no .tar files in it. Name a folder that has some.")
-    return tars if packed else refuse_packed(tars, folder)
+    if exclude is None:
+        return _refuse_packed(tars, folder)
+    try:
+        wanted = [tar for tar in tars if not re.search(exclude, tar)]
+    except re.error as error:
+        raise SpecError(f"exclude {exclude!r}: it is not a regular expression: {error}.") from error
+    if not wanted:
+        raise SpecError(f"{folder}: exclude {exclude!r} leaves none of its {len(tars)} tars.")
+    return _refuse_packed(wanted, folder)
 
 
-def refuse_packed(tars: list[str], where: Path | str) -> list[str]:
-    """Return `tars`; raise SpecError if some are compressed, as those cannot be read at random."""
+def _refuse_packed(tars: list[str], where: Path | str) -> list[str]:
+    """Return `tars`. SpecError if some are compressed, as those cannot be read at random."""
     packed = [tar for tar in tars if tar.endswith(_PACKED)]
     if packed:
         raise SpecError(
             f"{where}: {packed[0]} and {len(packed) - 1} more are compressed, and samples in them "
-            "cannot be reached at random. Decompress them (`gunzip`), or leave them out."
+            "cannot be read at random. Decompress them (`gunzip`), or leave them out."
         )
     return tars
 
 
-def tar_index(tar: str) -> str | None:
-    """Return the path of an index that fits a tar; None if there is none."""
-    return find_index(tar, lambda end, size: end <= size and end % BLOCK == 0)
-
-
 def _indexed(tar: str) -> str:
     """Return the path of the index of a tar; write it if there is none."""
-    return tar_index(tar) or write_index(tar, scan(open_anew(tar)).offsets, index_places(tar))
+    found = find_index(tar, lambda end, size: end <= size and end % BLOCK == 0)
+    return found or write_index(tar, scan(open_anew(tar)).offsets, index_places(tar))
 
 
 def _named(path: str) -> list[str]:
@@ -286,4 +293,4 @@ def _named(path: str) -> list[str]:
             f"{path}: {len(missing)} of its {len(shards)} files are missing, {missing[:1]} first. "
             "Name a tar, a folder of tars, or a pattern such as shard-{000..099}.tar."
         )
-    return refuse_packed(shards, path)
+    return _refuse_packed(shards, path)

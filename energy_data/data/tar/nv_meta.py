@@ -98,18 +98,15 @@ def read_split_part(path: Path, name: str, config: str | None = None) -> PartSha
         shards,
         [counts[shard] for shard in shards],
         frozenset(name for name in excluded if name not in counts and "/" in name),
-        _read_uuid(path),
+        (_read_text(path / FOLDER / UUID) or "").strip() or None,
     )
 
 
 def read_mapping(path: Path) -> dict[str, Any] | None:
     """Return a YAML or JSON file that holds a mapping, or None if there is no such file."""
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
+    text = _read_text(path)
+    if text is None:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, f"it cannot be read: {error}") from error
     try:
         content = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -246,13 +243,14 @@ def _read_first(path: Path, name: str, other: str) -> dict[str, Any]:
     raise _damaged(path / FOLDER / name, "it is missing")
 
 
-def _read_uuid(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
+    """Return the text of a file; None if there is none."""
     try:
-        return (path / FOLDER / UUID).read_text("utf-8").strip() or None
+        return path.read_text("utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path / FOLDER / UUID, f"it cannot be read: {error}") from error
+        raise _damaged(path, f"it cannot be read: {error}") from error
 
 
 def _damaged(path: Path, problem: str) -> StructureError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +30,6 @@ from energy_data.data.tar.index import (
     MOST_PARTS,
     Scan,
     find_tars,
-    refuse_packed,
     scan,
 )
 from energy_data.data.tar.sqlite import new_index
@@ -103,12 +101,12 @@ def prepare(
         divide = meta.by_ratio(split, path, shuffle=shuffle)
     else:
         divide = meta.by_patterns(split, path)
-    shards = _without(find_tars(path, packed=exclude is not None), exclude, path)
+    shards = find_tars(path, exclude)
     if fix_duplicates and has_duplicates(path, shards):
         for shard in shards:
             prefix_names(path, shard)
     summary = _index_all(path, shards, divide, sqlite=sqlite, workers=workers, progress=progress)
-    _write(path, summary, crude=crude)
+    _declare(path, summary, crude=crude)
     return summary
 
 
@@ -142,11 +140,7 @@ def reindex(
                 dataset=str(path),
                 shard=shard,
             )
-    mode = path.stat().st_mode
-    write_whole(str(path / meta.FOLDER / meta.UUID), str(uuid4()).encode(), mode)
-    info = path / meta.FOLDER / meta.INFO
-    if not info.exists():  # written by an old Energon
-        write_whole(str(info), json.dumps(_info(counts), indent=2).encode(), mode)
+    _write(path, {meta.UUID: str(uuid4()), meta.INFO: _info(counts)})
     return summary
 
 
@@ -208,19 +202,7 @@ def _index(root: str, with_parts: bool, shard: str) -> Scan:
     return found if with_parts else Scan(found.offsets, [], found.extensions)
 
 
-def _without(shards: list[str], exclude: str | None, path: Path) -> list[str]:
-    if exclude is None:
-        return shards
-    try:
-        wanted = [shard for shard in shards if not re.search(exclude, shard)]
-    except re.error as error:
-        raise SpecError(f"exclude {exclude!r}: it is not a regular expression: {error}.") from error
-    if not wanted:
-        raise SpecError(f"{path}: exclude {exclude!r} leaves none of its {len(shards)} tars.")
-    return refuse_packed(wanted, path)
-
-
-def _write(path: Path, summary: Summary, *, crude: bool) -> None:
+def _declare(path: Path, summary: Summary, *, crude: bool) -> None:
     """Write `.nv-meta`. `.info.json` comes last, as it marks the dataset as prepared."""
     folder = path / meta.FOLDER
     try:
@@ -231,22 +213,24 @@ def _write(path: Path, summary: Summary, *, crude: bool) -> None:
         "split_parts": {part: meta.collapse(names) for part, names in summary.split_parts.items()},
         "exclude": old.get("exclude", []),  # written by hand
     }
-    info = _info(summary.shard_counts)
     texts = {meta.SPLIT: yaml.safe_dump(split, sort_keys=False, allow_unicode=True)}
     if crude and not (folder / meta.DATASET).exists():
         texts[meta.DATASET] = yaml.safe_dump(definition_of(None), sort_keys=False)
-    if (folder / meta.INFO_YAML).exists():  # written by an old Energon
-        texts[meta.INFO_YAML] = yaml.safe_dump(info, sort_keys=False, allow_unicode=True)
-    texts |= {meta.UUID: str(uuid4()), meta.INFO: json.dumps(info, indent=2)}
+    _write(path, texts | {meta.UUID: str(uuid4()), meta.INFO: _info(summary.shard_counts)})
+
+
+def _write(path: Path, texts: Mapping[str, str]) -> None:
+    """Write files into `.nv-meta`, in order."""
     for name, text in texts.items():
-        write_whole(str(folder / name), text.encode(), path.stat().st_mode)
+        write_whole(str(path / meta.FOLDER / name), text.encode(), path.stat().st_mode)
 
 
-def _info(counts: Mapping[str, int]) -> dict[str, object]:
-    return {
+def _info(counts: Mapping[str, int]) -> str:
+    info = {
         "energon_version": f"energy_data {version('energy_data')}",
         "shard_counts": dict(counts),
     }
+    return json.dumps(info, indent=2)
 
 
 def has_duplicates(root: Path, shards: Sequence[str]) -> bool:

@@ -18,8 +18,7 @@ import numpy.typing as npt
 from energy_data.core.batch_memory import new_rows
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
-from energy_data.data.decode.parts import Decoders
-from energy_data.data.decode.raw_tensor import RawTensor
+from energy_data.data.decode.parts import Decoders, RawTensor
 from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
@@ -90,8 +89,7 @@ class WebdatasetSource(Source):
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
-        order = wanted.argsort(kind="stable")
-        return _in_order(order.tolist(), _read([(self, wanted[order].tolist())]))
+        return WebdatasetSource.read_together([self], np.zeros_like(wanted), wanted)
 
     @classmethod
     def read_together(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve
+from attrs import astuple, define, evolve
 
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
@@ -97,27 +97,30 @@ def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) 
     return TypedSource(found.open(str(path), options), str(path), options, typing, function)
 
 
+@define(eq=False, slots=False)
 class TypedSource(Source):
     """Samples of a declared type; made by `open_typed`."""
 
-    def __init__(
-        self,
-        inner: Source,
-        path: str,
-        options: OpenOptions,
-        typing: Typing,
-        decoder: SampleCallable | None,
-    ) -> None:
-        self.inner, self.path, self.options = inner, path, options
-        self.typing, self.decoder = typing, decoder
-        self.part = getattr(inner, "part", None)  # of tars
-        self._first = options.subset[0] if options.subset else 0
+    inner: Source
+    path: str
+    options: OpenOptions
+    typing: Typing
+    decoder: SampleCallable | None
+
+    @property
+    def part(self) -> Any:
+        """The part of a dataset of tars; None for other formats."""
+        return getattr(self.inner, "part", None)
+
+    @property
+    def _first(self) -> int:
+        return self.options.subset[0] if self.options.subset else 0
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return type(self), (self.inner, self.path, self.options, self.typing, self.decoder)
+        return type(self), astuple(self, recurse=False)
 
     @property
     def fingerprint(self) -> str:
