@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from attrs import astuple, define
 
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, sample_field
@@ -59,27 +60,25 @@ def open_join(
     return JoinSource(tuple(listed), names, joiner, table, chosen)
 
 
+@define(eq=False, slots=False)
 class JoinSource(Source):
     """Samples of several datasets, joined; made by `open_join`."""
 
-    def __init__(
-        self,
-        members: tuple[JoinMember, ...],
-        names: tuple[str, ...] | None,
-        joiner: Joiner | None,
-        table: Kept,
-        chosen: tuple[int, int],  # the first row of the table, and the number of rows
-    ) -> None:
-        self.members, self.names, self.joiner = members, names, joiner
-        self.table, self.chosen = table, chosen
-        self._join = _joined_by(joiner, names)
+    members: tuple[JoinMember, ...]
+    names: tuple[str, ...] | None
+    joiner: Joiner | None
+    table: Kept
+    chosen: tuple[int, int]  # the first row of the table, and the number of rows
+
+    def __attrs_post_init__(self) -> None:
+        self._join = _joined_by(self.joiner, self.names)
         self.bytes_read: int = 0
 
     def __len__(self) -> int:
         return self.chosen[1]
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return type(self), (self.members, self.names, self.joiner, self.table, self.chosen)
+        return type(self), astuple(self, recurse=False)
 
     @property
     def fingerprint(self) -> str:

@@ -30,7 +30,7 @@ from energy_data.data.files.offsets import (
     num_samples,
     write_index,
 )
-from energy_data.data.files.stores import FileStore
+from energy_data.data.files.stores import DatasetFileStore
 from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.errors import SampleError, SpecError, StructureError
 
@@ -109,21 +109,15 @@ class JsonlSource(Source):
         }
 
 
-class JsonlFileStore(FileStore[bytes]):
+class JsonlFileStore(DatasetFileStore):
     """The samples of a JSONL file by key: `12.json` is line 12, from 0, of those with samples.
 
     A lookup costs one read. Raises SpecError, when it is made, if there is no such file.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
+        super().__init__(path)
         self._lines = _Lines(self.path)
-
-    def __reduce__(self) -> tuple[type[JsonlFileStore], tuple[str]]:
-        return type(self), (self.path,)
-
-    def __repr__(self) -> str:
-        return f"JsonlFileStore({self.path})"
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -139,10 +133,6 @@ class JsonlFileStore(FileStore[bytes]):
         (begin,), (end,) = self._lines.locate(np.array([int(number)]))
         source = SampleSource(self.path, Path(self.path).name, key)
         return self._lines.read(begin, end), source
-
-    def get_path(self) -> str:
-        """Return the path of the file."""
-        return self.path
 
 
 class _Lines:

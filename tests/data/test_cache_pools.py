@@ -97,7 +97,7 @@ def test_what_has_no_room_is_read_when_it_is_needed(tmp_path, full):
 
 def test_a_pool_is_pickled_as_its_options():
     pool = pickle.loads(pickle.dumps(FileStoreCachePool(num_workers=3)))
-    assert pool._options["num_workers"] == 3
+    assert pool.num_workers == 3
     assert pool._folder is None
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from energy_data.data.decode.av import AVDecoder, AVMetadata
-from energy_data.data.decode.images import open_image
+from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
+from energy_data.data.decode.images import EXTENSIONS, open_image
 from energy_data.data.files.local import LocalFile, open_anew, open_file
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
@@ -26,12 +26,7 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["image", "av"]
 
-_IMAGES = frozenset(
-    ("bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp")
-)
-_MEDIA = frozenset(
-    ("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm")
-)
+_MEDIA = MEDIA_EXTENSIONS | {"aac", "m4a", "m4v", "ogg"}
 _HEAD = 16  # bytes that identify a file
 _PREFIXES = (
     (b"\xff\xd8\xff", "jpg"),
@@ -200,7 +195,7 @@ def _row(
 
 
 def _kind(extension: str) -> Kind | None:
-    return "image" if extension in _IMAGES else "av" if extension in _MEDIA else None
+    return "image" if extension in EXTENSIONS else "av" if extension in _MEDIA else None
 
 
 def extension_of(data: bytes | memoryview) -> str:

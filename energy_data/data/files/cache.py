@@ -22,6 +22,8 @@ from shutil import rmtree
 from typing import Any, Generic, Literal, TypeVar
 from weakref import finalize
 
+from attrs import define
+
 from energy_data.core.sample import SampleSource, add_source
 from energy_data.data.files.stores import DecodeFileStore, FileStore
 from energy_data.errors import SpecError
@@ -126,52 +128,42 @@ class NoCachePool(CachePool):
 Name = tuple[str, str]  # path of the store, key of the file
 
 
+@define(kw_only=True, eq=False, slots=False)
 class FileStoreCachePool(CachePool):
     """Caches files in a folder, which is best on a local disk.
 
     A file that is requested several times is read once. If the cache is full, or reading ahead has
     failed, the file is read when it is needed. Each process has a folder of its own, and removes it
-    when it ends.
+    when it ends. The folder and the threads are created on first use.
+
+    Args:
+        parent_cache_dir: Parent of the folder; None: the default folder of temporary files.
+        num_workers: Reading threads per process.
+        max_cache_size_gbytes: Maximum GiB in the cache, per process.
+        max_cache_count: Maximum number of files in it.
+        method: "raw" caches the bytes of a file and decodes them on `get`; "pickle" caches the
+            decoded value.
     """
 
-    def __init__(
-        self,
-        *,
-        parent_cache_dir: str | Path | None = None,
-        num_workers: int = 8,
-        max_cache_size_gbytes: float = 1024,
-        max_cache_count: int = 10_000_000,
-        method: Literal["raw", "pickle"] = "raw",
-    ) -> None:
-        """Configure a pool; its folder and threads are created on first use.
+    parent_cache_dir: str | Path | None = None
+    num_workers: int = 8
+    max_cache_size_gbytes: float = 1024
+    max_cache_count: int = 10_000_000
+    method: Literal["raw", "pickle"] = "raw"
 
-        Args:
-            parent_cache_dir: Parent of the folder; None: the default folder of temporary files.
-            num_workers: Reading threads per process.
-            max_cache_size_gbytes: Maximum GiB in the cache, per process.
-            max_cache_count: Maximum number of files in it.
-            method: "raw" caches the bytes of a file and decodes them on `get`; "pickle" caches the
-                decoded value.
-        """
-        if method not in ("raw", "pickle"):
+    def __attrs_post_init__(self) -> None:
+        if self.method not in ("raw", "pickle"):
             raise SpecError(
-                f"FileStoreCachePool: method must be 'raw' or 'pickle', got {method!r}."
+                f"FileStoreCachePool: method must be 'raw' or 'pickle', got {self.method!r}."
             )
-        self._options: dict[str, Any] = {
-            "parent_cache_dir": parent_cache_dir,
-            "num_workers": num_workers,
-            "max_cache_size_gbytes": max_cache_size_gbytes,
-            "max_cache_count": max_cache_count,
-            "method": method,
-        }
         self._folder: _Folder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_folder": None}
+        return {**self.__dict__, "_folder": None}
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
         """Start to read a file, and return a handle for it."""
-        folder, raw = self._open(), self._options["method"] == "raw"
+        folder, raw = self._open(), self.method == "raw"
         inner = ds.inner if raw and isinstance(ds, DecodeFileStore) else ds
         entry = folder.ask((ds.get_path(), fname), inner, fname)
         decode = inner is not ds
@@ -198,7 +190,7 @@ class FileStoreCachePool(CachePool):
 
     def _open(self) -> _Folder:
         if self._folder is None or self._folder.process != os.getpid():
-            self._folder = _Folder(self._options)
+            self._folder = _Folder(self)
         return self._folder
 
 
@@ -241,12 +233,12 @@ class _Entry:
 class _Folder:
     """The cache of one process."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, pool: FileStoreCachePool) -> None:
         self.process = os.getpid()
-        self.path = Path(tempfile.mkdtemp(prefix="energy-data-", dir=options["parent_cache_dir"]))
-        self._most_bytes = int(options["max_cache_size_gbytes"] * (1 << 30))
-        self._most_files = options["max_cache_count"]
-        self._threads = ThreadPoolExecutor(options["num_workers"], "energy-data-cache")
+        self.path = Path(tempfile.mkdtemp(prefix="energy-data-", dir=pool.parent_cache_dir))
+        self._most_bytes = int(pool.max_cache_size_gbytes * (1 << 30))
+        self._most_files = pool.max_cache_count
+        self._threads = ThreadPoolExecutor(pool.num_workers, "energy-data-cache")
         self._lock = threading.RLock()  # the garbage collector may call `release` inside a lock
         self._entries: dict[Name, _Entry] = {}
         self._num_bytes, self._made = 0, 0

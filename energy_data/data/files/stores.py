@@ -59,6 +59,23 @@ class FileStore(ABC, Generic[T_co]):
         )
 
 
+class DatasetFileStore(FileStore[bytes]):
+    """Files of the dataset at a path."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[type[DatasetFileStore], tuple[str]]:
+        return type(self), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path})"
+
+    def get_path(self) -> str:
+        """Return the path of the dataset."""
+        return self.path
+
+
 class FileStoreDecoder(Protocol[T_co]):
     """Makes something of the bytes of a file."""
 

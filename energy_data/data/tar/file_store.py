@@ -14,7 +14,7 @@ from energy_data.core.sample import SampleSource
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
 from energy_data.data.files.local import LocalFile, open_file
-from energy_data.data.files.stores import FileStore
+from energy_data.data.files.stores import DatasetFileStore
 from energy_data.data.tar.header import BLOCK, Fault, split_name, walk
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, is_prepared, read_counts
 from energy_data.data.tar.sqlite import ADVICE, SqliteIndex, utf8
@@ -41,7 +41,7 @@ _ALL_PARTS = (
 _NUM_SAMPLES = "SELECT COUNT(*) FROM samples"
 
 
-class WebdatasetFileStore(FileStore[bytes]):
+class WebdatasetFileStore(DatasetFileStore):
     """The parts of all samples of a dataset, whatever their split, by name of the file in its tar.
 
     A lookup costs one query of `index.sqlite` and one read. Raises SpecError, when it is made, if
@@ -49,7 +49,7 @@ class WebdatasetFileStore(FileStore[bytes]):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
+        super().__init__(path)
         if not is_prepared(Path(path)):
             problem = "it is no prepared dataset, and files are found by its index"
             raise SpecError(f"{path}: {problem}. Run `energy-data prepare --sqlite` on it.")
@@ -60,12 +60,6 @@ class WebdatasetFileStore(FileStore[bytes]):
                 "prepare --force --sqlite` on it."
             )
         self._index = SqliteIndex(index)
-
-    def __reduce__(self) -> tuple[type[WebdatasetFileStore], tuple[str]]:
-        return type(self), (self.path,)
-
-    def __repr__(self) -> str:
-        return f"WebdatasetFileStore({self.path})"
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -78,10 +72,6 @@ class WebdatasetFileStore(FileStore[bytes]):
         for shard, offset, size in rows:
             return self._read(key, shard, offset, size)
         raise KeyError(f"{self.path}: there is no file {key!r} in its tars.")
-
-    def get_path(self) -> str:
-        """Return the path of the dataset."""
-        return self.path
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
         """Return what is known about an image, audio or video file.

@@ -125,11 +125,13 @@ def _load_yaml(text: str) -> Any:
 
 def expand(patterns: list[Any], where: Path) -> Iterator[str]:
     """Yield the names that patterns with braces stand for."""
+    total = 0
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise _damaged(where, f"{pattern!r} is no name of a shard")
-        if _count(pattern) > _MOST_NAMES:
-            raise _damaged(where, f"{pattern!r} stands for more than {_MOST_NAMES} names")
+        total += _count(pattern)
+        if total > _MOST_NAMES:
+            raise _damaged(where, f"up to {pattern!r} it has more than {_MOST_NAMES} names")
         try:
             yield from braceexpand(pattern)
         except (ValueError, RecursionError) as error:
@@ -155,19 +157,17 @@ def _count(pattern: str) -> int:
 def collapse(names: list[str]) -> list[str]:
     """Return patterns that stand for `names`, in their order."""
     patterns: list[str] = []
-    run: list[str] = []
-    for name in names:
-        if run and not _follows(run, name):
-            patterns += _pattern(run)
-            run = []
-        run.append(name)
-    return patterns + (_pattern(run) if run else [])
-
-
-def _follows(run: list[str], name: str) -> bool:
-    """Return whether `name` continues the counting of `run`."""
-    slot = _slot(run[-1], name)
-    return slot is not None and (len(run) == 1 or slot == _slot(run[-2], run[-1]))
+    run: list[str] = names[:1]
+    slot: int | None = None  # the piece of the names that counts up
+    for name in names[1:]:
+        found = _slot(run[-1], name)
+        if found is None or slot not in (None, found):
+            patterns += _pattern(run, slot)
+            run, slot = [name], None
+        else:
+            run.append(name)
+            slot = found
+    return patterns + _pattern(run, slot)
 
 
 def _slot(name: str, following: str) -> int | None:
@@ -182,10 +182,9 @@ def _slot(name: str, following: str) -> int | None:
     return slots[0] if counts else None
 
 
-def _pattern(run: list[str]) -> list[str]:
+def _pattern(run: list[str], slot: int | None) -> list[str]:
     """Return one pattern for a run, or its names if there is none (`9`, then `010`)."""
     plain = [_SPECIAL.sub(r"\\\1", name) for name in run]
-    slot = _slot(run[0], run[1]) if len(run) > 1 else None
     if slot is None:
         return plain
     first, last = _DIGITS.split(run[0]), _DIGITS.split(run[-1])
@@ -203,8 +202,6 @@ def _known_shards(patterns: list[Any], counts: dict[str, int], where: Path) -> l
                 "Fix the name, or run `energy-data prepare --force`."
             )
         shards.append(shard)
-        if len(shards) > _MOST_NAMES:
-            raise _damaged(where, f"it names more than {_MOST_NAMES} shards")
     return shards
 
 

@@ -44,15 +44,6 @@ class Origin(NamedTuple):
     subflavors: dict[str, Any]
 
 
-class SampleSpan(NamedTuple):
-    """The bytes of one sample."""
-
-    file: LocalFile
-    begin: int  # offset of its first header
-    end: int  # offset after its last part
-    sources: tuple[SampleSource]
-
-
 class Spans:
     """The bytes of the samples of a block, file by file, in order of offset."""
 
@@ -69,10 +60,9 @@ class Spans:
         """Return all columns in the order of the C functions: descriptors instead of files."""
         return self.fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
 
-    def row(self, row: int) -> SampleSpan:
-        """Return the span of one row."""
-        file = self.files[bisect_right(self.file_rows, row) - 1]
-        return SampleSpan(file, self.begins[row], self.ends[row], self.sources[row])
+    def file_of(self, row: int) -> LocalFile:
+        """Return the file of one row."""
+        return self.files[bisect_right(self.file_rows, row) - 1]
 
 
 class Layout(NamedTuple):
@@ -196,12 +186,12 @@ class TensorSlot:
 
 def read_strictly(spans: Spans, row: int, slot: TensorSlot | None = None) -> Sample | SampleError:
     """Return one sample, whatever its headers are like, or the error that describes it."""
-    span, (decoders, subflavors) = spans.row(row), spans.origins[row]
-    source = span.sources[0]
-    sample: Sample = {"__key__": "", "__subflavors__": subflavors, "__sources__": span.sources}
+    sources, subflavors = spans.sources[row], spans.origins[row].subflavors
+    sample: Sample = {"__key__": "", "__subflavors__": subflavors, "__sources__": sources}
     try:
-        _fill(sample, span, decoders, slot)
+        _fill(sample, spans, row, slot)
     except Fault as fault:
+        source = sources[0]
         return SampleError(
             fault.problem,
             dataset=source.dataset,
@@ -213,8 +203,9 @@ def read_strictly(spans: Spans, row: int, slot: TensorSlot | None = None) -> Sam
     return sample
 
 
-def _fill(sample: Sample, span: SampleSpan, decoders: Decoders, slot: TensorSlot | None) -> None:
-    file, begin, end, _ = span
+def _fill(sample: Sample, spans: Spans, row: int, slot: TensorSlot | None) -> None:
+    file, begin, end = spans.file_of(row), spans.begins[row], spans.ends[row]
+    decoders = spans.origins[row].decoders
     read = Window(file, end - begin if end - begin <= LARGEST_PLAIN else _HEADERS).read
     for member in walk(read, begin, end):
         named = split_name(member.name) if member.regular else None
