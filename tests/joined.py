@@ -8,7 +8,7 @@ from tempfile import gettempdir
 
 import numpy as np
 
-from energy_data.data.files.local import whole_file
+from energy_data.data.files.local import atomic_file
 from energy_data.data.join import JoinSource
 from energy_data.data.join_table import JoinMember, Kept
 from energy_data.nodes.leaf import Leaf
@@ -24,7 +24,7 @@ def join_leaf(name: str = "j", rows: int = 8) -> LeafSpec:
     if not path.exists():
         numbers = np.arange(rows)
         table = np.stack([numbers, np.where(numbers % 4 == 3, -1, rows - 1 - numbers)], axis=1)
-        with whole_file(str(path), 0o600) as file:
+        with atomic_file(str(path), 0o600) as file:
             np.save(file, table.astype(np.int32))
     members = (
         JoinMember(NumberSource(rows, f"{name}-left")),

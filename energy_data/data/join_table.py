@@ -22,7 +22,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 
-from energy_data.data.files.local import open_anew, whole_file
+from energy_data.data.files.local import atomic_file, open_uncached
 from energy_data.data.files.offsets import cache_folder
 from energy_data.data.source import Source
 from energy_data.data.tar.index import scan, shard_opener
@@ -95,7 +95,7 @@ def open_table(members: Sequence[JoinMember], folder: str | None) -> Kept:
     table = _compute(members)
     for place in places:
         try:
-            with whole_file(place, 0o644) as file:
+            with atomic_file(place, 0o644) as file:
                 np.save(file, table, allow_pickle=False)
         except OSError as error:  # read-only, or full
             problem = f"{place}: {error.strerror}"
@@ -219,7 +219,7 @@ class _Side:
             if [begin for _, begin in rows] == offsets[:-1].tolist():
                 return [key for key, _ in rows]
         tar, _ = self._part.paths(row)
-        found = scan(open_anew(tar))
+        found = scan(open_uncached(tar))
         if not np.array_equal(found.offsets, offsets):
             raise StructureError(
                 "its index does not fit it. Run `energy-data prepare --force`.", shard=tar

@@ -20,12 +20,11 @@ import numpy.typing as npt
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
-from energy_data.data.files.local import LocalFile, open_anew, open_current, open_file
+from energy_data.data.files.local import LocalFile, open_current, open_file, open_uncached
 from energy_data.data.files.offsets import (
     SUFFIX,
     Offsets,
-    find_index,
-    index_places,
+    ensure_index,
     load_index,
     num_samples,
     write_index,
@@ -142,8 +141,7 @@ class _Lines:
         if not Path(path).is_file():
             raise SpecError(f"{path}: there is no such file. Name a .jsonl file.")
         self.path = path
-        found = find_index(path, lambda end, size: end == size)
-        self._index = found or write_index(path, scan_lines(open_anew(path)), index_places(path))
+        self._index = ensure_index(path, lambda end, size: end == size, scan_lines)
         self._count = num_samples(self._index)
 
     def __len__(self) -> int:
@@ -190,7 +188,7 @@ def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
 
 def prepare_jsonl(path: str) -> int:
     """Write the index next to a JSONL file; return the number of samples."""
-    offsets = scan_lines(open_anew(path))
+    offsets = scan_lines(open_uncached(path))
     write_index(path, offsets, [path + SUFFIX])
     return len(offsets) - 1
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 import pytest
 
 from energy_data.data.files import local
-from energy_data.data.files.local import LocalFile, Window, open_file, write_whole
+from energy_data.data.files.local import LocalFile, Window, open_file, write_atomically
 from energy_data.errors import StructureError
 
 
@@ -22,12 +22,12 @@ def descriptors():
 def numbered(folder, count):
     paths = [str(folder / f"{n}") for n in range(count)]
     for n, path in enumerate(paths):
-        write_whole(path, bytes([n % 256]) * 100, 0o644)
+        write_atomically(path, bytes([n % 256]) * 100, 0o644)
     return paths
 
 
 def test_ranges_are_exact(tmp_path):
-    write_whole(str(tmp_path / "a"), bytes(range(100)), 0o644)
+    write_atomically(str(tmp_path / "a"), bytes(range(100)), 0o644)
     file = LocalFile(str(tmp_path / "a"))
     assert file.read(10, 5) == bytes(range(10, 15))
     buffer = bytearray(8)
@@ -43,7 +43,7 @@ def test_ranges_are_exact(tmp_path):
 
 
 def test_a_file_that_grew_is_read_to_its_new_end(tmp_path):
-    write_whole(str(tmp_path / "a"), b"a", 0o644)
+    write_atomically(str(tmp_path / "a"), b"a", 0o644)
     file = LocalFile(str(tmp_path / "a"))
     with (tmp_path / "a").open("ab") as out:
         out.write(b"b")
@@ -51,7 +51,7 @@ def test_a_file_that_grew_is_read_to_its_new_end(tmp_path):
 
 
 def test_windows_read_ahead(tmp_path):
-    write_whole(str(tmp_path / "a"), bytes(range(200)), 0o644)
+    write_atomically(str(tmp_path / "a"), bytes(range(200)), 0o644)
     window = Window(LocalFile(str(tmp_path / "a")), 50)
     for offset, size in ((0, 10), (10, 40), (45, 10), (0, 200), (195, 5), (3, 1)):
         assert window.read(offset, size) == bytes(range(offset, offset + size))
@@ -88,7 +88,7 @@ def test_the_limit_of_the_system_is_lived_with(tmp_path):
 
 def test_threads_share_files_that_are_closed_under_way(tmp_path, monkeypatch):
     paths = numbered(tmp_path, 40)
-    monkeypatch.setattr(local, "open_file", lru_cache(maxsize=3)(local.open_anew))
+    monkeypatch.setattr(local, "open_file", lru_cache(maxsize=3)(local.open_uncached))
     wrong = []
 
     def run(start):
@@ -134,10 +134,10 @@ def test_what_is_no_file(tmp_path):
 
 def test_writing_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "a"
-    write_whole(str(path), b"old", 0o755)
+    write_atomically(str(path), b"old", 0o755)
     assert path.stat().st_mode & 0o777 == 0o644
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_whole(str(path), b"new", 0o644)
+        write_atomically(str(path), b"new", 0o644)
     assert [file.name for file in path.parent.iterdir()] == ["a"]
     assert path.read_bytes() == b"old"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data import jsonl
-from energy_data.data.files.local import open_anew
+from energy_data.data.files.local import open_uncached
 from energy_data.data.registry import open_source, open_store
 from energy_data.errors import DataError, SampleError, SpecError, StructureError
 
@@ -79,9 +79,9 @@ def test_the_index_holds_the_places_that_energon_gives(tmp_path_factory, lines, 
         patch.setattr(jsonl, "_CHUNK", chunk)
         if not offsets:
             with pytest.raises(StructureError, match="no samples"):
-                jsonl.scan_lines(open_anew(str(path)))
+                jsonl.scan_lines(open_uncached(str(path)))
             return
-        found = jsonl.scan_lines(open_anew(str(path)))
+        found = jsonl.scan_lines(open_uncached(str(path)))
     assert found.tolist() == [*offsets, len(text)]
     samples = open_source(path).read(np.arange(len(offsets)))
     assert [one["json"] for one in samples] == [json.loads(line) for line in lines if line.strip()]

@@ -68,14 +68,14 @@ def test_indices_are_kept_and_made_anew_when_the_tar_is_newer(tmp_path):
 def test_read_only_folders_are_indexed_in_the_cache_of_the_user(tmp_path, monkeypatch):
     shards(tmp_path / "data")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write = offsets.write_whole
+    write = offsets.write_atomically
 
     def refuse(index, data, mode):
         if "data" in Path(index).parent.name:
             raise PermissionError(13, "Permission denied")
         write(index, data, mode)
 
-    monkeypatch.setattr(offsets, "write_whole", refuse)
+    monkeypatch.setattr(offsets, "write_atomically", refuse)
     assert len(read_all(open_source(tmp_path / "data"))) == 15
     assert len(list((tmp_path / "cache").rglob("*.idx"))) == 3
     assert not list((tmp_path / "data").glob("*.idx"))
@@ -87,7 +87,7 @@ def test_nowhere_to_write_an_index(tmp_path, monkeypatch):
     def refuse(index, data, mode):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(offsets, "write_whole", refuse)
+    monkeypatch.setattr(offsets, "write_atomically", refuse)
     with pytest.raises(SpecError, match="XDG_CACHE_HOME"):
         open_source(shards(tmp_path))
 

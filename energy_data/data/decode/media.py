@@ -16,7 +16,7 @@ from attrs import frozen
 
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
-from energy_data.data.files.local import LocalFile, open_anew, open_file
+from energy_data.data.files.local import LocalFile, open_file, open_uncached
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
@@ -160,7 +160,7 @@ def _files_below(path: Path) -> Iterator[Place]:
     for place in sorted(path.rglob("*")):
         name = place.relative_to(path).as_posix()
         if name.split("/")[0] != FOLDER and place.is_file():
-            file = open_anew(str(place))
+            file = open_uncached(str(place))
             yield name, file, 0, file.size
 
 
@@ -201,7 +201,7 @@ def _kind(extension: str) -> Kind | None:
 def extension_of(data: bytes | memoryview) -> str:
     """Return the usual extension of an image, audio or video file; "" if it is none that is known.
 
-    data: the whole file, or its beginning.
+    data: the file, or its beginning.
     """
     head = bytes(data[:_HEAD])
     if head[:4] == b"RIFF":

@@ -43,7 +43,7 @@ PartDecoder = Callable[[Buffer], Any]
 Decoder = Callable[[bytes], Any]
 """What users override an extension with. Whatever it raises makes a bad sample."""
 Overrides = Mapping[str, Decoder | Literal["bytes"]]
-"""Extension of a part (`png`, or more exactly `seg.png`) -> what it is decoded by; goes first."""
+"""Extension of a part (`png`, or more exactly `seg.png`) -> its decoder; takes precedence."""
 
 PartFilter = Callable[[str], bool]
 """Whether a sample needs the part with this extension."""

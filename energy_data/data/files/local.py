@@ -60,9 +60,9 @@ class LocalFile:
             raise self._unreadable(error, offset) from error
         if len(data) == size:
             return data
-        whole = bytearray(size)
-        self.read_into(memoryview(whole), offset)
-        return bytes(whole)
+        buffer = bytearray(size)  # less came than was there
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` with the bytes from `offset` on."""
@@ -111,15 +111,15 @@ class Window:
         if at < 0 or at + size > len(self._data):
             if size > self._size:
                 return self._file.read(offset, size)
-            whole = max(size, min(self._size, self._file.size - offset))
-            self._data, self._begin, at = self._file.read(offset, whole), offset, 0
+            ahead = max(size, min(self._size, self._file.size - offset))
+            self._data, self._begin, at = self._file.read(offset, ahead), offset, 0
         return self._data[at : at + size]
 
 
 @lru_cache(maxsize=256)
 def open_file(path: str) -> LocalFile:
-    """Return a file as `open_anew`; the files used last stay open."""
-    return open_anew(path)
+    """Return a file as `open_uncached`; the files used last stay open."""
+    return open_uncached(path)
 
 
 def open_current(path: str) -> LocalFile:
@@ -129,7 +129,7 @@ def open_current(path: str) -> LocalFile:
     return open_file(path)
 
 
-def open_anew(path: str) -> LocalFile:
+def open_uncached(path: str) -> LocalFile:
     """Open a file. StructureError if that is not possible."""
     try:
         try:
@@ -162,20 +162,20 @@ def _version(facts: os.stat_result) -> Version:
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
-def write_whole(path: str, data: bytes, mode: int) -> None:
+def write_atomically(path: str, data: bytes, mode: int) -> None:
     """Write a file atomically, also if other processes write it at the same time.
 
     mode: permissions to read and write; those to execute are left out. Makes the folder.
     """
-    with whole_file(path, mode) as file:
+    with atomic_file(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
-def whole_file(path: str, mode: int) -> Iterator[BinaryIO]:
+def atomic_file(path: str, mode: int) -> Iterator[BinaryIO]:
     """Yield a file to write to; it gets its name when the block ends without an error.
 
-    As `write_whole`, for what is written piece by piece.
+    As `write_atomically`, for what is written piece by piece.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

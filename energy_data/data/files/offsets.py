@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.data.files.local import LocalFile, write_whole
+from energy_data.data.files.local import LocalFile, open_uncached, write_atomically
 from energy_data.errors import SpecError, StructureError
 
 SUFFIX = ".idx"
@@ -28,20 +28,19 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "energy_data", name)
 
 
-def index_places(path: str) -> tuple[str, str]:
-    """Return the paths that the index of a file may have, the one next to the file first."""
-    real = os.path.realpath(path).encode("utf-8", "surrogateescape")
-    name = hashlib.blake2b(real, digest_size=16).hexdigest()
-    return path + SUFFIX, str(cache_folder("index") / f"{name}{SUFFIX}")
-
-
-def find_index(path: str, fits: Callable[[int, int], bool]) -> str | None:
-    """Return the path of an index that is as new as its file; None if there is none.
+def ensure_index(
+    path: str, fits: Callable[[int, int], bool], scan: Callable[[LocalFile], Offsets]
+) -> str:
+    """Return the path of an index that is as new as its file; write one if there is none.
 
     fits: called with the last offset and the size of the file; whether they belong together.
+    scan: returns the offsets of a file without an index.
     """
+    real = os.path.realpath(path).encode("utf-8", "surrogateescape")
+    name = hashlib.blake2b(real, digest_size=16).hexdigest()
+    places = path + SUFFIX, str(cache_folder("index") / f"{name}{SUFFIX}")
     facts = Path(path).stat()
-    for index in index_places(path):
+    for index in places:
         try:
             found = Path(index).stat()
             if found.st_size < 8 or found.st_size % 8 or found.st_mtime_ns < facts.st_mtime_ns:
@@ -52,7 +51,7 @@ def find_index(path: str, fits: Callable[[int, int], bool]) -> str | None:
                     return index
         except OSError:
             continue
-    return None
+    return write_index(path, scan(open_uncached(path)), places)
 
 
 def num_samples(index: str) -> int:
@@ -86,7 +85,7 @@ def write_index(path: str, offsets: Offsets, places: Sequence[str]) -> str:
     data, mode = offsets.astype("<u8").tobytes(), Path(path).stat().st_mode
     for place in places:
         try:
-            write_whole(place, data, mode)
+            write_atomically(place, data, mode)
             return place
         except OSError as error:  # read-only, or full
             reason = error.strerror

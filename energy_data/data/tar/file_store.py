@@ -100,7 +100,7 @@ class WebdatasetFileStore(DatasetFileStore):
         name = self._shards[shard]
         file = open_file(f"{self.path}/{name}")
         if offset < BLOCK or size < 0 or offset % BLOCK:
-            raise self._stale(file, offset, f"{key!r} cannot be there.")
+            raise self._stale(file, offset, f"no file begins there, so not {key!r}.")
         try:  # the header before it is its own, also after long names and pax records
             member = next(walk(file.read, offset - BLOCK, file.size))
         except Fault as fault:

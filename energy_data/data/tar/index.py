@@ -26,18 +26,10 @@ from energy_data.data.files.local import (
     LocalFile,
     Version,
     Window,
-    open_anew,
     open_current,
     version_of,
 )
-from energy_data.data.files.offsets import (
-    Offsets,
-    find_index,
-    index_places,
-    load_index,
-    num_samples,
-    write_index,
-)
+from energy_data.data.files.offsets import Offsets, ensure_index, load_index, num_samples
 from energy_data.data.tar.header import BLOCK, ZEROS, Fault, TarMember, split_name, walk
 from energy_data.data.tar.nv_meta import PartShards, expand
 from energy_data.errors import SpecError, StructureError
@@ -239,7 +231,7 @@ def find_plain(path: str) -> PartShards:
         transient=True,
         disable=not console.is_terminal,
     )
-    indices = [_indexed(tar) for tar in shown]
+    indices = [ensure_index(tar, _fits, lambda file: scan(file).offsets) for tar in shown]
     counts = [num_samples(index) for index in indices]
     if not sum(counts):
         raise SpecError(f"{path}: its {len(shards)} tars have no samples in them. Name others.")
@@ -279,10 +271,8 @@ def _refuse_packed(tars: list[str], where: Path | str) -> list[str]:
     return tars
 
 
-def _indexed(tar: str) -> str:
-    """Return the path of the index of a tar; write it if there is none."""
-    found = find_index(tar, lambda end, size: end <= size and end % BLOCK == 0)
-    return found or write_index(tar, scan(open_anew(tar)).offsets, index_places(tar))
+def _fits(end: int, size: int) -> bool:
+    return end <= size and end % BLOCK == 0
 
 
 def _named(path: str) -> list[str]:

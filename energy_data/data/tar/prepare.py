@@ -23,7 +23,7 @@ from uuid import uuid4
 
 import yaml
 
-from energy_data.data.files.local import open_anew, whole_file, write_whole
+from energy_data.data.files.local import atomic_file, open_uncached, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
 from energy_data.data.tar import nv_meta as meta
 from energy_data.data.tar.index import (
@@ -197,7 +197,7 @@ def _scan_all(
 def _index(root: str, with_parts: bool, shard: str) -> Scan:
     """Write the index of one shard; runs in worker processes."""
     tar = f"{root}/{shard}"
-    found = scan(open_anew(tar), with_parts=with_parts)
+    found = scan(open_uncached(tar), with_parts=with_parts)
     write_index(tar, found.offsets, [tar + SUFFIX])
     return found if with_parts else Scan(found.offsets, [], found.extensions)
 
@@ -222,7 +222,7 @@ def _declare(path: Path, summary: Summary, *, crude: bool) -> None:
 def _write(path: Path, texts: Mapping[str, str]) -> None:
     """Write files into `.nv-meta`, in order."""
     for name, text in texts.items():
-        write_whole(str(path / meta.FOLDER / name), text.encode(), path.stat().st_mode)
+        write_atomically(str(path / meta.FOLDER / name), text.encode(), path.stat().st_mode)
 
 
 def _info(counts: Mapping[str, int]) -> str:
@@ -241,7 +241,7 @@ def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
     seen: set[str] = set()
     total = 0
     for shard in shards:
-        keys = scan(open_anew(str(root / shard))).keys
+        keys = scan(open_uncached(str(root / shard))).keys
         seen.update(keys)
         total += len(keys)
     return len(seen) < total
@@ -256,7 +256,7 @@ def prefix_names(root: Path, shard: str) -> None:
     """
     path = root / shard
     try:
-        with whole_file(str(path), path.stat().st_mode) as file:
+        with atomic_file(str(path), path.stat().st_mode) as file:
             _copy(path, file, f"{shard}/")
             Path(f"{path}{SUFFIX}").unlink(missing_ok=True)
     except tarfile.TarError as error:

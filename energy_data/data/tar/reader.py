@@ -1,7 +1,7 @@
 """Reading samples out of tars: where those of a block are, and what is in them.
 
 The C part locates samples, and reads plain ones: a block at a time, neighbours together. It returns
-None for a sample with anything special about it. `read_strictly` reads those, one header at a time;
+None for a sample that is not plain. `read_strictly` reads those, one header at a time;
 it is the only code that finds out what is wrong with a sample, and reads everything where no C part
 is installed.
 """

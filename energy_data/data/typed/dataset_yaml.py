@@ -17,7 +17,7 @@ import yaml
 from attrs import field, frozen
 
 from energy_data.data.decode.parts import PartFilter, SampleDecoder
-from energy_data.data.files.local import write_whole
+from energy_data.data.files.local import write_atomically
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.tar.nv_meta import DATASET, FOLDER, SPLIT, is_inside, read_mapping
 from energy_data.data.typed.field_map import FieldMap
@@ -301,7 +301,7 @@ def definition_of(
 def write_definition(path: Path, definition: Mapping[str, Any], name: str) -> None:
     """Write a dataset.yaml under the given name into a prepared folder."""
     text = yaml.safe_dump(dict(definition), sort_keys=False, allow_unicode=True)
-    write_whole(str(path / FOLDER / name), text.encode(), path.stat().st_mode)
+    write_atomically(str(path / FOLDER / name), text.encode(), path.stat().st_mode)
 
 
 def has_loader(path: Path) -> bool:
@@ -328,7 +328,7 @@ def write_loader(path: Path, kind: type[Sample], parts: Sequence[str]) -> Path:
         f"    return part in {tuple(parts)!r}\n"
     )
     file = path / FOLDER / LOADER
-    write_whole(str(file), text.encode(), path.stat().st_mode)
+    write_atomically(str(file), text.encode(), path.stat().st_mode)
     return file
 
 
