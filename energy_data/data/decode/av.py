@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from math import floor, inf
 from typing import Any, BinaryIO, Literal
 
@@ -270,21 +270,12 @@ def _shown(container: Any, start: float, end: float) -> Iterator[Any]:
     stream = container.streams.video[0]
     if start > 0:
         container.seek(floor(start / stream.time_base), stream=stream)
-    before = None
-    for frame in container.decode(video=0):
-        if _begin(frame) > max(end, start) and before is None:
+    frames = chain(container.decode(video=0), [None])
+    for frame, following in pairwise(frames):
+        if _begin(frame) > max(start, end):
             return
-        if _begin(frame) <= start:
-            before = frame
-            continue
-        if before is not None:
-            yield before
-            before = None
-        if _begin(frame) > end:
-            return
-        yield frame
-    if before is not None:
-        yield before
+        if following is None or _begin(following) > start:
+            yield frame
 
 
 def _sound(container: Any, first: int, end: float) -> npt.NDArray[Any] | None:

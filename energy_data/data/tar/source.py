@@ -78,10 +78,9 @@ class WebdatasetSource(Source):
     @property
     def can_read_rows(self) -> bool:
         """Whether samples have a raw tensor, and no code of the user sees it before its batch."""
-        possible = (
-            self.tensor is not None and not self.part.excluded
-        )  # excluded rows would be wasted
-        return possible and type(self) is WebdatasetSource
+        if self.tensor is None or self.part.excluded:  # excluded rows would be wasted
+            return False
+        return type(self) is WebdatasetSource
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self.path, self.options, self.fingerprint)
@@ -110,20 +109,6 @@ class WebdatasetSource(Source):
         places = order.tolist()
         return _in_order(places, _read(requests, places if rows else None))
 
-    def _admit(self, sample: Sample | SampleError) -> Sample | SampleError:
-        if not self.part.excluded or isinstance(sample, SampleError):
-            return sample
-        source: SampleSource = sample["__sources__"][0]
-        if f"{source.shard}/{sample['__key__']}" not in self.part.excluded:
-            return sample
-        return ExcludedError(
-            "left out by `exclude` in split.yaml.",
-            dataset=source.dataset,
-            shard=source.shard,
-            key=sample["__key__"],
-            index=source.index,
-        )
-
 
 Requests = list[tuple[WebdatasetSource, list[int]]]
 
@@ -148,10 +133,10 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
             return [sample for request in requests for sample in _read([request])]
         error.dataset = requests[0][0].path
         raise
-    if some_excluded:
-        owners = (source for source, wanted in requests for _ in wanted)
-        return [owner._admit(sample) for owner, sample in zip(owners, found, strict=True)]
-    return found
+    if not some_excluded:
+        return found
+    parts = (source.part for source, wanted in requests for _ in wanted)
+    return [_admitted(part, sample) for part, sample in zip(parts, found, strict=True)]
 
 
 def _read_rows(
@@ -169,6 +154,22 @@ def _read_rows(
         return None
     rows = new_rows(count, tensor.shape, tensor.dtype)
     return None if rows is None else read_into_rows(spans, order, rows, tensor)
+
+
+def _admitted(part: PartShards, sample: Sample | SampleError) -> Sample | SampleError:
+    """Return a sample, or the error that replaces it if it is excluded."""
+    if isinstance(sample, SampleError):
+        return sample
+    source: SampleSource = sample["__sources__"][0]
+    if f"{source.shard}/{sample['__key__']}" not in part.excluded:
+        return sample
+    return ExcludedError(
+        "left out by `exclude` in split.yaml.",
+        dataset=source.dataset,
+        shard=source.shard,
+        key=sample["__key__"],
+        index=source.index,
+    )
 
 
 def _raw_tensor(overrides: Mapping[str, Any]) -> RawTensor | None:
