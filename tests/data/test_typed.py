@@ -64,6 +64,13 @@ def test_fields_are_taken_from_parts_and_from_within_them(folder):
     assert [one.text for one in samples] == [f"text {n}" for n in range(6)]
 
 
+def test_what_is_read_is_counted(folder):
+    say(folder, sample_type=TEXT, field_map={"text": "txt"})
+    source = open_typed(folder)
+    read(source)
+    assert source.bytes_read == 6 * 3 * 1024
+
+
 def test_a_sample_says_which_it_is_and_where_from(folder):
     say(folder, sample_type=TEXT, field_map={"text": "txt"}, subflavors={"a": 1, "b": 2})
     source = open_typed(folder, decoder=SampleDecoder(), subset=(2, 6), subflavors={"b": 3})

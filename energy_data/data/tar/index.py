@@ -24,7 +24,6 @@ from rich.progress import track
 
 from energy_data.data.files.local import (
     LocalFile,
-    Version,
     Window,
     open_current,
     version_of,
@@ -152,23 +151,21 @@ def shard_opener(part: PartShards) -> Callable[[int], Shard]:
     It raises StructureError for a shard without an index, or with one of another tar. A shard that
     was replaced before the first call for it is opened again, even if it was open already.
     """
-    known: dict[int, tuple[str, str, int, Version | None, Version | None]] = {}
+    known: dict[int, tuple[str, str, int, str]] = {}
 
     def open_shard(number: int) -> Shard:
         facts = known.get(number)
         if facts is None:
             tar, index = part.paths(number)
-            versions = version_of(tar), version_of(index)
-            facts = known[number] = (tar, index, part.counts[number], *versions)
+            versions = str((version_of(tar), version_of(index)))  # text remembers its hash
+            facts = known[number] = (tar, index, part.counts[number], versions)
         return _open_shard(*facts)
 
     return open_shard
 
 
 @lru_cache(maxsize=256)
-def _open_shard(
-    tar: str, index: str, count: int, _tar: Version | None, _index: Version | None
-) -> Shard:
+def _open_shard(tar: str, index: str, count: int, _versions: str) -> Shard:
     """Open a shard; those used last stay open, in any version."""
     file = open_current(tar)
     offsets = load_index(index, file, count, _ADVICE)

@@ -7,6 +7,7 @@ source.read(np.arange(4))  # -> [CaptioningSample(image=..., caption=...), ...]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ class TypedSource(Source):
     def part(self) -> Any:
         """The part of a dataset of tars; None for other formats."""
         return getattr(self.inner, "part", None)
+
+    @property
+    def bytes_read(self) -> int | None:  # type: ignore[override]  # counted by the inner source
+        """What the inner source has read so far."""
+        return self.inner.bytes_read
+
+    @property
+    def tokens_per_sample(self) -> Fraction | None:
+        """Mean tokens per sample if the index of the dataset has it."""
+        return self.inner.tokens_per_sample
 
     @property
     def _first(self) -> int:
