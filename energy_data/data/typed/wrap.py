@@ -64,7 +64,7 @@ def open_typed(
         policy: The code that dataset.yaml may name; None: what the environment allows.
         typing: What dataset.yaml declares; None: it is read.
 
-    Raises SpecError for what does not exist, and with every error of dataset.yaml; StructureError
+    Raises SpecError for what does not exist, and for an error in dataset.yaml; StructureError
     for damaged files.
     """
     if typing is None:
