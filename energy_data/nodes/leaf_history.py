@@ -93,20 +93,21 @@ def are_references(refs: Any, num_leaves: int) -> bool:
 
 
 def held(node: Node[Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield the samples that nodes under `node` have drawn and not returned.
+    """Yield the samples that nodes under `node` have drawn and not returned, each once.
 
-    As leaf id, epoch, sample number.
+    As leaf id, epoch, sample number. Parts of one sample may be pending in several nodes.
     """
-    for inner in nodes_of(node):
-        for tree, reference in inner.pending_refs:
-            assert isinstance(tree, ReferencesNode)
-            if not are_references((reference,), len(tree.entries)):
-                raise StateError(
-                    f"state: it is damaged, it has the reference {reference} to one of "
-                    f"{len(tree.entries)} leaves. Use another checkpoint."
-                )
-            entry, epoch, number = reference
-            yield tree.entries[entry].id, epoch, number
+    for tree, reference in dict.fromkeys(
+        pending for inner in nodes_of(node) for pending in inner.pending_refs
+    ):
+        assert isinstance(tree, ReferencesNode)
+        if not are_references((reference,), len(tree.entries)):
+            raise StateError(
+                f"state: it is damaged, it has the reference {reference} to one of "
+                f"{len(tree.entries)} leaves. Use another checkpoint."
+            )
+        entry, epoch, number = reference
+        yield tree.entries[entry].id, epoch, number
 
 
 def nodes_of(node: Node[Any]) -> Iterator[Node[Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TYPED = ROOT / "tests" / "loader" / "typed_batches.py"
+TYPED = ROOT / "tests" / "loading" / "typed_batches.py"
 CHECKERS = {"mypy": ["--strict"], "pyright": ["--pythonpath", sys.executable]}
 
 

@@ -10,11 +10,13 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading.runs import flat, in_order, loader_of
-from trees import batches, groups, joined, leaf, packs, samples
+from trees import batches, by_number, groups, joined, leaf, packs, samples
 
 from energy_data.core.context import Context
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.leaf_history import held
 from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.select_pack import SelectPackSpec
 from energy_data.nodes.stage import Stage
@@ -32,6 +34,10 @@ KEEPING = {"on_mismatch": "keep_matching"}
 def threes(drawn: list) -> list:
     """All samples of a buffer, in threes."""
     return [drawn[n : n + 3] for n in range(0, len(drawn), 3)]
+
+
+def singles(drawn: list) -> list:
+    return [[sample] for sample in drawn]
 
 
 def bodies(order):
@@ -274,3 +280,15 @@ def test_what_was_held_comes_first_in_a_stage_whose_weights_follow_the_run_too()
     again = loader_of(plan(("b", None, later)), lanes=2)
     again.load_state_dict(plain(loader.state_dict()), **KEEPING)
     check(given + in_order([again], 20), again, 2)
+
+
+def test_a_sample_with_parts_in_several_nodes_is_handed_back_once():
+    parts = EncodeSpec(of=samples(X), encode=by_number)
+    ones = SelectPackSpec(of=parts, select=singles, pack=joined, buffer_size=7)
+    node = groups(ones, 3).build(Context())
+    handed_back = []
+    for _ in range(8):
+        node.take(1)
+        handed_back.append(list(held(node)))
+    assert any(handed_back)
+    assert all(len(waiting) == len(set(waiting)) for waiting in handed_back)
