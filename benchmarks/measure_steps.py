@@ -36,8 +36,9 @@ def loader_of(way: str, dataset: SavableDataset) -> Loader:
     if way == "without":
         return get_loader(dataset)
     if way == "known":
-        of = EncodeSpec(of=dataset.spec.of)
-        spec = evolve(dataset.spec, of=of, collate=DefaultTaskEncoder().collate)
+        encoder = DefaultTaskEncoder()
+        of = EncodeSpec(of=dataset.spec.of, encode=encoder.encode_sample)
+        spec = evolve(dataset.spec, of=of, collate=encoder.batch)
         return get_loader(evolve(dataset, spec=spec), docs_per_step=DocsPerStep(target=256))
     return get_loader(dataset, docs_per_step=DocsPerStep(target=256, lookahead=int(way)))
 
