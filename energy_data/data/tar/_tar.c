@@ -200,12 +200,10 @@ int turn_to_file(Files *files, Py_ssize_t row)
 }
 
 static PyMethodDef METHODS[] = {
-    {"columns_of", columns_of, METH_VARARGS, columns_of_doc},
     {"in_order", in_order, METH_VARARGS, in_order_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
     {"read_plain", read_plain, METH_VARARGS, read_plain_doc},
     {"read_rows", read_rows, METH_VARARGS, read_rows_doc},
-    {"sources_of", sources_of, METH_VARARGS, sources_of_doc},
     {NULL, NULL, 0, NULL},
 };
 

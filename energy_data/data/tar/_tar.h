@@ -54,7 +54,7 @@ int item_at(PyObject *list, Py_ssize_t place, Py_ssize_t *value);
 /* Sets where row `row` is. */
 int span(PyObject *begins, PyObject *ends, Py_ssize_t row, int64_t *begin, int64_t *end);
 
-/* Returns a sample without parts. origin: its `spans.Origin`; source: its `__sources__`. */
+/* Returns a sample without parts. origin: its `reader.Origin`; source: its `__sources__`. */
 PyObject *begun(const char *key, Py_ssize_t length, PyObject *origin, PyObject *source);
 
 /* Returns an object of a NamedTuple class; takes over the values, of which any may be NULL. */
@@ -63,10 +63,8 @@ PyObject *record(PyTypeObject *type, PyObject *const *values, Py_ssize_t count);
 /* Prepares this; once. */
 int prepare_names(void);
 
-PyObject *columns_of(PyObject *module, PyObject *args);
-PyObject *sources_of(PyObject *module, PyObject *args);
 PyObject *read_plain(PyObject *module, PyObject *args);
 PyObject *read_rows(PyObject *module, PyObject *args);
-extern const char columns_of_doc[], sources_of_doc[], read_plain_doc[], read_rows_doc[];
+extern const char read_plain_doc[], read_rows_doc[];
 
 #pragma GCC visibility pop

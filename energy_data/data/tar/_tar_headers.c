@@ -1,4 +1,4 @@
-/* Headers of tars and parts of samples. In Python: header.py, names.py. */
+/* Headers of tars and parts of samples. In Python: header.py. */
 
 #include "_tar.h"
 

@@ -21,7 +21,7 @@ typedef struct {
 
 /* The dataset of the sample before: mostly that of the next one too. */
 typedef struct {
-    PyObject *origin, *known; /* `spans.Origin`, `Decoders.known` */
+    PyObject *origin, *known; /* `reader.Origin`, `Decoders.known` */
     PyObject *decode_text;
     Part parts[REMEMBERED];
     int num_parts;
