@@ -96,7 +96,7 @@ def _lines(state: RunState) -> Iterator[str]:
     yield f"saved by: {'all ranks, or one' if ranks == 1 else f'rank {rank} of {ranks}'}"
     yield f"next micro-batch: {state.batch:,}"
     if state.epoch:
-        yield f"passes finished: {state.epoch:,}, this one began with {state.begun:,}"
+        yield f"passes finished: {state.epoch:,}, this one began with {state.epoch_start:,}"
     if state.step is not None:
         step, index = state.step["step"], state.step["index"]
         yield f"step: {step:,}, after {index} of its micro-batches"

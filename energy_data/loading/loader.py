@@ -224,7 +224,7 @@ class Loader(SavableDataLoader[T_batch]):
             lanes=self.num_lanes,
             tree=self._tree,
             epoch=position.epoch,
-            begun=position.epoch_start,
+            epoch_start=position.epoch_start,
             batch=number,
             clock=number - (number - position.phase) % self._ranks,
             hosted=(self._rank, self._ranks),
@@ -354,7 +354,7 @@ class Loader(SavableDataLoader[T_batch]):
         if self._plan.staged is not None:
             check_stages(saved, nodes)
         phase = saved.clock % self._ranks
-        position = RunPosition(saved.epoch, saved.begun, saved.batch, phase)
+        position = RunPosition(saved.epoch, saved.epoch_start, saved.batch, phase)
         self._move(_states(nodes), saved.lanes, position)
         self._gone = gone
 

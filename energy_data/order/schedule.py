@@ -98,7 +98,7 @@ class Clock:
             raise ValueError(f"first_microbatch must be >= 0, got {self.first_microbatch}")
 
     def knows(self, unit: Unit) -> bool:
-        """Whether places in this unit can be told."""
+        """Return whether positions in this unit are known."""
         if unit == "steps":
             return self.microbatches_per_step is not None
         return unit == "samples" or self.tokens_per_sample is not None

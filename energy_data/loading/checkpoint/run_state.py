@@ -105,12 +105,12 @@ class RunState:
     lanes: int
     tree: str
     epoch: int
-    begun: int
+    epoch_start: int
     batch: int  # the next of these lanes
     clock: int  # the first micro-batch of the round: the same on all ranks, which `batch` is not
     hosted: tuple[int, int]  # (r, R): the lanes = r (mod R)
     places: dict[int, State]  # lane -> the state of its tree
-    start: State  # of a tree whose lane has not begun
+    start: State  # of a lane that has drawn nothing
     step: dict[str, Any] | None = None
     gone: RemovedLeaves = field(factory=RemovedLeaves)  # leaves that edits removed
 
@@ -137,7 +137,7 @@ class RunState:
                 str(lane): [
                     self.next_of(lane),
                     self.epoch,
-                    self.begun,
+                    self.epoch_start,
                     *_differences(place, start),
                 ]
                 for lane, place in sorted(places.items())
@@ -168,7 +168,9 @@ class RunState:
         places = {lane: _changed(start, row[3:]) for lane, row in rows.items()}
         run = start.pop(_OF_RUN, {})
         of_lanes = {lane: place.pop(_OF_RUN, {}) for lane, place in places.items()}
-        passes = {(_count(epoch), _count(begun)) for _, epoch, begun, *_ in rows.values()}
+        passes = {
+            (_count(epoch), _count(epoch_start)) for _, epoch, epoch_start, *_ in rows.values()
+        }
         batches = [_count(row[0]) for row in rows.values()]
         hosted = _hosted(sorted(rows), lanes)
         if wrong := [lane for lane, row in rows.items() if row[0] % lanes != lane]:
@@ -176,15 +178,15 @@ class RunState:
         clock = _clock(run, min(batches), hosted[1], lanes)
         if len(passes) > 1 or max(batches) - min(batches) >= lanes or clock < 0:
             raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
-        ((epoch, begun),) = passes
-        if begun > min(batches):
-            raise ValueError(f"a pass that began at {begun}, at micro-batch {min(batches)}")
+        ((epoch, epoch_start),) = passes
+        if epoch_start > min(batches):
+            raise ValueError(f"a pass that began at {epoch_start}, at micro-batch {min(batches)}")
         return cls(
             seed=_typed(int, state["seed"]),
             lanes=lanes,
             tree=_typed(str, state["tree"]),
             epoch=epoch,
-            begun=begun,
+            epoch_start=epoch_start,
             batch=min(batches),
             clock=clock,
             hosted=hosted,
@@ -285,7 +287,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.begun, s.hosted[1], s.step, s.gone.prints)
+            (s.seed, s.lanes, s.tree, s.epoch, s.epoch_start, s.hosted[1], s.step, s.gone.prints)
             for s in (first, state)
         )
         if ours != theirs:

@@ -165,7 +165,7 @@ class StepPosition:
     @classmethod
     def of(cls, saved: RunState, ranks: int) -> StepPosition:
         """Return a saved position for a run on `ranks` ranks; StateError if it is damaged."""
-        epoch, start = saved.epoch, saved.begun
+        epoch, start = saved.epoch, saved.epoch_start
         if saved.step is None:
             given = (saved.clock - start) // ranks
             return cls(epoch=epoch, epoch_start=start, base=saved.clock, given=given)
