@@ -50,7 +50,7 @@ PartFilter = Callable[[str], bool]
 
 LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
 # typeshed does not declare `scan_once`.
-_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # see above
 _MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
 
 
