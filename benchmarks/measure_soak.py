@@ -18,7 +18,7 @@ from benchmarks.measure import descendants, leave, memory_mb
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
-from energy_data.loading.workers.pool import PoolOptions, ProcessPool
+from energy_data.loading.workers.pool import PoolOptions, WorkerPool
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.read import ReadSpec
@@ -48,7 +48,7 @@ def main() -> None:
         spec=BatchSpec(of=read, batch_size=1, collate=collated),
         worker_config=WorkerConfig(0, 1, 2, lanes=8),
     )
-    loader = Loader(dataset, ProcessPool(dataset, PoolOptions(prefetch=4)))
+    loader = Loader(dataset, WorkerPool(dataset, PoolOptions(prefetch=4)))
     kept: deque[Any] = deque(maxlen=KEPT)
     looks, began = [], time.perf_counter()
     for count, batch in enumerate(loader, 1):

@@ -16,8 +16,8 @@ from energy_data.loading.loader import Loader
 from energy_data.loading.savable_loader import SavableDataLoader
 from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.loading.transport.device import Cuda, OnDevice
-from energy_data.loading.workers.pool import PoolOptions, ProcessPool, StartMethod
-from energy_data.loading.workers.thread import ThreadPool
+from energy_data.loading.workers.pool import PoolOptions, WorkerPool
+from energy_data.loading.workers.protocol import StartMethod
 from energy_data.order.step_rules import DocsPerStep
 
 T = TypeVar("T")
@@ -116,10 +116,8 @@ def host_of(
     host: LaneRunner = InProcess(dataset)
     if dataset.worker_config.num_workers:
         pinned = cuda.available() if pin_memory == "auto" else pin_memory
-        if options.start_method == "thread":
-            host = ThreadPool(dataset, evolve(options, pin=cuda.pinner if pinned else None))
-        else:
-            host = ProcessPool(dataset, evolve(options, pin=cuda.pin if pinned else None))
+        pin = cuda.pinner if options.start_method == "thread" else cuda.pin
+        host = WorkerPool(dataset, evolve(options, pin=pin if pinned else None))
     if device is not None and torch.device(device).type != "cpu":
         host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
     return host

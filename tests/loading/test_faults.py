@@ -20,8 +20,8 @@ from trees import batches, samples
 
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loading.workers import process
-from energy_data.loading.workers.pool import PoolOptions, WorkerError
-from energy_data.loading.workers.protocol import Start
+from energy_data.loading.workers.pool import PoolOptions
+from energy_data.loading.workers.protocol import Start, WorkerError
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import LeafSpec
 from loading import encoders
@@ -145,12 +145,12 @@ def test_how_a_worker_ended_while_starting_is_known_though_the_fork_server_sees_
     monkeypatch,
 ):
     monkeypatch.setattr(process, "main", encoders.ends_at_once)
-    worker = process.WorkerProcess(b"", start_method="forkserver", prefetch=1, arena_bytes=1)
+    worker = process.WorkerProcess(b"", 0, start_method="forkserver", prefetch=1, arena_bytes=1)
     server = forkserver._forkserver._forkserver_pid
     os.kill(server, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (server, signal.SIGCONT)).start()
     with pytest.raises(EnergyDataError, match="it ended while starting, exit code 3"):
-        worker.check_start()
+        worker.fate()
     worker.close()
 
 
@@ -291,17 +291,16 @@ def test_a_lambda_is_an_error_that_says_what_to_do(method):
     assert crew(loader) == []
 
 
-def test_a_dataset_that_cannot_be_made_in_a_worker_is_an_error_however_late_the_worker_is_heard():
-    worker = process.WorkerProcess(b"", start_method="fork", prefetch=1, arena_bytes=1 << 20)
-    assert not worker.has_ended(0.5)
-    worker.begin(Start(batch=0, stride=1, num_lanes=1, places={}, traced=False))
-    with pytest.raises(SpecError, match="arrived in the worker process, but cannot be made there"):
-        worker.receive(10)
+def test_a_dataset_that_cannot_be_made_in_a_worker_is_an_error():
+    worker = process.WorkerProcess(b"", 0, start_method="fork", prefetch=1, arena_bytes=1 << 20)
+    worker.begin(Start(batch=0, stride=1, num_lanes=1, places={0: {}}, traced=False))
+    with pytest.raises(SpecError, match=r"cannot be made in the worker .* start_method="):
+        worker.open(worker.receive(10))
     worker.close()
 
 
 def test_a_worker_that_was_closed_is_gone_whatever_its_descriptors_are_by_now():
-    worker = process.WorkerProcess(b"", start_method="fork", prefetch=1, arena_bytes=1 << 20)
+    worker = process.WorkerProcess(b"", 0, start_method="fork", prefetch=1, arena_bytes=1 << 20)
     worker.close()
     pipes = [os.pipe() for _ in range(8)]  # nothing ever comes
     with pytest.raises(EOFError):

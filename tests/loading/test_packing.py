@@ -26,7 +26,7 @@ from trees import (
 from energy_data.core.cursor import as_tuples
 from energy_data.errors import StateError
 from energy_data.loading.checkpoint.run_state import MAX_BYTES, MAX_INLINE, pack, unpack
-from energy_data.loading.workers.pool import WorkerError
+from energy_data.loading.workers.protocol import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec

@@ -22,9 +22,9 @@ def channels():
 @pytest.mark.parametrize("size", [0, 100, 3_000_000])  # the last in many parts
 def test_messages_of_any_size_arrive_in_order(channels, size):
     sent = [Message(0, "error", number, error=(bytes(size), "text")) for number in range(3)]
-    sender = threading.Thread(target=lambda: [channels[0].send(message) for message in sent])
+    sender = threading.Thread(target=lambda: [channels[0].send(message.pack()) for message in sent])
     sender.start()
-    assert [channels[1].receive(Message) for _ in sent] == sent
+    assert [Message.unpack(channels[1].receive()) for _ in sent] == sent
     sender.join()
 
 
@@ -33,7 +33,7 @@ def test_an_end_in_the_middle_of_a_message_is_an_end(channels, begun):
     os.write(channels[0].fd, begun)
     channels[0].close()
     with pytest.raises(EOFError):
-        channels[1].receive(Message)
+        channels[1].receive()
 
 
 def test_a_closed_channel_has_no_descriptor_that_may_be_another_file_by_now(channels):

@@ -19,7 +19,7 @@ from energy_data.loading.steps.exchange import Exchange
 from energy_data.loading.steps.grouper import StepGrouper
 from energy_data.loading.transport.arena import ArenaFullError
 from energy_data.loading.transport.device import OnDevice
-from energy_data.loading.workers.pool import PoolOptions, ProcessPool
+from energy_data.loading.workers.pool import PoolOptions, WorkerPool
 from energy_data.order.step_rules import DocsPerStep
 from loading.steps import STREAM, WAIT_S, plain, stream, together, varying
 from loading.test_device import DEVICE, FakeCuda
@@ -39,7 +39,7 @@ def loader_of(spec, workers=2, arena_bytes=1 << 30, cuda=None, **rules):
     config = WorkerConfig(num_workers=workers, lanes=8)
     dataset = SavableDataset(spec=spec, worker_config=config)
     options = PoolOptions(start_method="fork", arena_bytes=arena_bytes)
-    host = ProcessPool(dataset, options) if workers else InProcess(dataset)
+    host = WorkerPool(dataset, options) if workers else InProcess(dataset)
     if cuda is not None:
         host = OnDevice(host, DEVICE, 1, cuda)
     return StepGrouper(Loader(dataset, host, in_steps=True), DocsPerStep(**rules))
@@ -137,7 +137,7 @@ def test_what_a_worker_of_one_rank_raises_is_told_to_the_others():
         dataset = SavableDataset(
             spec=stream(varying if rank else bad, size=100), worker_config=config
         )
-        host = None if rank else ProcessPool(dataset, PoolOptions(start_method="fork"))
+        host = None if rank else WorkerPool(dataset, PoolOptions(start_method="fork"))
         rules = DocsPerStep(target=12, timeout_s=WAIT_S)
         loader = Loader(dataset, host, in_steps=True)
         loaders.append(StepGrouper(loader, rules, Exchange(config, WAIT_S, store)))

@@ -16,8 +16,8 @@ from trees import batches, finite, leaf, samples
 
 from energy_data.core.user_call import ErrorPolicy
 from energy_data.errors import SpecError
-from energy_data.loading.workers import thread
-from energy_data.loading.workers.pool import WorkerError
+from energy_data.loading.workers import worker
+from energy_data.loading.workers.protocol import WorkerError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.leaf import Leaf
@@ -104,7 +104,7 @@ def test_a_sample_that_hangs_is_an_error_with_sample_and_stack_and_can_be_made_l
     assert "working on dataset x, shard memory, key x/17, sample 17" in str(error)
     assert "in hangs" in str(error)
     assert "in _encoded" in str(error)
-    assert thread.__file__ not in str(error)
+    assert worker.__file__ not in str(error)
     at = -1 if loader.last_batch is None else loader.last_batch
     gate.set()
     again = list(islice(loader, 10))
@@ -116,7 +116,7 @@ def test_a_sample_that_hangs_is_an_error_with_sample_and_stack_and_can_be_made_l
 def test_a_thread_that_hangs_holds_up_nobody_at_the_end(gate, caplog):
     loader = worker_loader(encoding(hangs), workers=2, start_method="thread", prefetch=8)
     list(islice(loader, 2))
-    until(lambda: any(not w._prefetcher.waiting for w in crew(loader)), "nobody works", US)
+    until(lambda: any(not w.waiting for w in crew(loader)), "nobody works", US)
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 5
@@ -190,7 +190,9 @@ class NotMadeAgain:
 def test_a_dataset_that_cannot_be_made_again_is_an_error_that_says_so():
     loader = worker_loader(encoding(NotMadeAgain()), start_method="thread")
     for _ in range(2):
-        assert "cannot be made from its pickled form (as told)" in str(error_of(loader, Exception))
+        assert "cannot be made in the worker from its pickled form (as told)" in str(
+            error_of(loader, Exception)
+        )
     loader.close()
 
 

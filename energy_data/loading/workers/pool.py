@@ -6,41 +6,34 @@ that a worker has made since may be lost: a worker that starts again makes the s
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import pickle
-from abc import abstractmethod
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import field, frozen
 
 from energy_data.core.cursor import State
 from energy_data.core.profiler import STARTING, Profiler
-from energy_data.errors import EnergyDataError, SpecError, add_note
+from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loading.lanes import Journal, LaneRunner, Taken
-from energy_data.loading.transport.arena import ArenaFullError
-from energy_data.loading.workers.process import (
-    ProcessMethod,
-    WorkerProcess,
-    portable_dataset,
-    prepare,
-    stop,
+from energy_data.loading.workers.process import WorkerProcess, portable_dataset, prepare
+from energy_data.loading.workers.protocol import (
+    PEER_GONE,
+    Message,
+    Start,
+    StartMethod,
+    Worker,
+    WorkerError,
 )
-from energy_data.loading.workers.protocol import PEER_GONE, Message, Start
+from energy_data.loading.workers.thread import WorkerThread
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
 
 log = logging.getLogger(__name__)
-
-StartMethod = ProcessMethod | Literal["thread"]
-
-
-class WorkerError(EnergyDataError):
-    """A worker failed for good: it died or hung repeatedly, or its error cannot be unpickled."""
 
 
 @frozen(kw_only=True)
@@ -73,18 +66,7 @@ class PoolOptions:
             )
 
 
-class Worker(Protocol):
-    """One worker, as the pool sees it."""
-
-    @property
-    def slots_in_use(self) -> int:
-        """The number of live batches in memory that the worker shares with the trainer."""
-
-
-W = TypeVar("W", bound=Worker)
-
-
-class WorkerPool(LaneRunner, Generic[W]):
+class WorkerPool(LaneRunner):
     """Runs lanes in workers; lane number n of the rank belongs to worker n mod the workers.
 
     An exception that interrupts `take` (KeyboardInterrupt) ends all workers. The next `take` starts
@@ -98,30 +80,18 @@ class WorkerPool(LaneRunner, Generic[W]):
         self._journal = Journal()
         self._num_lanes = 1
         self._owner: dict[int, int] = {}  # lane -> worker
-        self._workers: dict[int, W] = {}
+        self._workers: dict[int, Worker] = {}
         self._stale: set[int] = set()  # workers that need a new start
+        self._failures: dict[int, tuple[int, int]] = {}  # worker -> micro-batch, failures at it
         self._process = os.getpid()
         self.profiler = Profiler()
+        prepare(options.start_method)  # imports while the trainer makes its model
+        self._stop_at_end()
 
-    @abstractmethod
-    def _start(self, number: int) -> W:
-        """Return a new worker. Does not wait for it."""
-
-    @abstractmethod
-    def _begin(self, number: int, start: Start) -> bool:
-        """Let a worker start at a position; false if it is gone, and another must be started."""
-
-    @abstractmethod
-    def _receive(self, number: int, batch: int) -> Message | None:
-        """Return the next message of a worker; None if the worker needs a new start."""
-
-    @abstractmethod
-    def _open(self, number: int, message: Message) -> list[Any]:
-        """Return the micro-batch of a message, nothing if it was skipped; or raise its error."""
-
-    @abstractmethod
-    def _stop(self, workers: Iterable[W]) -> None:
-        """End some workers, all at once."""
+    def _stop_at_end(self) -> None:
+        # Not `weakref.finalize`: at exit, multiprocessing waits for its children, which end when we
+        # close their connections. Its own finalizers run before it waits.
+        Finalize(self, _stop_all, (self._workers,), exitpriority=100)
 
     @property
     def slots_in_use(self) -> int:  # noqa: D102
@@ -136,7 +106,7 @@ class WorkerPool(LaneRunner, Generic[W]):
         self._stale = set(self._owner.values())
         idle = [self._workers.pop(n) for n in list(self._workers) if n not in self._stale]
         if self._process == os.getpid():
-            self._stop(idle)
+            stop(idle)
 
     def keep(self, batch: int) -> None:  # noqa: D102
         self._journal.keep(batch)
@@ -160,13 +130,14 @@ class WorkerPool(LaneRunner, Generic[W]):
         workers = [self._workers.pop(number) for number in list(self._workers)]
         self._stale = set(self._owner.values())
         if self._process == os.getpid():
-            self._stop(workers)
+            stop(workers)
 
     def _leave_to_parent(self) -> None:
         """In a forked process, forget the workers: they belong to the parent."""
         self._workers.clear()
         self._process = os.getpid()
         self._stale = set(self._owner.values())
+        self._stop_at_end()
 
     def _take(self, lane: int, batch: int) -> Sequence[Any]:
         for taken in self._journal.since(batch):  # the trainer did not get them
@@ -189,84 +160,44 @@ class WorkerPool(LaneRunner, Generic[W]):
 
     def _begin_stale(self, batch: int) -> None:
         """Let all workers start that need it. Waits for none, so they start in parallel."""
-        for number in sorted(self._stale):
-            if number not in self._workers:
-                self._workers[number] = self._start(number)
+        stride = self.dataset.worker_config.world_size
         while self._stale:
             number = min(self._stale)
             if number not in self._workers:
                 self._workers[number] = self._start(number)
             places = {n: self._places[n] for n, owner in self._owner.items() if owner == number}
-            stride = self.dataset.worker_config.world_size
-            if self._begin(number, Start(batch, stride, self._num_lanes, places, traced=False)):
+            traced = self._failures.get(number, (-1, 0))[0] >= batch
+            try:
+                self._workers[number].begin(Start(batch, stride, self._num_lanes, places, traced))
+            except PEER_GONE:
+                self._replace(number, batch)
+            else:
                 self._stale.discard(number)
 
-    def _hand_over(self, number: int, lane: int, batch: int, message: Message) -> Sequence[Any]:
-        assert message.batch == batch, f"worker {number} gave {message.batch}, not {batch}"
-        items = self._open(number, message)
-        self._journal.add(Taken(batch, lane, self._places[lane]))
-        self._places[lane] = message.state
-        self._stale.discard(number)
-        if message.kind == "end":
-            raise StopIteration
-        return items
-
-
-class ProcessPool(WorkerPool[WorkerProcess]):
-    """Runs lanes in worker processes."""
-
-    def __init__(self, dataset: SavableDataset[Any], options: PoolOptions) -> None:
-        super().__init__(dataset, options)
-        # Worker -> micro-batch, failures at it.
-        self._failures: dict[int, tuple[int, int]] = {}
-        prepare(self._method)  # imports while the trainer makes its model
-        self._stop_at_exit()
-
-    @property
-    def _method(self) -> ProcessMethod:
-        method = self.options.start_method
-        assert method != "thread", "threads are not processes"
-        return method
-
-    def _stop_at_exit(self) -> None:
-        # Not `weakref.finalize`: at exit, multiprocessing waits for its children, which end when we
-        # close their connections. Its own finalizers run before it waits.
-        Finalize(self, _stop_all, (self._workers, self._process), exitpriority=100)
-
-    def _leave_to_parent(self) -> None:
-        super()._leave_to_parent()
-        self._stop_at_exit()
-
-    def _stop(self, workers: Iterable[WorkerProcess]) -> None:
-        stop(workers)
-
-    def _start(self, number: int) -> WorkerProcess:
-        options = self.options
+    def _start(self, number: int) -> Worker:
+        """Return a new worker. Does not wait for it."""
+        options, method = self.options, self.options.start_method
         if self._portable is None:
-            self._portable = portable_dataset(self.dataset, self._method)
+            self._portable = portable_dataset(self.dataset, method)
+        if method == "thread":
+            pin = options.pin and options.pin()
+            return WorkerThread(self._portable, number, prefetch=options.prefetch, pin=pin)
         return WorkerProcess(
             self._portable,
-            start_method=self._method,
+            number,
+            start_method=method,
             prefetch=options.prefetch,
             arena_bytes=options.arena_bytes,
             pin=options.pin,
         )
 
-    def _begin(self, number: int, start: Start) -> bool:
-        failed_at, _ = self._failures.get(number, (-1, 0))
-        try:
-            self._workers[number].begin(start._replace(traced=failed_at >= start.batch))
-        except PEER_GONE:
-            self._restart(number, start.batch)
-            return False
-        return True
-
     def _receive(self, number: int, batch: int) -> Message | None:
+        """Return the next message of a worker; None if the worker needs a new start."""
         worker = self._workers[number]
         try:
             message = worker.receive(self.options.timeout_s)
         except PEER_GONE:
-            self._restart(number, batch)
+            self._replace(number, batch)
             return None
         except EnergyDataError:
             self._drop(number)
@@ -276,55 +207,43 @@ class ProcessPool(WorkerPool[WorkerProcess]):
             worker.starting_s = 0.0
         if message is None:
             self._report_silence(number, batch)
-        elif message.kind == "full" and self._found_room(number):
+        elif message.kind == "full" and worker.has_freed():
             return None
         return message
 
-    def _open(self, number: int, message: Message) -> list[Any]:
-        if message.kind in ("error", "full"):
-            raise _error_of(message, number)
-        items = []
-        if message.content is not None:
-            try:
-                items.append(self._workers[number].arena.read(message.content))
-            except Exception as error:
-                add_note(error, f"while unpickling a batch of worker {number} in the trainer")
-                raise
+    def _hand_over(self, number: int, lane: int, batch: int, message: Message) -> Sequence[Any]:
+        assert message.batch == batch, f"worker {number} gave {message.batch}, not {batch}"
+        items = self._workers[number].open(message)
         self._failures.pop(number, None)
+        self._journal.add(Taken(batch, lane, self._places[lane]))
+        self._places[lane] = message.state
+        self._stale.discard(number)
+        if message.kind == "end":
+            raise StopIteration
         return items
 
-    def _found_room(self, number: int) -> bool:
-        """Return whether the arena of a worker was full only of batches in reference cycles."""
-        gc.collect()
-        return self._workers[number].arena.has_freed
-
     def _report_silence(self, number: int, batch: int) -> None:
-        """Raise, or restart the worker, with its current sample and stacks."""
+        """Raise, or replace the worker, with its current sample and stacks."""
         sample, stacks = self._workers[number].ask()
+        self._drop(number)
         what = (
             f"gave nothing for {self.options.timeout_s:g} s at micro-batch {batch}, working on "
             f"{sample or 'an unknown sample'}\n{stacks}"
         )
         if self.options.on_timeout == "raise":
-            self._drop(number)
             raise WorkerError(f"worker {number}: it {what}\nRemove the sample, or raise timeout_s.")
         self._count_failure(number, batch, what)
 
-    def _restart(self, number: int, batch: int) -> None:
-        """Replace a process that is gone, from the last batch handed over."""
-        worker = self._workers[number]
+    def _replace(self, number: int, batch: int) -> None:
+        """Let a process that is gone be replaced, from the last batch handed over."""
         try:
-            worker.check_start()
-        except EnergyDataError:
+            what = self._workers[number].fate()
+        finally:
             self._drop(number)
-            raise
-        fate, sample, stacks = worker.fate(), worker.last_sample(), worker.last_stacks()
-        named = f", working on {sample}" if sample else ""
-        self._count_failure(number, batch, f"{fate}{named}" + (f"\n{stacks}" if stacks else ""))
+        self._count_failure(number, batch, what)
 
     def _count_failure(self, number: int, batch: int, what: str) -> None:
-        """Drop a worker that failed. WorkerError if there were too many failures at this batch."""
-        self._drop(number)
+        """Count a failure of a worker. WorkerError if there were too many at this batch."""
         failed_at, times = self._failures.get(number, (batch, 0))
         times = times + 1 if failed_at == batch else 1
         self._failures[number] = batch, times
@@ -342,25 +261,15 @@ class ProcessPool(WorkerPool[WorkerProcess]):
         self._workers.pop(number).close()
 
 
-def _error_of(message: Message, number: int) -> Exception:
-    """Return the worker's error, as the trainer raises it."""
-    assert isinstance(message.error, tuple)
-    pickled, text = message.error
-    note = f"in worker {number}, micro-batch {message.batch}:\n{text}"
-    if pickled is None:
-        return WorkerError(note)
-    try:
-        error: Exception = pickle.loads(pickled)  # noqa: S301 - pickled by our own worker
-    except Exception:  # noqa: BLE001 - its class is not here; the text contains it
-        return WorkerError(note)
-    if not isinstance(error, ArenaFullError):
-        add_note(error, note)
-    return error
+def stop(workers: Iterable[Worker]) -> None:
+    """End some workers, all at once."""
+    workers, begin = list(workers), time.monotonic()
+    for worker in workers:
+        worker.hang_up()
+    for worker in workers:
+        worker.close(max(0.0, begin + worker.stop_s - time.monotonic()))
 
 
-def _stop_all(workers: dict[int, WorkerProcess], owner: int) -> None:
-    """End the processes, unless this is a forked child, which has only copies."""
-    ours = list(workers.values())
+def _stop_all(workers: dict[int, Worker]) -> None:
+    stop(workers.values())
     workers.clear()
-    if os.getpid() == owner:
-        stop(ours)

@@ -16,22 +16,29 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from io import FileIO
 from multiprocessing import forkserver
+from multiprocessing.connection import wait
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from attrs import evolve
 
-from energy_data.errors import EnergyDataError, SpecError
-from energy_data.loading.transport.arena import ArenaReader
-from energy_data.loading.workers.protocol import Ack, Channel, Message, Start
-from energy_data.loading.workers.watchdog import process_stacks, read_report
-from energy_data.loading.workers.worker import BLOCKED_SIGNALS, Setup, main
+from energy_data.errors import EnergyDataError, SpecError, add_note
+from energy_data.loading.transport.arena import ArenaFullError, ArenaReader
+from energy_data.loading.workers.protocol import (
+    Channel,
+    Message,
+    Start,
+    StartMethod,
+    Worker,
+    WorkerError,
+    process_stacks,
+    read_report,
+)
+from energy_data.loading.workers.worker import ADVICE, BLOCKED_SIGNALS, Setup, main
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
-
-ProcessMethod = Literal["fork", "forkserver", "spawn"]
 
 _STOP_S = 1.0  # seconds workers have to end by themselves
 _KILL_S = 5.0  # seconds the kernel has to end a killed process; one stuck in the kernel stays
@@ -41,38 +48,25 @@ _SERVER_GONE = 255  # exit code in multiprocessing of all children of a dead for
 
 _START_LOCK = threading.Lock()
 
-_ADVICE = (
-    "Define the functions and classes it uses in a module, not inside a function, as a lambda or "
-    'in a notebook; or use start_method="fork", or num_workers=0.'
-)
-
 
 def portable_dataset(
-    dataset: SavableDataset[Any], start_method: ProcessMethod
+    dataset: SavableDataset[Any], start_method: StartMethod
 ) -> SavableDataset[Any] | bytes:
     """Return a dataset as a worker gets it. SpecError if it cannot be sent."""
     if start_method == "fork":
         return dataset
+    lean = copy(dataset)  # `replace` would check and warn again
+    config = evolve(dataset.worker_config, data_parallel_group=None)  # it stays in the trainer
+    object.__setattr__(lean, "worker_config", config)
     try:
-        return pickle.dumps(_without_group(dataset))
+        return pickle.dumps(lean)
     except Exception as error:
         raise SpecError(
-            f"worker: the dataset cannot be sent to a worker process ({error}). {_ADVICE}"
+            f"worker: the dataset cannot be sent to a worker process ({error}). {ADVICE}"
         ) from error
 
 
-def _without_group(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
-    """Return the dataset without its process group, which stays in the trainer."""
-    if dataset.worker_config.data_parallel_group is None:
-        return dataset
-    lean = copy(dataset)  # `replace` would check and warn again
-    object.__setattr__(
-        lean, "worker_config", evolve(dataset.worker_config, data_parallel_group=None)
-    )
-    return lean
-
-
-def prepare(start_method: ProcessMethod) -> None:
+def prepare(start_method: StartMethod) -> None:
     """Begin to start the fork server, where one is used. Does not wait for it; idempotent."""
     if start_method == "forkserver":
         with _START_LOCK, contextlib.suppress(ChildProcessError):  # `_start` reports it
@@ -80,17 +74,17 @@ def prepare(start_method: ProcessMethod) -> None:
             forkserver.ensure_running()
 
 
-class WorkerProcess:
-    """One worker process and the memory that it shares with the trainer.
+class WorkerProcess(Worker):
+    """One worker process and the memory that it shares with the trainer."""
 
-    If the process has ended, sending and receiving raise one of `protocol.PEER_GONE`.
-    """
+    stop_s = 1.0
 
     def __init__(
         self,
         dataset: SavableDataset[Any] | bytes,
+        number: int,
         *,
-        start_method: ProcessMethod,
+        start_method: StartMethod,
         prefetch: int,
         arena_bytes: int,
         pin: Any = None,
@@ -101,9 +95,6 @@ class WorkerProcess:
         began = time.perf_counter()
         ours, theirs = context.Pipe()
         self._channel = Channel(ours)
-        self._handle: FileIO | None = None
-        self._stacks: FileIO | None = None
-        _OPEN.add(self)
         environ = dict(os.environ) if start_method == "forkserver" else None
         setup = Setup(dataset, theirs, prefetch, arena_bytes, os.getpid(), environ, _collects())
         self.process = context.Process(target=main, args=(setup,), daemon=True)
@@ -114,12 +105,15 @@ class WorkerProcess:
             raise
         # At exit, multiprocessing would wait for it; a fork of this process would, too, in vain.
         getattr(multiprocessing.process, "_children", set()).discard(self.process)
-        self._handle = _open_process(self.process.pid)
         self._events = select.poll()
+        self._handle = _open_process(self.process.pid)
         self._events.register(self._sentinel, select.POLLIN)
-        self._events.register(ours.fileno(), select.POLLIN)
-        self._pin = pin
-        self._arena: ArenaReader | None = None  # until the worker sends it
+        self._events.register(self._channel.fd, select.POLLIN)
+        self._number, self._pin = number, pin
+        # Until the worker sends them: its memory, and the file with its stacks.
+        self._arena: ArenaReader | None = None
+        self._stacks: FileIO | None = None
+        _OPEN.add(self)
         self._is_closed = False
         self._generation = 0
         self._received = 0  # messages since the last Ack
@@ -133,7 +127,7 @@ class WorkerProcess:
         return self._arena
 
     @property
-    def slots_in_use(self) -> int:
+    def slots_in_use(self) -> int:  # type: ignore[override]  # of threads it is always 0
         """The number of batches in the memory of the worker that are alive."""
         return self._arena.in_use if self._arena else 0
 
@@ -151,18 +145,34 @@ class WorkerProcess:
             self._acknowledge()
             if not self._wait(timeout_s):
                 return None
-            message = self._channel.receive(Message)
-            assert message is not None, "workers send no orders"
+            message = Message.unpack(self._channel.receive())
             if message.content is not None:
                 self.arena.expect(message.content)
             self._received += 1
-            if message.kind == "unfit":
-                raise _unfit(message)
             if message.generation == self._generation:
                 return message
 
-    def check_start(self) -> None:
-        """Raise EnergyDataError if the process ended by itself before it was a worker."""
+    def open(self, message: Message) -> list[Any]:  # noqa: D102
+        if message.kind in ("error", "full"):
+            raise _error_of(message, self._number)
+        if message.content is None:
+            return []
+        try:
+            return [self.arena.read(message.content)]
+        except Exception as error:
+            add_note(error, f"while unpickling a batch of worker {self._number} in the trainer")
+            raise
+
+    def has_freed(self) -> bool:
+        """Return whether the arena was full only of batches in reference cycles."""
+        gc.collect()
+        return self.arena.has_freed
+
+    def fate(self) -> str:
+        """Return how the process ended, with its last sample and stacks.
+
+        EnergyDataError if it ended by itself before it was a worker.
+        """
         code = self._exit_code()
         if self._arena is None and code is not None and 0 <= code != _SERVER_GONE:
             raise EnergyDataError(
@@ -170,16 +180,17 @@ class WorkerProcess:
                 f'the script has no `if __name__ == "__main__":`, put the code that starts '
                 f"workers under one, or move the classes it uses into a module."
             )
-
-    def fate(self) -> str:
-        """Return how the process ended."""
-        code = self._exit_code()
         if code is None:
-            return "ended" if self.has_ended() else "closed its connection"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"was killed by {_signal_name(-code)}{hint}"
+            fate = "ended" if self.has_ended() else "closed its connection"
+        elif code >= 0:
+            fate = f"ended with exit code {code}"
+        else:
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            fate = f"was killed by {_signal_name(-code)}{hint}"
+        sample = read_report(self._arena.first_page).reported if self._arena else ""
+        stacks = self._last_stacks()
+        named = f", working on {sample}" if sample else ""
+        return f"{fate}{named}" + (f"\n{stacks}" if stacks else "")
 
     def _exit_code(self) -> int | None:
         """Return the exit code; None if the process does not end soon, or it is unknown."""
@@ -190,15 +201,7 @@ class WorkerProcess:
 
     def has_ended(self, timeout_s: float = 0) -> bool:
         """Return whether the process has ended, or does within the time."""
-        if self._is_closed:
-            return True
-        ended = select.poll()
-        ended.register(self._sentinel, select.POLLIN)
-        return bool(ended.poll(timeout_s * 1000))
-
-    def last_sample(self) -> str:
-        """Return the last sample that the worker reported; may be empty."""
-        return read_report(self._arena.first_page).reported if self._arena else ""
+        return self._is_closed or bool(wait([self._sentinel], timeout_s))
 
     def ask(self) -> tuple[str, str]:
         """Return the current sample of the worker, and its stacks, even if it hangs."""
@@ -211,11 +214,11 @@ class WorkerProcess:
         deadline = time.monotonic() + _ANSWER_S
         while (report := read_report(self._arena.first_page)).answers == answers:
             if time.monotonic() > deadline:
-                return report.reported, self.last_stacks()
+                return report.reported, self._last_stacks()
             time.sleep(0.01)
-        return report.answered or report.reported, self.last_stacks()
+        return report.answered or report.reported, self._last_stacks()
 
-    def last_stacks(self) -> str:
+    def _last_stacks(self) -> str:
         """Return the stacks of a worker that crashed in C, or that was asked; else empty."""
         if self._stacks is None:
             return ""
@@ -249,9 +252,19 @@ class WorkerProcess:
 
     @property
     def _sentinel(self) -> int:
-        """A descriptor that becomes readable when the process ends."""
+        """A descriptor that becomes readable when the process ends.
+
+        That of multiprocessing also does when the fork server ends, which workers outlive.
+        """
         sentinel: int = self.process.sentinel
         return sentinel if self._handle is None else self._handle.fileno()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle.fileno(), number)
+            elif self.process.pid is not None and not self.has_ended():
+                os.kill(self.process.pid, number)
 
     def _receive_arena(self, timeout_s: float | None) -> bool:
         """Receive the worker's memory, which it sends first; false if it does not in time."""
@@ -277,15 +290,8 @@ class WorkerProcess:
     def _acknowledge(self) -> None:
         freed = self._arena.freed() if self._arena else []
         if freed or self._received:
-            self._channel.send(Ack(self._received, freed))
+            self._channel.send((self._received, freed))
             self._received = 0
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self._handle is not None:
-                signal.pidfd_send_signal(self._handle.fileno(), number)
-            elif self.process.pid is not None and not self.has_ended():
-                os.kill(self.process.pid, number)
 
 
 def _leave_to_parent() -> None:
@@ -298,14 +304,12 @@ _OPEN: WeakSet[WorkerProcess] = WeakSet()  # in this process
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def stop(workers: Iterable[WorkerProcess]) -> None:
-    """End some processes, all at once; whichever does not end in time is killed."""
-    workers = list(workers)
-    for worker in workers:
-        worker.hang_up()
-    deadline = time.monotonic() + _STOP_S
-    for worker in workers:
-        worker.close(max(0.0, deadline - time.monotonic()))
+def _open_process(process: int) -> FileIO | None:
+    """Return a handle that never refers to another process; None if there is no such thing."""
+    try:
+        return FileIO(os.pidfd_open(process))
+    except OSError:  # a kernel without it; or the process has ended, and was waited for
+        return None
 
 
 def _collects() -> bool:
@@ -314,7 +318,7 @@ def _collects() -> bool:
         return gc.isenabled()
 
 
-def _start(process: Any, setup: Setup, start_method: ProcessMethod) -> None:
+def _start(process: Any, setup: Setup, start_method: StartMethod) -> None:
     """Start a process, and close our copy of its end of the connection.
 
     EnergyDataError if this process cannot start one by this method.
@@ -332,7 +336,7 @@ def _start(process: Any, setup: Setup, start_method: ProcessMethod) -> None:
 
 
 @contextlib.contextmanager
-def _starting(start_method: ProcessMethod, dataset: SavableDataset[Any] | bytes) -> Iterator[None]:
+def _starting(start_method: StartMethod, dataset: SavableDataset[Any] | bytes) -> Iterator[None]:
     """Prepare this process for the start of another.
 
     The child imports the user's `__main__` only if something in the dataset comes from there, so a
@@ -356,20 +360,20 @@ def _starting(start_method: ProcessMethod, dataset: SavableDataset[Any] | bytes)
         sys.modules["__main__"] = main_module
 
 
-def _unfit(message: Message) -> SpecError:
+def _error_of(message: Message, number: int) -> Exception:
+    """Return the worker's error, as the trainer raises it."""
     assert isinstance(message.error, tuple)
-    return SpecError(
-        f"worker: the dataset arrived in the worker process, but cannot be made there. "
-        f"{_ADVICE} In the worker:\n{message.error[1]}"
-    )
-
-
-def _open_process(process: int) -> FileIO | None:
-    """Return a handle that never refers to another process; None if there is no such thing."""
+    pickled, text = message.error
+    note = f"in worker {number}, micro-batch {message.batch}:\n{text}"
+    if pickled is None:
+        return WorkerError(note)
     try:
-        return FileIO(os.pidfd_open(process))
-    except OSError:  # a kernel without it; or the process has ended, and was waited for
-        return None
+        error: Exception = pickle.loads(pickled)  # noqa: S301 - pickled by our own worker
+    except Exception:  # noqa: BLE001 - its class is not here; the text contains it
+        return WorkerError(note)
+    if not isinstance(error, ArenaFullError):
+        add_note(error, note)
+    return error
 
 
 def _signal_name(number: int) -> str:
