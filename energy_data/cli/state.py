@@ -1,4 +1,4 @@
-"""`energy-data state`: what a saved state contains, and the state some batches later."""
+"""`energy-data state`: what a saved state contains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RunState, merge
-from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree, skipped
+from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree
 
 
 def saved_states(path: Path) -> list[Any]:
@@ -60,7 +60,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group("state")
 def command() -> None:
-    """Show saved states (JSON, or of torch.save), or move them to later batches."""
+    """Show saved states (JSON, or of torch.save)."""
 
 
 @command.command("show")
@@ -69,24 +69,6 @@ def show(file: tuple[Path, ...]) -> None:
     """Say where a run is, and how often each leaf was drawn. Several FILEs: those of all ranks."""
     for line in _lines(saved_run(file)):
         click.echo(line)
-
-
-@command.command("skip")
-@click.argument("file", type=_FILE)
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--batches", type=click.IntRange(min=1), required=True, help="Of all ranks together.")
-def skip(file: Path, out: Path, batches: int) -> None:
-    """Write to OUT, as JSON, the state of FILE that many micro-batches later. Reads no data.
-
-    To leave out the batches around a spike of the loss. A file of one rank's state becomes one of
-    that rank's; do it with those of all ranks.
-    """
-    states = [RunState.from_dict(state) for state in saved_states(file)]
-    moved = [skipped(state, batches) for state in states]
-    said = [state.to_dict() for state in moved]
-    out.write_text(json.dumps(said if len(said) != 1 else said[0]))
-    for before, after in zip(states, moved, strict=True):
-        click.echo(f"{out}: next micro-batch {before.batch:,} -> {after.batch:,}")
 
 
 def _lines(state: RunState) -> Iterator[str]:

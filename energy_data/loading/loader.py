@@ -140,7 +140,12 @@ class Loader(SavableDataLoader[T_batch]):
         length = self.dataset.virtual_epoch_length * self._ranks
         at = self.position
         if length and number - at.epoch_start >= length:
-            self.position = at._replace(epoch=at.epoch + 1, epoch_start=at.epoch_start + length)
+            if self.dataset.from_start:
+                self._start_run(self.num_lanes)
+                raise StopIteration
+            # Micro-batches of lanes that have ended count, although none was returned.
+            batch = max(at.batch, number - self._ranks + 1)
+            self.position = RunPosition(at.epoch + 1, at.epoch_start + length, batch, at.phase)
             raise StopIteration
 
     def has_ended(self, number: int | None = None) -> bool:
@@ -238,7 +243,10 @@ class Loader(SavableDataLoader[T_batch]):
         self._host.keep(position.next_of(self._rank, self._ranks))
 
     def begin_pass(self) -> None:
-        """Move to the beginning of the next pass."""
+        """Move to the beginning of the next pass; of the first one with `dataset.from_start`."""
+        if self.dataset.from_start:
+            self._start_run(self.num_lanes)
+            return
         nodes = self._nodes_before(None)
         for node in nodes.values():
             node.rewind()

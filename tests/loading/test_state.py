@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import random_trees
-from trees import KINDS, A, B, batches, finite, leaf, samples
+from trees import KINDS, A, B, batches, finite, leaf, packs, samples
 
 from energy_data import merge_states
 from energy_data.core.context import Context
@@ -26,6 +26,7 @@ from energy_data.errors import (
 )
 from energy_data.loading.checkpoint.saved_run import SavedTree, order_trees
 from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.passes import EpochizeSpec
 from loading.runs import in_order, loader_of, loaders_of, run
 
 BLEND = batches(samples(BlendSpec((Part(A, 5), Part(B, 2)))))
@@ -97,6 +98,34 @@ def test_a_finite_stream_saved_at_its_end_ends_at_once_and_then_begins_the_next_
     assert in_order([other]) == []
     assert list(iterator) == []
     assert in_order([other]) == in_order([loader]) != []
+
+
+@pytest.mark.parametrize(
+    ("order", "facts"),
+    [
+        (leaf("x", 10), {}),
+        (EpochizeSpec(of=leaf("x", 5), length=3), {}),
+        (leaf("x", 10), {"virtual_epoch_length": 3}),
+    ],
+)
+def test_a_validation_stream_saved_after_a_pass_starts_again_at_its_first_batch(order, facts):
+    loader, other = (loader_of(finite(order, 2), from_start=True, **facts) for _ in range(2))
+    expected, start = in_order([loader]), other.state_dict()
+    assert loader.state_dict() == start
+    other.load_state_dict(loader.state_dict())
+    assert in_order([other]) == in_order([loader]) == expected
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_virtual_epochs_of_a_pass_of_packs_can_be_saved_after_lanes_have_ended(length, ranks):
+    spec = batches(packs(samples(leaf("x", 30), deal=4)), 2)
+    facts = {"lanes": 8, "virtual_epoch_length": length}
+    loaders, others = (loaders_of(spec, ranks, **facts) for _ in range(2))
+    for _ in range(20):
+        for loader, other in zip(loaders, others, strict=True):
+            other.load_state_dict(loader.state_dict())
+        assert in_order(loaders) == in_order(others)
 
 
 def test_a_virtual_epoch_ends_after_its_batches_and_the_next_goes_on():

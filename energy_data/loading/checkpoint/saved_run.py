@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve, frozen
+from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
@@ -24,12 +24,10 @@ from energy_data.core.spec import Spec
 from energy_data.data.source import Source
 from energy_data.errors import SampleError, SpecError, StateError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState, pack, unpack
-from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
 from energy_data.nodes.leaf_history import LeafHistory, held
 from energy_data.nodes.references import LeafSpec, ReferencesNode, ReferencesSpec
 from energy_data.nodes.staged import StagedNode, StagedSpec
-from energy_data.nodes.unary import UnarySpec
 
 FEW_LEAVES = 200  # up to here sizes are saved also where only messages need them
 FINGERPRINT_DIGITS = 6  # detects accidents, not attacks: a state must stay small
@@ -266,55 +264,3 @@ class SavedRun:
         # Also of leaves whose samples are others now: how far they were with those before.
         pasts = {lane: self.past(lane).with_others(self.state.gone.past(lane)) for lane in lanes}
         return RemovedLeaves({name: prints[name] for name in names}, pasts)
-
-
-_ONE_BY_ONE = ("encode", "map", "read")  # nodes that return an item for each item
-
-
-def skipped(state: RunState, batches: int) -> RunState:
-    """Return the state so many micro-batches of all ranks later; reads no data.
-
-    The next batches are those of an uninterrupted run, if no sample that is left out would have
-    been bad or skipped: a run replaces such samples with the next.
-
-    Raises StateError if the number is not a multiple of the ranks that saved, and where the samples
-    of a micro-batch are known only after it was drawn: packs, groups, filters, stages, steps of
-    documents, and finite streams.
-    """
-    ranks = state.hosted[1]
-    if batches < 0 or batches % ranks:
-        raise StateError(
-            f"state: {batches} micro-batches are not so many for each of the {ranks} ranks that "
-            f"saved. Skip a multiple of {ranks}."
-        )
-    if state.step is not None:
-        raise _not_known("it is of steps of documents")
-    path, size = _batches_of(SavedTree.unpack(state.tree).spec)
-    places = {}
-    for lane, place in state.places.items():
-        taken = max(0, -(-(state.batch + batches - state.next_of(lane)) // state.lanes))
-        cursor = {**place[path], "draws": place[path]["draws"] + taken * size}
-        places[lane] = {**place, path: cursor}
-    return evolve(state, batch=state.batch + batches, clock=state.clock + batches, places=places)
-
-
-def _batches_of(spec: Spec) -> tuple[str, int]:
-    """Return the path of the order tree and the samples of a micro-batch."""
-    if not isinstance(spec, BatchSpec):
-        raise _not_known(f"its stream is made by a {spec.kind}")
-    path, of = "root/of", spec.of
-    while not isinstance(of, ReferencesSpec):
-        if of.kind not in _ONE_BY_ONE or not isinstance(of, UnarySpec) or not of.is_one_to_one:
-            what = f"{of.kind} of several" if of.kind in _ONE_BY_ONE else of.kind
-            raise _not_known(f"there is a {what} in its tree")
-        path, of = f"{path}/of", of.of
-    if of.deal:
-        raise _not_known("it is of a finite stream")
-    return path, spec.batch_size
-
-
-def _not_known(problem: str) -> StateError:
-    return StateError(
-        f"state: {problem}. How far so many micro-batches reach is known only when they are drawn: "
-        f"restore it, and draw them."
-    )
