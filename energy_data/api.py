@@ -11,8 +11,7 @@ from typing import Any, Generic, Literal, TypedDict, get_args
 from attrs import evolve
 from typing_extensions import TypeVar, Unpack
 
-from energy_data.config.compile import compile_split, compile_stream, steps_of
-from energy_data.config.draws import check_repetitions
+from energy_data.config.compile import check_repetitions, compile_split, compile_stream, steps_of
 from energy_data.config.load import load
 from energy_data.config.opening import Options
 from energy_data.core.context import Context, WorkerConfig

@@ -19,8 +19,7 @@ from energy_data.core.context import LANES_PER_RANK, Context
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
-from energy_data.order.schedule import Clock, Schedule
-from energy_data.order.weight_rule import shown_schedule
+from energy_data.order.schedule import Clock, Schedule, shown_schedule
 
 
 @click.command("inspect")

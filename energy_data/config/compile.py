@@ -1,7 +1,9 @@
-"""Compiling a split: leaves are opened, and recipes become the specs that run."""
+"""Compiling a split: leaves are opened, and recipes become the specs that run, within limits."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
@@ -20,9 +22,10 @@ from energy_data.core.recipe import parts_of, share_of, with_children
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, blend_by_tokens
-from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.passes import ConcatSpec
-from energy_data.nodes.references import LeafSpec, OrderSpec
+from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
+from energy_data.nodes.staged import StagedSpec
 from energy_data.order.schedule import Schedule
 from energy_data.order.step_rules import DocsPerStep
 
@@ -206,3 +209,71 @@ class _Compiler:
                 max_repetitions=None if repetitions is None else Fraction(str(repetitions)),
             )
         )
+
+
+def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | None = None) -> None:
+    """Raise SpecError if a run draws a leaf more often than its `max_repetitions` allow.
+
+    The draws are counted from the orders, including weights that change. Stages that end are
+    counted in full. A stream without an end is counted up to the budget. Without a budget it is not
+    checked, and the run stops with an error at the first draw that exceeds the limit.
+
+    Args:
+        spec: The tree of batches of a run.
+        samples: Samples that the run draws over all ranks.
+        tokens: The same in tokens, from the mean lengths of the leaves; for runs without stages.
+    """
+    for name, value in (("budget_samples", samples), ("budget_tokens", tokens)):
+        if value is not None and value < 1:
+            raise SpecError(f"{name}: must be >= 1, got {value}.")
+    if samples is not None and tokens is not None:
+        raise SpecError("budget: both `budget_samples` and `budget_tokens` are given. Keep one.")
+    if all(leaf.max_repetitions is None for _, leaf in leaf_entries(spec)):
+        return
+    if tokens is not None:
+        trees = _trees(spec)
+        if isinstance(spec, StagedSpec) or len(trees) != 1:
+            raise SpecError("budget_tokens: the run has several mixtures. Give `budget_samples`.")
+        samples = int(tokens / trees[0].of.mean_tokens)
+    leaves: dict[str, Leaf] = {}
+    drawn: Counter[str] = Counter()
+    for tree, draws in _draws(spec, samples):
+        node = tree.build(Context(lanes=1))
+        for leaf, count in zip(node.leaves, node.plan.ledger(draws, ()).tolist(), strict=True):
+            leaves[leaf.id] = leaf
+            drawn[leaf.id] += count
+    problems = [
+        f"leaf {leaf.id!r}: the run draws {drawn[leaf.id]:,} samples of it, but at most "
+        f"{leaf.most_draws:,} are allowed: it has {leaf.num_samples:,}, max_repetitions "
+        f"{float(leaf.max_repetitions):g}. Lower its weight, shorten the run, or allow more."
+        for leaf in leaves.values()
+        if leaf.max_repetitions is not None and drawn[leaf.id] > (leaf.most_draws or 0)
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def _draws(spec: Spec, budget: int | None) -> Iterator[tuple[ReferencesSpec, int]]:
+    """Yield the order trees of a run with the number of draws from each."""
+    if not isinstance(spec, StagedSpec):
+        trees = _trees(spec)
+        if budget is not None and len(trees) == 1:
+            yield trees[0], budget
+        return
+    for stage in spec.stages:
+        trees = list(stage.order_trees)
+        if len(trees) != 1:
+            return  # nodes above reading decide how often each is drawn from
+        clock = trees[0].clock
+        size = clock.samples_per_microbatch if clock else int(stage.params.get("batch_size", 0))
+        draws = None if stage.num_batches is None else stage.num_batches * size
+        if budget is not None:
+            draws = budget if draws is None else min(draws, budget)
+            budget -= draws
+        if not draws:
+            return
+        yield trees[0], draws
+
+
+def _trees(spec: Spec) -> list[ReferencesSpec]:
+    return [inner for _, inner in spec.walk() if isinstance(inner, ReferencesSpec)]

@@ -34,9 +34,10 @@ from energy_data.core.recipe import (
     InvalidValueError,
     Key,
     Rule,
+    did_you_mean,
     keys_of,
+    listed,
 )
-from energy_data.core.rules import did_you_mean, listed
 from energy_data.core.spec import InvalidRecipeError, Spec
 from energy_data.errors import SpecError
 

@@ -23,8 +23,7 @@ from energy_data.config.rules import (
     subset_range,
 )
 from energy_data.core import recipe
-from energy_data.core.recipe import Children, FieldProblem, Yaml
-from energy_data.core.rules import MAPPING, POSITIVE, TEXT, one_of
+from energy_data.core.recipe import MAPPING, POSITIVE, TEXT, Children, FieldProblem, Yaml, one_of
 from energy_data.core.spec import Spec, order_children
 from energy_data.data.join_table import Nonmatch
 from energy_data.nodes.blend import BlendSpec, Part
@@ -121,7 +120,6 @@ class PathSpec(UnopenedSpec):
     """`path`: one dataset, or another metadataset, as written."""
 
     kind = "path"
-    yaml: ClassVar[Yaml] = Yaml()
 
     path: str = recipe.key(
         TEXT,
@@ -175,7 +173,6 @@ class JoinSpec(UnopenedSpec):
     """`join`: several datasets as one, their samples matched by key, as written."""
 
     kind = "join"
-    yaml: ClassVar[Yaml] = Yaml()
 
     parts: tuple[JoinedPart, ...] = recipe.key(
         Children(JoinedPart, named=True),

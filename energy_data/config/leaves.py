@@ -23,8 +23,7 @@ from energy_data.config.keys import (
 from energy_data.config.rules import FULL, Aux, Subset
 from energy_data.config.staged import DocsPerStepSpec
 from energy_data.config.yaml_nodes import Diagnostics
-from energy_data.core.recipe import parts_of, with_children
-from energy_data.core.rules import listed
+from energy_data.core.recipe import listed, parts_of, with_children
 from energy_data.core.spec import Spec
 from energy_data.data.join_table import Nonmatch
 

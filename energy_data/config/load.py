@@ -20,7 +20,7 @@ from energy_data.config.yaml_nodes import (
     read_data,
     read_text,
 )
-from energy_data.core.rules import did_you_mean, listed
+from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 

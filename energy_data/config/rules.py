@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
-from energy_data.core.recipe import Rule
-from energy_data.core.rules import MAX_COUNT, TEXT_PATTERN, matching, whole_number
+from energy_data.core.recipe import MAX_COUNT, TEXT_PATTERN, Rule, matching, whole_number
 from energy_data.errors import SpecError
 
 MAX_EPOCHS = 2**20  # mixed with each other

@@ -12,8 +12,7 @@ from attrs import frozen
 
 from energy_data.config.keys import DatasetsSpec, JoinSpec, LeafKeys, NodeKeys, PathSpec
 from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
-from energy_data.core.recipe import Child, Children, Group, Key, key, keys_of
-from energy_data.core.rules import one_of
+from energy_data.core.recipe import Child, Children, Group, Key, key, keys_of, one_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, MixSpec
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec

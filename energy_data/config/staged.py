@@ -11,8 +11,17 @@ from attrs import fields, frozen
 
 from energy_data.config.keys import UnopenedSpec
 from energy_data.core import recipe
-from energy_data.core.recipe import Child, FieldProblem, Group, Yaml
-from energy_data.core.rules import AMOUNT, COUNT, MAPPING, NAME, one_of
+from energy_data.core.recipe import (
+    AMOUNT,
+    COUNT,
+    MAPPING,
+    NAME,
+    Child,
+    FieldProblem,
+    Group,
+    Yaml,
+    one_of,
+)
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.references import OrderSpec

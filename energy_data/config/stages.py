@@ -22,7 +22,7 @@ from energy_data.config.staged import (
 )
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
-from energy_data.core.rules import did_you_mean, listed
+from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.references import OrderSpec, follows_run

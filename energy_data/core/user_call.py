@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from inspect import signature
+from inspect import isgeneratorfunction, signature, unwrap
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +58,13 @@ SYSTEM_ERRORS = (
 
 MAKING_BATCH = "making the batch that begins with"
 MAKING_PACK = "making the pack that begins with"
+
+
+def gives_parts(encode: Callable[[Any], Any] | None) -> bool:
+    """Return whether a function is a generator: it yields several samples for one."""
+    while isinstance(encode, partial):
+        encode = encode.func
+    return encode is not None and isgeneratorfunction(unwrap(encode))
 
 
 class Skipped:

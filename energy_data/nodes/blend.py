@@ -20,8 +20,7 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.keys import key
 from energy_data.core.node import EmptyGuard, Items
-from energy_data.core.recipe import FieldProblem, Yaml
-from energy_data.core.rules import NUMBER, number, one_of
+from energy_data.core.recipe import NUMBER, FieldProblem, Yaml, number, one_of
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafTable
@@ -29,10 +28,9 @@ from energy_data.nodes.many import MultiChildNode, MultiChildSpec
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.permutation import permute
 from energy_data.order.quota import EpochizedChoice, QuotaChoice, WholeBatches
-from energy_data.order.schedule import Clock, Schedule, Weight, check_weights, stretches
+from energy_data.order.schedule import WEIGHT, Clock, Schedule, Weight, check_weights, stretches
 from energy_data.order.splits import integer_weights
 from energy_data.order.tree import ChoiceOrder, LeafOrder, Order, PassOrder
-from energy_data.order.weight_rule import WEIGHT
 from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
 
 PLANNED_ITEMS = 256  # choices computed ahead
@@ -101,8 +99,6 @@ class BlendSpec(WeightedSpec):
     kind = "blend"
     keeps_place = True
     is_finite = False
-
-    yaml = Yaml()
 
     parts: tuple[Part, ...] = recipe.children(
         Part,
@@ -366,8 +362,6 @@ class BlendEpochizedSpec(MultiChildSpec):
 
     kind = "blend_epochized"
     needs_sizes = True
-
-    yaml = Yaml()
 
     parts: tuple[Repeated, ...] = recipe.children(
         Repeated,

@@ -7,12 +7,10 @@ and after an error.
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from energy_data.core.cursor import Cursor, Problem
@@ -153,10 +151,3 @@ def require_replayable(spec: Spec, of: Spec) -> None:
             f"{culprit!r} below it cannot replay its items from references. Put it above "
             f"{spec.kind!r}, or remove it."
         )
-
-
-def gives_parts(encode: Callable[[Any], Any] | None) -> bool:
-    """Return whether a function is a generator: it yields several samples for one."""
-    while isinstance(encode, partial):
-        encode = encode.func
-    return encode is not None and inspect.isgeneratorfunction(inspect.unwrap(encode))

@@ -16,13 +16,12 @@ from energy_data.core.cursor import Cursor, Problem
 from energy_data.core.node import Change, ItemRef, Items, Node, PendingRef
 from energy_data.core.profiler import ENCODING
 from energy_data.core.sample import describe_source
-from energy_data.core.user_call import SKIPPED, ErrorPolicy, Skipped, UserCall
+from energy_data.core.user_call import SKIPPED, ErrorPolicy, Skipped, UserCall, gives_parts
 from energy_data.errors import SpecError
 from energy_data.nodes.buffered import (
     BufferedCursor,
     BufferedNode,
     ReplayCache,
-    gives_parts,
     require_replayable,
     samples_in,
 )

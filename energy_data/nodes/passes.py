@@ -13,8 +13,7 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem
 from energy_data.core.keys import key
 from energy_data.core.node import Items
-from energy_data.core.recipe import FieldProblem, Yaml
-from energy_data.core.rules import COUNT
+from energy_data.core.recipe import COUNT, FieldProblem, Yaml
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafTable
@@ -31,8 +30,6 @@ class ConcatSpec(MultiChildSpec):
 
     kind = "concat"
     needs_sizes = True
-
-    yaml = Yaml()
 
     parts: tuple[Spec, ...] = recipe.children(
         None,

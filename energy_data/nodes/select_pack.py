@@ -22,6 +22,7 @@ from energy_data.core.user_call import (
     SKIPPED,
     ErrorPolicy,
     UserCall,
+    gives_parts,
     restore_key,
 )
 from energy_data.errors import DataError, SpecError
@@ -29,7 +30,6 @@ from energy_data.nodes.buffered import (
     BufferedCursor,
     PackingNode,
     ReplayCache,
-    gives_parts,
     remap_packs,
     require_replayable,
 )

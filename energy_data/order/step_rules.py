@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import field, frozen
 
 from energy_data.core import recipe
-from energy_data.core.recipe import Rule
-from energy_data.core.rules import COUNT, POSITIVE, TARGET, one_of
+from energy_data.core.recipe import COUNT, POSITIVE, TARGET, Rule, one_of
 from energy_data.errors import SpecError
 
 Counted = Literal["documents", "samples", "tokens", "labels", "groups"]

@@ -18,11 +18,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
-from energy_data.core.user_call import ErrorPolicy
+from energy_data.core.user_call import ErrorPolicy, gives_parts
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset, items_per_pass
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.encode import EncodeSpec, FlatMapSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec

@@ -11,14 +11,13 @@ import attrs
 
 from energy_data.core.context import WorkerConfig
 from energy_data.core.rng import sample_seed
-from energy_data.core.user_call import CALL
+from energy_data.core.user_call import CALL, gives_parts
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import FileStore, PrimaryFileStore
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.buffered import gives_parts
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing import Packing
 from energy_data.tasks.collate import (

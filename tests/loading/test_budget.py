@@ -8,8 +8,7 @@ from fractions import Fraction
 import pytest
 from trees import batches
 
-from energy_data.config.compile import compile_stream
-from energy_data.config.draws import check_repetitions
+from energy_data.config.compile import check_repetitions, compile_stream
 from energy_data.config.load import load
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, Part
