@@ -18,7 +18,7 @@ from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
 from energy_data.config.stages import StageCompiler, counts_steps
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
-from energy_data.core.recipe import parts_of, share_of, with_children
+from energy_data.core.recipe import share_of
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, blend_by_tokens
@@ -132,17 +132,19 @@ class _Compiler:
         if self.mode == "train":
             self.check_children(tree, has_place=has_place)
         has_place = has_place and tree.keeps_place
-        children = [
-            child for child, part in parts_of(tree) if self.mode == "train" or share_of(part) != 0
+        shares = {name: share_of(held) for name, held in tree.holders.items()}
+        orders = [
+            self.order(child, has_place=has_place)
+            for name, child in tree.children.items()
+            if self.mode == "train" or shares[name] != 0
         ]
-        orders = [self.order(child, has_place=has_place) for child in children]
         built = [order for order in orders if order is not None]
         if len(built) < len(orders):
             return None
-        if self.mode == "val" and any(share_of(part) is not None for _, part in parts_of(tree)):
+        if self.mode == "val" and set(shares.values()) != {None}:
             return ConcatSpec(tuple(built))
         try:
-            spec = with_children(tree, built)
+            spec = tree.with_children(built)
             if isinstance(spec, BlendSpec) and spec.weight_unit == "tokens":
                 spec = blend_by_tokens(spec.parts)
         except SpecError as error:
@@ -154,9 +156,9 @@ class _Compiler:
 
     def check_children(self, tree: OrderSpec, *, has_place: bool) -> None:
         """Report weights that change where places of the run are unknown, and misplaced mixes."""
-        for child, part in parts_of(tree):
+        for child, holder in zip(tree.children.values(), tree.holders.values(), strict=True):
             origin = self.origins.of(child.recipe if isinstance(child, LeafUse) else child)
-            if isinstance(share_of(part), Schedule) and not has_place:
+            if isinstance(share_of(holder), Schedule) and not has_place:
                 self.diagnostics.report(
                     origin.locate("weight")[0],
                     f"{origin.where}.weight",

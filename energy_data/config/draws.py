@@ -14,7 +14,7 @@ from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.schema import is_below
 from energy_data.config.yaml_nodes import Place
-from energy_data.core.recipe import Rule, keys_of, parts_of, share_of
+from energy_data.core.recipe import Rule, keys_of, share_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendSpec
 from energy_data.nodes.leaf import leaf_entries
@@ -66,7 +66,7 @@ class _Describer:
         self.sizes, self.mode, self.origins = sizes, mode, origins
 
     def rows(
-        self, tree: Spec, part: Any, depth: int, fraction: Fraction | None, *, endless: bool
+        self, tree: Spec, holder: Any, depth: int, fraction: Fraction | None, *, endless: bool
     ) -> Iterator[TreeRow]:
         leaf = tree if isinstance(tree, LeafUse) else None
         recipe = tree if leaf is None else leaf.recipe
@@ -74,8 +74,8 @@ class _Describer:
             depth=depth,
             kind=recipe.kind,
             label=_label(tree) if leaf is None else leaf.written,
-            share_key=getattr(part, "share_key", None),
-            share=share_of(part),
+            share_key=getattr(holder, "share_key", None),
+            share=share_of(holder),
             fraction=None if fraction is None else float(fraction),
             num_samples=None if leaf is None else self.sizes.get(leaf.id),
             id=None if leaf is None else leaf.id,
@@ -86,36 +86,40 @@ class _Describer:
         keeps_place = getattr(tree, "keeps_place", False)
         endless = (endless and keeps_place) or isinstance(tree, EpochizeSpec)
         fractions = self.fractions(tree, endless=endless)
-        for (child, own), share in zip(parts_of(tree), fractions, strict=True):
+        children = zip(tree.children.values(), tree.holders.values(), fractions, strict=True)
+        for child, own, share in children:
             of_all = None if share is None or fraction is None else fraction * share
             yield from self.rows(child, own, depth + 1, of_all, endless=endless)
 
     def fractions(self, tree: Spec, *, endless: bool) -> list[Fraction | None]:
         """Return the part of a node's draws that each child has."""
-        parts = list(parts_of(tree))
-        if len(parts) == 1 or tree.children_are_sequential:
-            return [Fraction(1)] * len(parts)
-        weighted = getattr(type(parts[0][1]), "share_key", None) == "weight"
+        holders = list(tree.holders.values())
+        if len(holders) == 1 or tree.children_are_sequential:
+            return [Fraction(1)] * len(holders)
+        shares = list(map(share_of, holders))
+        weighted = getattr(holders[0], "share_key", None) == "weight"
         if not (endless and weighted):
-            sizes = [self.drawn(child, part) for child, part in parts]
+            sizes = self.draws(tree)
         elif (isinstance(tree, BlendSpec) and tree.weight_unit == "tokens") or any(
-            isinstance(share_of(part), Schedule) for _, part in parts
+            isinstance(share, Schedule) for share in shares
         ):
-            sizes = [Fraction(0) if share_of(part) == 0 else None for _, part in parts]
+            sizes = [Fraction(0) if share == 0 else None for share in shares]
         else:
-            sizes = [Fraction(share_of(part)) for _, part in parts]
+            sizes = list(map(Fraction, shares))
         total = sum(size for size in sizes if size is not None)
         if None in sizes:
             return [Fraction(0) if size == 0 else None for size in sizes]
         return [size / total if size is not None and total else None for size in sizes]
 
-    def drawn(self, child: Spec, part: Any) -> Fraction | None:
-        """Return the draws of a child in one pass of its parent; None: not known."""
-        share = share_of(part)
-        size = Fraction(0) if share == 0 else self.size(child)
-        if size is None or self.mode == "val" or getattr(part, "share_key", "") != "repetitions":
-            return size
-        return size * Fraction(str(share))
+    def draws(self, tree: Spec) -> list[Fraction | None]:
+        """Return the draws of each child in one pass of its parent; None: not known."""
+        found: list[Fraction | None] = []
+        for child, holder in zip(tree.children.values(), tree.holders.values(), strict=True):
+            share = share_of(holder)
+            size = Fraction(0) if share == 0 else self.size(child)
+            repeats = self.mode != "val" and getattr(holder, "share_key", "") == "repetitions"
+            found.append(size * Fraction(str(share)) if repeats and size is not None else size)
+        return found
 
     def size(self, tree: Spec) -> Fraction | None:
         """Return the draws in one pass of a node; None: not known."""
@@ -124,7 +128,7 @@ class _Describer:
             return None if known is None else Fraction(known)
         if isinstance(tree, EpochizeSpec):
             return Fraction(tree.length)
-        sizes = [self.drawn(child, part) for child, part in parts_of(tree)]
+        sizes = self.draws(tree)
         known_sizes = [size for size in sizes if size is not None]
         if tree.children_are_sequential or len(known_sizes) < len(sizes):
             return None

@@ -24,9 +24,8 @@ from energy_data.config.rules import (
 )
 from energy_data.core import recipe
 from energy_data.core.recipe import MAPPING, POSITIVE, TEXT, Children, FieldProblem, Yaml, one_of
-from energy_data.core.spec import Spec, order_children
 from energy_data.data.join_table import Nonmatch
-from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.blend import Part
 from energy_data.nodes.leaf import LeafTable
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.tree import Order
@@ -229,13 +228,3 @@ class DatasetsSpec(UnopenedSpec):
         """Yield the problems of the fields."""
         if not any(part.weight for part in self.parts):
             yield "datasets", "no child has weight > 0. Give at least one weight > 0."
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        """The children by name."""
-        return order_children([part.of for part in self.parts])
-
-    def blend(self, nodes: Sequence[Spec]) -> BlendSpec:
-        """Return the same as a blend of these children."""
-        pairs = zip(nodes, self.parts, strict=True)
-        return BlendSpec(tuple(Part(node, part.weight) for node, part in pairs))

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -23,9 +24,10 @@ from energy_data.config.keys import (
 from energy_data.config.rules import FULL, Aux, Subset
 from energy_data.config.staged import DocsPerStepSpec
 from energy_data.config.yaml_nodes import Diagnostics
-from energy_data.core.recipe import listed, parts_of, with_children
+from energy_data.core.recipe import listed
 from energy_data.core.spec import Spec
 from energy_data.data.join_table import Nonmatch
+from energy_data.nodes.blend import BlendSpec
 
 MAX_NODES = 200_000  # of one split, with nested files written out
 MAX_DEPTH = 64  # nodes below each other, with nested files written out; also files
@@ -104,6 +106,7 @@ class LeafUse(UnopenedSpec):
     """One place where samples are drawn from, of one dataset or of several joined ones."""
 
     kind = "leaf_use"
+    holders = MappingProxyType[str, Any]({})  # `recipe` is how it is written, and not a child
 
     recipe: PathSpec | JoinSpec  # as written
     keys: LeafKeys  # as written
@@ -144,7 +147,7 @@ def leaf_uses(tree: Spec) -> Iterator[LeafUse]:
     if isinstance(tree, LeafUse):
         yield tree
     else:
-        for child, _ in parts_of(tree):
+        for child in tree.children.values():
             yield from leaf_uses(child)
 
 
@@ -246,9 +249,11 @@ class Expander:
         if isinstance(recipe, DocsPerStepSpec) and depth > 1:
             problem = "must be all of a split, found its file in a part of one."
             self.report(recipe, "docs_per_step", f"{problem} {recipe.yaml.advice}")
-        nodes = [self.node(child, inner, depth + 1) for child, _ in parts_of(recipe)]
-        tree = recipe.blend(nodes) if isinstance(recipe, DatasetsSpec) else None
-        return self.origins.add(tree or with_children(recipe, nodes), origin)
+        nodes = [self.node(child, inner, depth + 1) for child in recipe.children.values()]
+        tree: Spec = recipe.with_children(nodes)
+        if isinstance(tree, DatasetsSpec):
+            tree = BlendSpec(tree.parts)
+        return self.origins.add(tree, origin)
 
     def path(self, recipe: PathSpec, scope: Scope, depth: int) -> Spec:
         """Return a leaf, or the tree of a nested file."""

@@ -158,12 +158,6 @@ class StagedRecipe(UnopenedSpec):
     )
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        """The children by name."""
-        first = {} if self.default is None else {DEFAULT: self.default}
-        return {**first, **{stage.name: stage.of for stage in self.stages}}
-
-    @property
     def starts(self) -> list[tuple[Fraction, int]]:
         """(start, number) of the stages whose start is known, in the order of the run."""
         starts: list[tuple[Fraction, int]] = []
@@ -290,11 +284,6 @@ class DocsPerStepSpec(DocsPerStep, UnopenedSpec):
     below: Spec = recipe.key(
         Child(), "What the micro-batches come from.", "of: {path: ./coco}", name="of"
     )
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        """The children by name."""
-        return {"of": self.below}
 
     @property
     def rules(self) -> DocsPerStep:

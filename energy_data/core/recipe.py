@@ -16,7 +16,7 @@ next to it. The keys of all other kinds stand below the kind: `repeat: {times: 3
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
@@ -191,35 +191,6 @@ def _keys(cls: type[Any]) -> Mapping[str, Key]:
             )
             found[one.name] = one
     return MappingProxyType(found)
-
-
-def parts_of(recipe: Any) -> Iterator[tuple[Any, Any | None]]:
-    """Yield the children of a recipe in order, each with the part that holds it, if one does."""
-    for _, held in _held(recipe):
-        yield from held
-
-
-def with_children(recipe: T, nodes: Sequence[Any]) -> T:
-    """Return a recipe with other children, in the order of `parts_of`."""
-    rest = iter(nodes)
-    changes: dict[str, Any] = {}
-    for one, held in _held(recipe):
-        pairs = zip(held, rest, strict=False)
-        found = [node if part is None else evolve(part, of=node) for (_, part), node in pairs]
-        changes[one.attribute] = found[0] if isinstance(one.holds, Child) else tuple(found)
-    changed: T = evolve(recipe, **changes)  # type: ignore[misc]  # recipes are attrs classes
-    return changed
-
-
-def _held(recipe: Any) -> Iterator[tuple[Key, list[tuple[Any, Any | None]]]]:
-    """Yield each key that holds nodes, with the nodes and their parts."""
-    for one in keys_of(type(recipe)).values():
-        value = getattr(recipe, one.attribute)
-        if isinstance(one.holds, Child) and value is not None:
-            yield one, [(value, None)]
-        elif isinstance(one.holds, Children):
-            bare = one.holds.part is None
-            yield one, [(item, None) if bare else (item.of, item) for item in value]
 
 
 def share_of(part: Any | None) -> Any:

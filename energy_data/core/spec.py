@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from inspect import isclass
@@ -19,6 +19,7 @@ from typing import (
     ClassVar,
     Literal,
     NoReturn,
+    Self,
     Union,
     cast,
     get_args,
@@ -26,7 +27,7 @@ from typing import (
     get_type_hints,
 )
 
-from attrs import NOTHING, Attribute, Factory, fields, fields_dict, has
+from attrs import NOTHING, Attribute, Factory, evolve, fields, fields_dict, has
 
 from energy_data.core.context import Context
 from energy_data.core.node import Node
@@ -85,14 +86,51 @@ class Spec(ABC):
         yield from ()
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        """The specs under this one, by name; names are parts of paths in a state."""
-        return {}
+    def holders(self) -> Mapping[str, Any]:
+        """What holds each child, by the name of the child: itself, or a part whose `of` it is.
+
+        Holders are values of fields, named as the field, and items of tuples, named by their
+        `name`, or else by their number.
+        """
+        cls: type[Any] = type(self)
+        found: dict[str, Any] = {}
+        for one in fields(cls):
+            value = getattr(self, one.name)
+            if isinstance(value, Spec):
+                found[one.name] = value
+            elif isinstance(value, tuple):
+                for number, item in enumerate(value):
+                    if isinstance(item, Spec) or isinstance(getattr(item, "of", None), Spec):
+                        found[getattr(item, "name", str(number))] = item
+        return found
 
     @property
-    @abstractmethod
+    def children(self) -> Mapping[str, Spec]:
+        """The specs under this one, by name; names are parts of paths in a state."""
+        holders = self.holders.items()
+        return {name: held if isinstance(held, Spec) else held.of for name, held in holders}
+
+    def with_children(self, children: Iterable[Spec]) -> Self:
+        """Return the spec with other children, in the order of `children`."""
+        cls: type[Any] = type(self)
+        rest = iter(children)
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(replaced, value))
+            if isinstance(value, Spec):
+                return next(rest)
+            is_part = isinstance(getattr(value, "of", None), Spec)
+            return evolve(value, of=next(rest)) if is_part else value
+
+        names = [one.name for one in fields(cls) if one.init]
+        changed: Self = cls(**{name: replaced(getattr(self, name)) for name in names})
+        return changed
+
+    @property
     def item_kind(self) -> ItemKind:
-        """The kind of items that the node returns."""
+        """The kind of items that the node returns: by default that of its first child."""
+        return next((child.item_kind for child in self.children.values()), "references")
 
     @abstractmethod
     def build(self, context: Context) -> Node[Any]:
@@ -114,9 +152,6 @@ class Spec(ABC):
             f"the number of items of a {self.kind} is known only after it has run, so "
             f"{context.lanes} lanes cannot end together"
         )
-
-    def check_ranks(self, world_size: int) -> None:  # noqa: B027 - most kinds accept any
-        """Raise SpecError if this number of ranks cannot run this node, apart from its children."""
 
     def replay_blocker(self) -> str | None:
         """Return the kind of the node that cannot replay items from references; None: all can.
@@ -163,11 +198,6 @@ class Spec(ABC):
         yield path, self
         for name, child in self.children.items():
             yield from child.walk((*path, name))
-
-
-def order_children(specs: Sequence[Spec]) -> Mapping[str, Spec]:
-    """Return children named by their number: in an order tree names carry no state."""
-    return {str(number): spec for number, spec in enumerate(specs)}
 
 
 def fields_to_dict(value: Any, child: Callable[[Spec], Any], *, defaults: bool) -> dict[str, Any]:

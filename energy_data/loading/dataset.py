@@ -24,6 +24,7 @@ from energy_data.nodes.leaf import shared_leaf_ids
 from energy_data.nodes.passes import EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.run_plan import RunPlan
+from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,7 @@ class SavableDataset(Generic[T_co]):
             )
         if self.spec.item_kind == "references":
             raise SpecError("dataset: its tree returns references. Put a ReadSpec above it.")
-        _check_counts(self.spec)
-        for _, inner in self.spec.walk():
-            inner.check_ranks(self.worker_config.world_size)
+        _check_stages(self.spec, self.worker_config.world_size)
         if shared := shared_leaf_ids(self.spec):
             log.warning(
                 "several pipelines read %s, each in its own order: a sample is returned once per "
@@ -157,15 +156,20 @@ class SavableDataset(Generic[T_co]):
         )
 
 
-def _check_counts(spec: Spec, above: Spec | None = None) -> None:
-    """Raise SpecError if a node mixes or repeats a node that counts micro-batches of the run."""
-    if spec.children_are_sequential and above is not None:
-        raise SpecError(
-            f"{spec.kind}: it counts the micro-batches of the run, so no {above.kind} may be above "
-            f"it. Put the {above.kind} into its stages."
-        )
+def _check_stages(spec: Spec, world_size: int, above: Spec | None = None) -> None:
+    """Raise SpecError if stages are mixed or repeated, or if ranks would switch at other steps.
+
+    above: the lowest node above that is not one to one.
+    """
+    if isinstance(spec, StagedSpec):
+        spec.check_ranks(world_size)
+        if above is not None:
+            raise SpecError(
+                f"{spec.kind}: it counts the micro-batches of the run, so no {above.kind} may be "
+                f"above it. Put the {above.kind} into its stages."
+            )
     for child in spec.children.values():
-        _check_counts(child, above if above or spec.is_one_to_one else spec)
+        _check_stages(child, world_size, above if spec.is_one_to_one else spec)
 
 
 def items_per_pass(spec: Spec) -> Fraction:

@@ -11,7 +11,7 @@ from energy_data.core.cursor import Cursor
 from energy_data.core.keys import key
 from energy_data.core.node import Change, ItemRef, Items, Node
 from energy_data.core.recipe import FieldProblem, keys_of, share_of
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import Spec
 from energy_data.nodes.leaf import LeafTable
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.tree import Choice, Order
@@ -38,19 +38,10 @@ class MultiChildSpec(OrderSpec):
             yield name, "the children return different kinds of items (references and samples)."
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        specs = (part if isinstance(part, Spec) else part.of for part in self.parts)
-        return {str(number): spec for number, spec in enumerate(specs)}
-
-    @property
     def drawn(self) -> Mapping[str, Spec]:
         """The children without those whose weight, or repetitions, is 0."""
-        pairs = zip(self.children.items(), self.parts, strict=True)
-        return {name: of for (name, of), part in pairs if share_of(part) != 0}
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return next((child.item_kind for child in self.children.values()), "references")
+        holders = self.holders
+        return {name: of for name, of in self.children.items() if share_of(holders[name]) != 0}
 
     def replay_blocker(self) -> str | None:
         blockers = (child.replay_blocker() for child in self.children.values())

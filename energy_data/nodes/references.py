@@ -22,7 +22,7 @@ from energy_data.core.cursor import Cursor, Problem, Signed
 from energy_data.core.lazy import cached_property
 from energy_data.core.node import ItemRef, Items, Node
 from energy_data.core.references import Integers, References, rank_within
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
 from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LanePlans, LeafOffsets
@@ -38,10 +38,6 @@ class OrderSpec(Spec):
     keeps_place: ClassVar[bool] = False  # whether places of the run are known to what is below
     only_root: ClassVar[bool] = False  # whether it may only be the root of an order tree
     is_finite: ClassVar[bool] = True  # whether its passes end in training, where children repeat
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return "references"
 
     @property
     def follows_run(self) -> bool:

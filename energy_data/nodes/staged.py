@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -70,10 +70,6 @@ class StagedSpec(Spec):
             raise SpecError(faults)
 
     @property
-    def children(self) -> Mapping[str, Spec]:
-        return {stage.name: stage.of for stage in self.stages}
-
-    @property
     def counts_steps(self) -> bool:
         """Whether stages begin and end at steps of the run, not at micro-batches."""
         return self.stages[0].counts == "steps"
@@ -90,6 +86,7 @@ class StagedSpec(Spec):
         return {leaf.id: leaf.num_samples for stage in self.stages for _, leaf in stage.leaves}
 
     def check_ranks(self, world_size: int) -> None:
+        """Raise SpecError if this number of ranks cannot share each stage evenly."""
         for stage in () if self.counts_steps else self.stages:
             per_step = stage.microbatches_per_step or 0
             if stage.begin % world_size or (stage.end or 0) % world_size or per_step % world_size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Node
-from energy_data.core.spec import ItemKind, Spec
+from energy_data.core.spec import Spec
 from energy_data.errors import DataError
 
 C = TypeVar("C", bound=Cursor)
@@ -22,14 +22,6 @@ class UnarySpec(Spec):
     """A spec over one child, which returns items of the kind that the child returns."""
 
     of: Spec
-
-    @property
-    def children(self) -> Mapping[str, Spec]:
-        return {"of": self.of}
-
-    @property
-    def item_kind(self) -> ItemKind:
-        return self.of.item_kind
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         return self.of.num_items(context.under("of"), epoch) if self.is_one_to_one else None
