@@ -20,8 +20,8 @@ from energy_data.data.decode.parts import Overrides, SampleDecoder, check_decode
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import open_source
 from energy_data.data.source import Source
-from energy_data.data.typed.dataset_yaml import Typing
-from energy_data.data.typed.wrap import open_typed, typing_of
+from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import EvenBatches, SavableDataset
 from energy_data.nodes.read import OnError
@@ -286,7 +286,7 @@ class _Run(Generic[T_batch]):
             )
         typing = Typing()
         if self.samples == "declared":
-            typing = typing_of(path, dataset_config, self.options.trust)
+            typing = read_dataset_yaml(Path(path), config=dataset_config, policy=self.options.trust)
         if self.samples == "dicts" or (self.is_plain and typing == Typing()):
             return open_source(path, decoders=self.decoders, **facts)
         if self.decoders:

@@ -21,8 +21,7 @@ import energy_data
 ROOT = Path(energy_data.__file__).parent
 
 ALLOWED = {
-    "local:open_file": "lru_cache of open files; a file is read by `pread`",
-    "index:_open_shard": "lru_cache of open shards; what it gives never changes",
+    "local:keep_open": "lru_cache of open files and their indices; files are read by `pread`",
     "parts:_npy_header": "lru_cache of a pure function",
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",

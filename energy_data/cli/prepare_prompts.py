@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.pretty import pretty_repr
 
-from energy_data.data.files.local import open_uncached
+from energy_data.data.files.local import open_file
 from energy_data.data.tar.header import Fault, split_name, walk
 from energy_data.data.typed.dataset_yaml import CRUDE, has_default, own_fields
 from energy_data.data.typed.field_map import parse_access
@@ -75,7 +75,7 @@ def ask_definition(
 
 def show_samples(path: Path, shard: str) -> None:
     """Print the parts of the first two samples of a shard."""
-    file = open_uncached(str(path / shard))
+    file = open_file(str(path / shard))
     members = (member for member in walk(file.read, 0, file.size) if member.regular)
     named = ((split_name(member.name), member) for member in members)
     parts = ((name[0], name[1], member) for name, member in named if name is not None)

@@ -22,10 +22,10 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 
-from energy_data.data.files.local import atomic_file, open_uncached
+from energy_data.data.files.local import atomic_file, open_file
 from energy_data.data.files.offsets import cache_folder
 from energy_data.data.source import Source
-from energy_data.data.tar.index import scan, shard_opener
+from energy_data.data.tar.index import offsets_of, scan, shard_opener
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, PartShards, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError
@@ -213,13 +213,14 @@ class _Side:
 
     def _keys(self, row: int) -> list[str]:
         """Return the keys of a shard: those in index.sqlite if it fits, else those in the tar."""
-        shard, offsets = self._part.shards[row], self._open(row).offsets
+        shard, count = self._part.shards[row], self._part.counts[row]
+        offsets = offsets_of(self._open, row, count)
         if self._index is not None and shard in self._ids:
             rows = list(self._index.rows(_KEYS, self._ids[shard]))
             if [begin for _, begin in rows] == offsets[:-1].tolist():
                 return [key for key, _ in rows]
         tar, _ = self._part.paths(row)
-        found = scan(open_uncached(tar))
+        found = scan(open_file(tar))
         if not np.array_equal(found.offsets, offsets):
             raise StructureError(
                 "its index does not fit it. Run `energy-data prepare --force`.", shard=tar

@@ -20,13 +20,15 @@ import numpy.typing as npt
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
-from energy_data.data.files.local import LocalFile, open_current, open_file, open_uncached
+from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.data.files.offsets import (
+    BLOCK_ROWS,
     SUFFIX,
+    IndexedFile,
     Offsets,
     ensure_index,
-    load_index,
     num_samples,
+    read_block,
     write_index,
 )
 from energy_data.data.files.stores import DatasetFileStore
@@ -39,7 +41,7 @@ _CHUNK = 1 << 22  # bytes that are scanned at once
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _GAP = 8192  # bytes between two lines that are cheaper to read than to skip
 _MOST = 1 << 26  # bytes read at once
-_PROBES = 4096  # offsets that enter the fingerprint
+_PROBES = 256  # lines that enter the fingerprint
 _ADVICE = "Run `energy-data prepare` on the file."
 
 
@@ -62,10 +64,11 @@ class JsonlSource(Source):
     @cached_property
     def fingerprint(self) -> str:
         """Return 16 hex digits that change if lines begin elsewhere or other ones are meant."""
-        offsets = self._lines.offsets
-        some = np.linspace(0, len(offsets) - 1, _PROBES).astype(np.int64)
-        digest = hashlib.blake2b(offsets[some].tobytes(), digest_size=8)
-        digest.update(repr((len(offsets), self._first, self._length)).encode())
+        total = len(self._lines)
+        some = np.linspace(0, total - 1, _PROBES).astype(np.int64)
+        begins, ends = self._lines.locate(some)
+        digest = hashlib.blake2b(repr((begins, ends[-1])).encode(), digest_size=8)
+        digest.update(repr((total, self._first, self._length)).encode())
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -82,7 +85,7 @@ class JsonlSource(Source):
         samples: list[Sample | SampleError] = [{}] * len(wanted)
         for first, end in _runs(begins, ends):
             shift = begins[first]
-            data = memoryview(self._lines.read(shift, ends[end - 1]))
+            data = memoryview(self._lines.read(int(rows[first]), shift, ends[end - 1]))
             for n in range(first, end):
                 line = data[begins[n] - shift : ends[n] - shift]
                 samples[int(order[n])] = self._sample(int(rows[n]), line, begins[n])
@@ -131,7 +134,7 @@ class JsonlFileStore(DatasetFileStore):
             )
         (begin,), (end,) = self._lines.locate(np.array([int(number)]))
         source = SampleSource(self.path, Path(self.path).name, key)
-        return self._lines.read(begin, end), source
+        return self._lines.read(int(number), begin, end), source
 
 
 class _Lines:
@@ -141,39 +144,52 @@ class _Lines:
         if not Path(path).is_file():
             raise SpecError(f"{path}: there is no such file. Name a .jsonl file.")
         self.path = path
-        self._index = ensure_index(path, lambda end, size: end == size, scan_lines)
-        self._count = num_samples(self._index)
+        index = ensure_index(path, lambda end, size: end == size, scan_lines)
+        self._count = num_samples(index)
+        self._facts = path, index, self._count, version_of(path), version_of(index)
 
     def __len__(self) -> int:
         return self._count
 
-    @cached_property
-    def offsets(self) -> Offsets:
-        """Where each line begins and the file ends, uint64 [samples + 1]."""
-        file = open_current(self.path)
-        offsets = load_index(self._index, file, self._count, _ADVICE)
-        if int(offsets[0]) != 0 or int(offsets[-1]) != file.size:
-            problem = f"its index is of a file of {offsets[-1]} bytes, but it has {file.size}"
-            raise StructureError(f"{problem}. {_ADVICE}", shard=self.path)
-        return offsets
-
     def locate(self, rows: Int64s) -> tuple[list[int], list[int]]:
-        """Return where lines begin and end. StructureError for an invalid index."""
-        begins, ends = self.offsets[rows], self.offsets[rows + 1]
-        wrong = np.flatnonzero((begins >= ends) | (ends > self.offsets[-1]))
+        """Return where lines begin and end; `rows` is sorted. StructureError for a bad index."""
+        (begins, ends), size = np.empty((2, len(rows)), np.uint64), 0
+        cuts = np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
+        for first, end in pairwise([0, *cuts.tolist(), len(rows)] if len(rows) else []):
+            block = self._open(int(rows[first]))
+            numbers = rows[first:end] - block.first
+            begins[first:end], ends[first:end] = block.offsets[numbers], block.offsets[numbers + 1]
+            size = block.file.size
+        wrong = np.flatnonzero((begins >= ends) | (ends > size))
         if len(wrong):
-            begin, end = int(begins[wrong[0]]), int(ends[wrong[0]])
-            problem = f"its index has a line from byte {begin} to {end}, which is invalid"
-            raise StructureError(f"{problem}. {_ADVICE}", dataset=self.path, offset=begin)
+            at, stop = int(begins[wrong[0]]), int(ends[wrong[0]])
+            problem = f"its index has a line from byte {at} to {stop}, which is invalid"
+            raise StructureError(f"{problem}. {_ADVICE}", dataset=self.path, offset=at)
         return begins.tolist(), ends.tolist()
 
-    def read(self, begin: int, end: int) -> bytes:
-        """Return some bytes of the file."""
+    def read(self, row: int, begin: int, end: int) -> bytes:
+        """Return some bytes of the file, which begin in line `row`."""
         try:
-            return open_file(self.path).read(begin, end - begin)
+            return self._open(row).file.read(begin, end - begin)
         except StructureError as error:
             error.dataset = self.path
             raise
+
+    def _open(self, row: int) -> IndexedFile:
+        """Return the file with the block of its index that has a line."""
+        opened: IndexedFile = keep_open(_open_lines, *self._facts, row // BLOCK_ROWS)
+        return opened
+
+
+def _open_lines(
+    path: str, index: str, count: int, version: Version, _of_index: Version, block: int
+) -> IndexedFile:
+    file: LocalFile = keep_open(open_file, path, version)  # one for all blocks
+    lines, end = read_block(index, file, count, block, _ADVICE)
+    if end != lines.file.size or (block == 0 and lines.offsets[0] != 0):
+        problem = f"its index is of a file of {end} bytes, but it has {lines.file.size}"
+        raise StructureError(f"{problem}. {_ADVICE}", shard=path)
+    return lines
 
 
 def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
@@ -188,7 +204,7 @@ def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
 
 def prepare_jsonl(path: str) -> int:
     """Write the index next to a JSONL file; return the number of samples."""
-    offsets = scan_lines(open_uncached(path))
+    offsets = scan_lines(open_file(path))
     write_index(path, offsets, [path + SUFFIX])
     return len(offsets) - 1
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import time
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data import jsonl
-from energy_data.data.files.local import open_uncached
+from energy_data.data.files.local import keep_open, open_file
 from energy_data.data.registry import open_source, open_store
 from energy_data.errors import DataError, SampleError, SpecError, StructureError
 
@@ -79,9 +80,9 @@ def test_the_index_holds_the_places_that_energon_gives(tmp_path_factory, lines, 
         patch.setattr(jsonl, "_CHUNK", chunk)
         if not offsets:
             with pytest.raises(StructureError, match="no samples"):
-                jsonl.scan_lines(open_uncached(str(path)))
+                jsonl.scan_lines(open_file(str(path)))
             return
-        found = jsonl.scan_lines(open_uncached(str(path)))
+        found = jsonl.scan_lines(open_file(str(path)))
     assert found.tolist() == [*offsets, len(text)]
     samples = open_source(path).read(np.arange(len(offsets)))
     assert [one["json"] for one in samples] == [json.loads(line) for line in lines if line.strip()]
@@ -204,3 +205,43 @@ def test_keys_that_are_no_lines_are_refused(tmp_path, key):
     path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"b": 2}\n'])
     with pytest.raises(KeyError, match=r"only 0\.json to 1\.json"):
         open_store(path)[key]
+
+
+def test_a_file_that_was_replaced_is_read_from_its_new_inode(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 3)
+    before = open_source(path)
+    assert before.read(np.arange(3))[2]["json"] == {"n": 2}
+    os.replace(numbers(tmp_path / "new.jsonl", 3, a=1), path)  # noqa: PTH105 - as users do
+    assert open_source(path).read(np.arange(3))[2]["json"] == {"n": 2, "a": 1}
+    assert before.read(np.arange(3))[2]["json"] == {"n": 2}  # what its index is of
+
+
+def test_a_source_does_not_mix_a_file_with_the_one_that_replaced_it(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 3)
+    source = open_source(path)
+    os.replace(numbers(tmp_path / "new.jsonl", 3, a=1), path)  # noqa: PTH105 - as users do
+    with pytest.raises(StructureError, match="changed while it was in use"):
+        source.read(np.arange(3))
+
+
+@pytest.mark.parametrize("size", [0, 8, 4096])
+def test_an_index_that_is_cut_during_a_run_is_an_error(tmp_path, size):
+    path = numbers(tmp_path / "x.jsonl", 40_000)
+    source = open_source(path)
+    source.read(np.array([0]))
+    os.truncate(f"{path}.idx", size)
+    with pytest.raises(StructureError, match=r"its index .* samples need"):
+        source.read(np.array([39_999]))
+
+
+def test_any_number_of_files_is_read_with_few_descriptors(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "keep_open", lru_cache(4)(keep_open.__wrapped__))
+    first = numbers(tmp_path / "0.jsonl", 20_000)
+    paths = [first, *(tmp_path / f"{n}.jsonl" for n in range(1, 20))]
+    for path in paths[1:]:
+        path.hardlink_to(first)
+    sources = [open_source(path) for path in paths]
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for source in sources:
+        assert source.read(np.array([17_000]))[0]["json"] == {"n": 17_000}
+    assert len(os.listdir("/proc/self/fd")) <= before + 4  # noqa: PTH208

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from functools import lru_cache
 
@@ -10,8 +11,12 @@ import numpy as np
 import pytest
 from tars import dataset
 
+from energy_data.data.files import offsets
+from energy_data.data.files.local import keep_open
 from energy_data.data.registry import open_source
 from energy_data.data.tar import index as tar_index
+from energy_data.data.tar import native
+from energy_data.errors import StructureError
 
 MOST, SHARDS, SAMPLES = 4, 12, 5
 
@@ -20,13 +25,14 @@ MOST, SHARDS, SAMPLES = 4, 12, 5
 def opened(monkeypatch):
     """The shards that were opened, again and again. At most `MOST` may be open."""
     found = []
-    really = tar_index._open_shard.__wrapped__
+    really = tar_index._open_shard
 
     def open_shard(tar, *facts):
         found.append(int(tar.rpartition("-")[2].removesuffix(".tar")))
         return really(tar, *facts)
 
-    monkeypatch.setattr(tar_index, "_open_shard", lru_cache(MOST)(open_shard))
+    monkeypatch.setattr(tar_index, "_open_shard", open_shard)
+    monkeypatch.setattr(tar_index, "keep_open", lru_cache(MOST)(keep_open.__wrapped__))
     return found
 
 
@@ -43,7 +49,7 @@ def read(source, *numbers):
 
 
 def num_open():
-    return tar_index._open_shard.cache_info().currsize
+    return tar_index.keep_open.cache_info().currsize
 
 
 def test_no_more_are_open_than_may_be_also_if_one_block_needs_more(source):
@@ -97,3 +103,37 @@ def test_a_fork_reads_the_shards_that_are_open_and_others(source):
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     read(source, 0, 1)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_blocks_of_an_index_are_read_as_needed_and_change_nothing(tmp_path, monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setattr(native, "TAR", None)
+    source = open_source(dataset(tmp_path, shards=3, samples=11), subset=(2, 31))
+    wanted = np.random.default_rng(1).permutation(29)
+    expected = source.read(wanted)
+    for module in (tar_index, offsets):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 4)
+    keep_open.cache_clear()
+    again = open_source(source.path, subset=(2, 31))
+    assert again.read(wanted) == expected
+    assert [len(again.layout.open(1, row).offsets) - 1 for row in (0, 5, 10)] == [4, 4, 3]
+    table = tar_index.offsets_of(again.layout.open, 1, 11)
+    assert table.tolist() == np.fromfile(tmp_path / "shard-001.tar.idx", "<u8").tolist()
+    for index in tmp_path.glob("*.idx"):
+        os.truncate(index, 16)
+    with pytest.raises(StructureError, match=r"its index .* samples need"):
+        open_source(source.path, subset=(2, 31)).read(wanted)
+
+
+def test_shards_are_closed_where_the_system_allows_no_more(tmp_path):
+    source = open_source(dataset(tmp_path, shards=40, samples=1))
+    keep_open.cache_clear()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
+    try:
+        assert len(source.read(np.arange(16))) == 16
+        assert len(source.read(np.arange(16, 32))) == 16
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

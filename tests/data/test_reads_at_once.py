@@ -111,7 +111,7 @@ def many(folder: Path, decoder, times: int):
     spans, _ = locate(
         [(one_shard(folder, files, decoders={"bin": decoder}).layout, list(range(80)))]
     )
-    fds, file_rows, *columns = spans.columns()
+    fds, file_rows, *columns = spans.columns
     return spans, (fds, file_rows, *[column * times for column in columns])
 
 

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
-from energy_data.data.files.local import LocalFile, open_file, open_uncached
+from energy_data.data.files.local import LocalFile, keep_open, open_file
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, read_counts
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
@@ -160,14 +160,14 @@ def _files_below(path: Path) -> Iterator[Place]:
     for place in sorted(path.rglob("*")):
         name = place.relative_to(path).as_posix()
         if name.split("/")[0] != FOLDER and place.is_file():
-            file = open_uncached(str(place))
+            file = open_file(str(place))
             yield name, file, 0, file.size
 
 
 def _parts_of_tars(database: sqlite3.Connection, path: Path) -> Iterator[Place]:
     shards = list(read_counts(path))
     for shard, name, offset, size in database.execute(_PARTS):
-        yield name, open_file(str(path / shards[shard])), offset, size
+        yield name, keep_open(open_file, str(path / shards[shard])), offset, size
 
 
 def _row(

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 from numpy.lib import format as npy_format
 
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVMode, media_decoder
@@ -74,18 +74,26 @@ class Decoding:
         """
         if self.part_filter is not None and not self.part_filter(extension):
             return skip_part
-        return self._decoder(extension)
-
-    def _decoder(self, extension: str) -> PartDecoder:
-        for name in (extension, extension.rpartition(".")[2].lower()):
+        last = extension.rpartition(".")[2].lower()
+        for name in (extension, last):
             if name in self.overrides:
                 return _overriding(self.overrides[name])
         if self.mode == "bytes":
             return bytes
-        by_name = self._by_name(extension)
-        if not self.guess_content:
-            return by_name
+        if last == "gz":  # the filter has seen the full extension
+            by_name = _unpacking(evolve(self, part_filter=None).decoder(extension[:-3]))
+        else:
+            by_name = self._by_name(last)
+        return self._guessing(by_name) if self.guess_content else by_name
 
+    def _by_name(self, last: str) -> PartDecoder:
+        if last in MEDIA_EXTENSIONS and self.av_decode is not None:
+            return media_decoder(self.av_decode, with_audio=self.video_decode_audio)
+        if last in EXTENSIONS:
+            return image_decoder(self.images)
+        return _DECODERS.get(last, bytes)
+
+    def _guessing(self, by_name: PartDecoder) -> PartDecoder:
         def decode(data: Buffer) -> Any:
             found = extension_of(data)
             is_media = found in EXTENSIONS or found in MEDIA_EXTENSIONS
@@ -93,47 +101,29 @@ class Decoding:
 
         return decode
 
-    def _by_name(self, extension: str) -> PartDecoder:
-        last = extension.rpartition(".")[2].lower()
-        if last in MEDIA_EXTENSIONS and self.av_decode is not None:
-            return media_decoder(self.av_decode, with_audio=self.video_decode_audio)
-        if last == "gz":
-            inner = self._decoder(extension[:-3]) if "." in extension else bytes
-            return lambda data: inner(_unpack(data))
-        if last in EXTENSIONS:
-            return image_decoder(self.images)
-        return _DECODERS.get(last, bytes)
-
 
 class Decoders:
     """The decoders of one dataset by extension, each looked up once."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self.known: dict[str, PartDecoder] = {}  # those of `find_sane`
+        self.known: dict[str, PartDecoder] = {}  # those of `find_sane`; the C part reads it
 
     def find(self, extension: str) -> PartDecoder:
         """Return the decoder of an extension. MissingExtraError if it needs an extra."""
-        known = self.known.get(extension)
-        if known is not None:
-            return known
-        if len(self.known) > _MOST_EXTENSIONS:
-            self.known.clear()
-        found = self._decoding.decoder(extension)
-        if _is_sane(extension):
-            self.known[extension] = found
-        return found
+        return self.find_sane(extension) or self._decoding.decoder(extension)
 
     def find_sane(self, extension: str) -> PartDecoder | None:
         """Return the decoder as `find`; None for an extension that needs the strict reader.
 
         Those are empty, contain a slash, or look like a field of ours, such as `__key__`.
         """
-        return self.find(extension) if _is_sane(extension) else None
-
-
-def _is_sane(extension: str) -> bool:
-    return extension != "" and "/" not in extension and extension[:2] != "__"
+        found = self.known.get(extension)
+        if found is None and extension and "/" not in extension and extension[:2] != "__":
+            if len(self.known) > _MOST_EXTENSIONS:
+                self.known.clear()
+            found = self.known[extension] = self._decoding.decoder(extension)
+        return found
 
 
 def check_decoders(decoders: Mapping[str, Any]) -> Overrides:
@@ -232,6 +222,10 @@ def decode_npz(data: Buffer) -> dict[str, npt.NDArray[Any]]:
 def decode_torch(data: Buffer) -> Any:
     """Return what `torch.save` wrote, as far as it is plain data and tensors."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _unpacking(decode: PartDecoder) -> PartDecoder:
+    return lambda data: decode(_unpack(data))
 
 
 def _unpack(data: Buffer) -> bytes:

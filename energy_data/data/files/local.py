@@ -3,9 +3,9 @@
     file = open_file("/data/shard-000.tar")
     header = file.read(0, 512)
 
-A reader holds a `LocalFile`; `open_file` only caches it. An evicted file is closed when its last
-reader releases it, so no read can use a closed or reused descriptor. Forked processes share
-descriptors: reads have no position.
+A file is closed when its last reader releases it, so no read can use a closed or reused descriptor.
+`keep_open` keeps the files that were used last. Forked processes share descriptors: reads have no
+position.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from energy_data.errors import StructureError
+
+_ONE_CALL = 0x7FFFF000  # bytes that the system reads at once
 
 
 class LocalFile:
@@ -29,40 +31,46 @@ class LocalFile:
     fd: its descriptor, open as long as this object lives.
     """
 
-    __slots__ = ("fd", "mtime_ns", "path", "size", "version")
+    __slots__ = ("fd", "mtime_ns", "path", "size")
 
     def __init__(self, path: str) -> None:
         self.fd = -1
         # Without O_NONBLOCK, opening a pipe with the name of a shard would wait forever.
-        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        try:
+            self.fd = os.open(path, flags)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            keep_open.cache_clear()
+            self.fd = os.open(path, flags)
         facts = os.fstat(self.fd)
         if not stat.S_ISREG(facts.st_mode):
             raise StructureError("is not a regular file. Give a file.", shard=path)
         self.path, self.size, self.mtime_ns = path, facts.st_size, facts.st_mtime_ns
-        self.version = _version(facts)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
             close(self.fd)  # at the end of the process the module may be gone already
 
-    @property
-    def is_current(self) -> bool:
-        """Whether its path still leads to it, and it was not written to since it was opened."""
-        return version_of(self.path) == self.version
-
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`, in one buffer of their own."""
-        if offset + size > self.size:  # before memory is taken: sizes in headers lie
+        if offset + size > self.size:  # before memory is allocated: sizes in headers may be wrong
             self._check(offset, size)
         try:
-            data = os.pread(self.fd, size, offset)
+            if size <= _ONE_CALL:
+                data = os.pread(self.fd, size, offset)
+                if len(data) == size:
+                    return data
+            # `open` reads piece by piece into one `bytes`, at a position of its own.
+            with open(f"/proc/self/fd/{self.fd}", "rb") as stream:  # noqa: PTH123 - no path of a user
+                stream.seek(offset)
+                data = stream.read(size)
         except OSError as error:
             raise self._unreadable(error, offset) from error
-        if len(data) == size:
-            return data
-        buffer = bytearray(size)  # less came than was there
-        self.read_into(memoryview(buffer), offset)
-        return bytes(buffer)
+        if len(data) < size:
+            raise self._short(offset, size)
+        return data
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` with the bytes from `offset` on."""
@@ -117,49 +125,48 @@ class Window:
 
 
 @lru_cache(maxsize=256)
-def open_file(path: str) -> LocalFile:
-    """Return a file as `open_uncached`; the files used last stay open."""
-    return open_uncached(path)
+def keep_open(open: Callable[..., Any], *facts: Hashable) -> Any:  # noqa: A002 - it opens a file
+    """Return `open(*facts)`. The results used last stay in memory, and their files stay open.
+
+    facts: what the result depends on, with the version of each file. Otherwise a file that was
+    replaced would still be read.
+    """
+    return open(*facts)
 
 
-def open_current(path: str) -> LocalFile:
-    """Return a file as `open_file`; open it again if it was replaced meanwhile."""
-    if not open_file(path).is_current:
-        open_file.cache_clear()
-    return open_file(path)
+def open_file(path: str, version: Version | None = None) -> LocalFile:
+    """Open a file. StructureError if that is not possible.
 
-
-def open_uncached(path: str) -> LocalFile:
-    """Open a file. StructureError if that is not possible."""
+    version: if given, the file must have this version, except for its inode, which some file
+        systems change.
+    """
     try:
-        try:
-            return LocalFile(path)
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            open_file.cache_clear()
-            return LocalFile(path)
+        file = LocalFile(path)
     except OSError as error:
         raise StructureError(
             f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",
             shard=path,
         ) from error
+    if version is not None and (file.size, file.mtime_ns) != version[1:]:
+        raise StructureError("was changed while it was in use. Restart the run.", shard=path)
+    return file
 
 
-Version = tuple[int, ...]
-"""Changes when a file is replaced or written to."""
+class Version(NamedTuple):
+    """Changes when a file is replaced or written to."""
+
+    inode: int
+    size: int  # bytes
+    mtime_ns: int
 
 
 def version_of(path: str) -> Version | None:
     """Return the version of a file; None if there is none."""
     try:
-        return _version(os.stat(path))  # noqa: PTH116 - three times as fast as Path.stat
+        facts = os.stat(path)  # noqa: PTH116 - three times as fast as Path.stat
     except OSError:
         return None
-
-
-def _version(facts: os.stat_result) -> Version:
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+    return Version(facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
 def write_atomically(path: str, data: bytes, mode: int) -> None:

@@ -6,19 +6,19 @@ An index stands next to its file, or in the user's cache folder if that folder c
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.data.files.local import LocalFile, open_uncached, write_atomically
+from energy_data.data.files.local import LocalFile, open_file, write_atomically
 from energy_data.errors import SpecError, StructureError
 
 SUFFIX = ".idx"
-_SMALL = 131072  # bytes; an index up to this size is read, as a map costs a descriptor
+BLOCK_ROWS = 16384  # samples of a block: what is read of an index at once, and kept in memory
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -51,7 +51,7 @@ def ensure_index(
                     return index
         except OSError:
             continue
-    return write_index(path, scan(open_uncached(path)), places)
+    return write_index(path, scan(open_file(path)), places)
 
 
 def num_samples(index: str) -> int:
@@ -59,22 +59,37 @@ def num_samples(index: str) -> int:
     return Path(index).stat().st_size // 8 - 1
 
 
-def load_index(index: str, file: LocalFile, count: int, advice: str) -> Offsets:
-    """Return a read-only view of the index of a file, uint64 [count + 1].
+class IndexedFile(NamedTuple):
+    """An open file, and one block of its index. The C part reads it as a plain tuple."""
 
-    advice: what to do if the index is missing or has another size, which is a StructureError.
+    file: LocalFile
+    offsets: Offsets  # uint64 [samples of the block + 1]
+    first: int  # number in the file of the first of these samples
+    fd: int  # of the file
+
+
+def read_block(
+    index: str, file: LocalFile, count: int, number: int, advice: str
+) -> tuple[IndexedFile, int]:
+    """Return a file with block `number` of its index, and where its last sample ends.
+
+    The index is not mapped into memory: a process that reads a map of a file that was cut dies.
+
+    count: samples that the index must have. advice: what to do if the index is missing or has
+    another size, which is a StructureError.
     """
+    first = number * BLOCK_ROWS
     try:
         found = LocalFile(index)
-        if found.size != (count + 1) * 8:
-            problem = f"has {found.size} bytes, but {count} samples need {(count + 1) * 8}"
-            raise StructureError(f"its index {index} {problem}. {advice}", shard=file.path)
-        if found.size <= _SMALL:
-            return np.frombuffer(found.read(0, found.size), "<u8")
-        return np.frombuffer(mmap.mmap(found.fd, found.size, access=mmap.ACCESS_READ), "<u8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
         problem = f"its index {index} cannot be read: {error}. {advice}"
         raise StructureError(problem, shard=file.path) from error
+    if found.size != (count + 1) * 8:
+        problem = f"has {found.size} bytes, but {count} samples need {(count + 1) * 8}"
+        raise StructureError(f"its index {index} {problem}. {advice}", shard=file.path)
+    data = found.read(first * 8, (min(count - first, BLOCK_ROWS) + 1) * 8)
+    end = int.from_bytes(found.read(count * 8, 8), "little")
+    return IndexedFile(file, np.frombuffer(data, "<u8"), first, file.fd), end
 
 
 def write_index(path: str, offsets: Offsets, places: Sequence[str]) -> str:

@@ -39,11 +39,12 @@ typedef struct {
     uint64_t num_bytes; /* of the samples of the request that were added */
 } Locator;
 
-/* Adds the samples wanted[at:] that are in one shard, whose first is `first`; returns the place of
-   the first one behind it, ~place of one with offsets that cannot be, or -1 with an error set
-   (which ~0 is too, without). */
-static Py_ssize_t add_places(
-    Locator *asked, Py_ssize_t at, const Py_buffer *table, int64_t first, PyObject *name)
+/* Adds the samples wanted[at:] that are in one block of the index of a shard. `first` is the first
+   sample of the block, `before` the number of those before it in the shard. Returns the place of
+   the first sample behind the block, ~place of one with invalid offsets, or -1 with an error set
+   (~0 is -1 too, without an error). */
+static Py_ssize_t add_places(Locator *asked, Py_ssize_t at, const Py_buffer *table, int64_t first,
+                             int64_t before, PyObject *name)
 {
     const uint64_t *offsets = table->buf;
     int64_t count = table->len / (Py_ssize_t)sizeof(uint64_t) - 1;
@@ -62,7 +63,8 @@ static Py_ssize_t add_places(
         floor = end;
         asked->num_bytes += end - begin;
         if (!add_place(asked->begins, asked->ends, begin, end) ||
-            !add_source(asked->sources, asked->source_type, asked->dataset, name, number) ||
+            !add_source(asked->sources, asked->source_type, asked->dataset, name,
+                        before + number) ||
             PyList_Append(asked->origins, asked->origin) < 0)
             return -1;
     }
@@ -86,8 +88,9 @@ static int find_shard(PyObject *after, Py_ssize_t sample, Py_ssize_t *shard)
     return 1;
 }
 
-/* Adds the samples from place `at` on that are in the shard of that one; returns as `add_places`. */
-static Py_ssize_t add_shard(Locator *asked, Py_ssize_t at)
+/* Adds the samples from place `at` on that are in the same block of the same shard; returns as
+   `add_places`. */
+static Py_ssize_t add_block(Locator *asked, Py_ssize_t at)
 {
     Py_ssize_t sample, shard, behind, count, next = -1;
     if (!item_at(asked->wanted, at, &sample) ||
@@ -95,15 +98,19 @@ static Py_ssize_t add_shard(Locator *asked, Py_ssize_t at)
         !item_at(asked->after, shard, &behind) || !item_at(asked->counts, shard, &count))
         return -1;
     PyObject *name = Py_XNewRef(PyList_GetItem(asked->shards, shard));
-    PyObject *opened = name ? PyObject_CallFunction(asked->open, "n", shard) : NULL;
+    Py_ssize_t first = behind - count - (Py_ssize_t)asked->skipped; /* sample of the shard */
+    PyObject *opened =
+        name ? PyObject_CallFunction(asked->open, "nn", shard, sample - first) : NULL;
     PyObject *file = opened ? PyTuple_GetItem(opened, 0) : NULL;
     PyObject *fd = file ? PyTuple_GetItem(opened, 3) : NULL;
-    PyObject *first_row = fd ? PyLong_FromSsize_t(PyList_Size(asked->begins)) : NULL;
+    PyObject *block = fd ? PyTuple_GetItem(opened, 2) : NULL;
+    Py_ssize_t before = block ? PyLong_AsSsize_t(block) : -1;
+    PyObject *first_row = before >= 0 ? PyLong_FromSsize_t(PyList_Size(asked->begins)) : NULL;
     Py_buffer table;
     if (first_row && PyList_Append(asked->files, file) == 0 && PyList_Append(asked->fds, fd) == 0 &&
         PyList_Append(asked->file_rows, first_row) == 0 &&
         PyObject_GetBuffer(PyTuple_GetItem(opened, 1), &table, PyBUF_SIMPLE) == 0) {
-        next = add_places(asked, at, &table, behind - count - asked->skipped, name);
+        next = add_places(asked, at, &table, first + before, before, name);
         PyBuffer_Release(&table);
     }
     Py_XDECREF(first_row);
@@ -130,7 +137,7 @@ static int add_request(Locator *asked, PyObject *request)
         return 0;
     asked->num_bytes = 0;
     while (at >= 0 && at < stop)
-        at = add_shard(asked, at);
+        at = add_block(asked, at);
     return at >= 0;
 }
 

@@ -13,7 +13,7 @@ from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
-from energy_data.data.files.local import LocalFile, open_file
+from energy_data.data.files.local import LocalFile, keep_open, open_file, version_of
 from energy_data.data.files.stores import DatasetFileStore
 from energy_data.data.tar.header import BLOCK, Fault, split_name, walk
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, is_prepared, read_counts
@@ -98,7 +98,8 @@ class WebdatasetFileStore(DatasetFileStore):
             problem = f"its {SQLITE} has a shard number {shard} of {len(self._shards)}"
             raise StructureError(f"{problem}. {ADVICE}", dataset=self.path)
         name = self._shards[shard]
-        file = open_file(f"{self.path}/{name}")
+        path = f"{self.path}/{name}"
+        file: LocalFile = keep_open(open_file, path, version_of(path))
         if offset < BLOCK or size < 0 or offset % BLOCK:
             raise self._stale(file, offset, f"no file begins there, so not {key!r}.")
         try:  # the header before it is its own, also after long names and pax records

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +23,20 @@ from rich.progress import track
 
 from energy_data.data.files.local import (
     LocalFile,
+    Version,
     Window,
-    open_current,
+    keep_open,
+    open_file,
     version_of,
 )
-from energy_data.data.files.offsets import Offsets, ensure_index, load_index, num_samples
+from energy_data.data.files.offsets import (
+    BLOCK_ROWS,
+    IndexedFile,
+    Offsets,
+    ensure_index,
+    num_samples,
+    read_block,
+)
 from energy_data.data.tar.header import BLOCK, ZEROS, Fault, TarMember, split_name, walk
 from energy_data.data.tar.nv_meta import PartShards, expand
 from energy_data.errors import SpecError, StructureError
@@ -136,48 +144,51 @@ def _check_rest(file: LocalFile, end: int) -> None:
             raise Fault(problem, at + len(data) - len(data.lstrip(b"\0")))
 
 
-class Shard(NamedTuple):
-    """An open tar, and where its samples are. The C part reads it as a plain tuple."""
+class OpenShard(Protocol):
+    """Opens a shard of a part by its number, with the block of its index that has sample `row`."""
 
-    file: LocalFile
-    offsets: Offsets  # uint64 [samples + 1]
-    index_path: str
-    fd: int  # of the file
+    def __call__(self, number: int, row: int = 0) -> IndexedFile: ...  # noqa: D102
 
 
-def shard_opener(part: PartShards) -> Callable[[int], Shard]:
-    """Return a function that opens a shard of the part by its number.
+def shard_opener(part: PartShards) -> OpenShard:
+    """Return a function that opens the shards of a part.
 
-    It raises StructureError for a shard without an index, or with one of another tar. A shard that
-    was replaced before the first call for it is opened again, even if it was open already.
+    It raises StructureError for a shard without an index, or with one of another tar, and for a
+    shard that was changed after the first call for it. One that was replaced before is opened
+    again, even if it was open already.
     """
-    known: dict[int, tuple[str, str, int, str]] = {}
+    known: dict[int, tuple[str, str, int, Version | None, Version | None]] = {}
 
-    def open_shard(number: int) -> Shard:
+    def open_shard(number: int, row: int = 0) -> IndexedFile:
         facts = known.get(number)
         if facts is None:
             tar, index = part.paths(number)
-            versions = str((version_of(tar), version_of(index)))  # text remembers its hash
-            facts = known[number] = (tar, index, part.counts[number], versions)
-        return _open_shard(*facts)
+            versions = version_of(tar), version_of(index)
+            facts = known[number] = (tar, index, part.counts[number], *versions)
+        shard: IndexedFile = keep_open(_open_shard, *facts, row // BLOCK_ROWS)
+        return shard
 
     return open_shard
 
 
-@lru_cache(maxsize=256)
-def _open_shard(tar: str, index: str, count: int, _versions: str) -> Shard:
-    """Open a shard; those used last stay open, in any version."""
-    file = open_current(tar)
-    offsets = load_index(index, file, count, _ADVICE)
-    _check_end(offsets, file)
-    if Path(index).stat().st_mtime_ns < file.mtime_ns:
-        _probe(offsets, file)
-    return Shard(file, offsets, index, file.fd)
+def _open_shard(
+    tar: str, index: str, count: int, version: Version, _of_index: Version, block: int
+) -> IndexedFile:
+    shard, end = read_block(index, open_file(tar, version), count, block, _ADVICE)
+    _check_end(end, shard.file)
+    if Path(index).stat().st_mtime_ns < shard.file.mtime_ns:
+        _probe(shard.offsets, shard.file)
+    return shard
 
 
-def _check_end(offsets: Offsets, file: LocalFile) -> None:
+def offsets_of(open_shard: OpenShard, number: int, count: int) -> Offsets:
+    """Return the complete index of a shard with `count` samples, uint64 [count + 1]."""
+    blocks = [open_shard(number, row).offsets for row in range(0, max(count, 1), BLOCK_ROWS)]
+    return np.concatenate([*(block[:-1] for block in blocks), blocks[-1][-1:]])
+
+
+def _check_end(end: int, file: LocalFile) -> None:
     """Raise StructureError unless the tar ends where its last sample ends in the index."""
-    end = int(offsets[-1])
     if end > file.size or end % BLOCK:
         raise _fault(file, f"its index ends at byte {end}, but the tar has {file.size} bytes")
     left = min(BLOCK, file.size - end)

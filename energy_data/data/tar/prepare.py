@@ -23,7 +23,7 @@ from uuid import uuid4
 
 import yaml
 
-from energy_data.data.files.local import atomic_file, open_uncached, write_atomically
+from energy_data.data.files.local import atomic_file, open_file, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
 from energy_data.data.tar import nv_meta as meta
 from energy_data.data.tar.index import (
@@ -197,7 +197,7 @@ def _scan_all(
 def _index(root: str, with_parts: bool, shard: str) -> Scan:
     """Write the index of one shard; runs in worker processes."""
     tar = f"{root}/{shard}"
-    found = scan(open_uncached(tar), with_parts=with_parts)
+    found = scan(open_file(tar), with_parts=with_parts)
     write_index(tar, found.offsets, [tar + SUFFIX])
     return found if with_parts else Scan(found.offsets, [], found.extensions)
 
@@ -241,7 +241,7 @@ def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
     seen: set[str] = set()
     total = 0
     for shard in shards:
-        keys = scan(open_uncached(str(root / shard))).keys
+        keys = scan(open_file(str(root / shard))).keys
         seen.update(keys)
         total += len(keys)
     return len(seen) < total

@@ -27,7 +27,7 @@ from energy_data.data.decode.parts import (
 from energy_data.data.files.local import LocalFile, Window
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK, Fault, TarMember, split_name, walk
-from energy_data.data.tar.index import Shard
+from energy_data.data.tar.index import OpenShard
 from energy_data.errors import SampleError, StructureError
 
 LARGEST_PLAIN = 65536  # bytes of a sample; larger ones are read part by part, and not by the C part
@@ -55,10 +55,11 @@ class Spans:
         self.ends: list[int] = []  # [rows] offset after the sample
         self.sources: list[tuple[SampleSource]] = []  # [rows]
         self.origins: list[Origin] = []  # [rows]
-
-    def columns(self) -> tuple[list[int], list[int], list[int], list[int], list[Any], list[Any]]:
-        """Return all columns in the order of the C functions: descriptors instead of files."""
-        return self.fds, self.file_rows, self.begins, self.ends, self.sources, self.origins
+        # What the C functions get, in their order.
+        self.columns = (
+            *(self.fds, self.file_rows, self.begins, self.ends),
+            *(self.sources, self.origins),
+        )
 
     def file_of(self, row: int) -> LocalFile:
         """Return the file of one row."""
@@ -74,7 +75,7 @@ class Layout(NamedTuple):
     after: list[int]  # [shards] number of the sample after the last one of each
     counts: list[int]  # [shards] samples
     shards: list[str]  # [shards] names
-    open: Callable[[int], Shard]
+    open: OpenShard
     origin: Origin
 
 
@@ -86,7 +87,7 @@ def locate(requests: Sequence[tuple[Layout, list[int]]]) -> tuple[Spans, list[in
     """
     spans = Spans()
     if native.TAR is not None:
-        into = spans.files, *spans.columns()
+        into = spans.files, *spans.columns
         located: list[int] | None = native.TAR.locate(requests, *into, SampleSource)
         if located is not None:
             return spans, located
@@ -100,22 +101,20 @@ def _add(layout: Layout, wanted: list[int], spans: Spans) -> int:
     if wanted and not 0 <= wanted[0] <= wanted[-1] < length:
         wrong = wanted[0] if wanted[0] < 0 else wanted[-1]
         raise IndexError(f"index {wrong} of {length} samples")
-    behind, floor = 0, 0  # sample after the shard; where the next sample may begin
+    behind, floor = 0, 0  # sample after the block of the index; where the next one may begin
     num_bytes = 0
     for index in wanted:
         at = index + skipped
         if at >= behind:
             shard = bisect_right(after, at)
-            behind, name = after[shard], shards[shard]
-            first, floor = behind - counts[shard], 0
-            file, table, _, fd = open_shard(shard)
-            offsets = table.data
-            last = offsets[-1]
+            before = after[shard] - counts[shard]
+            file, block, row, fd = open_shard(shard, at - before)
+            first, floor, offsets = row + before, 0, block.data
+            behind, last = first + len(offsets) - 1, offsets[-1]
             spans.files.append(file)
             spans.fds.append(fd)
             spans.file_rows.append(len(spans.begins))
-        number = at - first
-        begin, end = offsets[number], offsets[number + 1]
+        begin, end = offsets[at - first], offsets[at - first + 1]
         if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
             raise StructureError(
                 f"its index has a sample from byte {begin} to {end} of {last}, which is invalid. "
@@ -127,7 +126,7 @@ def _add(layout: Layout, wanted: list[int], spans: Spans) -> int:
         num_bytes += end - begin
         spans.begins.append(begin)
         spans.ends.append(end)
-        spans.sources.append((SampleSource(dataset, name, number),))
+        spans.sources.append((SampleSource(dataset, shards[shard], at - before),))
     spans.origins.extend(repeat(origin, len(wanted)))
     return num_bytes
 
@@ -137,7 +136,7 @@ def read_samples(spans: Spans) -> list[Sample | SampleError]:
     found: list[Any] = []
     if native.TAR is None:
         found = [None] * len(spans.begins)
-    elif not native.TAR.read_plain(found, *spans.columns(), decode_text):
+    elif not native.TAR.read_plain(found, *spans.columns, decode_text):
         return found
     return [read_strictly(spans, row) if one is None else one for row, one in enumerate(found)]
 
@@ -160,7 +159,7 @@ def read_into_rows(
         found = [None] * len(places)
     else:
         into = rows.data, tensor.num_bytes, is_tensor, TensorRow, rows.tensor
-        if not native.TAR.read_rows(found, *spans.columns(), places, *into):
+        if not native.TAR.read_rows(found, *spans.columns, places, *into):
             return found
     return [
         read_strictly(spans, row, TensorSlot(tensor, rows, places[row])) if one is None else one

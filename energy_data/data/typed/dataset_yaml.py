@@ -19,7 +19,14 @@ from attrs import field, frozen
 from energy_data.data.decode.parts import PartFilter, SampleDecoder
 from energy_data.data.files.local import write_atomically
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.tar.nv_meta import DATASET, FOLDER, SPLIT, is_inside, read_mapping
+from energy_data.data.tar.nv_meta import (
+    DATASET,
+    FOLDER,
+    SPLIT,
+    is_inside,
+    is_prepared,
+    read_mapping,
+)
 from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import BASIC_FIELDS, SAMPLE_TYPES, Sample
 from energy_data.errors import SpecError
@@ -62,7 +69,9 @@ class Typing:
 def read_dataset_yaml(
     path: Path, *, config: str | None = None, policy: ImportPolicy | None = None
 ) -> Typing:
-    """Return what the dataset.yaml of a prepared dataset declares; without one, samples are crude.
+    """Return what the dataset.yaml of a dataset declares.
+
+    Without one, and where the dataset is not prepared, samples are crude.
 
     Args:
         path: The folder of the dataset.
@@ -72,6 +81,8 @@ def read_dataset_yaml(
     Raises SpecError for an error in the file, for a named file that does not exist, and for code
     that is not allowed; StructureError for invalid YAML.
     """
+    if not is_prepared(path):
+        return Typing()
     file = path / FOLDER / (config or DATASET)
     if config is not None:
         check_dataset_config(path, config)
@@ -101,11 +112,13 @@ class PartsOf:
         return part in self.parts
 
 
+@frozen
 class _DatasetYamlReader:
     """Reads one file; raises SpecError for what is wrong in it."""
 
-    def __init__(self, file: Path, declared: Mapping[str, Any], policy: ImportPolicy) -> None:
-        self.file, self.declared, self.policy = file, declared, policy
+    file: Path
+    declared: Mapping[str, Any]
+    policy: ImportPolicy
 
     def read(self) -> Typing:
         self._check_keys()

@@ -21,7 +21,6 @@ from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import format_of
 from energy_data.data.source import OpenOptions, Source
-from energy_data.data.tar.nv_meta import is_prepared
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import CrudeSample, SourceInfo
@@ -68,7 +67,7 @@ def open_typed(
     for damaged files.
     """
     if typing is None:
-        typing = typing_of(path, dataset_config, policy)
+        typing = read_dataset_yaml(Path(path), config=dataset_config, policy=policy)
     options = OpenOptions(
         split_part=typing.split_part or split_part,
         subset=subset,
@@ -76,13 +75,6 @@ def open_typed(
         split_config=typing.split_config or split_config,
     )
     return _open(path, typing, decoder if typing.decoder == "unset" else typing.decoder, options)
-
-
-def typing_of(path: str | Path, config: str | None, policy: ImportPolicy | None) -> Typing:
-    """Return what the dataset.yaml of a dataset declares; see `open_typed`."""
-    if not is_prepared(Path(path)):
-        return Typing()
-    return read_dataset_yaml(Path(path), config=config, policy=policy)
 
 
 def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) -> TypedSource:
