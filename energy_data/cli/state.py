@@ -12,7 +12,7 @@ from typing import Any
 import click
 import torch
 
-from energy_data.errors import StateError, StateMismatchError
+from energy_data.errors import StateError
 from energy_data.loading.checkpoint.run_state import RunState, merge
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree
 
@@ -45,9 +45,8 @@ def saved_run(paths: Sequence[Path]) -> RunState:
 
 def drawn_by(state: RunState) -> Counter[str] | None:
     """Return how often each leaf was drawn in the lanes of a state; None: a finite stream."""
-    try:
-        run = SavedRun(state)
-    except StateMismatchError:
+    run = SavedRun(state)
+    if run.tree.is_finite:
         return None
     drawn: Counter[str] = Counter()
     for lane in state.places:

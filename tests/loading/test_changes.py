@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trees import batches, finite, leaf, samples
 
+from energy_data.core.context import Context
 from energy_data.errors import StateMismatchError
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated
+from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.passes import ConcatSpec
-from loading.runs import loader_of, loaders_of, run
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
+from loading.runs import in_order, loader_of, loaders_of, run
 
 SIZES = {"a": 600, "b": 300, "c": 450, "d": 200}
 LEAVES = {name: leaf(name, size) for name, size in SIZES.items()}
@@ -111,6 +117,118 @@ def test_other_samples_under_the_same_id_start_anew():
     other = loader_of(after, lanes=1)
     other.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
     assert run([other], 3).popitem()[1] == run([loader_of(after, lanes=1)], 3).popitem()[1]
+
+
+SHUFFLES = {
+    "none": Shuffle(),
+    "buffer": Shuffle(buffer_size=10),
+    "larger buffer": Shuffle(buffer_size=40),
+    "sequences": Shuffle(buffer_size=10, sequence_length=5),
+    "files": Shuffle(sequence_length=20),
+}
+
+
+def shuffled(how, order, deal=0):
+    return batches(ReadSpec(of=ReferencesSpec(of=order, shuffle=SHUFFLES[how], deal=deal)), 5)
+
+
+@pytest.mark.parametrize("after", SHUFFLES)
+@pytest.mark.parametrize("before", SHUFFLES)
+def test_a_leaf_that_is_shuffled_differently_starts_again_and_is_reported_so(before, after, caplog):
+    loader = loader_of(shuffled(before, LEAVES["a"]), lanes=3)
+    whole = in_order([loader], 40)[18:]
+    loader = loader_of(shuffled(before, LEAVES["a"]), lanes=3)
+    run([loader], 18)
+    other = loader_of(shuffled(after, LEAVES["a"]), lanes=3)
+    other.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
+    if before != after:
+        whole = in_order([loader_of(shuffled(after, LEAVES["a"]), lanes=3)], 22)
+        assert "1 start again because their samples or their shuffling changed (a)" in caplog.text
+    assert in_order([other], 22) == whole
+
+
+def test_a_leaf_that_another_pipeline_reads_too_has_another_order_and_starts_again():
+    alone, both = samples(LEAVES["a"]), (samples(LEAVES["a"]), samples(LEAVES["b"]))
+    many = BlendSpec(
+        (Part(alone), Part(samples(BlendSpec((Part(LEAVES["a"]), Part(LEAVES["c"]))))))
+    )
+    few = BlendSpec(tuple(map(Part, both)))
+    loader = loader_of(batches(few, 5), lanes=3)
+    run([loader], 12)
+    other = loader_of(batches(many, 5), lanes=3)
+    other.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
+    assert in_order([other], 9) == in_order([loader_of(batches(many, 5), lanes=3)], 9)
+
+
+@pytest.mark.parametrize("deals", [(0, 5), (5, 0)])
+def test_an_endless_stream_does_not_become_a_finite_one_nor_the_other_way(deals):
+    loader, other = (loader_of(shuffled("none", LEAVES["a"], deal)) for deal in deals)
+    run([loader], 2)
+    with pytest.raises(StateMismatchError, match="finite stream cannot continue after an edit"):
+        other.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
+
+
+@pytest.mark.parametrize(("before", "after"), [(199, 201), (201, 199), (201, 250)])
+def test_an_edit_across_the_number_of_leaves_that_have_sizes_continues_them(before, after):
+    parts = [Part(leaf(f"leaf-{n}", 40)) for n in range(max(before, after))]
+    specs = [batches(samples(BlendSpec(tuple(parts[:count]))), 8) for count in (before, after)]
+    loader = loader_of(specs[0], lanes=2)
+    drawn = keys(run([loader], 400))
+    with pytest.raises(StateMismatchError, match=f"leaf 'leaf-{min(before, after)}' is"):
+        loader_of(specs[1], lanes=2).load_state_dict(loader.state_dict())
+    other = loader_of(specs[1], lanes=2)
+    other.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
+    drawn += [key for key in keys(run([other], 100)) if int(key.split("/")[0][5:]) < before]
+    assert len(drawn) == len(set(drawn))
+
+
+@st.composite
+def mixtures(draw):
+    """Some leaves with weights, one of them with one of two sizes, and how they are shuffled."""
+    names = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
+    sizes = [draw(st.sampled_from([31, 50])) if name == "d" else SIZES[name] // 5 for name in names]
+    parts = [Part(leaf(*pair), draw(st.integers(1, 5))) for pair in zip(names, sizes, strict=True)]
+    return parts, draw(st.sampled_from(sorted(SHUFFLES)))
+
+
+def check_edits(mixtures, lanes, rounds):
+    """Run one mixture after another; each leaf continues, in each lane, exactly where it was."""
+    places, loader = {}, None  # name -> (the order of the leaf, its draws in each lane)
+    for parts, how in mixtures:
+        spec = shuffled(how, BlendSpec(tuple(parts)))
+        other = loader_of(spec, lanes=lanes)
+        if loader is not None:
+            state = json.loads(json.dumps(loader.state_dict()))
+            other.load_state_dict(state, on_mismatch="keep_matching")
+        loader = other
+        for part in parts:
+            order = len(part.of.leaf.source), how
+            known, drawn = places.get(part.of.leaf.id, (None, None))
+            places[part.of.leaf.id] = order, drawn if known == order else [0] * lanes
+        given = {}
+        for number, batch in run([loader], rounds).items():
+            for key in batch:
+                given.setdefault((number % lanes, key.split("/")[0]), []).append(key)
+        for part in parts:
+            name, of_leaf = part.of.leaf.id, shuffled(how, part.of).of
+            for lane in range(lanes):
+                own, drawn = given.get((lane, name), []), places[name][1]
+                node = of_leaf.build(Context(lane=lane, lanes=lanes))
+                alone = [s["__key__"] for s in node.take(drawn[lane] + len(own) + 1)]
+                assert own == alone[drawn[lane] : drawn[lane] + len(own)]
+                drawn[lane] += len(own)
+
+
+@pytest.mark.parametrize(
+    "examples", [10, pytest.param(400, marks=pytest.mark.slow)], ids=["some", "many"]
+)
+def test_after_random_edits_each_leaf_continues_where_it_was_or_starts_again(examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(mixtures(), min_size=2, max_size=5), st.integers(1, 4), st.integers(0, 30))
+    def check(mixtures, lanes, rounds):
+        check_edits(mixtures, lanes, rounds)
+
+    check()
 
 
 def test_restart_begins_anew():

@@ -22,7 +22,7 @@ def differences(saved: SavedTree, ours: SavedTree) -> list[str]:
     changed = [
         f"leaf {leaf_id!r} had {_samples(saved.leaves[leaf_id])} and has {_samples(leaf)}"
         for leaf_id, leaf in ours.leaves.items()
-        if saved.prints.get(leaf_id, leaf[1]) != leaf[1]
+        if saved.leaves.get(leaf_id, leaf)[1] != leaf[1]
     ]
     return sorted(gone) + sorted(new) + changed + list(_compare(saved.spec, ours.spec, "root"))
 

@@ -31,7 +31,7 @@ from energy_data.loading.checkpoint.diff import (
     same_above_order,
     stage_edits,
 )
-from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState
+from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState, listed
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree, order_trees
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.buffered import BufferedNode
@@ -85,16 +85,22 @@ def restore_edited(saved: RunState, packed: str, nodes: Nodes, *, keep: bool) ->
     then the nodes must not be used.
     """
     run, ours = SavedRun(saved), SavedTree.unpack(packed)
-    if (now := Stages.of(ours)) is not None:
+    is_finite = run.tree.is_finite or ours.is_finite
+    if (now := Stages.of(ours)) is not None and not is_finite:
         _restore_stages(run, now, nodes, keep=keep)
-    elif keep:
+    elif keep and not is_finite:
         _restore_leaves(run, ours, nodes)
     else:
+        advice = (
+            "A finite stream cannot continue after an edit. Finish the pass before it, or restore "
+            "with on_mismatch='restart'."
+            if is_finite
+            else "Restore with on_mismatch='keep_matching' to let unchanged leaves continue where "
+            "they were, or 'restart' to start from the beginning."
+        )
+        lines = "\n".join(f"  - {difference}" for difference in differences(run.tree, ours))
         raise StateMismatchError(
-            "state: the tree was edited since it was saved:\n"
-            + "\n".join(f"  - {difference}" for difference in differences(run.tree, ours))
-            + "\nRestore with on_mismatch='keep_matching' to let unchanged leaves continue "
-            "where they were, or 'restart' to start from the beginning."
+            f"state: the tree was edited since it was saved:\n{lines}\n{advice}"
         )
     return run.removed(ours, nodes)
 
@@ -102,7 +108,7 @@ def restore_edited(saved: RunState, packed: str, nodes: Nodes, *, keep: bool) ->
 def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
     """Move the order trees to where the leaves of the saved run were, lane by lane.
 
-    A leaf is the same if its id and its samples are; all others start at 0.
+    A leaf is the same if its id, its samples and their order are; all others start at 0.
     """
     kept, lost = run.kept(ours), 0
     for lane, node in nodes.items():
@@ -114,42 +120,48 @@ def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
                 drawn = [known.get(leaf.id, 0) if leaf.id in kept else 0 for leaf in inner.leaves]
                 _put(inner, drawn, run.state.clock)
         if past is None:
-            lost += _move_pending(run, ours, node, lane)
+            lost += _move_pending(run, ours, kept, node, lane)
         else:
             lost += len(list(past.of_leaves(ours.leaves).waiting()))
-    _warn(ours, kept, lost)
+    _warn(run, ours, kept, lost)
 
 
-def _warn(ours: SavedTree, kept: Collection[str], lost: int) -> None:
-    fresh = sorted(ours.leaves.keys() - kept)
+def _warn(run: SavedRun, ours: SavedTree, kept: Collection[str], lost: int) -> None:
+    known = run.state.gone.prints.keys() | run.tree.leaves.keys()
     log.warning(
-        "restored after an edit: %d leaves continue where they were, %d start from their "
-        "beginning%s",
+        "restored after an edit: %d leaves continue where they were, %d are new%s, %d start again "
+        "because their samples or their shuffling changed%s",
         len(kept),
-        len(fresh),
-        f" ({', '.join(fresh[:8])}{', ...' if len(fresh) > 8 else ''})" if fresh else "",
+        *_counted(ours.leaves.keys() - known),
+        *_counted(known & ours.leaves.keys() - kept),
     )
     if lost:
         log.warning(
-            "restored after an edit: %d samples were read and not returned yet, of leaves or nodes "
-            "that are gone now; they are lost",
+            "restored after an edit: %d samples of other leaves or nodes were read and not "
+            "returned yet; they are not returned unless their leaf starts again",
             lost,
         )
+
+
+def _counted(names: Collection[str]) -> tuple[int, str]:
+    """Return how many names there are, and the first of them for a message."""
+    return len(names), f" ({listed(sorted(names))})" if names else ""
 
 
 def _move_pending(
     run: SavedRun,
     ours: SavedTree,
+    kept: Collection[str],
     root: Node[Any],
     lane: int,
     of: Callable[[str], bool] = lambda _: True,
 ) -> int:
     """Let the nodes of a lane continue with what was pending; return how many samples are lost.
 
-    of: returns whether to move what the node at a path holds; others stay as they are.
+    kept: ids of the leaves that continue. of: returns whether to move what the node at a path holds; others stay as they are.
     """
     nodes, saved = dict(root.walk()), order_trees(run.tree.spec)
-    paths, kept, lost = {node: path for path, node in nodes.items()}, run.kept(ours), 0
+    paths, lost = {node: path for path, node in nodes.items()}, 0
 
     def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
         assert isinstance(order, ReferencesNode)
@@ -249,13 +261,16 @@ def _refused(wrong: list[str], clock: int, now: Stages, rule: Resume | None) -> 
 
 def _continue_stages(run: SavedRun, before: Stages, now: Stages, nodes: Nodes, clock: int) -> None:
     """Continue with all that was played as it was; what lies ahead is new."""
+    kept = run.kept(now.tree)
     for lane, node in nodes.items():
         state = save(node)
         for path, cursor in _staged_place(run, now, lane).items():
             stage = before.of_path(path)
             if path in state and (stage is None or stage.begin < clock):
                 state[path] = dict(cursor)
-        known = LeafHistory({}) if run.tree.staged is None else _stages_of(run.node(lane)).carried()
+        known = LeafHistory({})
+        if run.tree.staged is not None:
+            known = _stages_of(run.node(lane)).carried().of_leaves(kept)
         # It is of the leaves before.
         state[now.path] = {**state[now.path], "carried": (), "returned": ()}
         restore(node, state)
@@ -273,8 +288,8 @@ def _carry(node: Node[Any], now: Stages, past: LeafHistory) -> StagedNode:
 def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> None:
     """Let leaves continue by their ids; nothing else of what was played is kept."""
     saved, ours, lost = run.state, now.tree, 0
-    kept = run.kept(ours)
     playing, restarting = now.at(saved.clock), _restarting(before, now, saved.clock)
+    kept = run.kept(ours, restarting=restarting is not None)
     for lane, node in nodes.items():
         past = run.past(lane)
         staged = _carry(node, now, past.of_leaves(kept))
@@ -289,9 +304,9 @@ def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> N
                 _put(inner, [known.get(leaf.id, 0) for leaf in inner.leaves], saved.clock)
         if restarting is not None:
             lost += _move_pending(
-                run, ours, node, lane, of=lambda path: now.of_path(path) is restarting
+                run, ours, kept, node, lane, of=lambda path: now.of_path(path) is restarting
             )
-    _warn(ours, kept, lost)
+    _warn(run, ours, kept, lost)
 
 
 def _restarting(before: Stages, now: Stages, clock: int) -> Stage | None:

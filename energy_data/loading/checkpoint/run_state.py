@@ -203,7 +203,7 @@ def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:
     first = present[0] if present else 0
     if list(present) != list(range(first, lanes, ranks)) or first >= ranks:
         raise StateIncompleteError(
-            f"state: it has {len(present)} of {lanes} lanes ({_listed(present)}), which are not "
+            f"state: it has {len(present)} of {lanes} lanes ({listed(present)}), which are not "
             f"those of one rank. Pass the states of all ranks that saved; if "
             f"torch.distributed.checkpoint loaded it, make the loader with lanes={lanes}, as it "
             f"loads what the loader has."
@@ -298,7 +298,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     by_rank = {state.hosted[0]: state for state in states}
     if missing := sorted(set(range(ranks)) - by_rank.keys()):
         raise StateIncompleteError(
-            f"state: it covers {len(by_rank)} of {ranks} ranks, missing {_listed(missing)}. Pass "
+            f"state: it covers {len(by_rank)} of {ranks} ranks, missing {listed(missing)}. Pass "
             f"the states of all ranks that saved."
         )
     batch = min(state.batch for state in states)  # no rank has returned it, all before it were
@@ -314,9 +314,10 @@ def merge(states: Sequence[RunState]) -> RunState:
     return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
 
 
-def _listed(ranks: Sequence[int], most: int = 8) -> str:
-    text = ", ".join(str(rank) for rank in ranks[:most])
-    return text if len(ranks) <= most else f"{text} and {len(ranks) - most} more"
+def listed(things: Sequence[Any], most: int = 8) -> str:
+    """Return some things for a message, the first ones if there are many."""
+    text = ", ".join(map(str, things[:most]))
+    return text if len(things) <= most else f"{text} and {len(things) - most} more"
 
 
 def _plain(value: Any) -> Any:

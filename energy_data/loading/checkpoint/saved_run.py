@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,7 @@ from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
+from energy_data.core.keys import key
 from energy_data.core.node import Node
 from energy_data.core.sample import Sample
 from energy_data.core.spec import Spec
@@ -129,10 +131,34 @@ class SavedTree:
         """Return the tree below one of its specs."""
         return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for _, leaf in leaf_entries(spec)})
 
-    @property
+    @cached_property
     def prints(self) -> dict[str, str]:
-        """The fingerprint of each leaf, by id."""
-        return {name: digits for name, (_, digits) in self.leaves.items()}
+        """Digits of all that decides the samples of each leaf and their order, by id.
+
+        A place in a leaf means the same samples only where they are equal.
+        """
+        orders: dict[str, set[str]] = {name: set() for name in self.leaves}
+        continuing = self.continuing_leaves
+        for continues, spec in self._pipelines:
+            shared = shared_leaf_ids(spec)
+            for path, tree in order_trees(spec).items():
+                for _, leaf in leaf_entries(tree.of):
+                    if continues or leaf.id not in continuing:
+                        # Several order trees over a leaf each have an order of their own.
+                        own = path if leaf.id in shared else ""
+                        shuffle = tree.shuffle
+                        orders[leaf.id].add(f"{shuffle.window} {shuffle.sequence_length} {own}")
+        return {
+            name: f"{key(digits, *sorted(orders[name])):016x}"[:FINGERPRINT_DIGITS]
+            for name, (_, digits) in self.leaves.items()
+        }
+
+    @property
+    def _pipelines(self) -> list[tuple[bool, Spec]]:
+        """The pipelines of the tree, each with whether its leaves continue where they were."""
+        if self.staged is None:
+            return [(True, self.spec)]
+        return [(stage.on_enter == "continue", stage.of) for stage in self.staged[1].stages]
 
     @property
     def is_finite(self) -> bool:
@@ -170,11 +196,6 @@ class SavedRun:
 
     def __init__(self, state: RunState) -> None:
         self.state, self.tree = state, SavedTree.unpack(state.tree)
-        if self.tree.is_finite:
-            raise StateMismatchError(
-                "state: a finite stream cannot go on after its tree was edited. Finish it first, "
-                "or restore with on_mismatch='restart'."
-            )
         shared = shared_leaf_ids(self.tree.spec)
         # Lanes have their tables in common.
         self._root = Context(seed=state.seed, lanes=state.lanes, shared_leaves=shared)
@@ -247,10 +268,17 @@ class SavedRun:
         gone = self.state.gone
         return gone.past_of(lane, {**gone.prints, **self.tree.prints})
 
-    def kept(self, ours: SavedTree) -> set[str]:
-        """Return the leaves of our tree that the run has drawn from, now or before an edit."""
+    def kept(self, ours: SavedTree, *, restarting: bool = False) -> set[str]:
+        """Return the leaves of our tree that continue where the run was, now or before an edit.
+
+        restarting: whether those of stages that restart their leaves do so too.
+        """
         known = {**self.state.gone.prints, **self.tree.prints}
-        return {name for name, own in ours.prints.items() if known.get(name) == own}
+        same = {name for name, own in ours.prints.items() if known.get(name) == own}
+        if restarting:
+            return same
+        before = self.tree.continuing_leaves | (self.state.gone.prints.keys() - self.tree.leaves)
+        return same & before & ours.continuing_leaves
 
     def removed(self, ours: SavedTree, lanes: Iterable[int]) -> RemovedLeaves:
         """Return how far the leaves were that our tree does not have."""
