@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from energy_data.errors import EnergyDataError, StateError
+from energy_data.loading.checkpoint.run_state import checksums
 
 MISSING = object()
 LIMIT_S = 60  # of one restore: above it, it hangs
@@ -44,6 +45,16 @@ def sampled(state: dict, count: int, seed: object) -> list[tuple[tuple, Any, dic
     return chosen
 
 
+def signed(state: Any) -> Any:
+    """Return a state with the right checksums, so that its values are looked at."""
+    try:
+        rows = {lane: row[:-1] for lane, row in state["places"].items()}
+        sums = checksums({name: v for name, v in state.items() if name != "places"}, rows)
+        return {**state, "places": {lane: [*row, sums[lane]] for lane, row in rows.items()}}
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return state
+
+
 def check(make: Callable[[], Any], damages: Any, restore: Callable[[Any, Any], None]) -> int:
     """Restore each damaged state; return how many were refused.
 
@@ -56,7 +67,7 @@ def check(make: Callable[[], Any], damages: Any, restore: Callable[[Any, Any], N
         try:
             with _limited():
                 try:
-                    restore(loader, state)
+                    restore(loader, signed(state))
                 except StateError:
                     refused += 1
                     assert loader.state_dict() == before

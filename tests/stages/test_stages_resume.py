@@ -8,6 +8,7 @@ import re
 
 import pytest
 from attrs import evolve
+from damaging import signed
 from loading.runs import in_order, loader_of, loaders_of
 from trees import batches, leaf, packs, samples
 
@@ -244,9 +245,9 @@ def test_a_damaged_place_of_a_stage_is_an_error_and_no_new_start():
     (field,) = (entry for entry in state["start"] if entry[:2] == ["root/y/of/of", "draws"])
     field[1] = "draw"
     with pytest.raises(StateMismatchError):
-        goes_on(state, BEFORE)
+        goes_on(signed(state), BEFORE)
     with pytest.raises(StateMismatchError):
-        goes_on(state, EDITS_AHEAD["it moves nearer"])
+        goes_on(signed(state), EDITS_AHEAD["it moves nearer"])
 
 
 @pytest.mark.parametrize("spec", [BEFORE, EDITS_AHEAD["it moves nearer"]])
@@ -272,13 +273,13 @@ def test_a_damaged_value_of_a_stage_is_a_state_error_before_anything_moves(spec,
     (number,) = (n for n, entry in enumerate(state["start"]) if entry[:2] == ["root", name])
     row = state["places"]["0"]
     value = json.dumps(value) if isinstance(value, list) else value
-    if number in row[3::2]:
-        row[4 + row[3::2].index(number) * 2] = value
+    if number in row[3:-1:2]:
+        row[4 + row[3:-1:2].index(number) * 2] = value
     else:
-        row += [number, value]
+        row[-1:] = [number, value, 0]
     loader = loader_of(spec, lanes=4)
     with pytest.raises(StateError, match=re.escape(f"damaged: '{name}' of root must {must}")):
-        loader.load_state_dict(state)
+        loader.load_state_dict(signed(state))
     assert in_order([loader], 3) == in_order([loader_of(spec, lanes=4)], 3)
 
 
@@ -286,9 +287,9 @@ def test_stages_at_another_place_than_their_lane_are_a_state_error():
     state = state_at(15)
     (number,) = (n for n, entry in enumerate(state["start"]) if entry[:2] == ["root", "taken"])
     row = state["places"]["0"]
-    row[4 + row[3::2].index(number) * 2] += 1
+    row[4 + row[3:-1:2].index(number) * 2] += 1
     with pytest.raises(StateError, match="lane 0 is at micro-batch 16, and its stages at 20"):
-        goes_on(state, BEFORE)
+        goes_on(signed(state), BEFORE)
 
 
 PACKED = batches(packs(samples(X)))

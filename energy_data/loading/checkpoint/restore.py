@@ -158,7 +158,8 @@ def _move_pending(
 ) -> int:
     """Let the nodes of a lane continue with what was pending; return how many samples are lost.
 
-    kept: ids of the leaves that continue. of: returns whether to move what the node at a path holds; others stay as they are.
+    kept: ids of the leaves that continue. of: returns whether to move what the node at a path
+    holds; others stay as they are.
     """
     nodes, saved = dict(root.walk()), order_trees(run.tree.spec)
     paths, lost = {node: path for path, node in nodes.items()}, 0

@@ -9,8 +9,8 @@
                       how often the lane has drawn each), and "back", what of these the lane has
                       drawn and not returned: number of the leaf, epoch, sample number
     places            lane -> [the lane's next micro-batch, iterations finished, the first
-                      micro-batch of this one, and of each field that is not as in `start`: its
-                      number in `start`, its value]
+                      micro-batch of this one, of each field that is not as in `start` its number
+                      in `start` and its value, and a checksum of this row and all other keys]
     step              the position inside steps, see `StepPosition`; only of runs with docs_per_step
 
 Values that are tuples are packed as text (see `pack`). Each rank saves its lanes; all else is the
@@ -126,24 +126,21 @@ class RunState:
         start, places = {**self.start, _OF_RUN: own}, self.places
         if self.gone.prints:
             places = {n: {**at, _OF_RUN: self.gone.of_lane(n)} for n, at in places.items()}
-        return {
+        state = {
             "format": FORMAT,
             "version": VERSION,
             "seed": self.seed,
             "lanes": self.lanes,
             "tree": self.tree,
             "start": [[path, name, _plain(value)] for path, name, value in _fields(start)],
-            "places": {
-                str(lane): [
-                    self.next_of(lane),
-                    self.epoch,
-                    self.epoch_start,
-                    *_differences(place, start),
-                ]
-                for lane, place in sorted(places.items())
-            },
             **({} if self.step is None else {"step": self.step}),
         }
+        rows = {
+            str(lane): [self.next_of(lane), self.epoch, self.epoch_start, *_differences(at, start)]
+            for lane, at in sorted(places.items())
+        }
+        sums = checksums(state, rows)
+        return {**state, "places": {lane: [*row, sums[lane]] for lane, row in rows.items()}}
 
     @classmethod
     def from_dict(cls, state: Any) -> RunState:
@@ -159,7 +156,7 @@ class RunState:
     @classmethod
     def _of_lanes(cls, state: Mapping[str, Any]) -> RunState:
         lanes = _count(state["lanes"])
-        rows = {int(lane): row for lane, row in state["places"].items()}
+        rows = {int(lane): row[:-1] for lane, row in state["places"].items()}
         if not 0 < lanes <= MAX_LANES or not all(0 <= lane < lanes for lane in rows):
             raise ValueError(f"lanes {sorted(rows)} of {lanes}")
         start: State = {}
@@ -181,6 +178,7 @@ class RunState:
         ((epoch, epoch_start),) = passes
         if epoch_start > min(batches):
             raise ValueError(f"a pass that began at {epoch_start}, at micro-batch {min(batches)}")
+        _check_sums(state)
         return cls(
             seed=_typed(int, state["seed"]),
             lanes=lanes,
@@ -195,6 +193,28 @@ class RunState:
             step=dict(state["step"]) if "step" in state else None,
             gone=RemovedLeaves.read(run["gone"], of_lanes) if "gone" in run else RemovedLeaves(),
         )
+
+
+def checksums(state: Mapping[str, Any], rows: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """Return a checksum of each row together with what all ranks have in common.
+
+    state: other keys than "places". 16 bits: they detect accidents, and a state must stay small.
+    """
+    start = zlib.crc32(json.dumps(state, sort_keys=True).encode())
+    return {
+        lane: zlib.crc32(json.dumps([lane, *row]).encode(), start) for lane, row in rows.items()
+    }
+
+
+def _check_sums(state: Mapping[str, Any]) -> None:
+    rows = {lane: row[:-1] for lane, row in state["places"].items()}
+    common = {name: value for name, value in state.items() if name != "places"}
+    for lane, found in checksums(common, rows).items():
+        if state["places"][lane][-1] != found:
+            raise StateError(
+                f"state: it is damaged: the checksum of lane {lane} does not fit. A value was "
+                f"changed, or ranks saved at different places. Use another checkpoint."
+            )
 
 
 def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from energy_data.nodes.references import LeafSpec, ReferencesNode, ReferencesSpe
 from energy_data.nodes.staged import StagedNode, StagedSpec
 
 FEW_LEAVES = 200  # up to here sizes are saved also where only messages need them
-FINGERPRINT_DIGITS = 6  # detects accidents, not attacks: a state must stay small
+FINGERPRINT_DIGITS = 5  # detects accidents, not attacks: a state must stay small
 _UNKNOWN_SIZE = 1 << 40  # accepts every sample number of a leaf whose size was not saved
 
 
