@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.config.keys import LeafKeys, NodeKeys, PathSpec
 from energy_data.config.schema import (
+    BELOW,
     GROUPS,
     KINDS,
     PARTS,
@@ -21,9 +22,7 @@ from energy_data.config.schema import (
     InNode,
     InSplit,
     Keys,
-    is_below,
     keys_in,
-    kinds_in,
 )
 from energy_data.config.yaml_nodes import Diagnostics, Place, Value, slip_of
 from energy_data.core.recipe import (
@@ -33,7 +32,6 @@ from energy_data.core.recipe import (
     Group,
     InvalidValueError,
     Key,
-    Rule,
     did_you_mean,
     keys_of,
     listed,
@@ -45,6 +43,11 @@ T = TypeVar("T")
 
 A_NODE = "a node: a mapping with `path`, `blend` or another kind"
 _HEADER = ("__module__", "__class__")
+_FORMS = {
+    "list": "a list of nodes, not empty",
+    "list or mapping": "a list of nodes, or a mapping of names to nodes, not empty",
+    "splits": "a mapping with one or more splits, such as train, val and test",
+}
 
 
 @frozen(eq=False)
@@ -78,7 +81,7 @@ class RecipeOrigin:
 
     def locate_field(self, path: str) -> tuple[Place, str]:
         """Return place and full name of a field of the recipe. path: as in `Spec.check`."""
-        if is_below(self.kind):
+        if self.kind in BELOW:
             path = f"{self.kind.kind}.{path}" if path else self.kind.kind
         return self.locate(path)
 
@@ -134,7 +137,7 @@ class Grammar:
         node_keys = (LeafKeys if LeafKeys in found else NodeKeys)(**shared)
         origin = RecipeOrigin(value, where, node_keys, kind)
         try:
-            recipe = kind(**(arguments[kind.kind] if is_below(kind) else arguments))
+            recipe = kind(**(arguments[kind.kind] if kind in BELOW else arguments))
         except InvalidRecipeError as error:
             problems: Sequence[FieldProblem] = error.problems
         except SpecError as error:
@@ -152,7 +155,7 @@ class Grammar:
         Problems are reported, so that the kind then serves to check the other keys.
         """
         assert isinstance(value.data, dict)
-        allowed = kinds_in(part)
+        allowed = getattr(part, "kinds", InNode.kinds)
         named = [name for name in value.data if name in KINDS]
         if len(named) > 1:
             both = " and ".join(f"'{name}'" for name in named)
@@ -194,7 +197,7 @@ class Grammar:
                 one = owners[owner][name]
                 held = self.held(one, each, f"{where}.{name}" if where else name)
                 found[owner][one.attribute] = held
-                if isinstance(one.holds, Children) and one.holds.named:
+                if isinstance(one.holds, Children) and one.holds.form == "list or mapping":
                     names = tuple(each.data) if isinstance(each.data, dict) else None
                     found[owner]["names"] = names
         for name, owner in known.items():
@@ -207,28 +210,21 @@ class Grammar:
 
     def held(self, one: Key, value: Value, where: str) -> Any:
         """Return what a key holds."""
-        match one.holds:
-            case Child() if one.name == "splits":
-                return self.splits(one, value, where)
-            case Child():
-                return self.node(value, where, InNode)
-            case Children() as holds:
-                return self.children(one, holds, value, where)
-            case Group(of=cls):
-                return self.group(one, cls, value, where)
-            case Rule() as rule:
-                return self.ruled(one, rule, value, where)
-
-    def ruled(self, one: Key, rule: Rule, value: Value, where: str) -> Any:
-        """Return the value of a key that has a rule."""
+        holds = one.holds
+        if isinstance(holds, Child):
+            return self.node(value, where, InNode)
+        if isinstance(holds, Children):
+            return self.children(one, holds, value, where)
+        if isinstance(holds, Group):
+            return self.group(one, holds.of, value, where)
         if one.name == "path" and isinstance(value.data, str):
             self.paths.append((value.data, value.place, where))
         try:
-            return rule.accept(value.plain())
+            return holds.accept(value.plain())
         except InvalidValueError as error:
             self.report_inside(error, value, where)
         except ValueError as error:
-            self.report_wrong(one, rule.must_be, value, where, str(error))
+            self.report_wrong(one, holds.must_be, value, where, str(error))
         return None
 
     def report_wrong(
@@ -258,17 +254,21 @@ class Grammar:
             self.diagnostics.report(place, f"{where}{below}", problem)
 
     def children(self, one: Key, holds: Children, value: Value, where: str) -> Any:
-        """Return the nodes of a list, or of a mapping of names to nodes."""
+        """Return the nodes of a list, or of a mapping of names to nodes; of splits with names."""
         part, items = holds.part or InNode, value.data
-        if isinstance(items, list) and items:
-            pairs = [(f"{where}[{number}]", each) for number, each in enumerate(items)]
-        elif isinstance(items, dict) and items and holds.named:
-            pairs = [(f"{where}.{name}", each) for name, each in items.items()]
-        else:
-            named = ", or a mapping of names to nodes" if holds.named else ""
-            self.report_wrong(one, f"a list of nodes{named}, not empty", value, where)
+        if isinstance(items, list) and items and holds.form != "splits":
+            return tuple([self.node(each, f"{where}[{n}]", part) for n, each in enumerate(items)])
+        if not isinstance(items, dict) or not items or holds.form == "list":
+            self.report_wrong(one, _FORMS[holds.form], value, where)
             return ()
-        return tuple([self.node(each, inner, part) for inner, each in pairs])
+        nodes = {name: self.node(each, f"{where}.{name}", part) for name, each in items.items()}
+        if holds.form != "splits":
+            return tuple(nodes.values())
+        for name in nodes:
+            if name not in SPLITS and (meant := slip_of(name, SPLITS)):
+                problem = f"unknown split '{name}'. Did you mean '{meant}'?"
+                self.diagnostics.report(value.keys[name], where, problem)
+        return nodes
 
     def group(self, one: Key, cls: type[Any], value: Value, where: str) -> Any:
         """Return a group of keys: an object of its class, or the arguments of a recipe."""
@@ -279,19 +279,6 @@ class Grammar:
         if found is None:
             return None
         return found[cls] if issubclass(cls, Spec) else cls(**found[cls])
-
-    def splits(self, one: Key, value: Value, where: str) -> Mapping[str, Spec]:
-        """Return the node of each split."""
-        if not isinstance(value.data, dict) or not value.data:
-            wanted = "a mapping with one or more splits, such as train, val and test"
-            self.report_wrong(one, wanted, value, where)
-            return {}
-        for name in value.data:
-            if meant := slip_of(name, SPLITS):
-                problem = f"unknown split '{name}'. Did you mean '{meant}'?"
-                self.diagnostics.report(value.keys[name], where, problem)
-        nodes = value.data.items()
-        return {name: self.node(each, f"{where}.{name}", InSplit) for name, each in nodes}
 
 
 def _advice(value: Value) -> str:
@@ -322,7 +309,7 @@ def _places_of_keys() -> dict[str, str]:
         *((SPLITS, "the mapping below `splits`"), (KINDS, "nodes")),
         (keys_of(NodeKeys), "nodes, next to their kind"),
         (keys_of(LeafKeys), "nodes with `path` or `join`"),
-        *((keys_of(c), f"nodes with `{kind}`") for kind, c in KINDS.items() if not is_below(c)),
+        *((keys_of(c), f"nodes with `{kind}`") for kind, c in KINDS.items() if c not in BELOW),
         *((keys_of(part), f"children of `{kind}`") for part, kind in PARTS.items()),
         *((keys_of(cls), f"the mapping below `{kind}`") for cls, kind in GROUPS.items()),
         (keys_of(FileKeys), "the top of a file"),

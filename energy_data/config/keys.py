@@ -174,7 +174,7 @@ class JoinSpec(UnopenedSpec):
     kind = "join"
 
     parts: tuple[JoinedPart, ...] = recipe.key(
-        Children(JoinedPart, named=True),
+        Children(JoinedPart, "list or mapping"),
         "Prepared datasets whose samples are joined by key, as a list or under names.",
         "join: [{path: ./images}, {path: ./texts, nonmatch: skip}]",
         name="join",

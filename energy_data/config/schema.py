@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from attrs import frozen
@@ -43,14 +43,30 @@ Schema = dict[str, Any]
 Keys: TypeAlias = Mapping[str, Key]
 
 
+NODE_KEYS: Mapping[type[Spec], Keys] = {
+    cls: keys_of(cls)
+    if name in keys_of(cls)
+    else {name: Key(Group(cls), cls.yaml.about, cls.yaml.example, name, True, name)}
+    for name, cls in KINDS.items()
+}
+"""The keys of each kind that stand in the mapping of the node, the kind's own included."""
+
+BELOW = frozenset(cls for name, cls in KINDS.items() if name not in keys_of(cls))
+"""The kinds whose keys stand in a mapping below the kind, and not next to it."""
+
+
 @frozen
 class InSplit:
     """The part of a split. It has no keys of its own."""
+
+    kinds = tuple(KINDS)
 
 
 @frozen
 class InNode:
     """The part of a child that has no keys of its own at its parent."""
+
+    kinds = tuple(name for name, cls in KINDS.items() if not cls.yaml.under_split_only)
 
 
 @frozen
@@ -72,36 +88,12 @@ class FileKeys:
         name="__class__",
     )
     splits: Mapping[str, Spec] = key(
-        Child(),
+        Children(InSplit, "splits"),
         "What each split draws from.",
         "splits: {train: {path: ./coco}}",
         default=None,
         required=True,
     )
-
-
-def is_below(kind: type[Spec]) -> bool:
-    """Return whether the keys of a kind stand in a mapping below it, and not next to it."""
-    return kind.kind not in keys_of(kind)
-
-
-def keys_next_to(kind: type[Spec]) -> Keys:
-    """Return the keys of a kind that stand in the mapping of the node, the kind's own included."""
-    if not is_below(kind):
-        return keys_of(kind)
-    name, yaml = kind.kind, kind.yaml
-    key = Key(Group(kind), yaml.about, yaml.example, name, required=True, attribute=name)
-    return {name: key}
-
-
-def kinds_in(part: type[Any]) -> Mapping[str, type[Spec]]:
-    """Return the kinds that a node in such a part may be of."""
-    named: Sequence[str] = getattr(part, "kinds", list(KINDS))
-    return {
-        name: KINDS[name]
-        for name in named
-        if part is InSplit or not KINDS[name].yaml.under_split_only
-    }
 
 
 def keys_in(part: type[Any], kind: type[Spec] | None) -> dict[type[Any], Keys]:
@@ -113,7 +105,7 @@ def keys_in(part: type[Any], kind: type[Spec] | None) -> dict[type[Any], Keys]:
     cls = kind or PathSpec
     shared = LeafKeys if cls in (PathSpec, JoinSpec) else NodeKeys
     excluded = {*getattr(part, "refuses", ()), *(() if kind else ("path",))}
-    owners = {part: keys_of(part), shared: keys_of(shared), cls: keys_next_to(cls)}
+    owners = {part: keys_of(part), shared: keys_of(shared), cls: NODE_KEYS[cls]}
     return {
         owner: {name: one for name, one in keys.items() if name not in excluded}
         for owner, keys in owners.items()
@@ -139,7 +131,7 @@ PARTS: Mapping[type[Any], str] = {
 """The classes of children that have keys of their own -> the kind that they are children of."""
 
 GROUPS: Mapping[type[Any], str] = {
-    **{cls: kind for kind, cls in KINDS.items() if is_below(cls)},
+    **{cls: kind for kind, cls in KINDS.items() if cls in BELOW},
     **{
         holds.of: kind
         for kind, cls in KINDS.items()
@@ -178,8 +170,8 @@ def _name(part: type[Any]) -> str:
 def _node(part: type[Any]) -> Schema:
     """Return the schema of a node: exactly one kind, and the keys that go with it."""
     owners: dict[str, Schema] = {}
-    for kind, cls in kinds_in(part).items():
-        _, shared_keys, own_keys = keys_in(part, cls).values()
+    for kind in getattr(part, "kinds", InNode.kinds):
+        _, shared_keys, own_keys = keys_in(part, KINDS[kind]).values()
         owners[kind] = _mapping({**shared_keys, **own_keys})["properties"]
     shared = {name for name in keys_of(NodeKeys) if _alike(name, owners)}
     own = _mapping(keys_of(part))
@@ -236,22 +228,21 @@ def _value(one: Key) -> Schema:
         return _children(holds)
     if isinstance(holds, Group):
         return _mapping(keys_of(holds.of))
-    if not isinstance(holds, Child):
-        return dict(holds.schema)
-    if one.name != "splits":
+    if isinstance(holds, Child):
         return {"$ref": f"#/$defs/{_name(InNode)}"}
-    split = {"$ref": f"#/$defs/{_name(InSplit)}"}
-    return {
-        "type": "object",
-        "properties": dict.fromkeys(SPLITS, split),
-        "additionalProperties": split,
-        "minProperties": 1,
-    }
+    return dict(holds.schema)
 
 
 def _children(holds: Children) -> Schema:
     node = {"$ref": f"#/$defs/{_name(holds.part or InNode)}"}
-    if holds.named:
+    if holds.form == "splits":
+        return {
+            "type": "object",
+            "properties": dict.fromkeys(SPLITS, node),
+            "additionalProperties": node,
+            "minProperties": 1,
+        }
+    if holds.form == "list or mapping":
         return {
             "anyOf": [
                 {"type": "array", "minItems": 2, "items": node},

@@ -25,7 +25,7 @@ from energy_data.core.context import Context
 from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.references import OrderSpec, follows_run
+from energy_data.nodes.references import OrderSpec
 from energy_data.nodes.stage import Stage, with_data_end, wrong_bodies
 from energy_data.nodes.staged import StagedSpec
 
@@ -267,7 +267,7 @@ class StageCompiler:
             )
         elif body.bounds.stage.on_enter == "restart":
             problem = "a ramp continues the leaves of the stage before. Write `on_enter: continue`"
-        elif follows_run(previous[0].order):
+        elif previous[0].order.follows_run:
             problem = (
                 "the weights of the stage before change over the run. Replace them by constant "
                 "weights, or remove the ramp"
@@ -323,7 +323,7 @@ class StageCompiler:
     def check_counted(self, body: StageBody) -> None:
         """Report what a stage cannot have that counts steps of any size."""
         reason = "and where a stage of steps begins is known only during the run"
-        if follows_run(body.order):
+        if body.order.follows_run:
             problem = f"weights that change follow the micro-batches of the run, {reason}."
             self.report(body.bounds, f"{problem} Use weights that do not change.", "weight")
         if body.bounds.stage.ramp is not None:

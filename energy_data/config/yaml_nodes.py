@@ -86,7 +86,7 @@ def slip_of(word: str, known: Iterable[str]) -> str | None:
         rest = [name[:n] + name[n + 1 :] for n in range(len(name))]
         doubled = [name[:n] + name[n] + name[n:] for n in range(len(name) - 1)]
         swapped = [name[:n] + name[n + 1] + name[n] + name[n + 2 :] for n in range(len(name) - 1)]
-        if word != name and word.lower() in (name, *rest, *doubled, *swapped):
+        if word.lower() in (name, *rest, *doubled, *swapped):
             return name
     return None
 

@@ -19,9 +19,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fractions import Fraction
-from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from attrs import NOTHING, Factory, evolve, field, fields, frozen
 
@@ -85,10 +84,10 @@ class Child:
 
 @frozen
 class Children:
-    """A key that holds a list of nodes."""
+    """A key that holds several nodes."""
 
     part: type[Any] | None  # the class of the items, whose `of` is the node; None: only nodes
-    named: bool = False  # may also be a mapping of names to nodes; then the names are kept
+    form: Literal["list", "list or mapping", "splits"] = "list"  # a mapping has names of nodes
 
 
 @frozen
@@ -169,28 +168,28 @@ def children(part: type[Any] | None, about: str, example: str, *, name: str = ""
     return key(Children(part), about, example, name=name)
 
 
+_KEYS: dict[type[Any], Mapping[str, Key]] = {}
+
+
 def keys_of(cls: type[Any]) -> Mapping[str, Key]:
     """Return the keys of a class, by name."""
-    return _keys(cls)  # type: ignore[arg-type]  # mypy does not know that classes are hashable
-
-
-@cache
-def _keys(cls: type[Any]) -> Mapping[str, Key]:
-    found = {}
-    for attribute in fields(cls):
-        if described := attribute.metadata.get(_METADATA):
-            required = described.required or attribute.default is NOTHING
-            has_none = attribute.default is None or hasattr(attribute.default, "factory")
-            one = evolve(
-                described,
-                name=described.name or attribute.name,
-                required=required,
-                attribute=attribute.name,
-                default=attribute.default,
-                or_null=has_none and not required,
-            )
-            found[one.name] = one
-    return MappingProxyType(found)
+    if cls not in _KEYS:
+        found = {}
+        for attribute in fields(cls):
+            if described := attribute.metadata.get(_METADATA):
+                required = described.required or attribute.default is NOTHING
+                has_none = attribute.default is None or hasattr(attribute.default, "factory")
+                one = evolve(
+                    described,
+                    name=described.name or attribute.name,
+                    required=required,
+                    attribute=attribute.name,
+                    default=attribute.default,
+                    or_null=has_none and not required,
+                )
+                found[one.name] = one
+        _KEYS[cls] = MappingProxyType(found)
+    return _KEYS[cls]
 
 
 def share_of(part: Any | None) -> Any:

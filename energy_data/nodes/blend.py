@@ -133,7 +133,7 @@ class BlendSpec(WeightedSpec):
 
     @property
     def follows_run(self) -> bool:
-        return bool(self.schedules)
+        return bool(self.schedules) or super().follows_run
 
     def check_clock(self, clock: Clock | None) -> None:
         for schedule in self.schedules.values():

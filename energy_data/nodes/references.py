@@ -41,8 +41,8 @@ class OrderSpec(Spec):
 
     @property
     def follows_run(self) -> bool:
-        """Whether the order of this node itself depends on positions of the run."""
-        return False
+        """Whether anything in this tree depends on positions of the run."""
+        return any(child.follows_run for child in self.ordered)
 
     def check_clock(self, clock: Clock | None) -> None:
         """Raise SpecError if this tree depends on positions of the run and `clock` is None.
@@ -105,11 +105,6 @@ class OrderSpec(Spec):
     def stream(self, context: Context) -> Node[Any]:
         """Return the node over children above reading, for kinds that can have such children."""
         raise NotImplementedError(f"a {self.kind} stands below reading")
-
-
-def follows_run(spec: OrderSpec) -> bool:
-    """Return whether anything in an order tree depends on positions of the run."""
-    return any(isinstance(inner, OrderSpec) and inner.follows_run for _, inner in spec.walk())
 
 
 @frozen

@@ -17,7 +17,7 @@ from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf, Shuffle, distinct_leaves, leaf_entries, shared_leaf_ids
-from energy_data.nodes.references import ReferencesSpec, follows_run
+from energy_data.nodes.references import ReferencesSpec
 
 OnEnter = Literal["continue", "restart"]
 Resume = Literal["strict", "ablation"]
@@ -163,7 +163,7 @@ def _wrong_in_steps(stages: Sequence[Stage]) -> Iterator[str]:
             continue
         for what, has in (
             ("ends with its data", stage.data_end is not None),
-            ("has weights that change", any(follows_run(tree.of) for tree in stage.order_trees)),
+            ("has weights that change", any(tree.of.follows_run for tree in stage.order_trees)),
         ):
             if has:
                 yield (

@@ -22,7 +22,7 @@ from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec
 from energy_data.nodes.leaf import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
-from energy_data.nodes.references import OrderSpec, ReferencesSpec, follows_run
+from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.order.schedule import Clock
 from energy_data.tasks.functions import cooked, is_crude, path_of, subflavors_of
 from energy_data.tasks.orders import BlendDataset, RepeatDataset, references_of, with_references
@@ -267,7 +267,7 @@ class StreamBuilder:
 
         first_microbatch: the first micro-batch in the run, for weights that change.
         """
-        clock = self._clock(first_microbatch) if follows_run(order) else None
+        clock = self._clock(first_microbatch) if order.follows_run else None
         build = self.task_encoder.build_train_datasets
         mixture = Mixture(self.samples(order, clock=clock))
         arguments: dict[str, Any] = {

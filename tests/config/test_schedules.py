@@ -7,7 +7,6 @@ from energy_data.config.compile import compile_split
 from energy_data.config.draws import describe_tree
 from energy_data.config.load import load
 from energy_data.errors import SpecError
-from energy_data.nodes.references import follows_run
 from energy_data.order.schedule import Schedule
 
 
@@ -106,7 +105,7 @@ def test_below_what_is_played_in_passes_weights_do_not_change(above, datasets):
 def test_below_what_goes_on_weights_may_change(above, datasets):
     node = above % "{blend: [{path: x, weight: {linear: {0: 1, 9: 2}, unit: samples}}, {path: y}]}"
     metadataset = parse_metadataset(f"splits: {{train: {node}}}")
-    assert follows_run(compile_split(metadataset, "train", open_source=datasets))
+    assert compile_split(metadataset, "train", open_source=datasets).follows_run
 
 
 def test_a_share_that_changes_is_told_as_it_is_and_not_as_a_fraction():

@@ -37,7 +37,7 @@ from energy_data.loading.lanes import Nodes
 from energy_data.nodes.buffered import BufferedNode
 from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.leaf_history import LeafHistory
-from energy_data.nodes.references import ReferencesNode, ReferencesSpec, follows_run
+from energy_data.nodes.references import ReferencesNode, ReferencesSpec
 from energy_data.nodes.stage import DEFAULT, Resume, Stage
 from energy_data.nodes.staged import StagedNode
 
@@ -196,7 +196,7 @@ def _entries(tree: ReferencesSpec) -> list[str]:
 def _put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
     """Let an order tree continue after so many draws of its leaves, at a micro-batch of the run."""
     clock = node.spec.clock
-    if clock is not None and follows_run(node.spec.of):
+    if clock is not None and node.spec.of.follows_run:
         # Its weights must be those of this place of the run.
         batches = max(batch - clock.first_microbatch, 0)
         samples = Fraction(batches * clock.samples_per_microbatch)
