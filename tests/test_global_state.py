@@ -26,7 +26,7 @@ ALLOWED = {
     "arena:_array_type": "lru_cache of a pure function; ctypes keeps the same kinds",
     "wrap:DEFAULT_DECODER": "says how to decode: nothing of it changes",
     "main:main": "click's; where it runs no loader has threads",
-    "recipe:_keys": "lru_cache of a pure function",
+    "recipe:keys_of": "lru_cache of a pure function",
     "spec:_KINDS": "changed only where a class of specs is defined, in an import",
     "spec:_annotations": "lru_cache of a pure function",
     "process:_START_LOCK": "a lock",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from energy_data.config.leaves import File
-from energy_data.config.load import LoadedMetadataset, _loaded
+from energy_data.config.load import LoadedMetadataset, checked
 from energy_data.config.yaml_nodes import Diagnostics, read_text
 
 
@@ -16,4 +16,4 @@ def parse_metadataset(
     """Return the metadataset in YAML text; otherwise as `load`."""
     diagnostics = Diagnostics()
     file = File(name, "", os.path.realpath(base_dir or "."))
-    return _loaded(file, read_text(text, name, diagnostics), diagnostics)
+    return checked(file, read_text(text, name, diagnostics), diagnostics)

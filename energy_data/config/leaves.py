@@ -76,19 +76,18 @@ def file_key(path: str) -> str:
 
 @frozen(kw_only=True)
 class DatasetPart:
-    """A part of a dataset, and how it is read: alone, or in a join."""
+    """A part of a dataset, and how it is read: alone, or in a join.
 
-    path: str  # to open
-    written: str  # as the files write it, from the outermost file's folder
+    Equal for two places that have the same samples.
+    """
+
+    path: str = field(eq=False)  # to open
+    real_path: str  # equal for the same dataset
+    written: str = field(eq=False)  # as the files write it, from the outermost file's folder
     split_part: str
     config: tuple[tuple[str, str], ...] = ()  # the key of a file in `.nv-meta`, and its name
     nonmatch: Nonmatch = "error"  # in a join
     subflavors: Mapping[str, Any] = field(eq=False)
-
-    @property
-    def data(self) -> tuple[object, ...]:
-        """Equal for two places that have the same samples."""
-        return os.path.realpath(self.path), self.split_part, self.config, self.nonmatch
 
     @property
     def name(self) -> str:
@@ -129,7 +128,7 @@ class LeafUse(UnopenedSpec):
     @property
     def data(self) -> tuple[object, ...]:
         """Equal for two places that draw from the same samples in the same order."""
-        return tuple(part.data for part in self.parts), self.subset, self.epochs
+        return self.parts, self.subset, self.epochs
 
     @property
     def default_id(self) -> str:
@@ -189,8 +188,10 @@ class Scope:
     def part(self, recipe: PathSpec, nonmatch: Nonmatch = "error") -> DatasetPart:
         """Return where a dataset is read from."""
         config = [(name, getattr(recipe, name)) for name in ("split_config", "dataset_config")]
+        path = joined(self.file.directory, recipe.path)
         return DatasetPart(
-            path=joined(self.file.directory, recipe.path),
+            path=path,
+            real_path=os.path.realpath(path),
             written=os.path.normpath(self.written(recipe.path)),
             split_part=self.split_part,
             config=tuple((name, value) for name, value in config if value is not None),
@@ -212,8 +213,8 @@ class Expander:
     diagnostics: Diagnostics
     num_nodes: int = 0
 
-    def tree(self, root: File, split: str, epochs: int | None = 1) -> Spec | None:
-        """Return the tree of a split, with ids; None: it is too large. Problems are reported.
+    def tree(self, root: File, split: str, epochs: int | None) -> Spec:
+        """Return the tree of a split, with ids. Problems are reported.
 
         epochs: `shuffle_over_epochs_multiplier` at its root.
         """
@@ -225,7 +226,7 @@ class Expander:
             problem = f"too large with nested files written out, found more than {error}."
             advice = "Look for files that name each other many times."
             self.report(recipe, "", f"{problem} {advice}")
-            return None
+            return recipe
         self.identify(list(leaf_uses(tree)))
         return tree
 

@@ -34,7 +34,7 @@ class LoadedMetadataset:
     root: File
     origins: Origins = field(repr=False)
     _files: Mapping[str, File | None] = field(repr=False)
-    _trees: dict[tuple[str, int | None], Spec] = field(factory=dict, repr=False)
+    _trees: dict[tuple[str, int | None], Spec] = field(repr=False)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -54,15 +54,10 @@ class LoadedMetadataset:
             )
         if (split, epochs) not in self._trees:
             diagnostics = Diagnostics()
-            self.expand(split, epochs, diagnostics)
+            tree = Expander(self._files, self.origins, diagnostics).tree(self.root, split, epochs)
             diagnostics.raise_if_any()
-        return self._trees[split, epochs]
-
-    def expand(self, split: str, epochs: int | None, diagnostics: Diagnostics) -> None:
-        """Compute the tree of a split, and report its problems."""
-        tree = Expander(self._files, self.origins, diagnostics).tree(self.root, split, epochs)
-        if tree is not None:
             self._trees[split, epochs] = tree
+        return self._trees[split, epochs]
 
 
 def load(
@@ -78,31 +73,33 @@ def load(
     diagnostics, folder = Diagnostics(), os.path.realpath(base_dir or ".")
     if isinstance(path, Mapping):
         value = read_data(path, "<mapping>", diagnostics)
-        return _loaded(File("<mapping>", "", folder), value, diagnostics)
+        return checked(File("<mapping>", "", folder), value, diagnostics)
     name = os.fspath(path)
     full = joined(folder, name)
     if is_metadataset(full):
-        key = file_key(full)
-        text = _read(full, full, Place(name), "", diagnostics)
-        value = None if text is None else read_text(text, name, diagnostics)
-        return _loaded(File(name, key, str(Path(key).parent)), value, diagnostics)
+        found = _read(File("", "", folder), name, Place(name), "", {}, diagnostics)
+        if found is None:
+            diagnostics.raise_if_any()
+        assert found is not None
+        return checked(*found, diagnostics)
     folder, path = ("/", full) if is_remote(full) else os.path.split(full.rstrip("/"))
     value = read_data({"splits": {"train": {"path": path or "/"}}}, name, diagnostics)
-    return _loaded(File(name, "", folder, any_split=True), value, diagnostics)
+    return checked(File(name, "", folder, any_split=True), value, diagnostics)
 
 
-def _loaded(root: File, value: Value | None, diagnostics: Diagnostics) -> LoadedMetadataset:
-    """Return the metadataset whose outermost file holds `value`."""
+def checked(root: File, value: Value | None, diagnostics: Diagnostics) -> LoadedMetadataset:
+    """Return the metadataset whose outermost file holds `value`, with all files it names."""
     origins = Origins()
     files = _read_files(root, value, Grammar(diagnostics, origins))
     if (file := files[root.key]) is None:
         diagnostics.raise_if_any()
     assert file is not None
-    metadataset = LoadedMetadataset(file, origins, files)
-    for split in () if file.any_split else file.splits:
-        metadataset.expand(split, 1, diagnostics)
+    splits = () if file.any_split else file.splits
+    trees: dict[tuple[str, int | None], Spec] = {}
+    for name in splits:
+        trees[name, 1] = Expander(files, origins, diagnostics).tree(file, name, 1)
     diagnostics.raise_if_any()
-    return metadataset
+    return LoadedMetadataset(file, origins, files, trees)
 
 
 def _read_files(root: File, value: Value | None, grammar: Grammar) -> dict[str, File | None]:
@@ -115,7 +112,8 @@ def _read_files(root: File, value: Value | None, grammar: Grammar) -> dict[str, 
     unread: list[tuple[File, str, Place, str]] = []  # the file that names it, and its path there
     while read or unread:
         if not read:
-            read += _nested(*unread.pop(), files, grammar.diagnostics)
+            found = _read(*unread.pop(), files, grammar.diagnostics)
+            read += [] if found is None else [found]
             continue
         file, value = read.pop()
         splits = None if value is None else grammar.file(value)
@@ -125,41 +123,38 @@ def _read_files(root: File, value: Value | None, grammar: Grammar) -> dict[str, 
     return files
 
 
-def _nested(
+def _read(
     by: File,
     path: str,
     place: Place,
     where: str,
     known: Mapping[str, File | None],
     diagnostics: Diagnostics,
-) -> list[tuple[File, Value | None]]:
-    """Return the file at a path; nothing for a dataset, a known file, or one that is missing."""
+) -> tuple[File, Value | None] | None:
+    """Return the file at a path of another file; None for a dataset, or a known file.
+
+    Also None for a file that cannot be read, which is reported where it is named.
+    """
     full = joined(by.directory, path)
     key = file_key(full)
     if not (is_remote(path) or is_metadataset(full)) or key in known:
-        return []
-    if (text := _read(full, path, place, where, diagnostics)) is None:
-        return []
-    folder = os.path.dirname(by.name)  # noqa: PTH120 - stays empty where `.` is meant
-    name = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - as above
-    return [(File(name, key, str(Path(key).parent)), read_text(text, name, diagnostics))]
-
-
-def _read(
-    path: str, written: str, place: Place, where: str, diagnostics: Diagnostics
-) -> bytes | None:
-    """Return the text of a file; None: it cannot be read, which is reported where it is named."""
+        return None
     try:
-        if Path(path).is_file():
-            with Path(path).open("rb") as file:
-                return file.read(MAX_BYTES + 1)
-        problem = _missing(path)
+        text = None
+        if Path(full).is_file():
+            with Path(full).open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        problem = _missing(full) if text is None else ""
     except (OSError, ValueError) as error:
         problem = f"cannot be read, {error}. Check the path and its permissions."
     if is_remote(path):
-        problem = f"remote paths are not supported yet, found {written!r}. Give a local path."
-    diagnostics.report(place, where, problem)
-    return None
+        problem = f"remote paths are not supported yet, found {path!r}. Give a local path."
+    if text is None:
+        diagnostics.report(place, where, problem)
+        return None
+    folder = os.path.dirname(by.name)  # noqa: PTH120 - stays empty where `.` is meant
+    name = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - as above
+    return File(name, key, str(Path(key).parent)), read_text(text, name, diagnostics)
 
 
 def _missing(path: str) -> str:

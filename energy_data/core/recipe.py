@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -168,28 +169,26 @@ def children(part: type[Any] | None, about: str, example: str, *, name: str = ""
     return key(Children(part), about, example, name=name)
 
 
-_KEYS: dict[type[Any], Mapping[str, Key]] = {}
-
-
-def keys_of(cls: type[Any]) -> Mapping[str, Key]:
+def _keys_of(cls: type[Any]) -> Mapping[str, Key]:
     """Return the keys of a class, by name."""
-    if cls not in _KEYS:
-        found = {}
-        for attribute in fields(cls):
-            if described := attribute.metadata.get(_METADATA):
-                required = described.required or attribute.default is NOTHING
-                has_none = attribute.default is None or hasattr(attribute.default, "factory")
-                one = evolve(
-                    described,
-                    name=described.name or attribute.name,
-                    required=required,
-                    attribute=attribute.name,
-                    default=attribute.default,
-                    or_null=has_none and not required,
-                )
-                found[one.name] = one
-        _KEYS[cls] = MappingProxyType(found)
-    return _KEYS[cls]
+    found = {}
+    for attribute in fields(cls):
+        if described := attribute.metadata.get(_METADATA):
+            required = described.required or attribute.default is NOTHING
+            has_none = attribute.default is None or hasattr(attribute.default, "factory")
+            one = evolve(
+                described,
+                name=described.name or attribute.name,
+                required=required,
+                attribute=attribute.name,
+                default=attribute.default,
+                or_null=has_none and not required,
+            )
+            found[one.name] = one
+    return MappingProxyType(found)
+
+
+keys_of: Callable[[type[Any]], Mapping[str, Key]] = cache(_keys_of)  # type: ignore[assignment]  # classes are hashable
 
 
 def share_of(part: Any | None) -> Any:
