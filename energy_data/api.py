@@ -26,7 +26,6 @@ from energy_data.errors import SpecError
 from energy_data.loading.dataset import EvenBatches, SavableDataset
 from energy_data.nodes.read import OnError
 from energy_data.tasks.encoder import TaskEncoder
-from energy_data.tasks.encoders import DefaultTaskEncoder
 from energy_data.tasks.mixture import (
     BaseCoreDatasetFactory,
     LoadedDataset,
@@ -99,7 +98,8 @@ def get_train_dataset(
             continues. 0: no such end.
         shuffle_over_epochs_multiplier: Epochs of each dataset that are shuffled together, times
             the value in the metadataset. -1: all of them; None: the order of the files.
-        task_encoder: Encodes samples and batches. Default: a `DefaultTaskEncoder`.
+        task_encoder: Encodes samples and batches. Default: a `TaskEncoder`,
+            which collates samples.
         repeat: Continue without end. False: one pass, each sample exactly once over all ranks, with
             one short batch at most. The next iteration is the next pass.
         seed: The seed of the order and of `sample_rng()`; by default that of the worker config.
@@ -256,7 +256,7 @@ class _Run(Generic[T_batch]):
         self.config = worker_config or WorkerConfig.default_worker_config()
         if on_error == "raise":
             self.config = evolve(self.config, global_error_handler=reraise_exception)
-        self.encoder: TaskEncoder[Any, Any, Any, T_batch] = task_encoder or DefaultTaskEncoder()
+        self.encoder: TaskEncoder[Any, Any, Any, T_batch] = task_encoder or TaskEncoder()
         if deprecated:
             self._decode_as(deprecated)
         self.samples, self.decoders = samples, check_decoders(decoders or {})

@@ -11,7 +11,7 @@ from attrs import Factory, evolve, field, frozen
 from torch import distributed
 
 from energy_data.core.profiler import Profiler
-from energy_data.core.user_call import ErrorHandler, log_exception, reraise_exception
+from energy_data.core.user_call import ErrorHandler, ErrorPolicy, log_exception, reraise_exception
 from energy_data.errors import SpecError
 
 LANES_PER_RANK = 16
@@ -145,6 +145,13 @@ class WorkerConfig:
         if self.data_parallel_group is None:
             return self.rank
         return distributed.get_global_rank(self.data_parallel_group, self.rank)
+
+    def error_policy(self, tolerance: int | None) -> ErrorPolicy:
+        """Return the policy for errors of a function of the user.
+
+        tolerance: failures in a row after which the run stops; None or 0: never.
+        """
+        return ErrorPolicy(handler=self.global_error_handler, tolerance=tolerance or 0)
 
     def should_log(self, level: int) -> bool:
         """Return whether messages of a level are logged."""

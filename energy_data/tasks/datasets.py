@@ -28,7 +28,7 @@ from energy_data.nodes.group import GroupSpec
 from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.select_pack import PackFailures, SelectPackSpec
 from energy_data.tasks.collate import batch_list
-from energy_data.tasks.functions import DEFAULT_TOLERANCE, on_failure
+from energy_data.tasks.functions import DEFAULT_TOLERANCE
 from energy_data.tasks.orders import (
     BaseWrapperDataset,
     BlendDataset,
@@ -58,8 +58,8 @@ class MapDataset(BaseWrapperDataset[T], Generic[T]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         """Map a dataset."""
-        spec = mapped(tree_of(dataset), map_fn, on_failure(dataset, failure_tolerance))
-        super().__init__(spec, [dataset], worker_config)
+        of, policy = tree_of(dataset), dataset.worker_config.error_policy(failure_tolerance)
+        super().__init__(mapped(of, map_fn, policy), [dataset], worker_config)
 
 
 class IterMapDataset(MapDataset[T], Generic[T]):
@@ -226,7 +226,7 @@ class BatchDataset(BaseWrapperDataset[T], Generic[T]):
 
         drop_last: drop the short batch.
         """
-        of, policy = tree_of(dataset), on_failure(dataset, failure_tolerance)
+        of, policy = tree_of(dataset), dataset.worker_config.error_policy(failure_tolerance)
         references = references_of(of)
         is_finite = references is not None and bool(references.deal)
         if is_finite:
@@ -293,7 +293,7 @@ class GroupBatchDataset(BaseWrapperDataset[T], Generic[T]):
             criterion=sample_group_key,
             collate=batcher,
             drop_last=drop_last,
-            on_failure=on_failure(dataset, failure_tolerance),
+            on_failure=dataset.worker_config.error_policy(failure_tolerance),
         )
         super().__init__(spec, [dataset], worker_config)
 
@@ -326,17 +326,18 @@ class PackingDataset(BaseWrapperDataset[T], Generic[T]):
         end of a pass). `sample_encoder` encodes each sample of a list, and `final_packer` makes one
         sample of the list; it may be a generator.
         """
-        policy = on_failure(dataset, final_packer_failure_tolerance)
+        of, config = tree_of(dataset), dataset.worker_config
+        policy = config.error_policy(final_packer_failure_tolerance)
         several = gives_parts(final_packer)
         spec: Spec = SelectPackSpec(
-            of=uncounted(tree_of(dataset)),
+            of=uncounted(of),
             select=pre_packer,
             pack=batch_list if several else final_packer,
             encode=sample_encoder,
             buffer_size=buffer_size,
             on_failure=PackFailures(
-                select=on_failure(dataset, pre_packer_failure_tolerance),
-                encode=on_failure(dataset, sample_encoder_failure_tolerance),
+                select=config.error_policy(pre_packer_failure_tolerance),
+                encode=config.error_policy(sample_encoder_failure_tolerance),
                 pack=policy,
             ),
         )

@@ -19,7 +19,7 @@ from energy_data.tasks.functions import stateless
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """The task encoder used when none is given. It converts to types, field by field.
+    """Converts samples and batches to types, field by field.
 
     A type is a dataclass, a NamedTuple or `dict`. Names of fields must match. A type may lack
     `__key__` and the other fields that describe a sample.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from attrs import evolve, field, frozen
 
 from energy_data.core.rng import GlobalSeeds, sample_seed
-from energy_data.core.user_call import CALL, ErrorPolicy, restore_key
+from energy_data.core.user_call import CALL, restore_key
 from energy_data.data.files.stores import DecodeFileStore, FileStore
 from energy_data.data.join import JoinSource
 from energy_data.data.registry import open_store
@@ -88,12 +88,6 @@ def _seeding(function: F) -> F:
             yield item
 
     return generate if inspect.isgeneratorfunction(function) else call  # type: ignore[return-value]  # called as `function` is
-
-
-def on_failure(dataset: SavableDataset[Any], tolerance: int | None) -> ErrorPolicy:
-    """Return the policy for errors of a function of the user. tolerance: None or 0: never stop."""
-    handler = dataset.worker_config.global_error_handler
-    return ErrorPolicy(handler=handler, tolerance=tolerance or 0)
 
 
 @frozen
@@ -234,7 +228,7 @@ def cooked(
         recipes = dict.fromkeys((leaf.id for leaf in leaves), recipe)
     if not recipes:
         return dataset
-    policy = on_failure(dataset, encoder.__default_failure_tolerance__)
+    policy = dataset.worker_config.error_policy(encoder.__default_failure_tolerance__)
     return dataset.replace(
         spec=EncodeSpec(of=dataset.spec, encode=Cooking(recipes), on_failure=policy)
     )

@@ -109,18 +109,17 @@ class Mixture:
         references = references_of(samples.spec)
         assert references is not None
         self.samples = samples
-        self.blend_mode, _ = _shares(references.of)
-        parts = _parts(references.of, self.blend_mode, Fraction(1))
-        self.datasets = tuple(self._loaded(order, amount) for order, amount in parts)
-
-    def _loaded(self, order: OrderSpec, amount: Fraction) -> LoadedDataset[Any]:
+        self.blend_mode, parts = _divided(references.of)
         by_weight = self.blend_mode is DatasetBlendMode.DATASET_WEIGHT
         by_repetitions = self.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        return LoadedDataset(
-            dataset=BaseCoreDatasetFactory(mixture=self, order=order),
-            weight=float(amount) if by_weight else None,
-            repetitions=amount if by_repetitions else None,
-            aux=next(leaf for _, leaf in leaf_entries(order)).aux or None,
+        self.datasets: tuple[LoadedDataset[Any], ...] = tuple(
+            LoadedDataset(
+                dataset=BaseCoreDatasetFactory(mixture=self, order=order),
+                weight=float(amount) if by_weight else None,
+                repetitions=amount if by_repetitions else None,
+                aux=next(leaf for _, leaf in leaf_entries(order)).aux or None,
+            )
+            for order, amount in parts
         )
 
 
@@ -168,32 +167,24 @@ def blended(
     return RepeatDataset(blend) if repeat else blend
 
 
-def _parts(
-    order: Any, mode: DatasetBlendMode, amount: Fraction
-) -> Iterator[tuple[OrderSpec, Fraction]]:
-    own, shares = _shares(order)
-    if own is not mode or not shares:
-        yield order, amount
-        return
-    for part, share in shares:
-        if share:
-            yield from _parts(part, mode, amount * share)
-
-
-def _shares(order: Spec) -> tuple[DatasetBlendMode, list[tuple[Spec, Fraction]]]:
-    """Return the parts of a node with their weights or repetitions; none if it has neither."""
+def _divided(order: OrderSpec) -> tuple[DatasetBlendMode, list[tuple[OrderSpec, Fraction]]]:
+    """Return the parts of a mixture that are drawn, with their weights or repetitions."""
+    mode, shares = DatasetBlendMode.NONE, [Fraction(1) for _ in order.ordered]
     if isinstance(order, BlendSpec) and order.weights:
-        pairs = zip(order.parts, order.weights, strict=True)
-        total = sum(order.weights)
-        return DatasetBlendMode.DATASET_WEIGHT, [
-            (part.of, Fraction(weight) / total) for part, weight in pairs
-        ]
-    if isinstance(order, BlendEpochizedSpec):
-        return DatasetBlendMode.SAMPLE_REPETITIONS, [
-            (part.of, Fraction(part.repetitions)) for part in order.parts
-        ]
-    parts = order.parts if isinstance(order, ConcatSpec) else ()
-    return DatasetBlendMode.NONE, [(part, Fraction(1)) for part in parts]
+        mode = DatasetBlendMode.DATASET_WEIGHT
+        shares = [Fraction(weight, sum(order.weights)) for weight in order.weights]
+    elif isinstance(order, BlendEpochizedSpec):
+        mode = DatasetBlendMode.SAMPLE_REPETITIONS
+        shares = [part.repetitions for part in order.parts]
+    elif not isinstance(order, ConcatSpec):
+        return mode, [(order, Fraction(1))]
+    parts: list[tuple[OrderSpec, Fraction]] = []
+    for child, share in zip(order.ordered, shares, strict=True):
+        own, below = _divided(child)
+        if own is not mode:
+            below = [(child, Fraction(1))]
+        parts += [(part, share * amount) for part, amount in below if share]
+    return mode, parts
 
 
 # Parameters that a stage may change, besides those of the task encoder, and their least values.

@@ -181,7 +181,7 @@ def test_restored_at_any_batch_it_goes_on_identically(folder, encoder):
     [
         (
             {"packing_buffer_size": 8},
-            "DefaultTaskEncoder: packing_buffer_size needs `packing`, or",
+            "TaskEncoder: packing_buffer_size needs `packing`, or",
         ),
         ({"packing_buffer_size": 0, "task_encoder": Chosen()}, "packing_buffer_size: must be >= 1"),
         (
