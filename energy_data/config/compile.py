@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from attrs import field, frozen
@@ -27,6 +26,7 @@ from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.schedule import Schedule
+from energy_data.order.splits import exact_fraction
 from energy_data.order.step_rules import DocsPerStep
 
 Mode: TypeAlias = Literal["train", "val"]
@@ -207,8 +207,8 @@ class _Compiler:
                 source=source,
                 aux=stores,
                 epochs=epochs,
-                tokens_per_sample=None if tokens is None else Fraction(str(tokens)),
-                max_repetitions=None if repetitions is None else Fraction(str(repetitions)),
+                tokens_per_sample=None if tokens is None else exact_fraction(tokens),
+                max_repetitions=None if repetitions is None else exact_fraction(repetitions),
             )
         )
 

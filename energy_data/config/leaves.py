@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -143,11 +143,7 @@ class LeafUse(UnopenedSpec):
 
 def leaf_uses(tree: Spec) -> Iterator[LeafUse]:
     """Yield the leaves of a tree, in order."""
-    if isinstance(tree, LeafUse):
-        yield tree
-    else:
-        for child in tree.children.values():
-            yield from leaf_uses(child)
+    return (inner for _, inner in tree.walk() if isinstance(inner, LeafUse))
 
 
 @frozen(kw_only=True)
@@ -181,10 +177,6 @@ class Scope:
             epochs=epochs,
         )
 
-    def written(self, path: str) -> str:
-        """Return a path as seen from the folder of the outermost file."""
-        return os.path.join(self.folder, path)  # noqa: PTH118 - may be a pattern
-
     def part(self, recipe: PathSpec, nonmatch: Nonmatch = "error") -> DatasetPart:
         """Return where a dataset is read from."""
         config = [(name, getattr(recipe, name)) for name in ("split_config", "dataset_config")]
@@ -192,7 +184,7 @@ class Scope:
         return DatasetPart(
             path=path,
             real_path=os.path.realpath(path),
-            written=os.path.normpath(self.written(recipe.path)),
+            written=os.path.normpath(os.path.join(self.folder, recipe.path)),  # noqa: PTH118 - may be a pattern
             split_part=self.split_part,
             config=tuple((name, value) for name, value in config if value is not None),
             nonmatch=nonmatch,
@@ -246,7 +238,9 @@ class Expander:
         if isinstance(recipe, PathSpec):
             return self.path(recipe, inner, depth)
         if isinstance(recipe, JoinSpec):
-            return self.leaf(recipe, inner)
+            parts = [(inner.inside(self.origins.of(one.of).keys), one) for one in recipe.parts]
+            below = [one_scope.part(one.of, one.nonmatch) for one_scope, one in parts]
+            return self.leaf(recipe, inner, below)
         if isinstance(recipe, DocsPerStepSpec) and depth > 1:
             problem = "must be all of a split, found its file in a part of one."
             self.report(recipe, "docs_per_step", f"{problem} {recipe.yaml.advice}")
@@ -258,11 +252,11 @@ class Expander:
 
     def path(self, recipe: PathSpec, scope: Scope, depth: int) -> Spec:
         """Return a leaf, or the tree of a nested file."""
-        path = joined(scope.file.directory, recipe.path)
-        nested = self.files.get(file_key(path)) if path.endswith(SUFFIXES) else None
+        part = scope.part(recipe)
+        nested = self.files.get(file_key(part.path)) if part.path.endswith(SUFFIXES) else None
         if nested is None or not self.may_enter(nested, recipe, scope):
-            return self.leaf(recipe, scope)
-        folder = os.path.dirname(scope.written(recipe.path))  # noqa: PTH120 - may be empty
+            return self.leaf(recipe, scope, [part])
+        folder = os.path.dirname(part.written)  # noqa: PTH120 - may be empty
         chain = (*scope.chain, (nested, scope.split_part))
         below = evolve(scope, file=nested, folder=folder, chain=chain)
         return self.node(nested.splits[scope.split_part], below, depth)
@@ -294,25 +288,20 @@ class Expander:
         self.report(recipe, "path", problem)
         return False
 
-    def leaf(self, recipe: PathSpec | JoinSpec, scope: Scope) -> LeafUse:
-        """Return a leaf."""
-        keys, aux = self.origins.of(recipe).keys, {}
+    def leaf(
+        self, recipe: PathSpec | JoinSpec, scope: Scope, parts: Iterable[DatasetPart]
+    ) -> LeafUse:
+        """Return a leaf of some datasets."""
+        keys, directory = self.origins.of(recipe).keys, scope.file.directory
         assert isinstance(keys, LeafKeys)
-        if isinstance(recipe, PathSpec):
-            parts = [scope.part(recipe)]
-            directory = scope.file.directory
-            for name, store in recipe.aux.items():
-                aux[name] = evolve(store, path=joined(directory, store.path))
-        else:
-            inner = [(scope.inside(self.origins.of(part.of).keys), part) for part in recipe.parts]
-            parts = [below.part(part.of, part.nonmatch) for below, part in inner]
+        aux = recipe.aux if isinstance(recipe, PathSpec) else {}
         return LeafUse(
             recipe=recipe,
             keys=keys,
             parts=tuple(parts),
             subset=scope.subset,
             epochs=scope.epochs,
-            aux=aux,
+            aux={name: evolve(at, path=joined(directory, at.path)) for name, at in aux.items()},
             cache=f"{scope.file.key}.cache" if scope.file.key else None,
         )
 

@@ -149,7 +149,11 @@ def read_text(text: str | bytes, file: str, diagnostics: Diagnostics) -> Value |
     """
     reader = _Reader(file, diagnostics)
     try:
-        return reader.document(_decoded(text, reader))
+        composer = _BoundedComposer(_decoded(text, reader))
+        composer.reader = reader
+        if (node := composer.get_single_node()) is None:
+            reader.stop(Place(file), "the file is empty. Write `splits:` with a split.")
+        return reader.value(node, "", 0)
     except _Stop:
         return None
     except yaml.MarkedYAMLError as error:
@@ -188,6 +192,7 @@ _Composer = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _BoundedComposer(_Composer):  # type: ignore[misc, valid-type]  # the faster of two classes
     """Composes nodes without resolving tags. Stops before deep nesting overflows the C stack."""
 
+    reader: _Reader  # reports a document that is too large or too deep
     depth = num_nodes = 0
 
     def resolve(self, _kind: Any, _value: Any, _implicit: Any) -> None:
@@ -197,7 +202,7 @@ class _BoundedComposer(_Composer):  # type: ignore[misc, valid-type]  # the fast
         self.depth += 1
         self.num_nodes += 1
         if self.depth > MAX_DEPTH + 1 or self.num_nodes > MAX_VALUES:
-            raise _Stop
+            self.reader.count(Place(self.reader.file), self.num_nodes, self.depth - 1)
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
@@ -214,19 +219,6 @@ class _Reader:
     diagnostics: Diagnostics
     num_values: int = 0
     known: dict[int, Value | None] = field(factory=dict)  # by id of a node; None: being converted
-
-    def document(self, text: str) -> Value:
-        composer = _BoundedComposer(text)
-        try:
-            node = composer.get_single_node()
-        except _Stop:
-            self.count(Place(self.file), composer.num_nodes, composer.depth - 1)
-            raise
-        finally:
-            composer.dispose()
-        if node is None:
-            self.stop(Place(self.file), "the file is empty. Write `splits:` with a split.")
-        return self.value(node, "", 0)
 
     def count(self, place: Place, num_values: int, depth: int) -> None:
         """Add to the number of values of the document. Stops at the limits on size and depth."""

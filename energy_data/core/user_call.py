@@ -93,11 +93,6 @@ class ErrorPolicy:
 
     handler: ErrorHandler = log_exception
     tolerance: int = 100  # consecutive failures before the run fails; 0: no limit
-    _num_arguments: int = field(init=False, eq=False, repr=False)  # of the handler
-
-    @_num_arguments.default
-    def _count(self) -> int:
-        return len(signature(self.handler).parameters)
 
     def handle(self, name: str, error: Exception, item: Any, failures: int) -> None:
         """Pass a failure of the function `name` to the handler; `failures` are consecutive.
@@ -108,7 +103,7 @@ class ErrorPolicy:
         ours = isinstance(error, EnergyDataError) and not isinstance(error, SampleError)
         if ours or isinstance(error, SYSTEM_ERRORS):
             raise FatalSampleError(f"{name}: it cannot go on: {what}") from error
-        if self._num_arguments == 2:  # the signature of handlers in older versions of Energon
+        if len(signature(self.handler).parameters) == 2:  # as in older versions of Energon
             self.handler(error, sample_field(first_of(item), "__key__"))  # type: ignore[call-arg, misc]  # see above
         else:
             self.handler(error, item, get_source_info(item))

@@ -29,7 +29,7 @@ from energy_data.nodes.references import OrderSpec
 from energy_data.order.permutation import permute
 from energy_data.order.quota import EpochizedChoice, QuotaChoice, WholeBatches
 from energy_data.order.schedule import WEIGHT, Clock, Schedule, Weight, check_weights, stretches
-from energy_data.order.splits import integer_weights
+from energy_data.order.splits import exact_fraction, integer_weights
 from energy_data.order.tree import ChoiceOrder, LeafOrder, Order, PassOrder
 from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
 
@@ -250,11 +250,7 @@ def _per_token(part: Part) -> Part:
         return part
     if isinstance(weight, Schedule):
         return evolve(part, weight=evolve(weight, per=weight.per * of.mean_tokens))
-    return evolve(part, weight=_exact(weight) / of.mean_tokens)
-
-
-def _exact(weight: float | str | Fraction) -> Fraction:
-    return Fraction(str(weight))  # 0.1 means a tenth
+    return evolve(part, weight=exact_fraction(weight) / of.mean_tokens)
 
 
 @frozen
@@ -334,7 +330,7 @@ class Repeated:
     of: OrderSpec
     repetitions: Fraction = field(
         default=Fraction(1),
-        converter=_exact,
+        converter=exact_fraction,
         metadata=recipe.declare(
             number(MAX_REPETITIONS),
             "How often each of its samples comes per epoch; fractions are exact over epochs.",

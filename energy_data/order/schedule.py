@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from attrs import field, frozen
+from attrs.converters import optional
 from numpy.typing import NDArray
 
 from energy_data.core.recipe import (
@@ -37,7 +38,7 @@ from energy_data.core.recipe import (
     did_you_mean,
     listed,
 )
-from energy_data.order.splits import exact_weight, integer_weights
+from energy_data.order.splits import exact_fraction, integer_weights
 from energy_data.order.weighted import Stretch
 
 Doubles = NDArray[np.float64]
@@ -82,10 +83,6 @@ class Schedule:
                 raise ValueError(f"weight must be finite and >= 0, got {weight} at {place}")
 
 
-def _tokens(said: float | str | Fraction | None) -> Fraction | None:
-    return None if said is None else Fraction(str(said))
-
-
 @frozen(kw_only=True)
 class Clock:
     """How steps and tokens of a run are counted in samples drawn.
@@ -99,7 +96,7 @@ class Clock:
     microbatches_per_step: int | None = None  # of all ranks; None: schedules in steps are refused
     first_microbatch: int = 0  # the micro-batch of the run that is the first here
     # None: schedules in tokens are refused
-    tokens_per_sample: Fraction | None = field(default=None, converter=_tokens)
+    tokens_per_sample: Fraction | None = field(default=None, converter=optional(exact_fraction))
 
     def __attrs_post_init__(self) -> None:
         for name in ("samples_per_microbatch", "microbatches_per_step", "tokens_per_sample"):
@@ -197,9 +194,9 @@ class _Curve:
     @classmethod
     def of(cls, weight: Weight | Schedule, axis: Callable[[int, Unit], Fraction]) -> _Curve:
         if not isinstance(weight, Schedule):
-            return cls("step", (Fraction(0),), (exact_weight(weight),))
+            return cls("step", (Fraction(0),), (exact_fraction(weight),))
         places = tuple(axis(place, weight.unit) for place, _ in weight.points)
-        values = tuple(exact_weight(value) / weight.per for _, value in weight.points)
+        values = tuple(exact_fraction(value) / weight.per for _, value in weight.points)
         return cls(weight.kind, places, values)
 
     def is_positive(self, knot: Fraction) -> bool:

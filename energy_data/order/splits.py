@@ -318,7 +318,7 @@ def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:
     for number, weight in enumerate(weights):
         if not isfinite(weight) or weight < 0:
             raise ValueError(f"weight must be finite and >= 0, got {weight} for child {number}")
-    exact = [exact_weight(weight) for weight in weights]
+    exact = [exact_fraction(weight) for weight in weights]
     total = sum(exact)
     if not total:
         raise ValueError(f"some weight must be > 0, got {len(weights)} weights that are all 0")
@@ -352,7 +352,7 @@ def check_draw(draw: int, lanes: int = 1) -> None:
         )
 
 
-def exact_weight(weight: float | Fraction) -> Fraction:
+def exact_fraction(weight: float | Fraction) -> Fraction:
     """Return what a float prints as, or a fraction with a small denominator if it equals that."""
     if isinstance(weight, int | Fraction):
         return Fraction(weight)
