@@ -352,9 +352,9 @@ def check_draw(draw: int, lanes: int = 1) -> None:
         )
 
 
-def exact_fraction(weight: float | Fraction) -> Fraction:
+def exact_fraction(number: float | str | Fraction) -> Fraction:
     """Return what a float prints as, or a fraction with a small denominator if it equals that."""
-    if isinstance(weight, int | Fraction):
-        return Fraction(weight)
-    simple = Fraction(float(weight)).limit_denominator(1_000_000)
-    return simple if float(simple) == weight else Fraction(str(weight))
+    if isinstance(number, int | str | Fraction):
+        return Fraction(number)
+    simple = Fraction(float(number)).limit_denominator(1_000_000)
+    return simple if float(simple) == number else Fraction(str(number))
