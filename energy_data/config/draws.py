@@ -12,7 +12,7 @@ from energy_data.config.compile import Mode, mode_of
 from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
-from energy_data.config.schema import BELOW
+from energy_data.config.schema import is_below
 from energy_data.config.yaml_nodes import Place
 from energy_data.core.recipe import Rule, keys_of, share_of
 from energy_data.core.spec import Spec
@@ -56,7 +56,7 @@ def describe_tree(
 
 
 def _label(tree: Spec) -> str:
-    keys = keys_of(type(tree)).values() if type(tree) in BELOW else ()
+    keys = keys_of(type(tree)).values() if is_below(type(tree)) else ()
     shown = [one for one in keys if isinstance(one.holds, Rule) and one.required]
     return ", ".join([tree.kind, *(f"{one.name} {getattr(tree, one.attribute)}" for one in shown)])
 

@@ -13,7 +13,6 @@ from attrs import evolve, field, frozen
 
 from energy_data.config.keys import LeafKeys, NodeKeys, PathSpec
 from energy_data.config.schema import (
-    BELOW,
     GROUPS,
     KINDS,
     PARTS,
@@ -22,6 +21,7 @@ from energy_data.config.schema import (
     InNode,
     InSplit,
     Keys,
+    is_below,
     keys_in,
 )
 from energy_data.config.yaml_nodes import Diagnostics, Place, Value, slip_of
@@ -81,7 +81,7 @@ class RecipeOrigin:
 
     def locate_field(self, path: str) -> tuple[Place, str]:
         """Return place and full name of a field of the recipe. path: as in `Spec.check`."""
-        if self.kind in BELOW:
+        if is_below(self.kind):
             path = f"{self.kind.kind}.{path}" if path else self.kind.kind
         return self.locate(path)
 
@@ -137,7 +137,7 @@ class Grammar:
         node_keys = (LeafKeys if LeafKeys in found else NodeKeys)(**shared)
         origin = RecipeOrigin(value, where, node_keys, kind)
         try:
-            recipe = kind(**(arguments[kind.kind] if kind in BELOW else arguments))
+            recipe = kind(**(arguments[kind.kind] if is_below(kind) else arguments))
         except InvalidRecipeError as error:
             problems: Sequence[FieldProblem] = error.problems
         except SpecError as error:
@@ -309,7 +309,7 @@ def _places_of_keys() -> dict[str, str]:
         *((SPLITS, "the mapping below `splits`"), (KINDS, "nodes")),
         (keys_of(NodeKeys), "nodes, next to their kind"),
         (keys_of(LeafKeys), "nodes with `path` or `join`"),
-        *((keys_of(c), f"nodes with `{kind}`") for kind, c in KINDS.items() if c not in BELOW),
+        *((keys_of(c), f"nodes with `{kind}`") for kind, c in KINDS.items() if not is_below(c)),
         *((keys_of(part), f"children of `{kind}`") for part, kind in PARTS.items()),
         *((keys_of(cls), f"the mapping below `{kind}`") for cls, kind in GROUPS.items()),
         (keys_of(FileKeys), "the top of a file"),

@@ -43,18 +43,6 @@ Schema = dict[str, Any]
 Keys: TypeAlias = Mapping[str, Key]
 
 
-NODE_KEYS: Mapping[type[Spec], Keys] = {
-    cls: keys_of(cls)
-    if name in keys_of(cls)
-    else {name: Key(Group(cls), cls.yaml.about, cls.yaml.example, name, True, name)}
-    for name, cls in KINDS.items()
-}
-"""The keys of each kind that stand in the mapping of the node, the kind's own included."""
-
-BELOW = frozenset(cls for name, cls in KINDS.items() if name not in keys_of(cls))
-"""The kinds whose keys stand in a mapping below the kind, and not next to it."""
-
-
 @frozen
 class InSplit:
     """The part of a split. It has no keys of its own."""
@@ -96,6 +84,20 @@ class FileKeys:
     )
 
 
+def is_below(kind: type[Spec]) -> bool:
+    """Return whether the keys of a kind stand in a mapping below it, and not next to it."""
+    return kind.kind not in keys_of(kind)
+
+
+def keys_next_to(kind: type[Spec]) -> Keys:
+    """Return the keys of a kind that stand in the mapping of the node, the kind's own included."""
+    if not is_below(kind):
+        return keys_of(kind)
+    name, yaml = kind.kind, kind.yaml
+    key = Key(Group(kind), yaml.about, yaml.example, name, required=True, attribute=name)
+    return {name: key}
+
+
 def keys_in(part: type[Any], kind: type[Spec] | None) -> dict[type[Any], Keys]:
     """Return the keys of a node of a kind in such a part, by the class that declares them.
 
@@ -105,7 +107,7 @@ def keys_in(part: type[Any], kind: type[Spec] | None) -> dict[type[Any], Keys]:
     cls = kind or PathSpec
     shared = LeafKeys if cls in (PathSpec, JoinSpec) else NodeKeys
     excluded = {*getattr(part, "refuses", ()), *(() if kind else ("path",))}
-    owners = {part: keys_of(part), shared: keys_of(shared), cls: NODE_KEYS[cls]}
+    owners = {part: keys_of(part), shared: keys_of(shared), cls: keys_next_to(cls)}
     return {
         owner: {name: one for name, one in keys.items() if name not in excluded}
         for owner, keys in owners.items()
@@ -131,7 +133,7 @@ PARTS: Mapping[type[Any], str] = {
 """The classes of children that have keys of their own -> the kind that they are children of."""
 
 GROUPS: Mapping[type[Any], str] = {
-    **{cls: kind for kind, cls in KINDS.items() if cls in BELOW},
+    **{cls: kind for kind, cls in KINDS.items() if is_below(cls)},
     **{
         holds.of: kind
         for kind, cls in KINDS.items()

@@ -9,7 +9,7 @@ from tars import write_tar
 from energy_data.config.compile import compile_split
 from energy_data.config.keys import LeafKeys, NodeKeys
 from energy_data.config.load import load
-from energy_data.config.schema import GROUPS, KINDS, NODE_KEYS, PARTS, FileKeys
+from energy_data.config.schema import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
 from energy_data.core.recipe import keys_of
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
@@ -69,7 +69,7 @@ def test_the_ids_are_as_the_page_says(datasets):
 @pytest.mark.parametrize(
     "keys",
     [keys_of(cls) for cls in (FileKeys, NodeKeys, LeafKeys, *PARTS, *GROUPS)]
-    + [NODE_KEYS[cls] for cls in KINDS.values()],
+    + [keys_next_to(cls) for cls in KINDS.values()],
 )
 def test_the_tables_have_every_key_with_its_meaning(keys):
     for name, one in keys.items():

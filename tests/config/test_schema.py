@@ -8,9 +8,9 @@ from energy_data.config.keys import JoinedPart, JoinSpec, LeafKeys, NodeKeys
 from energy_data.config.schema import (
     GROUPS,
     KINDS,
-    NODE_KEYS,
     PARTS,
     FileKeys,
+    keys_next_to,
     metadataset_schema,
 )
 from energy_data.config.staged import DocsPerStepSpec, Ramp, StagedRecipe, StagePart
@@ -265,7 +265,7 @@ def keys():
         for one in keys_of(cls).values():
             yield pytest.param(cls, one, id=f"{cls.__name__}-{one.name}")
     for cls in KINDS.values():
-        for one in NODE_KEYS[cls].values():
+        for one in keys_next_to(cls).values():
             yield pytest.param(cls, one, id=f"{cls.__name__}-{one.name}")
 
 
