@@ -28,7 +28,7 @@ from energy_data.nodes.many import MultiChildNode, MultiChildSpec
 from energy_data.nodes.references import OrderSpec
 from energy_data.order.permutation import permute
 from energy_data.order.quota import EpochizedChoice, QuotaChoice, WholeBatches
-from energy_data.order.schedule import WEIGHT, Clock, Schedule, Weight, check_weights, stretches
+from energy_data.order.schedule import WEIGHT, Schedule, Unit, Weight, check_weights, stretches
 from energy_data.order.splits import exact_fraction, integer_weights
 from energy_data.order.tree import ChoiceOrder, LeafOrder, Order, PassOrder
 from energy_data.order.weighted import ExhaustingChoice, ScheduledChoice, WeightedChoice
@@ -114,43 +114,26 @@ class BlendSpec(WeightedSpec):
     )
 
     @property
-    def schedules(self) -> dict[int, Schedule]:
-        """The weights that change, by the number of the child."""
-        weights = enumerate(part.weight for part in self.parts)
-        return {number: weight for number, weight in weights if isinstance(weight, Schedule)}
+    def own_units(self) -> frozenset[Unit]:
+        schedules = (part.weight for part in self.parts if isinstance(part.weight, Schedule))
+        return frozenset(schedule.unit for schedule in schedules)
 
     def check(self) -> Iterator[FieldProblem]:
         yield from super().check()
-        if not (changing := self.schedules):
+        if not self.own_units:
             return
         try:
             check_weights([part.weight for part in self.parts])
         except ValueError as error:
-            yield f"blend[{min(changing)}].weight", f"{error}."
+            changing = [isinstance(part.weight, Schedule) for part in self.parts]
+            yield f"blend[{changing.index(True)}].weight", f"{error}."
         if self.item_kind != "references":
             problem = "weights that change are for blends below reading. Put the blend there."
             yield "blend", problem
 
     @property
-    def follows_run(self) -> bool:
-        return bool(self.schedules) or super().follows_run
-
-    def check_clock(self, clock: Clock | None) -> None:
-        for schedule in self.schedules.values():
-            unit = schedule.unit
-            if clock is None:
-                raise SpecError(
-                    "blend: its weights change over the run, so it must go on without end: not "
-                    "under a concat, a repeat or a blend_epochized, and not in a finite stream."
-                )
-            if not clock.knows(unit):
-                fact = {"steps": "microbatches_per_step", "tokens": "tokens_per_sample"}[unit]
-                raise SpecError(f"blend: its weights follow {unit}. Give `{fact}` of the run.")
-        super().check_clock(clock)
-
-    @property
     def shares(self) -> list[Fraction]:
-        if self.schedules:
+        if self.own_units:
             raise SpecError(
                 "weights are of tokens, and how long the samples of a blend are changes with its "
                 "own weights. Give its children lengths that are equal, or weights that stay."
@@ -280,7 +263,7 @@ class MixSpec(WeightedSpec):
     keeps_place = True
     is_finite = False
     only_root = True
-    follows_run = True
+    own_units = frozenset[Unit](["samples"])
 
     yaml = Yaml(
         about="Children of which every batch has its exact part; the outermost node of a split.",
@@ -305,11 +288,6 @@ class MixSpec(WeightedSpec):
             yield "by", f"by must be 'samples' or 'batches', got {self.by!r}."
         if self.item_kind != "references":
             yield "parts", "a mix is for children below reading. Over streams, use a blend."
-
-    def check_clock(self, clock: Clock | None) -> None:
-        if clock is None:
-            raise SpecError("mix: it has batches without end, so it is in no finite stream.")
-        super().check_clock(clock)
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         size, lane = leaves.clock.samples_per_microbatch, self.lane_of_choice(context)

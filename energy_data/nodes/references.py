@@ -27,7 +27,7 @@ from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
 from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LanePlans, LeafOffsets
 from energy_data.nodes.unary import UnarySpec
-from energy_data.order.schedule import Clock
+from energy_data.order.schedule import Clock, Unit
 from energy_data.order.tree import LeafOrder, Order
 
 
@@ -40,15 +40,31 @@ class OrderSpec(Spec):
     is_finite: ClassVar[bool] = True  # whether its passes end in training, where children repeat
 
     @property
+    def own_units(self) -> frozenset[Unit]:
+        """The units in which the order of this node itself follows the run; empty: it does not."""
+        return frozenset()
+
+    @property
     def follows_run(self) -> bool:
         """Whether anything in this tree depends on positions of the run."""
-        return any(child.follows_run for child in self.ordered)
+        return bool(self.own_units) or any(child.follows_run for child in self.ordered)
 
     def check_clock(self, clock: Clock | None) -> None:
         """Raise SpecError if this tree depends on positions of the run and `clock` is None.
 
         clock: Of the run; None: the draw at a position of the run is not known here.
         """
+        for unit in sorted(self.own_units):
+            if clock is None:
+                raise SpecError(
+                    f"{self.kind}: it follows the run, so it must go on without end: under no "
+                    f"concat, repeat or blend_epochized, and in no finite stream."
+                )
+            if not clock.knows(unit):
+                fact = {"steps": "microbatches_per_step", "tokens": "tokens_per_sample"}[unit]
+                raise SpecError(
+                    f"{self.kind}: its weights follow {unit}. Give `{fact}` of the run."
+                )
         for child in self.ordered:
             if child.only_root:
                 raise SpecError(f"{child.kind}: it can only be the root of an order tree.")
