@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from math import ceil
@@ -26,8 +25,6 @@ from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.staged import StagedSpec
 from energy_data.order.step_rules import DocsPerStep
-
-log = logging.getLogger(__name__)
 
 EvenBatches = Literal["drop", "short", "pad"]
 
@@ -61,12 +58,6 @@ class SavableDataset(Generic[T_co]):
         if self.spec.item_kind == "references":
             raise SpecError("dataset: its tree returns references. Put a ReadSpec above it.")
         _check_stages(self.spec, self.worker_config.world_size)
-        if shared := shared_leaf_ids(self.spec):
-            log.warning(
-                "several pipelines read %s, each in its own order: a sample is returned once per "
-                "pipeline and epoch",
-                ", ".join(sorted(shared)),
-            )
 
     @property
     def plan(self) -> RunPlan:

@@ -23,6 +23,7 @@ from energy_data.loading.reports import (
     skipped_items,
 )
 from energy_data.loading.savable_loader import LoaderIterator, OnMismatch, SavableDataLoader
+from energy_data.nodes.leaf import shared_leaf_ids
 from energy_data.nodes.run_plan import RunPlan
 from energy_data.nodes.staged import StagedNode
 
@@ -60,6 +61,12 @@ class Loader(SavableDataLoader[T_batch]):
             raise SpecError(
                 "docs_per_step: the stages of this run count optimizer steps, whose size is "
                 "unknown. Pass docs_per_step."
+            )
+        if shared := shared_leaf_ids(dataset.spec):
+            log.warning(
+                "several pipelines read %s, each in its own order: a sample is returned once per "
+                "pipeline and epoch",
+                ", ".join(sorted(shared)),
             )
         self._tree = SavedTree.pack(dataset.spec)
         self._start = dataset.start()
