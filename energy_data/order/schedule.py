@@ -2,14 +2,15 @@
 
 The x-axis of every curve is the number of samples that the run has drawn, micro-batch by
 micro-batch: micro-batch g of `samples_per_microbatch` B has samples g B to (g + 1) B - 1, and is of
-lane g mod lanes. So every draw of a lane has a place on the axis that ranks and workers do not
-matter to, and a knot at a step falls between two micro-batches.
+lane g mod lanes. So every draw of a lane has a place on the axis, the same for any number of ranks
+and workers, and a knot at a step falls between two micro-batches.
 
 Curves of the children of one blend are cut at all of their knots into *stretches*. Where all are
 constant, a stretch has the exact integers that a blend of these constant weights has. Where some
 change, it is cut into equal pieces of constant weights, each the mean share of its piece (Gauss'
 rule of two points), so that counts follow the integral of the curves. Only sums, products and
-quotients of doubles are used, and sums over children in integers: it is the same on any machine.
+quotients of doubles are used, and sums over children are of integers: the result is the same on
+any machine.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Weight = float | Fraction
 MOST_PIECES = 512  # a power of two
 _FINE = 1 << 36  # weights are integers of this scale before they are summed up
 _SCALE = 1 << 32
-_LOOKS = 64  # at how many places it is looked how fast shares change
+_LOOKS = 64  # places at which the pace of change is measured
 _GAUSS = (0.21132486540518712, 0.7886751345948128)  # 1/2 -+ 1 / sqrt(12)
 _SINE = [(-1) ** n / factorial(2 * n + 1) for n in range(11)]
 
@@ -87,8 +88,8 @@ class Schedule:
 class Clock:
     """How steps and tokens of a run are counted in samples drawn.
 
-    Samples count when they are drawn: those that a filter or an error leaves out have counted, and
-    a pack counts as all that went into it. Where a micro-batch takes more or fewer draws than its
+    Samples count when they are drawn, also those that a filter or an error leaves out, and a pack
+    counts as all samples in it. Where a micro-batch takes more or fewer draws than its
     size, give their mean as `samples_per_microbatch`.
     """
 
@@ -113,7 +114,7 @@ class Clock:
         return unit == "samples" or self.tokens_per_sample is not None
 
     def samples(self, place: int, unit: Unit) -> Fraction:
-        """How many samples the run has drawn at a place."""
+        """Return how many samples the run has drawn at a place."""
         if unit == "samples":
             return Fraction(place)
         if unit == "steps":
@@ -123,7 +124,7 @@ class Clock:
         return place / self.tokens_per_sample
 
     def draws(self, samples: Fraction, lane: int, lanes: int) -> int:
-        """How many of the first `samples` samples of the run are draws of this lane."""
+        """Return how many of the first `samples` samples of the run are draws of this lane."""
         size = self.samples_per_microbatch
         batch = int(samples // size)
         lane = (lane - self.first_microbatch) % lanes
@@ -132,7 +133,7 @@ class Clock:
 
 
 def check_weights(weights: Sequence[Weight | Schedule]) -> None:
-    """Raise ValueError if these weights of one blend do not go together.
+    """Raise ValueError if these cannot be the weights of one blend.
 
     Schedules of one blend are in one unit, and some weight is > 0 everywhere.
     """
@@ -151,12 +152,12 @@ def check_weights(weights: Sequence[Weight | Schedule]) -> None:
 
 
 def stretches(weights: Sequence[Weight | Schedule], clock: Clock, lanes: int) -> list[Stretch]:
-    """The stretches of one blend whose weights go together, from 0 on; the last has no end.
+    """Return the stretches of a blend whose weights pass `check_weights`; the last has no end.
 
     A changing stretch has a power of two of pieces, up to `MOST_PIECES`, at least the root of N s:
-    N draws of a lane, in which a share changes by s at the pace at which it changes most. So
-    what a lane draws before any place differs from the integral of the curve, because of the
-    pieces, by less than an eighth of a draw, or N s / 2**21 for N s > 2**18.
+    N draws of a lane, in which a share would change by s at its highest pace. So the number of
+    draws of a lane before any place differs from the integral of the curve by less than an eighth
+    of a draw, or N s / 2**21 for N s > 2**18.
 
     Some ms per hundred children and changing stretch.
     """
@@ -200,25 +201,25 @@ class _Curve:
         return cls(weight.kind, places, values)
 
     def is_positive(self, knot: Fraction) -> bool:
-        """Whether it is > 0 at a knot of any curve."""
+        """Return whether it is > 0 at a knot of any curve."""
         before = self._before(knot)
         if self.is_constant(knot) or self.places[before] == knot:
             return self.values[before] > 0
         return any(self.values[before : before + 2])
 
     def is_constant(self, start: Fraction) -> bool:
-        """Whether it is constant from a knot of any curve to the next one."""
+        """Return whether it is constant from a knot of any curve to the next one."""
         before = self._before(start)
         if self.kind == "step" or start < self.places[0] or before + 1 == len(self.places):
             return True
         return self.values[before] == self.values[before + 1]
 
     def value(self, start: Fraction) -> Fraction:
-        """The weight at such a knot, if it is constant from there on."""
+        """Return the weight at such a knot, if it is constant from there on."""
         return self.values[self._before(start)]
 
     def at(self, start: Fraction, end: Fraction, parts: Doubles) -> Doubles:
-        """The weights at these parts (0 to 1) of the way between two neighbouring knots."""
+        """Return the weights at these parts (0 to 1) of the way between two neighbouring knots."""
         if self.is_constant(start):
             return np.full(len(parts), float(self.value(start)))
         before = self._before(start)
@@ -231,14 +232,14 @@ class _Curve:
         return one + (other - one) * way
 
     def _before(self, place: Fraction) -> int:
-        """The last knot at or before a place, or the first."""
+        """Return the number of the last knot at or before a place, or of the first knot."""
         return max(bisect_right(self.places, place) - 1, 0)
 
 
 def _pieces(
     curves: Sequence[_Curve], start: Fraction, end: Fraction, lanes: int
 ) -> NDArray[np.int64]:
-    """The mean shares of each piece as integers, [pieces, children]."""
+    """Return the mean shares of each piece as integers, [pieces, children]."""
     coarse = _shares(curves, start, end, (np.arange(_LOOKS) + 0.5) / _LOOKS)
     pace = np.abs(np.diff(coarse, axis=0)).max(initial=0) * _LOOKS
     changed = int(int((end - start) / lanes) * pace)
@@ -252,7 +253,10 @@ def _pieces(
 
 
 def _shares(curves: Sequence[_Curve], start: Fraction, end: Fraction, parts: Doubles) -> Doubles:
-    """The shares at these parts of the way between two neighbouring knots, [parts, children]."""
+    """Return the shares at these parts of the way between two neighbouring knots.
+
+    [parts, children]
+    """
     weights = np.stack([curve.at(start, end, parts) for curve in curves], axis=1)
     fine = np.rint(weights * (_FINE / weights.max())).astype(np.int64)
     fine += (fine == 0) & (weights > 0)
@@ -261,7 +265,7 @@ def _shares(curves: Sequence[_Curve], start: Fraction, end: Fraction, parts: Dou
 
 
 def _half_wave(way: Doubles) -> Doubles:
-    """(1 - cos(pi x)) / 2 for x in [0, 1], that is, the square of sin(pi x / 2)."""
+    """Return (1 - cos(pi x)) / 2 for x in [0, 1]: the square of sin(pi x / 2)."""
     angle = way * (pi / 2)
     square, sine = angle * angle, np.zeros(len(angle))
     for coefficient in reversed(_SINE):
