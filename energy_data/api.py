@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,15 +13,18 @@ from attrs import evolve
 from typing_extensions import TypeVar, Unpack
 
 from energy_data.config.compile import check_repetitions, compile_split, compile_stream, steps_of
-from energy_data.config.load import load
+from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import Options
 from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.user_call import reraise_exception
+from energy_data.data.decode.av import AVMode
+from energy_data.data.decode.images import ImageMode
 from energy_data.data.decode.parts import Overrides, SampleDecoder, check_decoders
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import open_source
 from energy_data.data.source import Source
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
+from energy_data.data.typed.samples import CrudeSample
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import EvenBatches, SavableDataset
@@ -41,15 +45,30 @@ Samples = Literal["declared", "dicts"]
 T_batch = TypeVar("T_batch", default=Any)
 
 
-class Deprecated(TypedDict, total=False):
-    """Arguments that Energon still takes for older programs, with a warning."""
+class KeysOfPath(TypedDict, total=False):
+    """Keys that the node of the path would have in a metadataset."""
+
+    dataset_config: str | None
+    split_config: str | None
+    subflavors: Mapping[str, Any] | None
+
+
+class Decoding(TypedDict, total=False):
+    """Arguments of older programs. A warning says what to write instead."""
 
     auto_decode: bool
-    image_decode: Any
-    av_decode: Any
+    image_decode: ImageMode
+    av_decode: AVMode
     video_decode_audio: bool
-    handler: Any
+
+
+class MoreOptions(KeysOfPath, Decoding, total=False):
+    """Arguments that Energon takes, and that are not needed here."""
+
+    sample_type: type[Any] | None  # SpecError if the samples of a dataset are of another type
+    handler: Any  # these are ignored, with a warning
     ignore_decoder_errors: bool
+    parallel_shard_iters: int | None
 
 
 def get_train_dataset(
@@ -77,7 +96,7 @@ def get_train_dataset(
     samples_per_microbatch: int | None = None,
     budget_samples: int | None = None,
     budget_tokens: int | None = None,
-    **deprecated: Unpack[Deprecated],
+    **options: Unpack[MoreOptions],
 ) -> SavableDataset[T_batch]:
     """Return the training stream of a metadataset, or of a dataset, for this rank.
 
@@ -126,12 +145,14 @@ def get_train_dataset(
         budget_samples: Samples that the run will draw over all ranks, if known. A mixture that
             needs more than `max_repetitions` of a leaf is then an error.
         budget_tokens: The same in tokens, by the mean lengths of the leaves.
-        deprecated: Arguments that Energon still takes for older programs.
+        options: Keys that the node of `path` would have in a metadataset: `dataset_config`,
+            `split_config` and `subflavors`; `sample_type`, which all datasets must have; and
+            arguments that Energon takes for older programs.
 
     Raises:
         SpecError: With all errors of the metadataset, each with its place.
     """
-    run = _Run(worker_config, on_error, task_encoder, deprecated, samples, decoders, allow_modules)
+    run = _Run(worker_config, on_error, task_encoder, options, samples, decoders, allow_modules)
     builder = StreamBuilder(
         task_encoder=run.encoder,
         batch_size=batch_size,
@@ -147,7 +168,7 @@ def get_train_dataset(
         tokens_per_sample=tokens_per_sample,
         samples_per_microbatch=samples_per_microbatch,
     )
-    metadataset, lanes = load(path), run.config.lanes
+    metadataset, lanes = run.load(path, split_part), run.config.lanes
     epochs = shuffle_over_epochs_multiplier
     dataset = compile_stream(
         metadataset,
@@ -179,7 +200,7 @@ def get_val_dataset(
     allow_modules: Sequence[str] = (),
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
-    **deprecated: Unpack[Deprecated],
+    **options: Unpack[MoreOptions],
 ) -> SavableDataset[T_batch]:
     """Return the validation stream: every sample once over all ranks, in order, the same each time.
 
@@ -191,7 +212,7 @@ def get_val_dataset(
     `limit`: the first so many batches of each rank; None or 0: all. The other arguments are those
     of `get_train_dataset`.
     """
-    run = _Run(worker_config, on_error, task_encoder, deprecated, samples, decoders, allow_modules)
+    run = _Run(worker_config, on_error, task_encoder, options, samples, decoders, allow_modules)
     return run.val_dataset(
         run.val_split(path, split_part, batch_size),
         even_batches,
@@ -217,13 +238,13 @@ def get_val_datasets(
     allow_modules: Sequence[str] = (),
     on_error: OnError = "skip",
     even_batches: EvenBatches | None = None,
-    **deprecated: Unpack[Deprecated],
+    **options: Unpack[MoreOptions],
 ) -> list[tuple[SavableDataset[T_batch], BaseCoreDatasetFactory[Any]]]:
     """Return the validation stream of each dataset by itself, with the dataset it is made of.
 
     The arguments are those of `get_val_dataset`.
     """
-    run = _Run(worker_config, on_error, task_encoder, deprecated, samples, decoders, allow_modules)
+    run = _Run(worker_config, on_error, task_encoder, options, samples, decoders, allow_modules)
     build = partial(
         run.val_dataset,
         even_batches=even_batches,
@@ -244,7 +265,7 @@ class _Run(Generic[T_batch]):
         worker_config: WorkerConfig | None,
         on_error: OnError,
         task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None,
-        deprecated: Deprecated,
+        options: MoreOptions,
         samples: Samples,
         decoders: Overrides | None,
         allow_modules: Sequence[str],
@@ -257,8 +278,7 @@ class _Run(Generic[T_batch]):
         if on_error == "raise":
             self.config = evolve(self.config, global_error_handler=reraise_exception)
         self.encoder: TaskEncoder[Any, Any, Any, T_batch] = task_encoder or TaskEncoder()
-        if deprecated:
-            self._decode_as(deprecated)
+        self._take(options)
         self.samples, self.decoders = samples, check_decoders(decoders or {})
         policy = ImportPolicy.of(allow_modules)
         self.open_typed = partial(open_typed, decoder=self.encoder.decoder, policy=policy)
@@ -266,16 +286,39 @@ class _Run(Generic[T_batch]):
         # Samples of no declared type are dicts as read, and not crude samples for cookers.
         self.is_plain = not self.encoder.cookers and self.encoder.decoder is TaskEncoder.decoder
 
-    def _decode_as(self, deprecated: Deprecated) -> None:
-        """Set the decoder of the task encoder as the deprecated arguments say."""
-        if unknown := sorted(deprecated.keys() - Deprecated.__annotations__.keys()):
+    def _take(self, options: MoreOptions) -> None:
+        """Keep the keys and the type of samples; set the decoder of the task encoder."""
+        given: dict[str, Any] = {**options}
+        if unknown := sorted(given.keys() - MoreOptions.__annotations__.keys()):
             raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
-        log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(deprecated))
-        own = ("image_decode", "av_decode", "video_decode_audio")
-        if not deprecated.get("auto_decode", True):
+        self.sample_type = given.pop("sample_type", None)
+        keys = {name: given.pop(name, None) for name in KeysOfPath.__annotations__}
+        self.keys_of_path = {name: value for name, value in keys.items() if value is not None}
+        if not given:
+            return
+        log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(given))
+        decoding = {name: given[name] for name in Decoding.__annotations__ if name in given}
+        if not decoding.pop("auto_decode", True):
             self.encoder.decoder = None
-        elif decoding := {name: deprecated[name] for name in own if name in deprecated}:  # type: ignore[literal-required]  # names of the dict
-            self.encoder.decoder = SampleDecoder(**decoding)
+        elif decoding:
+            decoder, own = SampleDecoder(**decoding), self.encoder.decoder
+            is_same = isinstance(own, SampleDecoder) and own.config() == decoder.config()
+            if own is not TaskEncoder.decoder and not is_same:
+                raise SpecError(
+                    f"{', '.join(decoding)}: the task encoder has a decoder of its own, found "
+                    f"{own!r}. Remove these arguments."
+                )
+            self.encoder.decoder = decoder
+
+    def load(self, path: PathOrDict, split_part: str) -> LoadedMetadataset:
+        """Load the metadataset, or one of the path with its keys."""
+        if not self.keys_of_path:
+            return load(path)
+        if isinstance(path, Mapping):
+            names = " and ".join(self.keys_of_path)
+            raise SpecError(f"{names}: the path is a mapping. Write the keys into it.")
+        folder, name = os.path.split(os.fspath(path).rstrip("/"))
+        return load({"splits": {split_part: {"path": name, **self.keys_of_path}}}, base_dir=folder)
 
     def open(self, path: str | Path, *, dataset_config: str | None = None, **facts: Any) -> Source:
         """Open a dataset: as its dataset.yaml declares, or as dicts."""
@@ -287,6 +330,12 @@ class _Run(Generic[T_batch]):
         typing = Typing()
         if self.samples == "declared":
             typing = read_dataset_yaml(Path(path), config=dataset_config, policy=self.options.trust)
+        found = typing.sample_type or CrudeSample
+        if self.sample_type is not None and not issubclass(found, self.sample_type):
+            raise SpecError(
+                f"{path}: its samples are of type {found.__name__}, and sample_type asks for "
+                f"{self.sample_type.__name__}. Leave it out, or change the dataset.yaml."
+            )
         if self.samples == "dicts" or (self.is_plain and typing == Typing()):
             return open_source(path, decoders=self.decoders, **facts)
         if self.decoders:
@@ -300,13 +349,15 @@ class _Run(Generic[T_batch]):
         self, path: PathOrDict, split_part: str, batch_size: int | None
     ) -> list[LoadedDataset[Any]]:
         """Return the datasets of a split for validation."""
+        metadataset = self.load(path, split_part)
         order = compile_split(
-            load(path), split_part, open_source=self.open, mode="val", options=self.options
+            metadataset, split_part, open_source=self.open, mode="val", options=self.options
         )
         builder = StreamBuilder(
             task_encoder=self.encoder, batch_size=batch_size, worker_config=self.config
         )
-        return list(Mixture(builder.samples(order, deal=1)).datasets)
+        mixture = Mixture(builder.samples(order, deal=1), metadataset.tree(split_part))
+        return list(mixture.datasets)
 
     def val_dataset(
         self,

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any, Self
 
 
 class EnergyDataError(Exception):
@@ -103,7 +104,18 @@ class StructureError(DataError):
 
 
 class FatalSampleError(DataError):
-    """A function of the user failed too often in a row, or for no fault of a sample."""
+    """A function of the user failed too often in a row, or for no fault of a sample.
+
+    A function may raise it to stop the run: no error handler can skip its item.
+    """
+
+    @classmethod
+    def from_sample(cls, sample: Any, message: str = "it failed.") -> Self:
+        """Return an error that names a sample: a dict, or an object with `__key__`."""
+        is_dict = isinstance(sample, dict)
+        return cls(
+            message, key=sample.get("__key__") if is_dict else getattr(sample, "__key__", None)
+        )
 
 
 class MissingExtraError(EnergyDataError, ImportError):

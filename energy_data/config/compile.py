@@ -76,7 +76,7 @@ def compile_stream(
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset.origins, opener, "train", finite=builder.finite)
+    compiler = _Compiler(metadataset.origins, opener, "train")
     below = tree.below if isinstance(tree, DocsPerStepSpec) else tree
     if isinstance(below, StagedRecipe):
         spec = StageCompiler(
@@ -115,7 +115,6 @@ class _Compiler:
     origins: Origins
     opener: Opener
     mode: Mode
-    finite: bool = False  # the run is one pass
     diagnostics: Diagnostics = field(factory=Diagnostics)
 
     def order(self, tree: Spec, *, has_place: bool = True) -> OrderSpec | None:
@@ -185,12 +184,6 @@ class _Compiler:
                 raise SpecError(f"{problem} Remove it, or check its split.yaml.")
             key = "aux"
             stores = self.opener.stores(leaf) if leaf.aux else {}
-            if self.finite and epochs not in (1, None):
-                key = "shuffle_over_epochs_multiplier"
-                raise SpecError(
-                    "without repetition each sample comes once, so epochs cannot be mixed, found "
-                    f"{epochs}. Remove `{key}`, or pass repeat=True."
-                )
         except SpecError as error:
             place, _ = origin.locate(key)
             for problem in error.faults:

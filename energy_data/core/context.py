@@ -153,6 +153,16 @@ class WorkerConfig:
         """
         return ErrorPolicy(handler=self.global_error_handler, tolerance=tolerance or 0)
 
+    def config(self) -> dict[str, Any]:
+        """Return the facts of this process: rank, world size, workers, and size of the group."""
+        group = self.data_parallel_group
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "data_parallel_group": None if group is None else group.size(),
+        }
+
     def should_log(self, level: int) -> bool:
         """Return whether messages of a level are logged."""
         return level <= self.worker_log_level

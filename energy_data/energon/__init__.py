@@ -51,7 +51,14 @@ __all__ = [*energy_data.__all__, *sorted(_ONLY_HERE)]  # noqa: PLE0604 - names o
 
 # The modules that programs import these names from are all this one.
 _PATHS = (
-    *("epathlib", "epathlib.epath", "flavors", "flavors.base_dataset", "flavors.webdataset"),
+    *(
+        "epathlib",
+        "epathlib.epath",
+        "errors",
+        "flavors",
+        "flavors.base_dataset",
+        "flavors.webdataset",
+    ),
     *("flavors.webdataset.base_webdataset", "task_encoder", "task_encoder.base"),
     *("task_encoder.cooking", "task_encoder.loader"),
 )

@@ -49,7 +49,7 @@ class TraversedDatasetReference:
 
     path: Path
     split_part: str
-    aux: dict[str, str] = field(factory=dict)
+    aux: dict[str, Path] = field(factory=dict)
     subflavors: dict[str, Any] = field(factory=dict)
 
 
@@ -77,7 +77,7 @@ class DatasetLoaderInterface(ABC):
         training: whether the stream is endless and draws from blends. decoder: decodes parts; None:
         they stay bytes. The other arguments are those of `get_train_dataset`.
         """
-        trust = ImportPolicy.of(allow_modules)
+        trust, metadataset = ImportPolicy.of(allow_modules), self.metadataset()
         builder = StreamBuilder(
             task_encoder=TaskEncoder(),
             batch_size=None,
@@ -87,7 +87,7 @@ class DatasetLoaderInterface(ABC):
             max_samples_per_sequence=max_samples_per_sequence or 0,
         )
         order = compile_split(
-            self.metadataset(),
+            metadataset,
             split_part,
             open_source=partial(open_typed, decoder=decoder, policy=trust),
             mode="train" if training else "val",
@@ -95,14 +95,15 @@ class DatasetLoaderInterface(ABC):
                 shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier, trust=trust
             ),
         )
-        mixture = Mixture(builder.samples(order, deal=0 if training else 1))
+        samples = builder.samples(order, deal=0 if training else 1)
+        mixture = Mixture(samples, None if training else metadataset.tree(split_part))
         return LoadedDatasetList(mixture.blend_mode, list(mixture.datasets))
 
     def traverse(self, *, split_part: str) -> list[TraversedDatasetReference]:
         """Return the datasets of a split, without opening them."""
         found = []
         for leaf in leaf_uses(self.metadataset().tree(split_part)):
-            aux = {name: store.path for name, store in leaf.aux.items()}
+            aux = {name: Path(store.path) for name, store in leaf.aux.items()}
             found += [
                 TraversedDatasetReference(
                     Path(part.path), part.split_part, aux, dict(part.subflavors)

@@ -6,11 +6,16 @@ classes: a dataset.yaml with a `sample_type` declares the same for every program
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from energy_data.data.tar.prepare import prepare
+from braceexpand import braceexpand
+
+from energy_data.data.jsonl import prepare_jsonl
+from energy_data.data.tar.prepare import prepare, reindex
 from energy_data.data.typed import samples
 from energy_data.errors import SpecError
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
@@ -61,28 +66,74 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
         *,
         split_parts_ratio: Sequence[tuple[str, float]] | None = None,
         split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+        shuffle_seed: int | None = 42,
         workers: int | None = None,
-        **_: Any,
+        tar_index_only: bool = False,
+        fix_duplicates: bool = False,
+        **options: Any,
     ) -> tuple[set[str], list[str]]:
-        """Index the tars of a folder and write its `.nv-meta` folder; return the part extensions.
+        """Index tars of a folder and write its `.nv-meta` folder, but no dataset.yaml.
+
+        Return the extensions of parts, and an empty list: duplicate keys are an error.
 
         Args:
-            parent_path: The folder.
-            paths: Ignored: all tars below the folder are indexed.
+            parent_path: The folder. If it is prepared, it is prepared again.
+            paths: The tars, relative to the folder; braces are expanded.
             split_parts_ratio: "train", "val" and "test", with their shares of the tars.
             split_parts_patterns: Or names of splits, with patterns of their tars.
-            workers: Processes; None: as many as are useful.
+            shuffle_seed: None: shares are of the tars in order; otherwise in Energon's order of 42.
+            workers: Ignored: there are as many processes as are useful.
+            tar_index_only: Only index the tars of a prepared folder again; its splits are kept.
+            fix_duplicates: As in `energy_data.data.tar.prepare.prepare`.
+            options: `progress_fn` and `index_sqlite_tmp_path` are ignored. SpecError for others.
         """
-        ratios = dict(split_parts_ratio or [("train", 1)])
-        split: str | dict[str, list[str]] = ",".join(
-            str(ratios.get(part, 0)) for part in ("train", "val", "test")
+        if unknown := sorted(options.keys() - {"progress_fn", "index_sqlite_tmp_path"}):
+            problem = f"{unknown[0]} is not supported. Use `energy-data prepare` for it."
+            raise SpecError(f"prepare_dataset: {problem}")
+        folder = Path(parent_path)
+        if tar_index_only:
+            return set(reindex(folder, sqlite=True).extensions), []
+        names = chain.from_iterable(map(braceexpand, paths))
+        summary = prepare(
+            folder,
+            split=_split_of(split_parts_ratio or [("train", 1)], split_parts_patterns or ()),
+            exclude=f"^(?!({'|'.join(map(re.escape, names))})$)",
+            force=True,
+            sqlite=True,
+            shuffle=shuffle_seed is not None,
+            fix_duplicates=fix_duplicates,
+            crude=False,
         )
-        if split_parts_patterns:
-            split = {}
-            for part, pattern in split_parts_patterns:
-                split.setdefault(part, []).append(pattern)
-        summary = prepare(Path(parent_path), split=split, workers=workers)
         return set(summary.extensions), []
+
+
+def _split_of(
+    ratio: Sequence[tuple[str, float]], patterns: Sequence[tuple[str, str]]
+) -> str | dict[str, list[str]]:
+    """Return what `prepare` calls a split. Patterns take precedence."""
+    if patterns:
+        split: dict[str, list[str]] = {}
+        for part, pattern in patterns:
+            split.setdefault(part, []).append(pattern)
+        return split
+    parts = ("train", "val", "test")
+    if unknown := sorted(dict(ratio).keys() - set(parts)):
+        raise SpecError(
+            f"prepare_dataset: split_parts_ratio must name train, val and test, got {unknown[0]!r}."
+            f" Pass split_parts_patterns for other names."
+        )
+    return ",".join(str(dict(ratio).get(part, 0)) for part in parts)
+
+
+class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[samples.CrudeSample]):
+    """A JSONL file. It cannot be created: pass its path to `get_train_dataset`."""
+
+    __sample_type__ = samples.CrudeSample
+
+    @classmethod
+    def prepare_dataset(cls, path: str | Path) -> int:  # type: ignore[override]  # as in Energon
+        """Write the index next to a JSONL file, and return its number of samples."""
+        return prepare_jsonl(str(path))
 
 
 class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T]):
@@ -107,8 +158,7 @@ def _of(sample_type: type[T]) -> type[BaseWebdatasetFactory[T]]:
 DefaultGenericWebdatasetFactory = BaseWebdatasetFactory
 DefaultDecoderWebdatasetFactory = BaseWebdatasetFactory
 StandardWebdatasetFactory = BaseWebdatasetFactory
-CrudeJsonlDatasetFactory = BaseWebdatasetFactory
-DefaultCrudeJsonlDatasetFactory = BaseWebdatasetFactory
+DefaultCrudeJsonlDatasetFactory = CrudeJsonlDatasetFactory
 CrudeWebdataset = _of(samples.CrudeSample)
 CaptioningWebdataset = _of(samples.CaptioningSample)
 ImageWebdataset = _of(samples.ImageSample)

@@ -126,11 +126,15 @@ class LeafTable:
 
     An *entry* is one position of a leaf in the tree; entries of one leaf share its samples. One
     table covers all lanes of a process; `in_lane` returns the table of one lane.
+
+    in_passes: whether each pass has each sample once, so that no leaf mixes epochs.
     """
 
     place: Place | None = None  # the draw of the current node at a position of the run, if known
 
-    def __init__(self, spec: Spec, context: Context, shuffle: Shuffle, clock: Clock) -> None:
+    def __init__(
+        self, spec: Spec, context: Context, shuffle: Shuffle, clock: Clock, *, in_passes: bool
+    ) -> None:
         self.leaves, self.entry_of_path, self.leaf_of_entry, sizes, keys = context.shared(
             ("leaves", context.path, context.leaf_seed), lambda: _numbered(spec, context)
         )
@@ -138,7 +142,10 @@ class LeafTable:
         self.shares = Shares(
             np.tile(sizes, len(self._lanes)),
             np.tile(keys, len(self._lanes)),
-            epochs=[leaf.epochs for leaf in self.leaves] * len(self._lanes),
+            epochs=[
+                1 if in_passes and leaf.epochs is not None else leaf.epochs for leaf in self.leaves
+            ]
+            * len(self._lanes),
             sequence_length=shuffle.sequence_length,
             window=shuffle.window,
             lane=np.repeat(self._lanes, len(self.leaves)),

@@ -184,12 +184,6 @@ class ReferencesSpec(UnarySpec):
 
     def __attrs_post_init__(self) -> None:
         self.of.check_clock(None if self.deal else self.clock or Clock())
-        entries = leaf_entries(self.of) if self.deal else ()
-        if mixing := [leaf.id for _, leaf in entries if leaf.epochs not in (1, None)]:
-            raise SpecError(
-                f"leaf {mixing[0]!r}: in one pass each sample comes once, so epochs cannot be "
-                f"mixed. Remove `shuffle_over_epochs_multiplier`, or pass repeat=True."
-            )
 
     def canonical(self) -> ReferencesSpec:
         window, length = self.shuffle.window, self.shuffle.sequence_length
@@ -226,7 +220,9 @@ class ReferencesSpec(UnarySpec):
         known = context.shared("plans", WeakValueDictionary[Hashable, LanePlans])
         facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
         if (plans := known.get(facts)) is None:
-            table = LeafTable(self.of, context, self.shuffle, self.clock or Clock())
+            table = LeafTable(
+                self.of, context, self.shuffle, self.clock or Clock(), in_passes=bool(self.deal)
+            )
             # Paths within the order tree start at its root, so that wrapping it changes nothing.
             inside = evolve(context, path=())
             lanes = [inside.in_lane(lane) for lane in context.hosted_lanes]

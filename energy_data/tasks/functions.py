@@ -175,15 +175,16 @@ def basic_sample_keys(
 class Cooking:
     """The function that cooks the samples of a tree. Samples of other leaves are not changed."""
 
-    recipes: Mapping[str, Callable[[Any], Any]] = field(eq=False)  # leaf id -> function
+    # Leaf id and subflavors -> function: a leaf may stand in a tree under several subflavors.
+    recipes: Mapping[tuple[str, str], Callable[[Any], Any]] = field(eq=False)
 
     def __call__(self, sample: Any) -> Any:
         """Return the sample, cooked if it is crude and there is a recipe for it."""
         identity = restore_key(sample)
-        recipe = self.recipes.get(identity[0]) if identity else None
-        if recipe is None or not isinstance(sample, dict):
+        if identity is None or not isinstance(sample, dict):
             return sample
-        return recipe(sample)
+        recipe = self.recipes.get((identity[0], repr(sample["__subflavors__"])))
+        return sample if recipe is None else recipe(sample)
 
 
 def recipe_of(
@@ -221,11 +222,20 @@ def cooked(
     recipe: Callable[[Any], Any] | None = None,
 ) -> SavableDataset[Any]:
     """Return samples, cooked by one recipe. None: crude ones as each leaf needs."""
-    leaves = [leaf for _, leaf in leaf_entries(dataset.spec)]
+    leaves: dict[tuple[str, str], Leaf] = {}
+    for _, leaf in leaf_entries(dataset.spec):
+        same = leaves.setdefault((leaf.id, repr(subflavors_of(leaf))), leaf)
+        if same.aux != leaf.aux:
+            raise SpecError(
+                f"leaf {leaf.id!r}: it has two kinds of `aux`, and equal subflavors. Give one of "
+                f"them other subflavors, or another `id`."
+            )
     if recipe is None:
-        recipes = {leaf.id: _leaf_recipe(encoder, leaf) for leaf in leaves if is_crude(leaf)}
+        recipes = {
+            key: _leaf_recipe(encoder, leaf) for key, leaf in leaves.items() if is_crude(leaf)
+        }
     else:
-        recipes = dict.fromkeys((leaf.id for leaf in leaves), recipe)
+        recipes = dict.fromkeys(leaves, recipe)
     if not recipes:
         return dataset
     policy = dataset.worker_config.error_policy(encoder.__default_failure_tolerance__)

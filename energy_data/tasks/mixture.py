@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
+from energy_data.config.staged import below_steps
 from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import reraise_exception
@@ -103,13 +104,21 @@ class Mixture:
 
     Blends of constant weights, blends by repetitions and concatenations are divided; nested weights
     or repetitions are multiplied. Parts of another kind stay one dataset.
+
+    written: the tree with the weights or repetitions, where the samples are those of one pass.
     """
 
-    def __init__(self, samples: SavableDataset[Any]) -> None:
+    def __init__(self, samples: SavableDataset[Any], written: Spec | None = None) -> None:
         references = references_of(samples.spec)
         assert references is not None
         self.samples = samples
         self.blend_mode, parts = _divided(references.of)
+        if written is not None:
+            mode, amounts = _divided(below_steps(written))
+            if len(amounts) == len(parts):  # else one pass divides nodes that training does not
+                self.blend_mode = mode
+                pairs = zip(parts, amounts, strict=True)
+                parts = [(order, amount) for (order, _), (_, amount) in pairs]
         by_weight = self.blend_mode is DatasetBlendMode.DATASET_WEIGHT
         by_repetitions = self.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         self.datasets: tuple[LoadedDataset[Any], ...] = tuple(
@@ -167,19 +176,20 @@ def blended(
     return RepeatDataset(blend) if repeat else blend
 
 
-def _divided(order: OrderSpec) -> tuple[DatasetBlendMode, list[tuple[OrderSpec, Fraction]]]:
+def _divided(order: Any) -> tuple[DatasetBlendMode, list[tuple[Any, Fraction]]]:
     """Return the parts of a mixture that are drawn, with their weights or repetitions."""
-    mode, shares = DatasetBlendMode.NONE, [Fraction(1) for _ in order.ordered]
-    if isinstance(order, BlendSpec) and order.weights:
+    children = list(order.children.values())
+    mode, shares = DatasetBlendMode.NONE, [Fraction(1)] * len(children)
+    if isinstance(order, BlendSpec) and order.weights and order.weight_unit == "samples":
         mode = DatasetBlendMode.DATASET_WEIGHT
         shares = [Fraction(weight, sum(order.weights)) for weight in order.weights]
     elif isinstance(order, BlendEpochizedSpec):
         mode = DatasetBlendMode.SAMPLE_REPETITIONS
-        shares = [part.repetitions for part in order.parts]
+        shares = [Fraction(part.repetitions) for part in order.parts]
     elif not isinstance(order, ConcatSpec):
         return mode, [(order, Fraction(1))]
-    parts: list[tuple[OrderSpec, Fraction]] = []
-    for child, share in zip(order.ordered, shares, strict=True):
+    parts: list[tuple[Any, Fraction]] = []
+    for child, share in zip(children, shares, strict=True):
         own, below = _divided(child)
         if own is not mode:
             below = [(child, Fraction(1))]

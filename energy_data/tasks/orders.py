@@ -199,7 +199,7 @@ class ConcatDataset(BaseWrapperDataset[T], Generic[T]):
 def joined(specs: Sequence[Spec], join: Callable[[Sequence[Spec]], Spec]) -> Spec:
     """Return `join(specs)`: below reading, if all trees read alike and cook at most."""
     reads: list[ReadSpec] = []
-    recipes: dict[str, Callable[[Any], Any]] = {}
+    recipes: dict[tuple[str, str], Callable[[Any], Any]] = {}
     cooked = None
     for spec in specs:
         below = spec

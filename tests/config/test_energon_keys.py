@@ -4,7 +4,7 @@ import pytest
 from tars import write_tar
 from yaml_text import parse_metadataset
 
-from energy_data import get_train_dataset
+from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load
@@ -91,18 +91,17 @@ def test_another_number_of_epochs_is_another_fingerprint(write, datasets):
     assert len(found) == 4
 
 
-def test_without_repetition_epochs_cannot_be_mixed(tmp_path):
-    write_tar(tmp_path / "x.tar", [("a.txt", b"a")])
-    path = tmp_path / "m.yaml"
-    path.write_text("splits: {train: {path: x.tar, shuffle_over_epochs_multiplier: 2}}")
-    with pytest.raises(SpecError, match=r"m.yaml:1:\d+: .*pass repeat=True"):
-        get_train_dataset(path, batch_size=1, repeat=False)
-    path.write_text("splits: {train: {path: x.tar, shuffle_over_epochs_multiplier: ~}}")
-    get_train_dataset(path, batch_size=1, repeat=False)
-    with pytest.raises(SpecError, match="pass repeat=True"):
-        get_train_dataset(
-            tmp_path / "x.tar", batch_size=1, repeat=False, shuffle_over_epochs_multiplier=-1
+@pytest.mark.parametrize("epochs", [1, 2, -1, None])
+def test_without_repetition_each_sample_comes_once_whatever_epochs_are_mixed(tmp_path, epochs):
+    write_tar(tmp_path / "x.tar", [(f"{n}.txt", b"a") for n in range(10)])
+    node = {"path": str(tmp_path / "x.tar"), "shuffle_over_epochs_multiplier": epochs}
+    options = {"batch_size": None, "worker_config": WorkerConfig(0, 1, lanes=4)}
+    for path in ({"splits": {"train": node}}, tmp_path / "x.tar"):
+        loader = get_loader(
+            get_train_dataset(path, repeat=False, shuffle_over_epochs_multiplier=epochs, **options)
         )
+        for _ in range(2):
+            assert sorted(int(sample["__key__"]) for sample in loader) == list(range(10))
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def pool(request, tmp_path):
     if request.param == "none":
         yield NoCachePool()
         return
-    made = FileStoreCachePool(parent_cache_dir=tmp_path, method=request.param)
+    made = FileStoreCachePool(parent_cache_dir=tmp_path / "not/there", method=request.param)
     yield made
     made.close()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("not/there/*"))
 
 
 def test_files_come_as_from_the_store_with_a_note_in_the_sample(pool):

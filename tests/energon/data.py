@@ -41,17 +41,22 @@ def make_dataset(
     count: int = 20,
     shards: int = 2,
     images: bool = True,
+    name: str | None = None,
 ) -> Path:
-    """Write `count` samples `name-number` in some tars, prepare them, and type them."""
+    """Write `count` samples `name-number` in some tars, prepare them, and type them.
+
+    name: by default that of the folder.
+    """
     folder.mkdir(parents=True)
+    name = name or folder.name
     for shard in range(shards):
         with tarfile.open(folder / f"shard-{shard}.tar", "w") as tar:
             for number in range(shard, count, shards):
-                parts = {"txt": f"{folder.name} {number}".encode()}
+                parts = {"txt": f"{name} {number}".encode()}
                 if images:
                     parts["png"] = png(number)
                 for extension, data in parts.items():
-                    member = tarfile.TarInfo(f"{folder.name}-{number:04d}.{extension}")
+                    member = tarfile.TarInfo(f"{name}-{number:04d}.{extension}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
     if said is not None:

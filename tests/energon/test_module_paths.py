@@ -12,6 +12,7 @@ PATHS = {
     "av": ["AVDecoder", "AVData"],
     "epathlib": ["EPath"],
     "epathlib.epath": ["EPath"],
+    "errors": ["FatalSampleError", "SkipSample", "log_exception", "reraise_exception"],
     "flavors": ["BaseWebdatasetFactory", "CrudeSample"],
     "flavors.base_dataset": ["Sample", "SavableDataset"],
     "flavors.webdataset": ["DefaultDecoderWebdatasetFactory", "SampleDecoder"],

@@ -34,7 +34,7 @@ _INSIDE_READING = {
 }  # fmt: skip
 _WORKER_CONFIG = {
     "active_worker_batch_index", "active_worker_config", "active_worker_sample_index",
-    "assert_worker", "config", "global_worker_id", "rank_worker_id", "worker_activate",
+    "assert_worker", "global_worker_id", "rank_worker_id", "worker_activate",
     "worker_deactivate", "worker_id_offset", "worker_log", "worker_pop_sample_index",
     "worker_push_sample_index", "worker_seed",
 }  # fmt: skip

@@ -200,9 +200,12 @@ def test_what_cannot_be_is_refused(texts, make, message):
 
 def test_a_metadataset_is_traversed_and_loaded(texts):
     file = texts.parent / "meta.yaml"
-    file.write_text("splits: {train: {blend: [{path: texts, weight: 3, subflavors: {a: 1}}]}}")
+    node = "path: texts, weight: 3, subflavors: {a: 1}, aux: {b: ./texts, c: 'filesystem://./x'}"
+    file.write_text(f"splits: {{train: {{blend: [{{{node}}}]}}}}")
     (found,) = traverse_metadataset(file, split_part="train")
     assert (found.path, found.split_part, found.subflavors) == (texts, "train", {"a": 1})
+    assert found.aux == {"b": texts, "c": texts.parent / "x"}
+    file.write_text("splits: {train: {blend: [{path: texts, weight: 3, subflavors: {a: 1}}]}}")
     loaded = load_dataset(file).get_datasets(
         training=True, split_part="train", worker_config=alone()
     )
@@ -210,6 +213,32 @@ def test_a_metadataset_is_traversed_and_loaded(texts):
     assert (len(one.dataset), one.weight, one.dataset.subflavors) == (20, 1.0, {"a": 1})
     with pytest.raises(SpecError, match="not a metadataset"):
         traverse_metadataset(texts, split_part="train")
+
+
+@pytest.mark.parametrize(
+    ("node", "amounts"),
+    [
+        ("blend: [{path: texts, weight: 3}, {path: texts, id: b}, {path: texts, weight: 0}]", [
+            (0.75, None), (0.25, None)
+        ]),
+        ("blend_epochized: [{path: texts, repetitions: 2}, {path: texts, id: b}]", [
+            (None, 2), (None, 1)
+        ]),
+        ("docs_per_step: {target: 2, of: {blend: [{path: texts}]}}", [(1.0, None)]),
+        ("concat: [{path: texts}, {path: texts}]", [(None, None), (None, None)]),
+        ("blend: [{blend_epochized: [{path: texts}, {path: texts}]}]", [(None, None)] * 2),
+    ],
+)  # fmt: skip
+def test_datasets_of_one_pass_have_the_weights_and_repetitions_of_the_metadataset(
+    texts, node, amounts
+):
+    file = texts.parent / "amounts.yaml"
+    file.write_text(f"splits: {{train: {{{node}}}}}")
+    loaded = load_dataset(file).get_datasets(
+        training=False, split_part="train", worker_config=alone()
+    )
+    assert [(one.weight, one.repetitions) for one in loaded.datasets] == amounts
+    assert all(len(list(get_loader(one.dataset.build()))) == 20 for one in loaded.datasets)
 
 
 class Halves(DefaultTaskEncoder):
@@ -224,14 +253,16 @@ class Halves(DefaultTaskEncoder):
         return self.build_batch(blend, batch_size=batch_size, worker_config=worker_config)
 
 
-def test_a_mixture_can_be_put_together_anew(texts):
-    other = make_dataset(texts.parent / "other", TEXTS, images=False)
+@pytest.mark.parametrize("epochs", [1, 3, -1, None])
+def test_a_mixture_can_be_put_together_anew(texts, epochs):
+    other = make_dataset(texts.parent / f"other{epochs}", TEXTS, images=False)
     blend = [{"path": str(texts), "weight": 9}, {"path": str(other), "weight": 1}]
     dataset = get_train_dataset(
         {"splits": {"train": {"blend": blend}}},
         batch_size=10,
         worker_config=alone(),
         task_encoder=Halves(),
+        shuffle_over_epochs_multiplier=epochs,
     )
     batch = next(iter(get_loader(dataset)))
     assert abs(sum(text.startswith("other") for text in batch.text) - 5) <= 1

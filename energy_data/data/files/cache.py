@@ -137,7 +137,8 @@ class FileStoreCachePool(CachePool):
     when it ends. The folder and the threads are created on first use.
 
     Args:
-        parent_cache_dir: Parent of the folder; None: the default folder of temporary files.
+        parent_cache_dir: Parent of the folder, created if it does not exist; None: the default
+            folder of temporary files.
         num_workers: Reading threads per process.
         max_cache_size_gbytes: Maximum GiB in the cache, per process.
         max_cache_count: Maximum number of files in it.
@@ -235,6 +236,8 @@ class _Folder:
 
     def __init__(self, pool: FileStoreCachePool) -> None:
         self.process = os.getpid()
+        if pool.parent_cache_dir is not None:
+            Path(pool.parent_cache_dir).mkdir(parents=True, exist_ok=True)
         self.path = Path(tempfile.mkdtemp(prefix="energy-data-", dir=pool.parent_cache_dir))
         self._most_bytes = int(pool.max_cache_size_gbytes * (1 << 30))
         self._most_files = pool.max_cache_count
