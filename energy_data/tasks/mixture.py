@@ -7,6 +7,7 @@ from enum import Enum
 from fractions import Fraction
 from inspect import Parameter, signature
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import evolve, field, frozen
@@ -59,6 +60,11 @@ class BaseCoreDatasetFactory(Generic[T]):
     def leaves(self) -> list[Leaf]:
         """The leaves that are read: one, unless this is a part that is not a plain blend."""
         return [leaf for _, leaf in leaf_entries(self.order)]
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the datasets that are read; of a join, the names of its datasets."""
+        return [Path(path_of(leaf)) for leaf in self.leaves]
 
     @property
     def is_crude(self) -> bool:

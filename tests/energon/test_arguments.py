@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 import pytest
 from data import CRUDE, TEXTS, make_dataset
 from encoders import alone
 
-from energy_data import DefaultTaskEncoder, get_loader, get_train_dataset, get_val_dataset
+from energy_data import DefaultTaskEncoder, energon, get_loader, get_train_dataset, get_val_dataset
 from energy_data.energon import (
     BaseWebdatasetFactory,
     Cooker,
@@ -140,3 +141,27 @@ def test_a_worker_config_describes_itself():
     assert alone(2).config() == {
         "rank": 0, "world_size": 1, "num_workers": 2, "data_parallel_group": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "staged: {stages: [{name: a, end: 2, path: texts}, {name: b, path: texts}]}",
+        "mix: {parts: [{path: texts, weight: 3}, {path: texts, id: b}]}",
+        "blend: [{path: texts, weight: {linear: {0: 1, 10: 3}}}, {path: texts, id: b}]",
+        "docs_per_step: {target: 8, of: {path: texts}}",
+    ],
+)
+def test_keys_that_energon_does_not_have_work_with_its_names(folder, node):
+    (folder / "m.yaml").write_text(f"splits: {{train: {{{node}}}}}")
+    dataset = energon.get_train_dataset(
+        "m.yaml",
+        batch_size=4,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=10,
+        worker_config=alone(),
+        microbatches_per_step=1,
+        task_encoder=energon.DefaultTaskEncoder(),
+    )
+    batches = islice(energon.get_savable_loader(dataset), 6)
+    assert [len(batch.text) for batch in batches] == [4] * 6

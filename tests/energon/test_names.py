@@ -30,7 +30,7 @@ _WORKERS = {"len_worker", "worker_has_samples", "assert_can_restore"}
 _INSIDE_READING = {
     "add_media_metadata", "config", "iter_dataset_content", "load_sample", "prepare_dataset",
     "sample_filter", "shard_workers", "slice_workers", "split_samples_to_workers",
-    "shuffle_over_epochs", "paths",
+    "shuffle_over_epochs",
 }  # fmt: skip
 _WORKER_CONFIG = {
     "active_worker_batch_index", "active_worker_config", "active_worker_sample_index",

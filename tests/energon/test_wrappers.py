@@ -210,6 +210,7 @@ def test_a_metadataset_is_traversed_and_loaded(texts):
         training=True, split_part="train", worker_config=alone()
     )
     (one,) = loaded.datasets
+    assert one.dataset.paths == [texts]
     assert (len(one.dataset), one.weight, one.dataset.subflavors) == (20, 1.0, {"a": 1})
     with pytest.raises(SpecError, match="not a metadataset"):
         traverse_metadataset(texts, split_part="train")
