@@ -61,7 +61,7 @@ def test_an_edit_of_what_was_played_is_refused_and_the_exit_code_says_so(
     state = write("state.json", json.dumps(state_after(old, 13)))
     done = energy_data("plan", new, "--against", state, *FACTS)
     assert done.exit_code == 1
-    assert "refused: stage 'one' is over; its end was 10, is 12" in done.stderr
+    assert "refused: stage 'one' is over; end was 10, is 12" in done.stderr
     assert energy_data("plan", new, "--against", old, *FACTS).exit_code == 0
 
 
@@ -70,7 +70,7 @@ def test_a_run_that_is_called_otherwise_is_refused(energy_data, datasets, write)
     state = write("state.json", json.dumps(state_after(old, 13)))
     done = energy_data("plan", old, "--against", state, "--batch-size", 5)
     assert done.exit_code == 1
-    assert "stage 'one' is over; root (batch): batch_size was 4, is 5" in done.stderr
+    assert "stage 'one' is over; batch_size was 4, is 5" in done.stderr
 
 
 def test_plain_metadatasets_are_compared_too(energy_data, datasets, write):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import random_trees
-from trees import KINDS, A, B, batches, finite, leaf, packs, samples
+from trees import CLOCK, KINDS, UP, A, B, batches, finite, leaf, packs, renamed, samples
 
 from energy_data import merge_states
 from energy_data.core.context import Context
@@ -24,9 +24,14 @@ from energy_data.errors import (
     StateMismatchError,
     StateMissingError,
 )
+from energy_data.loading.checkpoint.diff import differences
 from energy_data.loading.checkpoint.saved_run import SavedTree, order_trees
 from energy_data.nodes.blend import BlendSpec, Part
-from energy_data.nodes.passes import EpochizeSpec
+from energy_data.nodes.encode import EncodeSpec
+from energy_data.nodes.leaf import Shuffle
+from energy_data.nodes.passes import ConcatSpec, EpochizeSpec
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import ReferencesSpec
 from loading.runs import in_order, loader_of, loaders_of, run
 
 BLEND = batches(samples(BlendSpec((Part(A, 5), Part(B, 2)))))
@@ -196,10 +201,48 @@ def test_an_edited_tree_is_refused_with_the_differences_and_nothing_moves():
         loader.load_state_dict(loader_of(BLEND).state_dict())
     message = str(caught.value)
     assert "leaf 'new' is new" in message
-    assert "leaf 'b' had 4 samples (fingerprint" in message
-    assert "root (batch): batch_size was 3, is 4" in message
+    assert "leaf 'b' has other samples: it had 4, and has 9" in message
+    assert "  - batch_size was 3, is 4" in message
     assert "keep_matching" in message
     assert in_order([loader], 2) == expected[2:]
+
+
+OF_TWO = BlendSpec((Part(A, 2), Part(B)))
+IN_WORDS = {
+    "leaf 'a': weight was 66.67 %, is 75 %": BlendSpec((Part(A, 3), Part(B))),
+    "the parts of blend are in another order": BlendSpec((Part(B), Part(A, 2))),
+    "leaf 'a': weight was 66.67 %, is linear 0: 1, 3: 5 steps": BlendSpec((Part(A, UP), Part(B))),
+    "blend[0] is new": BlendSpec((Part(BlendSpec((Part(A),)), 2), Part(B))),
+    "blend became concat": ConcatSpec((A, B)),
+    "leaf 'c' is new": BlendSpec((Part(leaf("c", 3), 0), Part(A, 2), Part(B))),
+}
+SHUFFLED = ReferencesSpec(of=OF_TWO, shuffle=Shuffle(buffer_size=9, sequence_length=3), clock=CLOCK)
+
+
+@pytest.mark.parametrize(
+    ("words", "spec"),
+    [
+        *(([words], batches(samples(order))) for words, order in IN_WORDS.items()),
+        (["batch_size was 3, is 4"], batches(samples(OF_TWO), 4)),
+        (["read became encode of read"], batches(EncodeSpec(of=samples(OF_TWO), encode=renamed))),
+        (["read became pack of read"], batches(packs(samples(OF_TWO)))),
+        (["effective shuffle_buffer_size was 6, is 48"], batches(ReadSpec(of=SHUFFLED))),
+    ],
+)
+def test_an_edit_is_reported_in_words_of_the_yaml_and_of_the_arguments(words, spec):
+    with pytest.raises(StateMismatchError) as caught:
+        loader_of(spec).load_state_dict(loader_of(batches(samples(OF_TWO))).state_dict())
+    found = [line[4:] for line in str(caught.value).splitlines()[1:-1]]
+    assert found[: len(words)] == words
+
+
+@given(st.data())
+def test_trees_that_draw_otherwise_differ_in_words_too_and_others_do_not(data):
+    first, second = (data.draw(random_trees()) for _ in range(2))
+    packed = SavedTree.pack(first), SavedTree.pack(second)
+    saved, ours = map(SavedTree.unpack, packed)
+    assert bool(differences(saved, ours)) == (packed[0] != packed[1])
+    assert not differences(saved, SavedTree.unpack(packed[0]))
 
 
 @settings(max_examples=100, deadline=None)

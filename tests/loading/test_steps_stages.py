@@ -278,7 +278,7 @@ def test_what_lies_ahead_may_be_edited_between_steps_and_what_was_played_may_not
         ranks_of(SPEC, RULES)[0].restore_state_global(states([other]))
     past = staged(("a", 0, 2, LARGE), ("b", 2, 5, SMALL), ("c", 5, None, LARGE))
     with pytest.raises(
-        StateMismatchError, match=r"at step 4 of the run(.|\n)*'a' is over; its end was"
+        StateMismatchError, match=r"at step 4 of the run(.|\n)*'a' is over; end was"
     ):
         ranks_of(past, RULES)[0].restore_state_global(saved)
 

@@ -83,13 +83,13 @@ def test_what_a_stage_with_a_slash_in_its_name_has_drawn_is_counted_once():
 EDITS_BEHIND = {
     "stage 'x' is over as number 0, and it is gone": plan(("x1", 10), ("y", 20), ("z", None)),
     "stage 'x' is over as number 0, and it is now number 1": plan(("y", 10), ("x", 20), ("z", 30)),
-    "stage 'x' is over; its end was 10, is 12": plan(("x", 12), ("y", 20), ("z", None)),
+    "stage 'x' is over; end was 10, is 12": plan(("x", 12), ("y", 20), ("z", None)),
     "stage 'x' is over; leaf 'z' is new": plan(("x", 10, MIXED), ("y", 20), ("z", None)),
     "stage 'y' is being played; leaf 'y' is gone": plan(("x", 10), ("y", 20, MIXED), ("z", None)),
-    "stage 'y' is being played; its end was 20, is 12, which the run has passed": plan(
+    "stage 'y' is being played; end was 20, is 12, which the run has passed": plan(
         ("x", 10), ("y", 12), ("z", None)
     ),
-    "stage 'y' is being played; its end was 20, is 15. To begin another": plan(
+    "stage 'y' is being played; end was 20, is 15. To begin another": plan(
         ("x", 10), ("y", 15), ("z", None)
     ),
     "stage 'y' is being played as number 1, and it is gone": plan(
@@ -119,8 +119,8 @@ def test_parameters_and_seeds_of_what_was_played_must_stay():
     changed = evolve(spec, stages=(stages[0], longer, stages[2]))
     with pytest.raises(StateMismatchError) as caught:
         goes_on(state_at(15, spec), changed)
-    assert "stage 'y' is being played; its seq_len was 4, is 8" in str(caught.value)
-    assert "stage 'y' is being played; its seed was None, is 5" in str(caught.value)
+    assert "stage 'y' is being played; seq_len was 4, is 8" in str(caught.value)
+    assert "stage 'y' is being played; seed was None, is 5" in str(caught.value)
     assert "new" not in str(caught.value).replace("new stage", "")
 
 
@@ -346,7 +346,7 @@ def test_a_run_that_has_ended_keeps_its_place_and_goes_on_when_its_last_stage_is
         mine.load_state_dict(state)
         other.restore_state_global(states)
     assert in_order(own, 8 // ranks) == in_order(whole, 8 // ranks) == expected[16:]
-    with pytest.raises(StateMismatchError, match="stage 'x' is over; its end was 8, is 4"):
+    with pytest.raises(StateMismatchError, match="stage 'x' is over; end was 8, is 4"):
         loader_of(plan(("x", 4), ("y", 40)), lanes=4).restore_state_global(states)
 
 

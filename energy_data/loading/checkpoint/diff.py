@@ -2,67 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from energy_data.core.cursor import shorten
+from energy_data.core.recipe import share_of
 from energy_data.core.spec import Spec
 from energy_data.loading.checkpoint.saved_run import SavedLeaf, SavedTree
-from energy_data.nodes.references import LeafSpec, ReferencesSpec
+from energy_data.nodes.blend import WeightedSpec
+from energy_data.nodes.many import MultiChildSpec
+from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
 from energy_data.nodes.stage import DEFAULT, Resume, Stage
 from energy_data.nodes.staged import StagedSpec
+from energy_data.order.schedule import Schedule, shown_schedule
 
 
 def differences(saved: SavedTree, ours: SavedTree) -> list[str]:
-    """Return how two trees differ, in sentences, the leaves first."""
+    """Return how two trees differ, in words of the YAML and of the arguments, the leaves first.
+
+    Empty only if they draw the same samples in the same order.
+    """
     gone = [f"leaf {leaf_id!r} is gone" for leaf_id in saved.leaves.keys() - ours.leaves.keys()]
     new = [f"leaf {leaf_id!r} is new" for leaf_id in ours.leaves.keys() - saved.leaves.keys()]
     changed = [
-        f"leaf {leaf_id!r} had {_samples(saved.leaves[leaf_id])} and has {_samples(leaf)}"
+        f"leaf {leaf_id!r} has other samples{_sizes(saved.leaves[leaf_id], leaf)}"
         for leaf_id, leaf in ours.leaves.items()
         if saved.leaves.get(leaf_id, leaf)[1] != leaf[1]
     ]
-    return sorted(gone) + sorted(new) + changed + list(_compare(saved.spec, ours.spec, "root"))
+    found = [*sorted(gone), *sorted(new), *changed, *_edits(saved.spec, ours.spec, "")]
+    if not found and _above_leaves(saved.spec) != _above_leaves(ours.spec):
+        found = ["the same leaves are drawn in another order"]
+    return list(dict.fromkeys(found))
 
 
-def _samples(leaf: SavedLeaf) -> str:
-    size, fingerprint = leaf
-    return f"{'other' if size is None else size} samples (fingerprint {fingerprint})"
+def _sizes(saved: SavedLeaf, ours: SavedLeaf) -> str:
+    return "" if None in (saved[0], ours[0]) else f": it had {saved[0]}, and has {ours[0]}"
 
 
-def _compare(saved: Spec, ours: Spec, path: str) -> Iterator[str]:
-    """Yield how two specs differ, node by node, in sentences; leaves are compared by id."""
+def _above_leaves(spec: Spec) -> Any:
+    return spec.leaf.id if isinstance(spec, LeafSpec) else spec.to_dict(_above_leaves)
+
+
+def _edits(saved: Spec, ours: Spec, where: str) -> Iterator[str]:
+    """Yield how two specs and what is below them differ, in words; leaves are compared by id.
+
+    where: The part of the tree, for the beginning of each sentence.
+    """
     if saved.kind != ours.kind:
-        yield f"{path} was a {saved.kind}, is a {ours.kind}"
+        yield f"{where}{_shown(saved)} became {_shown(ours)}"
         return
     if isinstance(saved, LeafSpec):
         return
     if isinstance(saved, StagedSpec) and isinstance(ours, StagedSpec):
         yield from stage_edits(saved.stages, ours.stages)
     else:
-        was, now = (spec.to_dict(lambda _: None, defaults=True)[1] for spec in (saved, ours))
-        for change in _changes(was, now, ()):
-            yield f"{path} ({saved.kind}): {change}"
-        if len(saved.children) != len(ours.children):
-            counts = f"{len(saved.children)} children, has {len(ours.children)}"
-            yield f"{path} ({saved.kind}) had {counts}"
-    for name, child in saved.children.items():
-        if name in ours.children:
-            yield from _compare(child, ours.children[name], f"{path}/{name}")
-
-
-def _changes(was: Any, now: Any, path: tuple[Any, ...]) -> Iterator[str]:
-    """Yield which fields of two specs differ: `parts.1.weight was 2, is 3`."""
-    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        was, now = _settings(saved), _settings(ours)
         for name in was:
-            yield from _changes(was[name], now[name], (*path, name))
-    elif isinstance(was, list) and isinstance(now, list) and path == ("parts",):
-        for number, pair in enumerate(zip(was, now, strict=False)):
-            yield from _changes(*pair, (*path, number))
-    elif was != now:
-        yield f"{'.'.join(map(str, path))} was {shorten(was)}, is {shorten(now)}"
+            if name in now and was[name] != now[name]:
+                yield f"{where}{name} was {shorten(was[name])}, is {shorten(now[name])}"
+    yield from _edits_below(saved, ours, where)
+
+
+def _shown(spec: Spec) -> str:
+    """Return a spec in a few words, with the nodes below it as far as reading."""
+    if isinstance(spec, LeafSpec):
+        return f"leaf {spec.leaf.id!r}"
+    below = None if isinstance(spec, OrderSpec) else spec.children.get("of")
+    if below is None or isinstance(below, ReferencesSpec):
+        return spec.kind
+    return f"{spec.kind} of {_shown(below)}"
+
+
+# How settings that decide the order are called where they are given; None: another one says it.
+_NAMES = {
+    "batch.aligned": None,
+    "batch.drop_last": "batch_drop_last",
+    "select_pack.buffer_size": "packing_buffer_size",
+    "references.deal": "repeat",
+    "references.shuffle.buffer_size": "effective shuffle_buffer_size",
+    "references.shuffle.sequence_length": "max_samples_per_sequence",
+    "references.shuffle.parallel_sequences": None,
+}
+
+
+def _settings(spec: Spec) -> dict[str, Any]:
+    """Return the settings of one spec, by name."""
+    _, values = spec.to_dict(lambda _: None, defaults=True)
+    if isinstance(spec, MultiChildSpec):
+        del values["parts"]
+    if isinstance(spec, ReferencesSpec):
+        values["deal"] = not spec.deal
+    return dict(_named(values, spec.kind))
+
+
+def _named(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        at = f"{path}.{key}"
+        if isinstance(value, dict):
+            yield from _named(value, at)
+        elif (name := _NAMES.get(at, key)) is not None:
+            yield name, value
+
+
+def _edits_below(saved: Spec, ours: Spec, where: str) -> Iterator[str]:
+    """Yield how the children of two specs of one kind differ, in words."""
+    was, now = _children(saved), _children(ours)
+    for label in now:
+        if label in was:
+            (before, share), (after, its_share) = was[label], now[label]
+            if share != its_share:
+                what = "weight" if isinstance(ours, WeightedSpec) else "repetitions"
+                yield f"{where}{label}: {what} was {share}, is {its_share}"
+            yield from _edits(before, after, f"{where}{label}: " if label else where)
+    for one, other, what in ((was, now, "gone"), (now, was, "new")):
+        for label, (child, _) in one.items():
+            if label not in other and not isinstance(child, LeafSpec):
+                yield f"{where}{label} is {what}"
+    if [label for label in was if label in now] != [label for label in now if label in was]:
+        yield f"{where}the parts of {ours.kind} are in another order"
+
+
+def _children(spec: Spec) -> dict[str, tuple[Spec, str]]:
+    """Return the children by what they are called in messages, each with its share in words."""
+    if isinstance(spec, StagedSpec):
+        return {f"stage {name!r}": (child, "") for name, child in spec.children.items()}
+    if not isinstance(spec, MultiChildSpec):
+        return dict.fromkeys([""], (spec.children["of"], "")) if spec.children else {}
+    total = sum(spec.weights) if isinstance(spec, WeightedSpec) else 0
+    found: dict[str, tuple[Spec, str]] = {}
+    for number, (child, part) in enumerate(zip(spec.children.values(), spec.parts, strict=True)):
+        label = _shown(child) if isinstance(child, LeafSpec) else f"{spec.kind}[{number}]"
+        while label in found:
+            label += " again"
+        found[label] = child, _share(share_of(part), total)
+    return found
+
+
+def _share(share: Any, total: int) -> str:
+    """Return a weight or a number of repetitions in words. total: of all weights; 0: unknown."""
+    if isinstance(share, Schedule):
+        return shown_schedule(share)
+    return f"{100 * share / total:.4g} %" if total else f"{float(share or 0):g}"
 
 
 _OF_STAGE = ("begin", "end", "on_enter", "seed", "microbatches_per_step")
@@ -81,7 +163,7 @@ def stage_edits(before: Sequence[Stage], now: Sequence[Stage]) -> Iterator[str]:
             yield f"stage {name!r} was number {was.index(name)}, is number {number}"
         names = old.params.keys() | new.params.keys()
         for key, pair in _pairs(old, new, names):
-            yield f"stage {name!r}: its {key} was {pair[0]}, is {pair[1]}"
+            yield f"stage {name!r}: {key} was {pair[0]}, is {pair[1]}"
 
 
 def _pairs(old: Stage, new: Stage, params: Iterable[str]) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -161,7 +243,7 @@ def misfits(before: Stages, now: Stages, clock: int, rule: Resume) -> list[str]:
     for number, stage in enumerate(before.stages):
         if stage.begin < clock:
             wrong += _of_stage(number, stage, before, now, clock, rule)
-    return wrong
+    return list(dict.fromkeys(wrong))
 
 
 def _wrong_above(before: Stages, now: Stages) -> list[str]:
@@ -199,7 +281,7 @@ def _of_stage(
         is_unknown = key == "microbatches_per_step" and was is None
         advice = _about_end(stage, ours, before, clock, rule) if key == "end" else ""
         if advice is not None and not is_unknown:
-            yield f"stage {name!r} is {state}; its {key} was {was}, is {is_}{advice}"
+            yield f"stage {name!r} is {state}; {key} was {was}, is {is_}{advice}"
     for difference in differences(before.tree.below(stage.of), now.tree.below(ours.of)):
         yield f"stage {name!r} is {state}; {difference}"
 

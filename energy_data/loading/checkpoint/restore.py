@@ -98,9 +98,9 @@ def restore_edited(saved: RunState, packed: str, nodes: Nodes, *, keep: bool) ->
             else "Restore with on_mismatch='keep_matching' to let unchanged leaves continue where "
             "they were, or 'restart' to start from the beginning."
         )
-        lines = "\n".join(f"  - {difference}" for difference in differences(run.tree, ours))
+        found = _lines(differences(run.tree, ours))
         raise StateMismatchError(
-            f"state: the tree was edited since it was saved:\n{lines}\n{advice}"
+            f"state: the tree was edited since it was saved:\n{found}\n{advice}"
         )
     return run.removed(ours, nodes)
 
@@ -252,12 +252,17 @@ def _refused(wrong: list[str], clock: int, now: Stages, rule: Resume | None) -> 
     )
     if rule is None:
         advice = "Undo these changes, or restore with on_mismatch='restart'."
-    lines = "\n".join(f"  - {problem}" for problem in wrong)
     unit = "step" if now.counts_steps else "micro-batch"
     return (
         f"state: the stages were edited since it was saved, at {unit} {clock} of the run"
-        f"{f' (resume: {rule})' if rule else ''}:\n{lines}\n{advice}"
+        f"{f' (resume: {rule})' if rule else ''}:\n{_lines(wrong)}\n{advice}"
     )
+
+
+def _lines(problems: list[str], most: int = 40) -> str:
+    """Return problems line by line, the first ones if there are many."""
+    more = [f"and {len(problems) - most} more"] if len(problems) > most else []
+    return "\n".join(f"  - {problem}" for problem in [*problems[:most], *more])
 
 
 def _continue_stages(run: SavedRun, before: Stages, now: Stages, nodes: Nodes, clock: int) -> None:
