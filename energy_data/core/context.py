@@ -1,4 +1,4 @@
-"""Facts of a run: the lane that a tree is built for, and the lanes of a process."""
+"""Facts of a run: the lane that a tree is built for, and the part that a process executes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Context:
     seed: int = 0
     lane: int = 0
     lanes: int = 1
-    hosted: tuple[int, ...] = ()  # the lanes of this process, which take turns; empty: `lane` alone
     path: tuple[str, ...] = ()  # names from the root; seeds come from names, never from positions
     trace: Callable[[Any], None] | None = field(
         default=None, eq=False, repr=False
@@ -41,11 +40,6 @@ class Context:
     def leaf_seed(self) -> int:
         """The seed of the orders of leaves."""
         return self.seed if self.own_leaf_seed is None else self.own_leaf_seed
-
-    @property
-    def hosted_lanes(self) -> tuple[int, ...]:
-        """The lanes of this process, in the order in which they take turns."""
-        return self.hosted or (self.lane,)
 
     def under(self, name: str) -> Context:
         """Return the context of the child called `name`."""

@@ -160,23 +160,19 @@ class Spec(ABC):
         """
         return self.kind
 
-    def canonical(self) -> Spec:
-        """Return the form that a state has: the same for all specs that draw the same stream."""
-        return self
-
     def to_dict(
         self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
     ) -> list[Any]:
         """Return what decides the stream, as plain JSON data: `[kind, fields]`.
 
-        Functions, fields in `unsaved`, and fields with their default value are omitted. Specs with
-        equal data have states that fit each other.
+        Functions, fields in `unsaved`, and fields with their default value are omitted. Specs that
+        draw the same stream have equal data; a kind overrides it where their fields may differ.
 
         child: returns the data of a child; by default the child's `to_dict`.
         defaults: whether fields with their default value are included.
         """
         child = child or (lambda spec: spec.to_dict(defaults=defaults))
-        return [self.kind, fields_to_dict(self.canonical(), child, defaults=defaults)]
+        return [self.kind, fields_to_dict(self, child, defaults=defaults)]
 
     @staticmethod
     def from_dict(data: Any, child: Callable[[Any], Spec] | None = None) -> Spec:

@@ -105,11 +105,11 @@ class SavableDataset(Generic[T_co]):
 
     def num_batches(self, epoch: int, num_lanes: int) -> int | None:
         """Return the number of micro-batches of an epoch over all ranks; None if it is endless."""
-        return self.spec.num_items(self.context((), num_lanes), epoch)
+        return self.spec.num_items(self.context(num_lanes), epoch)
 
     def start(self) -> State:
         """Return the state of a lane that has not started: the same for all."""
-        return save(self.spec.build(self.context((), 1)))
+        return save(self.spec.build(self.context(1)))
 
     def build(
         self,
@@ -124,22 +124,20 @@ class SavableDataset(Generic[T_co]):
         trace: called with each sample before it is encoded; costs some time per sample.
         profiler: collects the time that nodes spend.
         """
-        root = self.context(lanes, num_lanes, trace=trace, profiler=profiler)
-        return {lane: self.spec.build(root.in_lane(lane)) for lane in root.hosted}
+        root = self.context(num_lanes, trace=trace, profiler=profiler)
+        return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
 
     def context(
         self,
-        lanes: Iterable[int],
         num_lanes: int,
         *,
         trace: Callable[[Any], None] | None = None,
         profiler: Profiler | None = None,
     ) -> Context:
-        """Return what the nodes of some lanes are built from; see `build`."""
+        """Return what the nodes of lanes are built from; see `build`."""
         return Context(
             seed=self.seed,
             lanes=num_lanes,
-            hosted=tuple(lanes),
             trace=trace,
             shared_leaves=shared_leaf_ids(self.spec),
             profiler=profiler or Profiler(),

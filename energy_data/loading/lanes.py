@@ -131,7 +131,7 @@ class InProcess(LaneRunner):
 
     def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
         self._journal.clear()
-        self._context = self._dataset.context(places, num_lanes, profiler=self.profiler)
+        self._context = self._dataset.context(num_lanes, profiler=self.profiler)
         self._places, self._nodes = dict(places), {}
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102

@@ -6,7 +6,7 @@ so many times per epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -79,13 +79,13 @@ class WeightedSpec(MultiChildSpec):
     def shares(self) -> list[Fraction]:
         return [Fraction(weight) for weight in self.weights]
 
-    def canonical(self) -> Spec:
-        """Return the spec with integer weights, which do not depend on their scale."""
-        if not self.weights:
-            return self
-        pairs = zip(self.parts, self.weights, strict=True)
-        parts = tuple(evolve(part, weight=weight) for part, weight in pairs)
-        return evolve(self, parts=parts)  # type: ignore[misc]  # its subclasses are attrs classes
+    def to_dict(
+        self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
+    ) -> list[Any]:
+        kind, data = super().to_dict(child, defaults=defaults)
+        for part, weight in zip(data["parts"], self.weights, strict=False):
+            part["weight"] = weight  # on any scale, the same stream
+        return [kind, data]
 
 
 @frozen

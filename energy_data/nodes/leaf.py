@@ -122,15 +122,12 @@ def _trees_of_leaves(spec: Spec) -> Counter[str]:
 
 
 class LeafTable:
-    """The leaves of an order tree, numbered by their sorted ids, and their shares.
+    """The leaves of an order tree, numbered by their sorted ids, and their shares in one lane.
 
-    An *entry* is one position of a leaf in the tree; entries of one leaf share its samples. One
-    table covers all lanes of a process; `in_lane` returns the table of one lane.
+    An *entry* is one position of a leaf in the tree; entries of one leaf share its samples.
 
     in_passes: whether each pass has each sample once, so that no leaf mixes epochs.
     """
-
-    place: Place | None = None  # the draw of the current node at a position of the run, if known
 
     def __init__(
         self, spec: Spec, context: Context, shuffle: Shuffle, clock: Clock, *, in_passes: bool
@@ -138,26 +135,20 @@ class LeafTable:
         self.leaves, self.entry_of_path, self.leaf_of_entry, sizes, keys = context.shared(
             ("leaves", context.path, context.leaf_seed), lambda: _numbered(spec, context)
         )
-        self.clock, self._lanes = clock, context.hosted_lanes
+        self.clock = clock
+        # The draw of the current node at a position of the run; None: not known.
+        self.place: Place | None = partial(clock.draws, lane=context.lane, lanes=context.lanes)
         self.shares = Shares(
-            np.tile(sizes, len(self._lanes)),
-            np.tile(keys, len(self._lanes)),
+            sizes,
+            keys,
             epochs=[
                 1 if in_passes and leaf.epochs is not None else leaf.epochs for leaf in self.leaves
-            ]
-            * len(self._lanes),
+            ],
             sequence_length=shuffle.sequence_length,
             window=shuffle.window,
-            lane=np.repeat(self._lanes, len(self.leaves)),
+            lane=context.lane,
             lanes=context.lanes,
         )
-
-    def in_lane(self, context: Context) -> LeafTable:
-        """Return the table of one of the lanes."""
-        first = self._lanes.index(context.lane) * len(self.leaves)
-        table = self.at(partial(self.clock.draws, lane=context.lane, lanes=context.lanes))
-        table.shares = self.shares.part_of(slice(first, first + len(self.leaves)))
-        return table
 
     def at(self, place: Place | None) -> LeafTable:
         """Return the table for a node with other draws at positions of the run."""

@@ -7,12 +7,10 @@ how often each leaf was drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -25,7 +23,7 @@ from energy_data.core.references import Integers, References, rank_within
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
-from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LanePlans, LeafOffsets
+from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets
 from energy_data.nodes.unary import UnarySpec
 from energy_data.order.schedule import Clock, Unit
 from energy_data.order.tree import LeafOrder, Order
@@ -185,12 +183,14 @@ class ReferencesSpec(UnarySpec):
     def __attrs_post_init__(self) -> None:
         self.of.check_clock(None if self.deal else self.clock or Clock())
 
-    def canonical(self) -> ReferencesSpec:
+    def to_dict(
+        self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
+    ) -> list[Any]:
+        kind, data = super().to_dict(child, defaults=defaults)
+        # Sequences in parallel decide only how large a window is.
         window, length = self.shuffle.window, self.shuffle.sequence_length
-        shuffle = Shuffle(buffer_size=window, sequence_length=length)
-        if window:
-            shuffle = evolve(shuffle, parallel_sequences=0)  # they are part of the window
-        return evolve(self, shuffle=shuffle)
+        shuffle = {"buffer_size": window, "sequence_length": length, "parallel_sequences": 0}
+        return [kind, {**data, "shuffle": shuffle}]
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         if not self.deal:
@@ -211,24 +211,18 @@ class ReferencesSpec(UnarySpec):
         return DealtReferences(self, context) if self.deal else ReferencesNode(self, context)
 
     def plan(self, context: Context) -> LanePlan:
-        """Return the plan of a lane; of the one order of all lanes, if it is dealt.
+        """Return the plan of a lane. The lanes of a dealt stream share one."""
+        if not self.deal:
+            return self._plan(context)
+        one = evolve(context, lane=0, lanes=1)
+        return context.shared(("plan", context.path), lambda: self._plan(one))
 
-        Lanes of a process are planned together. Their plans are kept while a lane draws from them.
-        """
-        if self.deal:
-            context = evolve(context, lane=0, lanes=1, hosted=())
-        known = context.shared("plans", WeakValueDictionary[Hashable, LanePlans])
-        facts = context.path, context.seed, context.leaf_seed, context.lanes, context.hosted_lanes
-        if (plans := known.get(facts)) is None:
-            table = LeafTable(
-                self.of, context, self.shuffle, self.clock or Clock(), in_passes=bool(self.deal)
-            )
-            # Paths within the order tree start at its root, so that wrapping it changes nothing.
-            inside = evolve(context, path=())
-            lanes = [inside.in_lane(lane) for lane in context.hosted_lanes]
-            plans = LanePlans(table, lanes, partial(self.of.order, endless=not self.deal))
-            known[facts] = plans
-        return plans.by_lane[context.lane]
+    def _plan(self, context: Context) -> LanePlan:
+        clock, in_passes = self.clock or Clock(), bool(self.deal)
+        table = LeafTable(self.of, context, self.shuffle, clock, in_passes=in_passes)
+        # Paths within the order tree start at its root, so that wrapping it changes nothing.
+        order = self.of.order(evolve(context, path=()), table, endless=not in_passes)
+        return LanePlan(order, table)
 
 
 class ReferencesNode(Node[DrawsCursor]):

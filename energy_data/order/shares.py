@@ -21,7 +21,6 @@ j mod N. Each sample comes m times in m epochs, and each copy of a sequence has 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,8 +48,7 @@ class Shares:
         sequence_length: Samples that stay neighbours, in file order; an epoch permutes the
             sequences. 0 keeps the order of the file.
         window: Draws of a share that are permuted among themselves; 0 or 1 keeps their order.
-        lane: The number of this lane, 0 to lanes - 1; int64 [k] if each leaf has a lane of its own:
-            the shares of several lanes, one after another, of which `part_of` gives those of one.
+        lane: The number of this lane, 0 to lanes - 1.
         lanes: The number of lanes.
         epochs: How many epochs each leaf mixes, -1 for all that can be counted; None for the order
             of the file in every epoch. Default: 1 of each.
@@ -66,7 +64,7 @@ class Shares:
         *,
         sequence_length: int,
         window: int,
-        lane: ArrayLike,
+        lane: int,
         lanes: int,
         epochs: Sequence[int | None] = (),
     ) -> None:
@@ -82,17 +80,9 @@ class Shares:
                 )
         self._times = np.array(times, np.int64)
         self._in_file_order = np.array([each is None for each in epochs], bool)
-        self._positions = permute(np.asarray(lane, np.int64), lanes, mix(keys, _LANE))
+        self._positions = permute(np.int64(lane), lanes, mix(keys, _LANE))
         self._sequence_keys = mix(keys, _SEQUENCES)
         self._window_keys = mix(mix(keys, _WINDOWS), self._positions)
-
-    def part_of(self, leaves: slice) -> Shares:
-        """Return the shares of these leaves alone, numbered from 0."""
-        part = copy(self)
-        for name, values in vars(self).items():
-            if isinstance(values, np.ndarray):
-                setattr(part, name, values[leaves])
-        return part
 
     def position(self, leaf: int) -> int:
         """The number of this lane among the lanes as this leaf permutes them, 0 to lanes - 1."""

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from energy_data.order.quota import EpochizedChoice
 from energy_data.order.shares import Shares
-from energy_data.order.weighted import WeightedChoice
 
 Entries = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -51,13 +50,6 @@ class Order(ABC):
     @abstractmethod
     def choose(self, start: int, count: int) -> Entries:
         """Return the entry of each of the draws start .. start + count, int32 [count]."""
-
-    def choose_beside(self, others: Sequence[Order], start: int, count: int) -> Entries:
-        """Return what `choose` does, of this lane and of other lanes' orders of the same tree.
-
-        int32 [1 + others, count].
-        """
-        return np.stack([order.choose(start, count) for order in (self, *others)])
 
     @abstractmethod
     def counts(self, start: int) -> Counts:
@@ -101,20 +93,7 @@ class ChoiceOrder(Order):
         return sum(child.begin(epoch) for child in self.children)
 
     def choose(self, start: int, count: int) -> Entries:
-        return self._entries(self.choice.choose(start, count), start)
-
-    def choose_beside(self, others: Sequence[Order], start: int, count: int) -> Entries:
-        if not isinstance(self.choice, WeightedChoice):
-            return super().choose_beside(others, start, count)
-        orders = [self, *(order for order in others if isinstance(order, ChoiceOrder))]
-        choices = [order.choice for order in orders if isinstance(order.choice, WeightedChoice)]
-        assert len(choices) == 1 + len(others), "orders of one tree are of one kind in all lanes"
-        children = self.choice.choose_beside(choices[1:], start, count)
-        each = zip(orders, children, strict=True)
-        return np.stack([order._entries(row, start) for order, row in each])
-
-    def _entries(self, children: Entries, start: int) -> Entries:
-        """Return the entries of draws from `start` on that go to these children."""
+        children = self.choice.choose(start, count)
         entries: Entries = self.entries[children]
         if self.inner:
             before = self.choice.counts_before(start)

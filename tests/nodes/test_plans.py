@@ -1,4 +1,4 @@
-"""Lanes of a process plan their draws together, and each draws what it would draw alone."""
+"""Draws are computed ahead in blocks, which change nothing of what a lane draws."""
 
 from __future__ import annotations
 
@@ -30,25 +30,28 @@ ORDERS = {
 draws = st.tuples(st.integers(0, LANES - 1), st.integers(1, 90))
 
 
-def nodes(of, hosted):
+def nodes(of):
     spec = ReferencesSpec(of=of, shuffle=Shuffle(buffer_size=5, sequence_length=3))
-    context = Context(seed=3, lanes=LANES, hosted=hosted)
+    context = Context(seed=3, lanes=LANES)
     return [spec.build(context.in_lane(lane)) for lane in range(LANES)]
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @given(taken=st.lists(draws, max_size=30), gone=st.lists(st.integers(0, 9), min_size=LANES))
-def test_a_lane_draws_the_same_whatever_other_lanes_of_its_process_do(order, taken, gone):
-    together, alone = (nodes(ORDERS[order], hosted) for hosted in (tuple(range(LANES)), ()))
-    num_leaves = len(alone[0].leaves)
-    for drawing in (together, alone):
-        for node, drawn in zip(drawing, gone, strict=False):
-            node.continue_from(LeafOffsets((drawn,) * num_leaves if drawn > 4 else ()))
+def test_draws_do_not_depend_on_the_blocks_they_are_computed_in(order, taken, gone):
+    lanes = nodes(ORDERS[order])
     for lane, count in taken:
-        assert list(together[lane].take(count)) == list(alone[lane].take(count))
+        node = lanes[lane]
+        num_leaves = len(node.leaves)
+        drawn = gone[lane] if node.cursor.draws % 3 else 0  # others draw from the leaves
+        fresh = nodes(ORDERS[order])[lane]
+        fresh.cursor.draws = node.cursor.draws
+        for one in (node, fresh):
+            one.continue_from(LeafOffsets((drawn,) * num_leaves if drawn > 4 else ()))
+        assert list(node.take(count)) == list(fresh.take(count))
 
 
-def test_the_first_blocks_of_all_lanes_are_one_plan(monkeypatch):
+def test_blocks_grow_while_nobody_else_draws_from_the_leaves(monkeypatch):
     located = []
 
     def locate(self, leaves, numbers, locate=Shares.locate):
@@ -56,14 +59,20 @@ def test_the_first_blocks_of_all_lanes_are_one_plan(monkeypatch):
         return locate(self, leaves, numbers)
 
     monkeypatch.setattr(Shares, "locate", locate)
-    for node in nodes(ORDERS["blend"], tuple(range(LANES))):
+    node = nodes(ORDERS["blend"])[0]
+    for _ in range(200):
         node.draw(32)
-    assert located == [LANES * 128]
+    assert located == [512, 2048, 4096]
+    located.clear()
+    for turn in range(1, 4):
+        node.continue_from(LeafOffsets((turn,) * 3))
+        node.draw(32)
+    assert located == [32] * 3
 
 
 def test_lanes_share_the_tables_of_a_choice(monkeypatch):
     made = []
     monkeypatch.setattr(weighted, "Splits", lambda *of: made.append(of) or Splits(*of))
-    for node in nodes(ORDERS["blend"], tuple(range(LANES))):
+    for node in nodes(ORDERS["blend"]):
         node.draw(32)
     assert len(made) == 1
