@@ -24,19 +24,16 @@ from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
 from energy_data.data.registry import format_of, open_source
-from energy_data.data.tar.index import find_tars
-from energy_data.data.tar.nv_meta import DATASET, is_prepared, parse_patterns
-from energy_data.data.tar.prepare import Summary, prepare, reindex
+from energy_data.data.shards import find_shards
+from energy_data.data.splits import parse_patterns
+from energy_data.data.tar.nv_meta import DATASET, FOLDER, NvMeta, has_split
+from energy_data.data.tar.prepare import ALL_TRAIN, Summary, prepare
 from energy_data.data.typed.dataset_yaml import (
     CRUDE,
     LOADER,
     definition_of,
-    has_loader,
-    write_definition,
-    write_loader,
+    loader_of,
 )
-
-DEFAULT_RATIO = "1,0,0"
 
 
 def media_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -64,7 +61,7 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 @click.option(
     "--split-ratio",
     metavar="TRAIN,VAL,TEST",
-    help=f"Shares of the shards, in order of their names.  [default: {DEFAULT_RATIO}]",
+    help=f"Shares of the shards, in order of their names.  [default: as before, or {ALL_TRAIN}]",
 )
 @click.option(
     "--split-parts",
@@ -95,7 +92,11 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     help="Processes. Default: one per CPU, at most one per shard.",
 )
 @click.option(
-    "--force-overwrite", "--force", "force", is_flag=True, help="Prepare a prepared dataset again."
+    "--force-overwrite",
+    "--force",
+    "force",
+    is_flag=True,
+    help="Prepare a prepared dataset again; its split is kept unless another one is given.",
 )
 @click.option("--tar-index-only", is_flag=True, help="Index again; keep splits and dataset.yaml.")
 @click.option(
@@ -166,41 +167,39 @@ def _prepare_metadataset(path: Path) -> None:
 
 def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:
     _check(given)
-    force = given["force"] or given["tar_index_only"]
-    if asking and is_prepared(path) and not force:
+    force = given["force"]
+    if asking and not force and NvMeta.of(path) is not None:
         click.confirm("The dataset is prepared already. Prepare it again?", abort=True)
         force = True
-    ratio = given["split_ratio"]
-    if asking and not (ratio or given["split_parts"]):
-        ratio = ask_ratio(find_tars(path, given["exclude"]))
+    split = parse_patterns(given["split_parts"]) or given["split_ratio"]
+    if asking and not split:
+        split = ask_ratio(path, find_shards(path, given["exclude"]), has_split=has_split(path))
     typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()
     with _progress(shown=given["progress"]) as bar:
         task = bar.add_task("Indexing shards", total=None)
-        options: dict[str, Any] = {
-            "sqlite": given["sqlite"],
-            "workers": given["num_workers"],
-            "progress": lambda done, total: bar.update(task, completed=done, total=total),
-        }
-        if given["tar_index_only"]:
-            summary = reindex(path, **options)
-        else:
-            summary = prepare(
-                path,
-                split=parse_patterns(given["split_parts"]) or ratio or DEFAULT_RATIO,
-                exclude=given["exclude"],
-                force=force,
-                shuffle=given["shuffle_tars"],
-                fix_duplicates=given["fix_duplicates"],
-                crude=not (typed or given["skip_dataset_yaml"]),
-                **options,
-            )
+
+        def declare(summary: Summary) -> dict[str, str]:
+            bar.stop()  # before questions
+            return _declaration(path, summary, given, asking=asking) if typed else {}
+
+        summary = prepare(
+            path,
+            split=split,
+            exclude=given["exclude"],
+            force=force,
+            index_only=given["tar_index_only"],
+            shuffle=given["shuffle_tars"],
+            fix_duplicates=given["fix_duplicates"],
+            declare=declare if typed or given["skip_dataset_yaml"] else None,
+            sqlite=given["sqlite"],
+            workers=given["num_workers"],
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     for line in _report(summary, perf_counter() - began):
         click.echo(line)
     if given["media"]:
         click.echo(f"  recorded size and length of {collect_media(path, given['media']):,} files")
-    if typed and not given["tar_index_only"]:
-        _declare(path, summary, given, asking=asking)
 
 
 def _check(given: Mapping[str, Any]) -> None:
@@ -228,26 +227,25 @@ def media_filter(given: dict[str, Any]) -> MediaFilter | None:
     return MediaFilter("HEADER") if header else MediaFilter("EXTENSION") if extension else None
 
 
-def _declare(path: Path, summary: Summary, given: Mapping[str, Any], *, asking: bool) -> None:
-    """Write dataset.yaml from the options and the answers."""
-    kind = given["sample_type"]
+def _declaration(
+    path: Path, summary: Summary, given: Mapping[str, Any], *, asking: bool
+) -> dict[str, str]:
+    """Return dataset.yaml, and a file with functions, from the options and the answers."""
+    kind, field_map, overwrite = given["sample_type"], given["field_map"], False
+    has_loader = (path / FOLDER / LOADER).exists()
     if asking:
         show_samples(path, next(iter(summary.shard_counts)))
-    field_map = given["field_map"]
-    overwrite = False
-    if asking:
-        answers = ask_definition(
-            kind, field_map, summary.extensions, loader_exists=has_loader(path)
-        )
+        answers = ask_definition(kind, field_map, summary.extensions, loader_exists=has_loader)
         if answers is None:
             click.echo("No dataset.yaml was written: samples are crude until there is one.")
-            return
+            return {}
         kind, field_map, overwrite = answers
-    if kind != CRUDE and field_map is None and (overwrite or not has_loader(path)):
-        write_loader(path, TYPES[kind], summary.extensions)
-        click.echo(f"Fill in {path}/.nv-meta/{LOADER}, and allow it where the dataset is used.")
-    definition = definition_of(None if kind == CRUDE else TYPES[kind], field_map)
-    write_definition(path, definition, given["dataset_yaml_name"])
+    found = None if kind == CRUDE else TYPES[kind]
+    texts = {given["dataset_yaml_name"]: definition_of(found, field_map)}
+    if found is not None and field_map is None and (overwrite or not has_loader):
+        texts[LOADER] = loader_of(found, summary.extensions)
+        click.echo(f"Fill in {path}/{FOLDER}/{LOADER}, and allow it where the dataset is used.")
+    return texts
 
 
 def _progress(*, shown: bool) -> Progress:
@@ -276,6 +274,11 @@ def _report(summary: Summary, seconds: float) -> list[str]:
     lines.append(f"  each sample has some of: {', '.join(summary.extensions)}")
     if empty := summary.empty_shards:
         lines.append(f"  left out {_shards(len(empty))} without samples, {empty[0]} first")
+    if unused := summary.unused_shards:
+        lines.append(
+            f"  in no part: {_shards(len(unused))}, {unused[0]} first; to use all shards, pass "
+            "--force and --split-ratio or --split-parts"
+        )
     return lines
 
 

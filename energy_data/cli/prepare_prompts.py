@@ -12,13 +12,16 @@ import click
 from rich.pretty import pretty_repr
 
 from energy_data.data.files.local import open_file
+from energy_data.data.splits import by_ratio
 from energy_data.data.tar.header import Fault, split_name, walk
 from energy_data.data.typed.dataset_yaml import CRUDE, has_default, own_fields
 from energy_data.data.typed.field_map import parse_access
 from energy_data.data.typed.samples import SAMPLE_TYPES, Sample
+from energy_data.errors import SpecError
 
 _MOST_TYPES = 10  # of parts; with more, there is no prompt for a field map
 _SHOWN = 25  # characters of a text
+_KEEP = "keep"  # the answer for the split that the dataset has
 _NOT_IN_LIST = "VQAOCRSample"  # Energon's list of answers does not have it
 
 _LISTED: Mapping[str, Any] = {
@@ -36,11 +39,25 @@ Answers = tuple[str, dict[str, str] | None, bool]
 """The name of a type; its field map, or None for a file with functions; whether to replace that."""
 
 
-def ask_ratio(tars: Sequence[str]) -> str:
-    """Return the ratio of the parts."""
+def ask_ratio(path: Path, tars: list[str], *, has_split: bool) -> str | None:
+    """Return the ratio of the parts, or None to keep the split that the dataset has."""
     click.echo(f"{len(tars)} tars, from {tars[0]} to {tars[-1]}.")
     click.echo("To leave some out, stop here (Ctrl+C) and use --exclude.")
-    ratio: str = click.prompt("Shares of train, val and test, such as 8,1,1", type=str)
+
+    def valid(answer: str) -> str | None:
+        if has_split and answer == _KEEP:
+            return None
+        try:
+            by_ratio(answer, path, shuffle=False)(tars)
+        except SpecError as error:
+            raise click.BadParameter(str(error)) from error
+        return answer
+
+    ratio: str | None = click.prompt(
+        "Shares of train, val and test, such as 8,1,1",
+        default=_KEEP if has_split else None,
+        value_proc=valid,
+    )
     return ratio
 
 

@@ -24,9 +24,10 @@ from rich.progress import Progress
 
 from energy_data.data.files.local import atomic_file, open_file
 from energy_data.data.files.offsets import cache_folder
+from energy_data.data.shards import PartShards
 from energy_data.data.source import Source
 from energy_data.data.tar.index import offsets_of, scan, shard_opener
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, PartShards, read_counts
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError
 
@@ -192,7 +193,8 @@ class _Side:
         self._begins = np.cumsum([0, *part.counts])
         database = Path(part.root, FOLDER, SQLITE)
         self._index = None if part.indices or not database.is_file() else SqliteIndex(database)
-        shards = read_counts(Path(part.root)) if self._index else {}
+        prepared = NvMeta.of(Path(part.root)) if self._index else None
+        shards = {} if prepared is None else prepared.counts
         self._ids = {shard: number for number, shard in enumerate(shards)}  # in the index
         numbers, digests = [], []
         for row, shard in enumerate(part.shards):
@@ -223,7 +225,7 @@ class _Side:
         found = scan(open_file(tar))
         if not np.array_equal(found.offsets, offsets):
             raise StructureError(
-                "its index does not fit it. Run `energy-data prepare --force`.", shard=tar
+                "its index does not fit it. Run `energy-data prepare --tar-index-only`.", shard=tar
             )
         return [utf8(key) for key in found.keys]
 

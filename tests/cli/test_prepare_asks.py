@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from energy_data.cli.main import main
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.tar.nv_meta import read_counts
+from energy_data.data.tar.nv_meta import NvMeta
 from energy_data.data.typed.wrap import open_typed
 
 
@@ -159,17 +159,50 @@ def test_indices_alone_of_an_old_layout_bring_it_up_to_date(dataset):
     (meta / "index.uuid").unlink()
     (meta / ".info.yaml").write_text(yaml.safe_dump({"shard_counts": said["shard_counts"]}))
     prepare(folder, "--tar-index-only")
-    assert read_counts(folder) == said["shard_counts"]
+    assert NvMeta.of(folder).counts == said["shard_counts"]
     assert (meta / ".info.json").exists()
     assert (meta / "index.sqlite").exists()
 
 
-def test_indices_alone_are_refused_for_other_tars(dataset, tmp_path):
+def test_indices_alone_of_other_tars_keep_the_splits(dataset, tmp_path):
+    folder = dataset("books", 3, 4, 5)
+    prepare(folder, "--split-ratio", "1,1,1")
+    (folder / "shard-0.tar").write_bytes((folder / "shard-2.tar").read_bytes())
+    (folder / "shard-3.tar").write_bytes((folder / "shard-1.tar").read_bytes())
+    said = prepare(folder, "--tar-index-only", "--no-sqlite")
+    for part, count in (("train", 5), ("val", 4), ("test", 5)):
+        assert f"  {part:<6} {count:>10} samples in 1 shard\n" in said
+    assert list(NvMeta.of(folder).counts.values()) == [5, 4, 5]
+
+
+def test_force_keeps_the_splits_and_names_new_shards(dataset):
     folder = dataset("books", 3, 4)
-    prepare(folder)
-    (folder / "shard-0.tar").write_bytes((folder / "shard-1.tar").read_bytes())
-    done = CliRunner().invoke(main, ["prepare", str(folder), "--tar-index-only", "--no-sqlite"])
+    prepare(folder, "--split-ratio", "1,1,0")
+    (dataset("more", 5) / "shard-0.tar").rename(folder / "shard-2.tar")
+    said = prepare(folder, "--force")
+    assert "in no part: 1 shard, shard-2.tar first" in said
+    assert written(folder, "split.yaml")["split_parts"]["val"] == ["shard-1.tar"]
+    prepare(folder, "--force", answers=["keep", "n"])
+    assert written(folder, "split.yaml")["split_parts"]["val"] == ["shard-1.tar"]
+    prepare(folder, "--force", "--split-ratio", "2,1,0")
+    assert written(folder, "split.yaml")["split_parts"]["val"] == ["shard-2.tar"]
+
+
+def test_a_ratio_that_cannot_be_is_asked_for_again(dataset):
+    folder = dataset("books", 3, 4)
+    said = prepare(folder, answers=["many", "8,1,1", "1,1,0", "n"])
+    assert "give up to three numbers" in said
+    assert "leaves no shard for" in said
+    assert written(folder, "split.yaml")["split_parts"]["val"] == ["shard-1.tar"]
+
+
+@pytest.mark.parametrize("answers", [[], ["1,1,0"], ["1,1,0", "y", 8, "y"]])
+def test_stopping_at_a_question_prepares_nothing(dataset, answers):
+    folder = dataset("books", 3, 4)
+    said = "".join(f"{answer}\n" for answer in answers)  # then the end of the input, as Ctrl-D
+    done = CliRunner().invoke(main, ["prepare", str(folder), "--interactive"], input=said)
     assert done.exit_code == 1
+    assert not list(folder.glob(".nv-meta*"))
 
 
 def test_shuffled_shards_are_split_as_energon_does(dataset):

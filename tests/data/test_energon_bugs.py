@@ -14,7 +14,7 @@ from tars import dataset, sample_files, write_tar
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data.registry import open_source
 from energy_data.data.tar.file_store import WebdatasetFileStore
-from energy_data.data.tar.prepare import prepare, reindex
+from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SampleError, StructureError
 
 
@@ -37,7 +37,7 @@ def test_7cdfb8c_preparing_again_leaves_nothing_of_the_old_index(tmp_path):
     write_tar(tmp_path / "a.tar", files(1))
     for again in (
         lambda: prepare(tmp_path, sqlite=True, force=True, workers=1),
-        lambda: reindex(tmp_path, workers=1),
+        lambda: prepare(tmp_path, index_only=True, workers=1),
     ):
         again()
         assert keys_in_database(tmp_path) == ["d/00001"]

@@ -54,7 +54,7 @@ def test_an_index_of_old_that_lists_no_parts_says_what_to_do(store, tmp_path):
     with closing(sqlite3.connect(tmp_path / "in" / ".nv-meta" / "index.sqlite")) as database:
         database.execute("DROP TABLE sample_parts")
     old = WebdatasetFileStore(tmp_path / "in")
-    with pytest.raises(StructureError, match=r"sample_parts.*prepare --force --sqlite"):
+    with pytest.raises(StructureError, match=r"sample_parts.*prepare --tar-index-only"):
         old["d/00000.txt"]
 
 
@@ -78,7 +78,7 @@ def test_a_damaged_index_and_none_at_all_are_told(store, tmp_path):
     with pytest.raises(StructureError, match="cannot be read"):
         WebdatasetFileStore(tmp_path / "in")["d/00000.txt"]
     index.unlink()
-    with pytest.raises(SpecError, match="prepare --force --sqlite"):
+    with pytest.raises(SpecError, match="prepare --tar-index-only"):
         WebdatasetFileStore(tmp_path / "in")
     with pytest.raises(SpecError, match="no prepared dataset"):
         WebdatasetFileStore(tmp_path)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import gzip
 import json
 import sqlite3
 import subprocess
@@ -11,7 +13,8 @@ import yaml
 from tars import bare, expected, read_all, sample_files, write_tar
 
 from energy_data.data.registry import open_source
-from energy_data.data.tar.nv_meta import parse_patterns
+from energy_data.data.splits import parse_patterns
+from energy_data.data.tar import prepare as tar_prepare
 from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError, StructureError
 
@@ -183,7 +186,7 @@ def test_a_key_in_two_shards_has_no_place_in_the_database(tmp_path):
     with pytest.raises(StructureError, match=r"a\.tar has a sample with this key") as caught:
         prepare(tmp_path, workers=1, sqlite=True)
     assert (caught.value.shard, caught.value.key) == ("b.tar", "d/00001")
-    assert list((tmp_path / ".nv-meta").iterdir()) == []
+    assert not (tmp_path / ".nv-meta").exists()
     assert prepare(tmp_path, workers=1).num_samples == 2
 
 
@@ -224,3 +227,154 @@ def test_samples_are_read_in_the_order_of_shards(tmp_path):
         9216,
     ]
     assert not list((tmp_path / "s0").glob(".*"))
+
+
+NOT_WHOLE = {
+    "killed while indexing": "import os; os.kill(os.getpid(), 9)",
+    "no space left": "raise OSError(28, 'No space left on device')",
+    "stopped by the user": "raise KeyboardInterrupt",
+}
+
+
+@pytest.mark.parametrize("problem", NOT_WHOLE)
+def test_a_preparation_that_fails_leaves_no_trace_in_the_dataset(tmp_path, problem):
+    folder = shards(tmp_path / "a", 4)
+    script = (
+        "import pathlib, sys\n"
+        "from energy_data.data.tar import prepare\n"
+        "def fail(*_):\n"
+        f"    {NOT_WHOLE[problem]}\n"
+        "prepare.write_atomically = fail\n"
+        "prepare.prepare(pathlib.Path(sys.argv[1]), split='1,1,0', workers=1, sqlite=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert ("No space left" in done.stderr) == (problem == "no space left")
+    assert len(open_source(folder)) == 12  # as if it were never prepared
+    assert prepare(folder, split="1,1,0", workers=1).split_parts["val"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_dataset(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    prepare(shards(tmp_path), split="1,1,0", workers=1)
+    before = {path: path.read_bytes() for path in (tmp_path / ".nv-meta").iterdir()}
+    monkeypatch.setattr(tar_prepare, "write_atomically", full)
+    with pytest.raises(SpecError, match=r"cannot be prepared.*No space left") as caught:
+        prepare(tmp_path, force=True, workers=1)
+    assert str(tmp_path) in str(caught.value)
+    assert {path: path.read_bytes() for path in (tmp_path / ".nv-meta").iterdir()} == before
+
+
+def test_a_dataset_that_lost_its_info_is_an_error_until_it_is_prepared_again(tmp_path):
+    prepare(shards(tmp_path), split="3,1,1", workers=1)
+    parts = splits(tmp_path)
+    (tmp_path / ".nv-meta" / ".info.json").unlink()
+    with pytest.raises(SpecError, match=r"preparation is incomplete.*no \.info\.json"):
+        open_source(tmp_path)
+    prepare(tmp_path, workers=1)  # it is not prepared, so this needs no `force`
+    assert splits(tmp_path) == parts
+    assert len(open_source(tmp_path)) == 18
+
+
+@pytest.mark.parametrize("options", [{"force": True}, {"index_only": True}])
+def test_preparing_again_keeps_the_split(tmp_path, options):
+    prepare(shards(tmp_path), split={"train": ["s0/.*"], "dev": ["s1/.*5.tar"]}, workers=1)
+    parts = splits(tmp_path)
+    write_tar(tmp_path / "s0" / "shard_002.tar", sample_files(1000))
+    assert prepare(tmp_path, workers=1, **options).num_samples == 28
+    assert splits(tmp_path) == parts
+    assert len(read_all(open_source(tmp_path))) == 13
+    assert len(open_source(tmp_path, split_part="dev")) == 3
+
+
+def test_shards_that_a_kept_split_does_not_have_are_named(tmp_path):
+    prepare(shards(tmp_path, 4), split="1,1,0", workers=1)
+    write_tar(tmp_path / "new.tar", sample_files(1000))
+    assert prepare(tmp_path, force=True, workers=1).unused_shards == ["new.tar"]
+
+
+def test_a_split_that_cannot_be_kept_must_be_given(tmp_path):
+    prepare(shards(tmp_path, 4), split="1,1,0", workers=1)
+    (tmp_path / ".nv-meta" / "split.yaml").unlink()
+    with pytest.raises(SpecError, match=r"cannot be kept: give one"):
+        prepare(tmp_path, force=True, workers=1)
+    assert prepare(tmp_path, split="1,1,0", force=True, workers=1).split_parts["val"]
+
+
+def test_a_shard_belongs_to_one_part(tmp_path):
+    split = {"train": ["s0/.*", "s1/shard_001.*"], "val": ["s1/.*"]}
+    with pytest.raises(SpecError, match=r"'train' and of 'val' both match 's1/shard_001\.tar'"):
+        prepare(shards(tmp_path), split=split, workers=1)
+
+
+def test_links_to_nothing_are_named_and_links_to_shards_are_shards(tmp_path):
+    shards(tmp_path / "real", 4)
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    (folder / "a.tar").symlink_to(tmp_path / "real" / "s0" / "shard_000.tar")
+    (folder / "more").symlink_to(tmp_path / "real" / "s1")
+    (folder / "again").symlink_to(folder)
+    assert open_source(folder).part.shards == ["a.tar", "more/shard_001.tar", "more/shard_003.tar"]
+    (folder / "b.tar").symlink_to(tmp_path / "gone.tar")
+    for use in (open_source, prepare):
+        with pytest.raises(SpecError, match=r"1 of its 4 tars .* do not exist, b\.tar first"):
+            use(folder)
+    assert prepare(folder, exclude="b", workers=1).num_samples == 9
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    shards(tmp_path, 2)
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("energy_data.data.shards.os.scandir", denied)  # root may read everything
+    with pytest.raises(SpecError, match="cannot be read: Permission denied"):
+        open_source(tmp_path)
+
+
+def test_folders_of_other_files_are_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("energy_data.data.shards._MOST_OTHERS", 5)
+    for number in range(6):
+        (tmp_path / f"{number}.png").touch()
+    with pytest.raises(SpecError, match="more than 5 files that are not tars"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("x.tar", gzip.compress(bytes(2000) + b"x" * 2000), "compressed with gzip"),
+        ("x.tar", b"BZh91AY" * 200, "compressed with bzip2"),
+        ("x.parquet", b"PAR1" * 1000, r"it is not a tar: it begins with b'PAR1PAR1'"),
+    ],
+)
+def test_files_that_are_no_tars_are_called_what_they_are(tmp_path, name, data, problem):
+    (tmp_path / name).write_bytes(data + bytes(512))
+    with pytest.raises(StructureError, match=problem):
+        open_source(tmp_path / name)
+
+
+def test_a_path_that_is_too_long_is_an_error_of_the_path(tmp_path):
+    with pytest.raises((SpecError, StructureError), match=r"File name too long. Check the path"):
+        open_source(tmp_path / ("x" * 300))
+
+
+def test_a_pattern_with_stars_stands_for_tars(tmp_path):
+    shards(tmp_path, 6)
+    assert len(open_source(f"{tmp_path}/s0/shard_*.tar")) == 9
+    with pytest.raises(SpecError, match="Name a tar"):
+        open_source(f"{tmp_path}/s0/page_*.tar")
+
+
+def test_a_fingerprint_is_of_the_data(tmp_path):
+    shards(tmp_path, 4)
+    before = open_source(tmp_path).fingerprint
+    for options in ({}, {"force": True}, {"index_only": True}):
+        prepare(tmp_path, workers=1, **options)
+        assert open_source(tmp_path).fingerprint == before
+    shard = tmp_path / "s1" / "shard_001.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"text 3 ", b"text 5 "))
+    assert open_source(tmp_path).fingerprint != before

@@ -115,6 +115,9 @@ def test_the_fingerprint_follows_the_data_and_not_the_place(tmp_path):
     assert len(first.fingerprint) == 16
     assert open_source(tmp_path / "a", subset=(0, 5)).fingerprint != first.fingerprint
     prepare(tmp_path / "b", force=True, workers=1)
+    assert open_source(tmp_path / "b").fingerprint == first.fingerprint
+    shard = next((tmp_path / "b").glob("*.tar"))
+    shard.write_bytes(shard.read_bytes().replace(b"text 1", b"text 2"))
     assert open_source(tmp_path / "b").fingerprint != first.fingerprint
     with pytest.raises(StructureError, match="changed while"):
         _changed = pickle.loads(pickle.dumps(open_source(tmp_path / "a")).replace(b"/a", b"/b"))

@@ -14,7 +14,7 @@ from place import PYTHON
 from tars import sample_files, write_tar
 
 from energy_data.data.registry import open_source
-from energy_data.data.tar.nv_meta import parse_patterns
+from energy_data.data.splits import parse_patterns
 from energy_data.data.tar.prepare import prepare
 
 pytestmark = [

@@ -17,7 +17,7 @@ from attrs import frozen
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
 from energy_data.data.files.local import LocalFile, keep_open, open_file
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, read_counts
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
 from energy_data.errors import MissingExtraError, SpecError
@@ -165,7 +165,8 @@ def _files_below(path: Path) -> Iterator[Place]:
 
 
 def _parts_of_tars(database: sqlite3.Connection, path: Path) -> Iterator[Place]:
-    shards = list(read_counts(path))
+    prepared = NvMeta.of(path)
+    shards = [] if prepared is None else list(prepared.counts)
     for shard, name, offset, size in database.execute(_PARTS):
         yield name, keep_open(open_file, str(path / shards[shard])), offset, size
 

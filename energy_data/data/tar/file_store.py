@@ -16,7 +16,7 @@ from energy_data.data.decode.media import ImageMetadata, fact_of
 from energy_data.data.files.local import LocalFile, keep_open, open_file, version_of
 from energy_data.data.files.stores import DatasetFileStore
 from energy_data.data.tar.header import BLOCK, Fault, split_name, walk
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, is_prepared, read_counts
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import ADVICE, SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError
 
@@ -50,16 +50,17 @@ class WebdatasetFileStore(DatasetFileStore):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        if not is_prepared(Path(path)):
+        prepared = NvMeta.of(Path(path))
+        if prepared is None:
             problem = "it is no prepared dataset, and files are found by its index"
             raise SpecError(f"{path}: {problem}. Run `energy-data prepare --sqlite` on it.")
         index = Path(path, FOLDER, SQLITE)
         if not index.is_file():
             raise SpecError(
                 f"{path}: it has no {FOLDER}/{SQLITE}, by which files are found. Run `energy-data "
-                "prepare --force --sqlite` on it."
+                "prepare --tar-index-only` on it."
             )
-        self._index = SqliteIndex(index)
+        self._prepared, self._index = prepared, SqliteIndex(index)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -90,7 +91,7 @@ class WebdatasetFileStore(DatasetFileStore):
 
     @cached_property
     def _shards(self) -> list[str]:
-        return list(read_counts(Path(self.path)))
+        return list(self._prepared.counts)
 
     def _read(self, key: str, shard: int, offset: int, size: int) -> tuple[bytes, SampleSource]:
         """Return a payload after checking that its own header precedes it."""

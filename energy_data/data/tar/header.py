@@ -105,7 +105,8 @@ def _fit(offset: int, size: int, end: int, what: str, key: str | None) -> None:
     if offset + size > end:
         raise Fault(
             f"{what} needs {size} bytes, but {max(0, end - offset)} are left. "
-            "The tar was cut or changed: restore it, or run `energy-data prepare --force`.",
+            "The tar was cut or changed: restore it, or run `energy-data prepare "
+            "--tar-index-only`.",
             offset,
             key,
         )
@@ -161,7 +162,7 @@ def _parse(block: bytes, offset: int) -> _Header:
     if size < 0 or ((total - check) % _ADLER and not _signed_checksum(block, check)):
         raise Fault(
             "no tar header where one should be: its checksum is wrong. The tar was damaged or "
-            "changed: restore it, or run `energy-data prepare --force`.",
+            "changed: restore it, or run `energy-data prepare --tar-index-only`.",
             offset,
         )
     name = _text(block[:100])

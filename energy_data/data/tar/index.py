@@ -9,10 +9,8 @@ version of the tar is an error here, instead of garbage in a batch.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -37,8 +35,8 @@ from energy_data.data.files.offsets import (
     num_samples,
     read_block,
 )
+from energy_data.data.shards import PartShards, find_shards, named_shards
 from energy_data.data.tar.header import BLOCK, ZEROS, Fault, TarMember, split_name, walk
-from energy_data.data.tar.nv_meta import PartShards, expand
 from energy_data.errors import SpecError, StructureError
 
 MOST_PARTS = 50  # different extensions that are remembered
@@ -48,11 +46,12 @@ _HEADERS = 1024  # bytes read at once where files are large: a small file may fo
 _LARGE = 16384  # mean bytes of large files
 _PROBED = 64  # files that are read as large ones before their mean size is known
 _SECOND = "Rename one, or write the parts of a sample one after another."
-
-
 _PROBES = 64  # samples checked if an index is older than its tar
-_ADVICE = "Run `energy-data prepare --force`."
-_PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_ADVICE = "Run `energy-data prepare --tar-index-only`."
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+}  # fmt: skip
+"""How compressed files begin."""
 
 
 class ScannedPart(NamedTuple):
@@ -87,9 +86,24 @@ def scan(file: LocalFile, *, with_parts: bool = False) -> Scan:
     try:
         return _group(file, with_parts)
     except Fault as fault:
+        if fault.offset == 0 and file.size >= BLOCK:
+            _check_kind(file)
         raise StructureError(
             fault.problem, shard=file.path, key=fault.key, offset=fault.offset
         ) from fault
+
+
+def _check_kind(file: LocalFile) -> None:
+    """Raise StructureError if the first block of a file, which is damaged, is not of a tar."""
+    head = file.read(0, BLOCK)
+    kinds = [kind for begin, kind in _COMPRESSED.items() if head.startswith(begin)]
+    if kinds:
+        problem = f"it is compressed with {kinds[0]}, so samples cannot be read at random"
+        raise StructureError(f"{problem}. Decompress it.", shard=file.path)
+    if head[257:262] != b"ustar":
+        problem = f"no tar header, so it is not a tar: it begins with {head[:8]!r}"
+        advice = "Name a tar, a .jsonl file or a folder of them, or restore it if it was damaged."
+        raise StructureError(f"{problem}. {advice}", shard=file.path, offset=0)
 
 
 def _group(file: LocalFile, with_parts: bool) -> Scan:
@@ -226,9 +240,9 @@ def find_plain(path: str) -> PartShards:
     Raises SpecError if there are none or no samples in them, StructureError for a damaged tar.
     """
     if Path(path).is_dir():
-        root, shards = path, find_tars(Path(path))
+        root, shards = path, find_shards(Path(path))
     else:
-        tars = _named(path)
+        tars = named_shards(path)
         root = os.path.commonpath([os.path.dirname(tar) for tar in tars]) or "."  # noqa: PTH120
         shards = [os.path.relpath(tar, root) for tar in tars]
     console = Console(stderr=True)
@@ -246,49 +260,5 @@ def find_plain(path: str) -> PartShards:
     return PartShards(root, shards, counts, indices=indices)
 
 
-def find_tars(folder: Path, exclude: str | None = None) -> list[str]:
-    """Return the tars in a folder and the folders in it, relative to it, in Energon's order.
-
-    exclude: leave out those whose name contains a match of this regular expression.
-
-    Raises SpecError if there are none, or compressed ones.
-    """
-    found = [path for path in folder.rglob("*") if path.name.endswith((".tar", *_PACKED))]
-    tars = [str(path.relative_to(folder)) for path in sorted(found) if path.is_file()]
-    if not tars:
-        raise SpecError(f"{folder}: there are no .tar files in it. Name a folder that has some.")
-    if exclude is None:
-        return _refuse_packed(tars, folder)
-    try:
-        wanted = [tar for tar in tars if not re.search(exclude, tar)]
-    except re.error as error:
-        raise SpecError(f"exclude {exclude!r}: it is not a regular expression: {error}.") from error
-    if not wanted:
-        raise SpecError(f"{folder}: exclude {exclude!r} leaves none of its {len(tars)} tars.")
-    return _refuse_packed(wanted, folder)
-
-
-def _refuse_packed(tars: list[str], where: Path | str) -> list[str]:
-    """Return `tars`. SpecError if some are compressed, as those cannot be read at random."""
-    packed = [tar for tar in tars if tar.endswith(_PACKED)]
-    if packed:
-        raise SpecError(
-            f"{where}: {packed[0]} and {len(packed) - 1} more are compressed, and samples in them "
-            "cannot be read at random. Decompress them (`gunzip`), or leave them out."
-        )
-    return tars
-
-
 def _fits(end: int, size: int) -> bool:
     return end <= size and end % BLOCK == 0
-
-
-def _named(path: str) -> list[str]:
-    shards = list(islice(expand([path], Path()), 1_000_000)) if "{" in path else [path]
-    missing = [shard for shard in shards if not Path(shard).is_file()]
-    if missing or not shards:
-        raise SpecError(
-            f"{path}: {len(missing)} of its {len(shards)} files are missing, {missing[:1]} first. "
-            "Name a tar, a folder of tars, or a pattern such as shard-{000..099}.tar."
-        )
-    return _refuse_packed(shards, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,19 +26,21 @@ import yaml
 
 from energy_data.data.files.local import atomic_file, open_file, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
+from energy_data.data.shards import find_shards
+from energy_data.data.splits import Divide, as_before, by_patterns, by_ratio, collapse, expand
 from energy_data.data.tar import nv_meta as meta
-from energy_data.data.tar.index import (
-    MOST_PARTS,
-    Scan,
-    find_tars,
-    scan,
-)
+from energy_data.data.tar.index import MOST_PARTS, Scan, scan
 from energy_data.data.tar.sqlite import new_index
 from energy_data.data.typed.dataset_yaml import definition_of
 from energy_data.errors import SpecError, StructureError
 
+ALL_TRAIN = "1,0,0"
+"""The split of a dataset that has none, if none is given."""
+
 _BYTES_PER_WORKER = 1 << 30  # reading them takes about as long as starting a process
 
+Split = str | Mapping[str, Sequence[str]]
+"""Shares for train, val and test; or patterns of the shards of each part."""
 Progress = Callable[[int, int], None]
 """Called with the number of finished shards and the number of all shards."""
 
@@ -57,17 +60,28 @@ class Summary:
         """The number of samples in all shards."""
         return sum(self.shard_counts.values())
 
+    @property
+    def unused_shards(self) -> list[str]:
+        """The shards that are in no part."""
+        used = {shard for shards in self.split_parts.values() for shard in shards}
+        return [shard for shard in self.shard_counts if shard not in used]
+
+
+Declare = Callable[[Summary], Mapping[str, str]]
+"""Returns the files that declare the type of the samples: names in `.nv-meta`, and their text."""
+
 
 def prepare(
     path: Path,
     *,
-    split: str | Mapping[str, Sequence[str]] = "1,0,0",
+    split: Split | None = None,
     exclude: str | None = None,
     force: bool = False,
-    sqlite: bool = False,
+    index_only: bool = False,
+    sqlite: bool | None = None,
     shuffle: bool = False,
     fix_duplicates: bool = False,
-    crude: bool = True,
+    declare: Declare | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
@@ -78,87 +92,98 @@ def prepare(
         split: Shares of the shards, in order of their names, for train, val and test; or a mapping
             of part to patterns of shards. A pattern is a regular expression that matches the start
             of the name, as in Energon, after braces are expanded. A pattern that matches no shard
-            is tried as a glob.
+            is tried as a glob. None: the split that the dataset has; without one, all shards are
+            for train.
         exclude: Leave out tars whose name contains a match of this regular expression.
         force: Prepare a dataset that is prepared already.
-        sqlite: Also write `index.sqlite`, which finds each part of each sample by its key. Keys
-            must be unique then.
+        index_only: Index the shards of a prepared dataset again, and keep its split.
+        sqlite: Whether to write `index.sqlite`, which finds each part of each sample by its key;
+            keys must be unique then. None: only if there is one. False removes it.
         shuffle: Assign shards to the parts of a ratio in Energon's random order, which is fixed.
         fix_duplicates: If a key occurs in several shards, move all files into folders named like
             their shards. This rewrites the tars.
-        crude: Write a dataset.yaml for crude samples if there is none.
+        declare: Called when all shards are indexed, before anything is written to `.nv-meta`.
+            None: write a dataset.yaml for crude samples if there is none.
         workers: Number of processes; by default one per GiB, at most one per CPU.
         progress: Called when a shard is finished.
 
-    Raises SpecError for invalid arguments, StructureError for a damaged tar. In both cases nothing
-    is written to `.nv-meta`.
+    Raises SpecError for invalid arguments and if files cannot be written, StructureError for a
+    damaged tar. In both cases `.nv-meta` stays as it was.
     """
     if not path.is_dir():
         raise SpecError(f"{path}: it is not a folder. Name the folder that contains the tars.")
-    if meta.is_prepared(path) and not force:
-        raise SpecError(f"{path}: it is prepared. Use `force` (--force) to prepare it again.")
-    if isinstance(split, str):
-        divide = meta.by_ratio(split, path, shuffle=shuffle)
-    else:
-        divide = meta.by_patterns(split, path)
-    shards = find_tars(path, exclude)
+    known = _counts(path)
+    if index_only and known is None:
+        raise SpecError(f"{path}: it is not prepared. Leave out `index_only` (--tar-index-only).")
+    if known is not None and not (force or index_only):
+        raise SpecError(
+            f"{path}: it is prepared. Use `force` (--force) to prepare it again with the split it "
+            "has, or with another one if you give it."
+        )
+    divide = _division(path, split, shuffle=shuffle, prepared=known is not None)
+    shards = list(known) if index_only and known else find_shards(path, exclude)
     if fix_duplicates and has_duplicates(path, shards):
         for shard in shards:
             prefix_names(path, shard)
-    summary = _index_all(path, shards, divide, sqlite=sqlite, workers=workers, progress=progress)
-    _declare(path, summary, crude=crude)
+    old = path / meta.FOLDER / meta.SQLITE
+    sqlite = old.exists() if sqlite is None else sqlite
+    try:
+        with meta.rewritten_meta(path) as folder:
+            database = folder / meta.SQLITE if sqlite else None
+            summary = _index_all(path, shards, database, workers=workers, progress=progress)
+            summary.split_parts = divide(list(summary.shard_counts))
+            _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
+        if not sqlite:
+            old.unlink(missing_ok=True)
+    except (OSError, sqlite3.OperationalError) as error:
+        raise SpecError(
+            f"{path}: it cannot be prepared: {error}. Check the space and the permissions of the "
+            f"folder; its {meta.FOLDER} was not changed."
+        ) from error
     return summary
 
 
-def reindex(
-    path: Path,
-    *,
-    sqlite: bool = False,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> Summary:
-    """Index the tars of a prepared dataset again; its split and its dataset.yaml are kept.
+def _counts(path: Path) -> Mapping[str, int] | None:
+    """Return the number of samples of each shard, or None if the dataset is not prepared."""
+    try:
+        known = meta.NvMeta.of(path)
+        return None if known is None else known.counts
+    except SpecError:  # an incomplete preparation
+        return None
+    except StructureError:
+        return {}
 
-    sqlite: Write `index.sqlite`. If it exists, it is always rewritten.
 
-    Raises SpecError if the dataset is not prepared, StructureError if the number of samples of a
-    shard has changed.
-    """
-    if not meta.is_prepared(path):
-        raise SpecError(f"{path}: it is not prepared. Leave out `tar_index_only`.")
-    counts = meta.read_counts(path)
-    sqlite = sqlite or (path / meta.FOLDER / meta.SQLITE).exists()
-    shards = list(counts)
-    summary = _index_all(
-        path, shards, lambda _: {}, sqlite=sqlite, workers=workers, progress=progress
-    )
-    for shard, count in counts.items():
-        if summary.shard_counts.get(shard, 0) != count:
-            raise StructureError(
-                f"it has {summary.shard_counts.get(shard, 0)} samples, but had {count} when it was "
-                "prepared. Run `energy-data prepare --force`.",
-                dataset=str(path),
-                shard=shard,
-            )
-    _write(path, {meta.UUID: str(uuid4()), meta.INFO: _info(counts)})
-    return summary
+def _division(path: Path, split: Split | None, *, shuffle: bool, prepared: bool) -> Divide:
+    """Return what assigns shards to parts. SpecError if a given split is invalid."""
+    if isinstance(split, str):
+        return by_ratio(split, path, shuffle=shuffle)
+    if split is not None:
+        return by_patterns(split, path)
+    if not (prepared or meta.has_split(path)):
+        return by_ratio(ALL_TRAIN, path, shuffle=False)
+    try:
+        where, parts, _ = meta.read_split(path)
+        return as_before({part: list(expand(names, where)) for part, names in parts.items()})
+    except StructureError as error:
+        raise SpecError(
+            f"{error} Its split cannot be kept: give one (--split-ratio, --split-parts)."
+        ) from error
 
 
 def _index_all(
     path: Path,
     shards: list[str],
-    divide: meta.Divide,
+    database: Path | None,
     *,
-    sqlite: bool,
     workers: int | None,
     progress: Progress | None,
 ) -> Summary:
-    """Index all shards and return their summary; write the database atomically."""
+    """Index all shards and return their summary, without parts. database: index.sqlite."""
     summary, extensions = Summary(str(path)), dict[str, None]()
-    database = path / meta.FOLDER / meta.SQLITE
-    with new_index(database) if sqlite else nullcontext() as add_to_index:
-        found = zip(shards, _scan_all(path, shards, workers, with_parts=sqlite), strict=True)
-        for number, (shard, one) in enumerate(found, 1):
+    with new_index(database) if database else nullcontext() as add_to_index:
+        scans = _scan_all(path, shards, workers, with_parts=database is not None)
+        for number, (shard, one) in enumerate(zip(shards, scans, strict=True), 1):
             if one.num_samples:
                 summary.shard_counts[shard] = one.num_samples
             else:
@@ -168,9 +193,8 @@ def _index_all(
                 add_to_index(shard, one)
             if progress:
                 progress(number, len(shards))
-        if not summary.shard_counts:
-            raise SpecError(f"{path}: its tars contain no samples. Name another folder.")
-        summary.split_parts = divide(list(summary.shard_counts))
+    if not summary.shard_counts:
+        raise SpecError(f"{path}: its tars contain no samples. Name another folder.")
     summary.extensions = list(extensions)[:MOST_PARTS]
     return summary
 
@@ -202,35 +226,35 @@ def _index(root: str, with_parts: bool, shard: str) -> Scan:
     return found if with_parts else Scan(found.offsets, [], found.extensions)
 
 
-def _declare(path: Path, summary: Summary, *, crude: bool) -> None:
-    """Write `.nv-meta`. `.info.json` comes last, as it marks the dataset as prepared."""
-    folder = path / meta.FOLDER
+def _crude(summary: Summary) -> dict[str, str]:
+    """Return a dataset.yaml for crude samples, if there is none."""
+    if Path(summary.path, meta.FOLDER, meta.DATASET).exists():
+        return {}
+    return {meta.DATASET: definition_of(None)}
+
+
+def _write(path: Path, folder: Path, summary: Summary, declared: Mapping[str, str]) -> None:
+    """Write the files of `.nv-meta` into a folder."""
     try:
-        old = meta.read_mapping(folder / meta.SPLIT) or {}
+        _, _, excluded = meta.read_split(path)  # written by hand
     except StructureError:
-        old = {}
+        excluded = []
     split = {
-        "split_parts": {part: meta.collapse(names) for part, names in summary.split_parts.items()},
-        "exclude": old.get("exclude", []),  # written by hand
+        "split_parts": {part: collapse(names) for part, names in summary.split_parts.items()},
+        "exclude": excluded,
     }
-    texts = {meta.SPLIT: yaml.safe_dump(split, sort_keys=False, allow_unicode=True)}
-    if crude and not (folder / meta.DATASET).exists():
-        texts[meta.DATASET] = yaml.safe_dump(definition_of(None), sort_keys=False)
-    _write(path, texts | {meta.UUID: str(uuid4()), meta.INFO: _info(summary.shard_counts)})
-
-
-def _write(path: Path, texts: Mapping[str, str]) -> None:
-    """Write files into `.nv-meta`, in order."""
-    for name, text in texts.items():
-        write_atomically(str(path / meta.FOLDER / name), text.encode(), path.stat().st_mode)
-
-
-def _info(counts: Mapping[str, int]) -> str:
     info = {
         "energon_version": f"energy_data {version('energy_data')}",
-        "shard_counts": dict(counts),
+        "shard_counts": summary.shard_counts,
     }
-    return json.dumps(info, indent=2)
+    texts = {
+        **declared,
+        meta.SPLIT: yaml.safe_dump(split, sort_keys=False, allow_unicode=True),
+        meta.UUID: str(uuid4()),
+        meta.INFO: json.dumps(info, indent=2),
+    }
+    for name, text in texts.items():
+        write_atomically(str(folder / name), text.encode(), path.stat().st_mode)
 
 
 def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
@@ -269,9 +293,11 @@ def _copy(path: Path, file: BinaryIO, prefix: str) -> None:
         tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as new,
     ):
         for member in old:
-            member.name = prefix + member.name
+            member.name = prefix + member.name.removeprefix(
+                prefix
+            )  # as a first try may have left it
             if member.islnk():  # to another member
-                member.linkname = prefix + member.linkname
+                member.linkname = prefix + member.linkname.removeprefix(prefix)
             records = member.pax_headers.items()
             member.pax_headers = {
                 name: value for name, value in records if name not in ("path", "linkpath")

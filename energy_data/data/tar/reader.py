@@ -33,7 +33,7 @@ from energy_data.errors import SampleError, StructureError
 LARGEST_PLAIN = 65536  # bytes of a sample; larger ones are read part by part, and not by the C part
 _HEADERS = 1024  # bytes read for one header: a small part often follows it
 
-_REPREPARE = "The tar was changed after it was indexed: run `energy-data prepare --force`."
+_REPREPARE = "The tar was changed after it was indexed: run `energy-data prepare --tar-index-only`."
 _DECODE = "Fix the data, or pass a decoder of your own for this extension."
 
 
@@ -118,7 +118,7 @@ def _add(layout: Layout, wanted: list[int], spans: Spans) -> int:
         if not begin < end <= last or (begin | end) % BLOCK or begin < floor != end:
             raise StructureError(
                 f"its index has a sample from byte {begin} to {end} of {last}, which is invalid. "
-                "Run `energy-data prepare --force`.",
+                "Run `energy-data prepare --tar-index-only`.",
                 shard=file.path,
                 offset=begin,
             )

@@ -6,7 +6,6 @@ source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -19,11 +18,12 @@ from energy_data.core.batch_memory import new_rows
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import Decoders, RawTensor
+from energy_data.data.shards import PartShards
 from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
 from energy_data.data.tar.index import find_plain, shard_opener
-from energy_data.data.tar.nv_meta import PartShards, is_prepared, read_split_part
+from energy_data.data.tar.nv_meta import NvMeta
 from energy_data.data.tar.reader import (
     LARGEST_PLAIN,
     Layout,
@@ -68,12 +68,12 @@ class WebdatasetSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return 16 hex digits that do not depend on the path, and change with the dataset."""
-        part, digest = self.part, hashlib.blake2b(digest_size=8)
-        facts = (part.uuid, self.options.split_part, self.layout.skipped, self._length)
-        for fact in (*facts, part.shards, part.counts, sorted(part.excluded)):
-            digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")
-        return digest.hexdigest()
+        """Return 16 hex digits that do not depend on the path, and change with the data."""
+        try:
+            return self.part.fingerprint(self.layout.skipped, self._length)
+        except StructureError as error:
+            error.dataset = self.path
+            raise
 
     @property
     def can_read_rows(self) -> bool:
@@ -190,11 +190,17 @@ def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sampl
 
 
 def _part_of(path: str, options: OpenOptions) -> PartShards:
-    if is_prepared(Path(path)):
-        return read_split_part(Path(path), options.split_part, options.split_config)
+    try:
+        prepared = NvMeta.of(Path(path)) if Path(path).is_dir() else None
+    except OSError as error:
+        problem = f"it cannot be opened: {error.strerror}"
+        raise SpecError(f"{path}: {problem}. Check the path and its permissions.") from error
+    if prepared is not None:
+        return prepared.part(options.split_part, options.split_config)
     if options.split_part != "train":
         raise SpecError(
             f"{path}: it is not prepared, so its one split part is 'train', not "
-            f"{options.split_part!r}. Name that, or run `energy-data prepare` to split it."
+            f"{options.split_part!r}. Write `split_part: train` to use all of it, or run "
+            "`energy-data prepare` to split it."
         )
     return find_plain(path)

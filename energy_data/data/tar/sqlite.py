@@ -38,7 +38,7 @@ CREATE INDEX idx_sample_parts_seq
 CREATE INDEX idx_sample_parts_full ON sample_parts(
     tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
 """
-ADVICE = "Run `energy-data prepare --force --sqlite`."
+ADVICE = "Run `energy-data prepare --tar-index-only`."
 
 
 class SqliteIndex:

@@ -17,14 +17,12 @@ import yaml
 from attrs import field, frozen
 
 from energy_data.data.decode.parts import PartFilter, SampleDecoder
-from energy_data.data.files.local import write_atomically
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.tar.nv_meta import (
     DATASET,
     FOLDER,
     SPLIT,
     is_inside,
-    is_prepared,
     read_mapping,
 )
 from energy_data.data.typed.field_map import FieldMap
@@ -81,8 +79,6 @@ def read_dataset_yaml(
     Raises SpecError for an error in the file, for a named file that does not exist, and for code
     that is not allowed; StructureError for invalid YAML.
     """
-    if not is_prepared(path):
-        return Typing()
     file = path / FOLDER / (config or DATASET)
     if config is not None:
         check_dataset_config(path, config)
@@ -295,40 +291,26 @@ LOADER = "sample_loader.py"
 _MODULE = "megatron.energon"
 
 
-def definition_of(
-    kind: type[Sample] | None, field_map: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return the contents of a dataset.yaml.
+def definition_of(kind: type[Sample] | None, field_map: Mapping[str, str] | None = None) -> str:
+    """Return the text of a dataset.yaml.
 
-    kind: the sample type; None: crude samples. field_map: None: the functions of `write_loader`.
+    kind: the sample type; None: crude samples. field_map: None: the functions of `loader_of`.
     """
-    if kind is None:
-        return {"__module__": _MODULE, "__class__": CRUDE}
-    declared: dict[str, Any] = {"sample_type": {"__module__": _MODULE, "__class__": kind.__name__}}
-    if field_map is not None:
-        return declared | {"field_map": dict(field_map)}
-    functions = ("sample_loader", "part_filter")
-    return declared | {function: f"{LOADER}:{function}" for function in functions}
+    declared: dict[str, Any] = {"__module__": _MODULE, "__class__": CRUDE}
+    if kind is not None:
+        declared = {"sample_type": {"__module__": _MODULE, "__class__": kind.__name__}}
+        functions = {name: f"{LOADER}:{name}" for name in ("sample_loader", "part_filter")}
+        declared |= functions if field_map is None else {"field_map": dict(field_map)}
+    return yaml.safe_dump(declared, sort_keys=False, allow_unicode=True)
 
 
-def write_definition(path: Path, definition: Mapping[str, Any], name: str) -> None:
-    """Write a dataset.yaml under the given name into a prepared folder."""
-    text = yaml.safe_dump(dict(definition), sort_keys=False, allow_unicode=True)
-    write_atomically(str(path / FOLDER / name), text.encode(), path.stat().st_mode)
-
-
-def has_loader(path: Path) -> bool:
-    """Return whether the file of `write_loader` exists."""
-    return (path / FOLDER / LOADER).exists()
-
-
-def write_loader(path: Path, kind: type[Sample], parts: Sequence[str]) -> Path:
-    """Write a file with functions for the user to fill in; return its path.
+def loader_of(kind: type[Sample], parts: Sequence[str]) -> str:
+    """Return the text of a Python file with functions for the user to fill in.
 
     The function raises an error until it is filled in.
     """
     lines = "\n".join(f"        {_line(field)}" for field in own_fields(kind))
-    text = (
+    return (
         f'"""Makes the fields of {kind.__name__} from the parts of a sample. Fill it in."""\n\n'
         "\n"
         "def sample_loader(raw: dict) -> dict:\n"
@@ -340,9 +322,6 @@ def write_loader(path: Path, kind: type[Sample], parts: Sequence[str]) -> Path:
         "    # Parts that `sample_loader` does not use need not be decoded.\n"
         f"    return part in {tuple(parts)!r}\n"
     )
-    file = path / FOLDER / LOADER
-    write_atomically(str(file), text.encode(), path.stat().st_mode)
-    return file
 
 
 def own_fields(kind: type[Sample]) -> list[dataclasses.Field[Any]]:
