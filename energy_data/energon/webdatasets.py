@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from braceexpand import braceexpand
 
 from energy_data.data.jsonl import prepare_jsonl
-from energy_data.data.tar.prepare import prepare, reindex
+from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed import samples
 from energy_data.errors import SpecError
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
@@ -92,7 +92,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
             raise SpecError(f"prepare_dataset: {problem}")
         folder = Path(parent_path)
         if tar_index_only:
-            return set(reindex(folder, sqlite=True).extensions), []
+            return set(prepare(folder, index_only=True, sqlite=True).extensions), []
         names = chain.from_iterable(map(braceexpand, paths))
         summary = prepare(
             folder,
@@ -102,7 +102,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
             sqlite=True,
             shuffle=shuffle_seed is not None,
             fix_duplicates=fix_duplicates,
-            crude=False,
+            declare=lambda _: {},
         )
         return set(summary.extensions), []
 
