@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import yaml
 from PIL import Image
 
 from energy_data.data.tar.prepare import prepare
@@ -60,8 +62,16 @@ def make_dataset(
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
     if said is not None:
-        prepare(
-            folder, split={part: ["shard-.*"] for part in ("train", "val", "test")}, sqlite=True
-        )
+        prepare(folder, split={"train": ["shard-.*"]}, sqlite=True)
+        use_train_everywhere(folder)
         (folder / ".nv-meta" / "dataset.yaml").write_text(said)
     return folder
+
+
+def use_train_everywhere(folder: Path) -> None:
+    """Edit the split of a prepared dataset: all parts have the shards of train."""
+    split = folder / ".nv-meta" / "split.yaml"
+    written = yaml.safe_load(split.read_text())
+    train = written["split_parts"]["train"]
+    written["split_parts"] = dict.fromkeys(("train", "val", "test"), train)
+    split.write_text(json.dumps(written))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from data import make_dataset, png
+from data import make_dataset, png, use_train_everywhere
 from test_names import PYTHON
 
 from energy_data.cli.main import main
@@ -53,12 +53,13 @@ def folder(tmp_path_factory):
     for name in ("ones", "twos"):
         make_dataset(made / name, None, count=40, images=False)
         options = [
-            "--non-interactive", "--split-parts", "train:shard-.*", "--split-parts", "val:shard-.*",
+            "--non-interactive", "--split-parts", "train:shard-.*",
             "--sample-type", "CrudeWebdataset",
         ]  # fmt: skip
         done = CliRunner().invoke(main, ["prepare", *options, str(made / name)])
         assert done.exit_code == 0, done.output
         assert "CrudeWebdataset" in (made / name / ".nv-meta" / "dataset.yaml").read_text()
+        use_train_everywhere(made / name)
     (made / "blend.yaml").write_text(BLEND)
     return made
 
