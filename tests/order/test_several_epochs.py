@@ -4,11 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from attrs import evolve
-from trees import MIXING, references
 
 from energy_data.core.keys import key
-from energy_data.errors import SpecError
 from energy_data.order.shares import Shares, epochs_mixed
 
 LANES = 3
@@ -69,11 +66,6 @@ def test_leaves_of_one_epoch_have_the_same_shares_next_to_others():
     )
     assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
     assert shares([5, 9], [1, 2]).begin(1, 3) == shares([5, 9], [1, 1]).begin(1, 3)
-
-
-def test_a_pass_in_which_each_sample_comes_once_mixes_no_epochs():
-    with pytest.raises(SpecError, match=r"leaf 'm': in one pass .* pass repeat=True"):
-        evolve(references(MIXING), deal=2, clock=None)
 
 
 @pytest.mark.parametrize("size", [1, 3, 10**9, 2**60])
