@@ -16,6 +16,7 @@ from energy_data.config.compile import check_repetitions, compile_split, compile
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import Options
 from energy_data.core.context import Context, WorkerConfig
+from energy_data.core.recipe import check_whole
 from energy_data.core.user_call import reraise_exception
 from energy_data.data.decode.av import AVMode
 from energy_data.data.decode.images import ImageMode
@@ -170,6 +171,8 @@ def get_train_dataset(
     )
     metadataset, lanes = run.load(path, split_part), run.config.lanes
     epochs = shuffle_over_epochs_multiplier
+    if epochs not in (None, -1):
+        check_whole("shuffle_over_epochs_multiplier", epochs, 1)
     dataset = compile_stream(
         metadataset,
         split_part,
@@ -277,6 +280,11 @@ class _Run(Generic[T_batch]):
         self.config = worker_config or WorkerConfig.default_worker_config()
         if on_error == "raise":
             self.config = evolve(self.config, global_error_handler=reraise_exception)
+        if not isinstance(task_encoder, TaskEncoder | None):
+            raise SpecError(
+                f"task_encoder: must be an instance of a TaskEncoder, got {task_encoder!r}."
+                + (" Write it with parentheses: ...()." if isinstance(task_encoder, type) else "")
+            )
         self.encoder: TaskEncoder[Any, Any, Any, T_batch] = task_encoder or TaskEncoder()
         self._take(options)
         self.samples, self.decoders = samples, check_decoders(decoders or {})

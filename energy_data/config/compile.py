@@ -17,7 +17,7 @@ from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
 from energy_data.config.stages import StageCompiler, counts_steps
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
-from energy_data.core.recipe import share_of
+from energy_data.core.recipe import check_whole, share_of
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, blend_by_tokens
@@ -219,8 +219,8 @@ def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | N
         tokens: The same in tokens, from the mean lengths of the leaves; for runs without stages.
     """
     for name, value in (("budget_samples", samples), ("budget_tokens", tokens)):
-        if value is not None and value < 1:
-            raise SpecError(f"{name}: must be >= 1, got {value}.")
+        if value is not None:
+            check_whole(name, value, 1)
     if samples is not None and tokens is not None:
         raise SpecError("budget: both `budget_samples` and `budget_tokens` are given. Keep one.")
     if all(leaf.max_repetitions is None for _, leaf in leaf_entries(spec)):

@@ -379,4 +379,9 @@ def scalar_of(text: str) -> Scalar:
         return int(text)
     if len(text) <= MAX_DIGITS and _HEXADECIMAL.fullmatch(text):
         return int(text, 16)
-    return float(text) if _FLOAT.fullmatch(text) else text
+    if not _FLOAT.fullmatch(text):
+        return text
+    value = float(text)
+    if value == 0 and re.search("[1-9]", text.lower().partition("e")[0]):
+        raise ValueError("a number too small for a float. Write 0, or a larger one")
+    return value

@@ -11,10 +11,21 @@ from attrs import Factory, evolve, field, frozen
 from torch import distributed
 
 from energy_data.core.profiler import Profiler
+from energy_data.core.recipe import MAX_COUNT, check_whole
 from energy_data.core.user_call import ErrorHandler, ErrorPolicy, log_exception, reraise_exception
 from energy_data.errors import SpecError
 
 LANES_PER_RANK = 16
+SEEDS = -(2**63), 2**63 - 1
+"""The least seed and the largest one."""
+
+_LIMITS = (
+    ("rank", 0, MAX_COUNT),
+    ("world_size", 1, MAX_COUNT),
+    ("num_workers", 0, 2**16),
+    ("lanes", 1, 2**20),
+    ("seed_offset", *SEEDS),
+)
 
 T = TypeVar("T")
 
@@ -95,7 +106,10 @@ class WorkerConfig:
     lanes: int | None = field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+        for name, least, most in _LIMITS:
+            if (value := getattr(self, name)) is not None:
+                check_whole(f"WorkerConfig: {name}", value, least, most)
+        if not 0 <= self.rank < self.world_size:
             raise SpecError(
                 f"WorkerConfig: rank must be in [0, world_size), got rank {self.rank} of "
                 f"world_size {self.world_size}. Omit both: they default to those of the process "
@@ -109,9 +123,7 @@ class WorkerConfig:
                     f"rank of this process in data_parallel_group, which is {rank} of {size}. "
                     f"Omit rank and world_size."
                 )
-        if self.num_workers < 0:
-            raise SpecError(f"WorkerConfig: num_workers must be >= 0, got {self.num_workers}.")
-        if self.lanes is not None and (self.lanes < 1 or self.lanes % self.world_size):
+        if self.lanes is not None and self.lanes % self.world_size:
             raise SpecError(
                 f"WorkerConfig: lanes must be a multiple of world_size ({self.world_size}), got "
                 f"{self.lanes}. Nearest good values: {_nearest(self.lanes, self.world_size)}."

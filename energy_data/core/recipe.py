@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from attrs import NOTHING, Factory, evolve, field, fields, frozen
+
+from energy_data.errors import SpecError
 
 T = TypeVar("T")
 
@@ -215,6 +218,15 @@ def whole_number(found: Any, minimum: int) -> int:
     if not minimum <= found <= MAX_COUNT or found != int(found):
         raise ValueError
     return int(found)
+
+
+def check_whole(name: str, value: Any, least: int, most: int = MAX_COUNT) -> None:
+    """Raise SpecError unless an argument is a whole number from `least` to `most`."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_whole and least <= value <= most:
+        return
+    limit = f"<= {most}" if is_whole and value > most else f">= {least}"
+    raise SpecError(f"{name}: must be a whole number {limit}, got {value!r}.")
 
 
 def number(maximum: float) -> Rule:

@@ -9,10 +9,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, fields, frozen
 
-from energy_data.core.context import Context, WorkerConfig
+from energy_data.core.context import SEEDS, Context, WorkerConfig
 from energy_data.core.cursor import State, save
 from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
+from energy_data.core.recipe import check_whole
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.loading.epoch_end import batches_of_rank
@@ -49,8 +50,8 @@ class SavableDataset(Generic[T_co]):
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
 
     def __attrs_post_init__(self) -> None:
-        if self.virtual_epoch_length < 0:
-            raise SpecError(f"virtual_epoch_length: must be >= 0, got {self.virtual_epoch_length}.")
+        check_whole("seed", self.seed, *SEEDS)
+        check_whole("virtual_epoch_length", self.virtual_epoch_length, 0)
         if self.even_batches not in (None, "drop", "short", "pad"):
             raise SpecError(
                 f"even_batches: must be None, 'drop', 'short' or 'pad', got {self.even_batches!r}."

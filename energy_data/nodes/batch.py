@@ -10,9 +10,9 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.profiler import COLLATING
+from energy_data.core.recipe import check_whole
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
-from energy_data.errors import SpecError
 from energy_data.nodes.unary import SkipCursor, UnaryNode, UnarySpec
 
 
@@ -37,8 +37,7 @@ class BatchSpec(UnarySpec):
     shows_none: bool = False  # `collate` passes no sample to user code
 
     def __attrs_post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+        check_whole("batch_size", self.batch_size, 1)
 
     def num_items(self, context: Context, epoch: int) -> int | None:
         samples = self.of.num_items(context.under("of"), epoch)

@@ -13,10 +13,11 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Problem
 from energy_data.core.node import EmptyGuard, ItemRef, Items
 from energy_data.core.profiler import COLLATING
+from energy_data.core.recipe import check_whole
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
-from energy_data.errors import DataError, SpecError
+from energy_data.errors import DataError
 from energy_data.nodes.buffered import BufferedCursor, PackingNode, require_replayable
 from energy_data.nodes.unary import UnarySpec
 
@@ -44,8 +45,8 @@ class GroupSpec(UnarySpec):
     on_failure: ErrorPolicy | None = None  # None: errors are raised
 
     def __attrs_post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+        if self.batch_size is not None:
+            check_whole("batch_size", self.batch_size, 1)
         require_replayable(self, self.of)
 
     @property

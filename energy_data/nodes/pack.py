@@ -12,10 +12,11 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Problem, shorten
 from energy_data.core.node import Change, EmptyGuard, ItemRef, Items, PendingRef
 from energy_data.core.profiler import PACKING
+from energy_data.core.recipe import check_whole
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import MAKING_PACK, SKIPPED, Measure, UserCall
-from energy_data.errors import DataError, SpecError
+from energy_data.errors import DataError
 from energy_data.nodes.buffered import (
     BufferedCursor,
     PackingNode,
@@ -44,8 +45,7 @@ class PackSpec(UnarySpec):
     buffer_size: int = 128
 
     def __attrs_post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise SpecError(f"pack: buffer_size must be >= 1, got {self.buffer_size}.")
+        check_whole("packing_buffer_size", self.buffer_size, 1)
         require_replayable(self, self.of)
 
     @property

@@ -13,7 +13,7 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem
 from energy_data.core.keys import key
 from energy_data.core.node import Items
-from energy_data.core.recipe import COUNT, FieldProblem, Yaml
+from energy_data.core.recipe import COUNT, FieldProblem, Yaml, check_whole
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafTable
@@ -201,8 +201,7 @@ class LimitSpec(UnarySpec):
     length: int
 
     def __attrs_post_init__(self) -> None:
-        if self.length < 0:
-            raise SpecError(f"limit: length must be >= 0, got {self.length}.")
+        check_whole("limit", self.length, 0)
         if self.of.item_kind == "references":
             raise SpecError("limit: it stands above reading. Below it, use `subset` or `epochize`.")
 

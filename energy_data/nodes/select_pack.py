@@ -14,6 +14,7 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import ENCODING, PACKING
+from energy_data.core.recipe import check_whole
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import (
@@ -67,8 +68,7 @@ class SelectPackSpec(UnarySpec):
     on_failure: PackFailures = field(factory=PackFailures)
 
     def __attrs_post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise SpecError(f"packing_buffer_size: must be >= 1, got {self.buffer_size}.")
+        check_whole("packing_buffer_size", self.buffer_size, 1)
         if gives_parts(self.encode):
             raise SpecError(
                 "postencode_sample: it is a generator, but each selected sample has one place in "

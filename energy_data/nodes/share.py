@@ -13,9 +13,9 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import EmptyGuard, Items
 from energy_data.core.profiler import COLLATING
+from energy_data.core.recipe import check_whole
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import CALL, MAKING_BATCH, SKIPPED, ErrorPolicy, UserCall
-from energy_data.errors import SpecError
 from energy_data.nodes.buffered import PackingNode
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 from energy_data.order.step_rules import share_size
@@ -46,8 +46,7 @@ class ShareSpec(UnarySpec):
     shows_none: bool = False  # `collate` passes no sample to user code
 
     def __attrs_post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise SpecError(f"batch_size: must be >= 1, got {self.batch_size}.")
+        check_whole("batch_size", self.batch_size, 1)
 
     @property
     def item_kind(self) -> ItemKind:

@@ -270,7 +270,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             packing_buffer_size=packing_buffer_size,
             worker_config=worker_config,
         )
-        if limit is not None and limit > 0:
+        if limit:
             dataset = LimitDataset(dataset, length=limit)
         if worker_config.should_log(2):
             dataset = LogSampleDataset(dataset, mode="val")

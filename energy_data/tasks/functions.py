@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from attrs import evolve, field, frozen
 
+from energy_data.core.recipe import check_whole
 from energy_data.core.rng import GlobalSeeds, sample_seed
 from energy_data.core.user_call import CALL, restore_key
 from energy_data.data.files.stores import DecodeFileStore, FileStore
@@ -56,8 +57,8 @@ def stateless(
         failure_tolerance: The run stops with FatalSampleError after this many failures in a row in
             one lane; 0: never. None: that of the task encoder, 100 by default.
     """
-    if failure_tolerance is not None and failure_tolerance < 0:
-        raise SpecError(f"stateless: failure_tolerance must be >= 0, got {failure_tolerance}.")
+    if failure_tolerance is not None:
+        check_whole("stateless: failure_tolerance", failure_tolerance, 0)
 
     def marked(function: F) -> F:
         made = _seeding(function) if restore_seeds else function

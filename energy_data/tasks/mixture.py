@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.config.staged import below_steps
 from energy_data.core.context import WorkerConfig
+from energy_data.core.recipe import check_whole
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import reraise_exception
 from energy_data.data.files.stores import FileStore
@@ -234,8 +235,8 @@ class StreamBuilder:
 
     def __attrs_post_init__(self) -> None:
         for name, least in {**_PARAMS, "virtual_epoch_length": 0}.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise SpecError(f"{name}: must be >= {least}, got {value}.")
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, least)
         for name in ("tokens_per_sample", "samples_per_microbatch"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise SpecError(f"{name}: must be > 0, got {value}.")
@@ -254,8 +255,7 @@ class StreamBuilder:
         for name in _PARAMS.keys() & params.keys():
             value, least = params[name], _PARAMS[name]
             own[name] = 0 if value is None and least == 0 else value
-            if type(own[name]) is not int or own[name] < least:
-                raise SpecError(f"{name}: must be a whole number >= {least}, got {value!r}.")
+            check_whole(name, own[name], least)
         theirs = {name: params[name] for name in params if name in self.task_encoder.params}
         try:
             encoder = self.task_encoder.with_params(**theirs) if theirs else self.task_encoder

@@ -78,8 +78,8 @@ def test_a_budget_in_tokens_is_one_in_samples_by_the_mean_length():
 @pytest.mark.parametrize(
     ("budget", "problem"),
     [
-        ({"samples": 0}, "budget_samples: must be >= 1"),
-        ({"tokens": -3}, "budget_tokens: must be >= 1"),
+        ({"samples": 0}, "budget_samples: must be a whole number >= 1"),
+        ({"tokens": -3}, "budget_tokens: must be a whole number >= 1"),
         ({"samples": 5, "tokens": 5}, "Keep one"),
     ],
 )

@@ -183,7 +183,10 @@ def test_restored_at_any_batch_it_goes_on_identically(folder, encoder):
             {"packing_buffer_size": 8},
             "TaskEncoder: packing_buffer_size needs `packing`, or",
         ),
-        ({"packing_buffer_size": 0, "task_encoder": Chosen()}, "packing_buffer_size: must be >= 1"),
+        (
+            {"packing_buffer_size": 0, "task_encoder": Chosen()},
+            "packing_buffer_size: must be a whole number >= 1",
+        ),
         (
             {"task_encoder": Packed(), "repeat": False, "even_batches": "drop"},
             "the number of batches in a pass is not known",

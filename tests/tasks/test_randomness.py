@@ -138,5 +138,5 @@ def test_marks_are_kept_with_and_without_arguments():
     assert (encoder._tolerance(plain), encoder._tolerance(tolerant)) == (100, 3)
     encoder.__default_failure_tolerance__ = None
     assert encoder._tolerance(plain) == 0
-    with pytest.raises(SpecError, match="failure_tolerance must be >= 0, got -1"):
+    with pytest.raises(SpecError, match="failure_tolerance: must be a whole number >= 0, got -1"):
         stateless(failure_tolerance=-1)

@@ -205,14 +205,20 @@ def test_validation_can_be_limited(folder):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"batch_size": 0}, "batch_size: must be >= 1, got 0"),
-        ({"batch_size": 2, "virtual_epoch_length": -1}, "virtual_epoch_length: must be >= 0"),
+        ({"batch_size": 0}, "batch_size: must be a whole number >= 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size: must be a whole number >= 1, got 2.5"),
+        ({"virtual_epoch_length": -1}, "virtual_epoch_length: must be a whole number >= 0"),
+        ({"shuffle_buffer_size": -1}, "shuffle_buffer_size: must be a whole number >= 0"),
+        ({"packing_buffer_size": True}, "packing_buffer_size: must be a whole number >= 1"),
+        ({"seed": 2**70}, "seed: must be a whole number <= 9223372036854775807"),
+        ({"seed": "a"}, "seed: must be a whole number >= -9223372036854775808, got 'a'"),
+        ({"task_encoder": DefaultTaskEncoder}, "Write it with parentheses"),
         ({"batch_size": 2, "split_part": "trian"}, "trian"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, facts, message):
     with pytest.raises(SpecError, match=message):
-        get_train_dataset(folder / "cats", worker_config=ALONE, **facts)
+        get_train_dataset(folder / "cats", worker_config=ALONE, **{"batch_size": 2, **facts})
 
 
 def test_fields_that_differ_become_lists_with_none_where_missing():

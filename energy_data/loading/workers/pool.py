@@ -17,6 +17,7 @@ from attrs import field, frozen
 
 from energy_data.core.cursor import State
 from energy_data.core.profiler import STARTING, Profiler
+from energy_data.core.recipe import check_whole
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loading.lanes import Journal, LaneRunner, Taken
 from energy_data.loading.workers.process import WorkerProcess, portable_dataset, prepare
@@ -55,8 +56,13 @@ class PoolOptions:
                 f"start_method: must be 'fork', 'forkserver', 'spawn' or 'thread', got "
                 f"{self.start_method!r}."
             )
-        if self.prefetch < 1:
-            raise SpecError(f"prefetch: must be >= 1, got {self.prefetch}.")
+        check_whole("prefetch_factor", self.prefetch, 1)
+        check_whole("max_restarts", self.max_restarts, 0)
+        check_whole("arena_bytes", self.arena_bytes, 1)
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise SpecError(
+                f"watchdog_timeout_seconds: must be a number > 0 or None, got {self.timeout_s!r}."
+            )
         if self.on_timeout not in ("raise", "restart"):
             raise SpecError(f"on_timeout: must be 'raise' or 'restart', got {self.on_timeout!r}.")
         if self.on_timeout == "restart" and self.start_method == "thread" and self.timeout_s:
