@@ -54,7 +54,7 @@ class KeysOfPath(TypedDict, total=False):
     subflavors: Mapping[str, Any] | None
 
 
-class Decoding(TypedDict, total=False):
+class DecodingOptions(TypedDict, total=False):
     """Arguments of older programs. A warning says what to write instead."""
 
     auto_decode: bool
@@ -63,7 +63,7 @@ class Decoding(TypedDict, total=False):
     video_decode_audio: bool
 
 
-class MoreOptions(KeysOfPath, Decoding, total=False):
+class MoreOptions(KeysOfPath, DecodingOptions, total=False):
     """Arguments that Energon takes, and that are not needed here."""
 
     sample_type: type[Any] | None  # SpecError if the samples of a dataset are of another type
@@ -305,7 +305,7 @@ class _Run(Generic[T_batch]):
         if not given:
             return
         log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(given))
-        decoding = {name: given[name] for name in Decoding.__annotations__ if name in given}
+        decoding = {name: given[name] for name in DecodingOptions.__annotations__ if name in given}
         if not decoding.pop("auto_decode", True):
             self.encoder.decoder = None
         elif decoding:
