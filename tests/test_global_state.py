@@ -9,6 +9,7 @@ import ast
 import importlib
 import pkgutil
 import threading
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
 from itertools import chain
 from pathlib import Path
@@ -109,6 +110,12 @@ def of_classes(tree: ast.Module) -> Iterator[str]:
                 continue
             if isinstance(value, ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp):
                 yield f"{cls.name} in line {statement.lineno}"
+
+
+def test_the_name_of_a_class_is_used_once():
+    trees = [tree for _, _, tree in modules()]
+    names = [one.name for tree in trees for one in tree.body if isinstance(one, ast.ClassDef)]
+    assert sorted(name for name, times in Counter(names).items() if times > 1) == []
 
 
 FOUND = [
