@@ -180,7 +180,7 @@ def test_after_an_edit_what_is_pending_of_leaves_that_stay_is_kept(over):
 def test_after_an_edit_what_is_pending_of_leaves_that_are_gone_is_lost_and_counted(over, caplog):
     before, after, pending, lost = edited(blend(over, a=2, b=3), blend(over, a=2, c=1))
     assert lost == sum(entry == 1 for entry, *_ in pending) > 0
-    assert f"{lost} samples were read and not returned yet" in caplog.text
+    assert f"{lost} samples of other leaves or nodes were read and not returned yet" in caplog.text
     assert {f"a/{number}" for entry, _, number in pending if entry == 0} <= set(all_keys(after))
     assert not any(key.startswith("b/") for key in all_keys(after))
     given = all_keys(before + after)
@@ -206,7 +206,7 @@ def test_after_an_edit_a_sample_given_in_part_gives_its_other_parts():
 
 def test_when_packing_changes_what_was_pending_is_lost_with_a_warning(caplog):
     edited(blend(packs, a=2), batches(samples(leaf("a", 300)), 2))
-    assert "samples were read and not returned yet" in caplog.text
+    assert "samples of other leaves or nodes were read and not returned yet" in caplog.text
 
 
 @pytest.mark.parametrize("over", [packs, lambda of: packs(of, **SPLIT)], ids=["whole", "split"])
