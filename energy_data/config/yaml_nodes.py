@@ -272,7 +272,7 @@ class _Reader:
             try:
                 return scalar_of(source.value)
             except ValueError as error:
-                self.report(place, where, f"ambiguous, found {shown(source.value)}: {error}.")
+                self.report(place, where, f"invalid number, found {shown(source.value)}: {error}.")
                 return str(source.value)
         if isinstance(source, os.PathLike):
             return str(os.fspath(source))
@@ -362,7 +362,7 @@ _AMBIGUOUS = re.compile(
 
 
 def scalar_of(text: str) -> Scalar:
-    """Return the meaning of a plain scalar. Raises ValueError if it is ambiguous."""
+    """Return the meaning of a plain scalar. Raises ValueError if its number is not clear."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in "+-.0123456789":

@@ -17,7 +17,8 @@ class SampleSource(NamedTuple):
 
     dataset: str  # path of the dataset as opened
     shard: str  # path of the shard, relative to the dataset
-    index: int | str  # type: ignore[assignment]  # of a sample: within the shard, from 0; of a file: its key
+    # Of a sample: its number in the shard, from 0. Of a file: its key.
+    index: int | str  # type: ignore[assignment]  # it hides tuple.index
 
 
 def add_source(sample: Any, source: SampleSource) -> None:

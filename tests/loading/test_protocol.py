@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import threading
 
 import pytest
 
-from energy_data.loading.workers.protocol import Channel, Message
+from energy_data.loading.workers.protocol import Channel, Message, exit_with
 
 
 @pytest.fixture
@@ -40,3 +41,20 @@ def test_a_closed_channel_has_no_descriptor_that_may_be_another_file_by_now(chan
     channels[0].close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         channels[0].send(None)
+
+
+def no_pidfd(process):
+    raise PermissionError
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["pidfd", "no pidfd"])
+def test_a_process_ends_with_the_one_it_belongs_to(monkeypatch, allowed):
+    if not allowed:
+        monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    trainer = subprocess.Popen(["sleep", "0.2"])
+    worker = multiprocessing.get_context("fork").Process(target=exit_with, args=(trainer.pid,))
+    worker.start()
+    assert worker.is_alive()
+    trainer.wait()
+    worker.join(10)
+    assert worker.exitcode == 1

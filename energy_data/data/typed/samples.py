@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar, cast, dataclass_transform
 
 import torch
 
@@ -49,18 +49,19 @@ class PinMemoryMixin:
 def pinned(value: T) -> T:
     """Return `value` with its tensors pinned, in dicts, dataclasses, (named) tuples and lists."""
     kind: Any = type(value)
+    found: Any = value
     if isinstance(value, torch.Tensor):
-        return value.pin_memory()  # type: ignore[return-value]  # a T that is a Tensor
-    if isinstance(value, Mapping):
-        return kind({key: pinned(one) for key, one in value.items()})  # type: ignore[no-any-return]  # of the kind it was
-    if dataclasses.is_dataclass(value):
+        found = value.pin_memory()
+    elif isinstance(value, Mapping):
+        found = kind({key: pinned(one) for key, one in value.items()})
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {name: pinned(one) for name, one in _init_fields(value).items()}
-        return dataclasses.replace(value, **fields)  # type: ignore[type-var]  # an instance, no class
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*map(pinned, value))  # type: ignore[no-any-return]  # of the kind it was
-    if isinstance(value, (tuple, list)):
-        return kind(map(pinned, value))  # type: ignore[no-any-return]  # of the kind it was
-    return value
+        found = dataclasses.replace(value, **fields)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        found = kind(*map(pinned, value))
+    elif isinstance(value, (tuple, list)):
+        found = kind(map(pinned, value))
+    return cast("T", found)
 
 
 def _init_fields(value: Any) -> dict[str, Any]:

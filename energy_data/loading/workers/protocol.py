@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import struct
+import time
 import traceback
 from abc import ABC, abstractmethod
 from io import FileIO
@@ -326,9 +327,21 @@ def exit_with(process: int) -> None:
         handle = os.pidfd_open(process)
     except ProcessLookupError:
         os._exit(1)
-    except OSError:  # an old kernel; the end of the connection must do
-        return
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    poll.poll()
+    except OSError:  # an old kernel, or a container that does not allow it
+        while _is_alive(process):
+            time.sleep(1)
+    else:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
     os._exit(1)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
