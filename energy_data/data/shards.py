@@ -8,21 +8,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from energy_data.data.files.local import open_file
 from energy_data.data.files.offsets import SUFFIX
-from energy_data.data.splits import expand
+from energy_data.data.splits import MOST_OF_PATTERN, expand
 from energy_data.errors import SpecError
 
 _PROBES = 32  # places of the data that a fingerprint reads
 _PROBED = 4096  # bytes at each
 _PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _MOST_OTHERS = 200_000  # files in a folder that are neither shards nor indices
-_MOST_NAMED = 1_000_000  # files that one pattern stands for
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,12 @@ def find_shards(folder: Path, exclude: str | None = None) -> list[str]:
 def named_shards(path: str) -> list[str]:
     """Return the tars that a path stands for: a tar, or a pattern with braces or stars.
 
-    Raises SpecError if there are none, or if some do not exist or are compressed.
+    Raises SpecError if there are none, or if some do not exist or are compressed; StructureError if
+    there are more than 1,000,000.
     """
     found = [path]
     if "{" in path:
-        found = list(islice(expand([path], Path()), _MOST_NAMED))
+        found = list(expand([path], Path(), MOST_OF_PATTERN))
     elif glob.has_magic(path) and not Path(path).exists():
         found = sorted(glob.glob(path))  # noqa: PTH207 - the path may be relative or absolute
     missing = [shard for shard in found if not Path(shard).is_file()]

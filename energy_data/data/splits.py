@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,27 @@ from energy_data.errors import SpecError, StructureError
 PARTS = ("train", "val", "test")  # those of a ratio
 
 _SHUFFLE_SEED = 42  # Energon's
-_MOST_PATTERNS = 1_000_000  # after expanding the braces of one
 _MOST_NAMES = 10_000_000  # that braces in one split may stand for
+MOST_OF_PATTERN = 1_000_000  # that a pattern of the user may stand for
 _DIGITS = re.compile(r"(\d+)")
 _SPECIAL = re.compile(r"([\\{},])")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?")
 
 
-def expand(patterns: Sequence[Any], where: Path) -> Iterator[str]:
+def expand(patterns: Sequence[Any], where: Path, most: int = _MOST_NAMES) -> Iterator[str]:
     """Yield the names that patterns with braces stand for.
 
-    where: the file or folder that errors name. Raises StructureError for a pattern that is invalid.
+    where: the file or folder that errors name.
+
+    Raises StructureError for a pattern that is invalid, and for more than `most` names.
     """
     total = 0
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise _wrong(where, f"{pattern!r} is not the name of a shard")
         total += _count(pattern)
-        if total > _MOST_NAMES:
-            raise _wrong(where, f"up to {pattern!r} it has more than {_MOST_NAMES} names")
+        if total > most:
+            raise _wrong(where, f"up to {pattern!r} it has more than {most:,} names")
         try:
             yield from braceexpand(pattern)
         except (ValueError, RecursionError) as error:
@@ -186,7 +188,7 @@ def as_before(parts: Mapping[str, Sequence[str]]) -> Divide:
 
 def _matches(text: str, shards: list[str], path: Path) -> set[str]:
     """Return the shards that match a pattern; raise SpecError if there is none."""
-    patterns = list(islice(expand([text], path), _MOST_PATTERNS))
+    patterns = list(expand([text], path, MOST_OF_PATTERN))
     found: set[str] = set()
     for pattern in patterns:
         try:

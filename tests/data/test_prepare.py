@@ -362,6 +362,13 @@ def test_a_path_that_is_too_long_is_an_error_of_the_path(tmp_path):
         open_source(tmp_path / ("x" * 300))
 
 
+def test_a_pattern_of_too_many_names_is_an_error_and_not_cut(tmp_path):
+    with pytest.raises(StructureError, match="more than 1,000,000 names"):
+        open_source(f"{tmp_path}/shard-{{0..1000000}}.tar")
+    with pytest.raises(StructureError, match="more than 1,000,000 names"):
+        prepare(shards(tmp_path, 2), split={"train": ["s{0..1000000}/.*"]}, workers=1)
+
+
 def test_a_pattern_with_stars_stands_for_tars(tmp_path):
     shards(tmp_path, 6)
     assert len(open_source(f"{tmp_path}/s0/shard_*.tar")) == 9
