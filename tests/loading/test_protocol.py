@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import sys
 import threading
+import warnings
 
 import pytest
 
@@ -58,3 +60,17 @@ def test_a_process_ends_with_the_one_it_belongs_to(monkeypatch, allowed):
     trainer.wait()
     worker.join(10)
     assert worker.exitcode == 1
+
+
+def test_received_files_that_an_interrupt_discards_are_closed_without_a_warning(
+    channels, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with open(os.devnull) as file, warnings.catch_warnings():  # noqa: PTH123
+        warnings.simplefilter("error")
+        channels[0].send_files([file.fileno()] * 2)
+        channels[1].receive_files(2)
+    assert seen == []
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208

@@ -219,7 +219,7 @@ class Channel:
     def receive_files(self, count: int) -> list[FileIO]:
         """Return the open files that the other end sent. EOFError if it is gone."""
         data, descriptors, _, _ = socket.recv_fds(self._files, 1, count, socket.MSG_CMSG_CLOEXEC)
-        files = list(map(FileIO, descriptors))
+        files: list[FileIO] = list(map(_ReceivedFile, descriptors))
         if not data:
             raise EOFError
         if len(files) < count:
@@ -230,6 +230,13 @@ class Channel:
                 "limit: ulimit -n."
             )
         return files
+
+
+class _ReceivedFile(FileIO):
+    """A file that closes without a warning also where an interrupt discards it."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def portable(error: BaseException) -> tuple[bytes | None, str]:
