@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,6 +15,7 @@ from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.schema import metadataset_schema
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
+from energy_data.data.source import Source
 from energy_data.errors import DataError, SpecError
 
 
@@ -65,8 +68,16 @@ def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str],
 
 def _compiled(metadataset: LoadedMetadataset, split: str) -> Spec:
     if split == "train" and is_staged(metadataset, split):
-        return stream(metadataset, split, params={"seq_len": 1})  # any length will do
-    return compile_split(metadataset, split, open_source=open_source)
+        params = {"seq_len": 1}  # any length will do
+        return stream(metadataset, split, params=params, opened=_checked)
+    return compile_split(metadataset, split, open_source=_checked)
+
+
+def _checked(path: str | Path, **facts: Any) -> Source:
+    """Open a dataset, and all files of it."""
+    source = open_source(path, **facts)
+    source.check_files()
+    return source
 
 
 @click.command("schema")

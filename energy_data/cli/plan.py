@@ -16,6 +16,7 @@ from rich.table import Table
 from energy_data.cli.state import drawn_by, saved_run
 from energy_data.config.compile import compile_stream
 from energy_data.config.load import LoadedMetadataset, load
+from energy_data.config.opening import OpenSource
 from energy_data.config.staged import StagedRecipe, below_steps, changed_params
 from energy_data.config.stages import BUILDER_PARAMS
 from energy_data.core.context import Context
@@ -65,10 +66,11 @@ def stream(
     microbatches_per_step: int | None = 1,
     params: Mapping[str, Any] | None = None,
     run: Context | None = None,
+    opened: OpenSource = open_source,
 ) -> Spec:
     """Return the tree of batches of a split in training. SpecError as `compile_stream`.
 
-    run: its seed and its lanes, as far as they are known.
+    run: its seed and its lanes, as far as they are known. opened: opens the datasets.
     """
     own = {*BUILDER_PARAMS} - {"seq_len"}
     named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
@@ -78,9 +80,7 @@ def stream(
         task_encoder=AnyTask({**free, **(params or {})}),
         microbatches_per_step=microbatches_per_step,
     )
-    return compile_stream(
-        metadataset, split, open_source=open_source, builder=builder, run=run
-    ).spec
+    return compile_stream(metadataset, split, open_source=opened, builder=builder, run=run).spec
 
 
 def params_of(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def command(
     lanes: int | None,
     seed: int | None,
     param: tuple[str, ...],
-    **facts: int,
+    **facts: Any,
 ) -> None:
     """Show the stages of a run, and what its edit does to each leaf.
 

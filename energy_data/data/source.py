@@ -74,6 +74,12 @@ class Source(ABC):
     def fingerprint(self) -> str:
         """Return 16 hex digits, a digest of everything that decides which sample an index means."""
 
+    def check_files(self) -> None:  # noqa: B027 - most need none
+        """Raise StructureError if a file does not fit its index. Opens all files; reads no sample.
+
+        By default nothing is compared.
+        """
+
     @abstractmethod
     def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a `SampleError`.

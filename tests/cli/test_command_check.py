@@ -1,3 +1,9 @@
+"""`energy-data check`: every problem of files and datasets, with its place."""
+
+import shutil
+
+import pytest
+
 GOOD = """\
 splits:
   train: {path: ./books}
@@ -61,6 +67,26 @@ def test_a_damaged_dataset_is_told_with_the_leaf_that_names_it(energy_data, data
     assert done.exit_code == 1
     assert done.stderr.startswith("good.yaml:2:17: splits.train: leaf 'books:train': ")
     assert "shard-0.tar" in done.stderr
+
+
+@pytest.mark.parametrize("split", ["{path: ./books}", "{join: [{path: ./books}, {path: ./more}]}"])
+def test_a_shard_that_was_written_again_is_reported_until_it_is_indexed(
+    energy_data, dataset, write, split
+):
+    books = dataset("books", 3)
+    shutil.copytree(books, books.with_name("more"))
+    write("meta.yaml", f"splits:\n  train: {split}\n")
+    for name in ("books", "more", "meta.yaml"):
+        assert not energy_data("prepare", "--non-interactive", name).exit_code
+    shutil.copy(dataset("longer", 40) / "shard-0.tar", books / "shard-0.tar")
+    done = energy_data("check", "meta.yaml")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("meta.yaml:2:")
+    assert "shard-0.tar" in done.stderr
+    assert "Run `energy-data prepare --tar-index-only`" in done.stderr
+    shutil.copy(books.with_name("more") / "shard-0.tar", books / "shard-0.tar")
+    assert not energy_data("prepare", "--tar-index-only", "books").exit_code
+    assert not energy_data("check", "meta.yaml").exit_code
 
 
 def test_a_dataset_can_be_checked_by_itself(energy_data, dataset):

@@ -75,6 +75,16 @@ class WebdatasetSource(Source):
             error.dataset = self.path
             raise
 
+    def check_files(self) -> None:
+        """Raise StructureError if a shard does not fit its index. Opens all shards."""
+        try:
+            for number, count in enumerate(self.part.counts):
+                if count:
+                    self.layout.open(number)
+        except StructureError as error:
+            error.dataset = self.path
+            raise
+
     @property
     def can_read_rows(self) -> bool:
         """Whether samples have a raw tensor, and no code of the user sees it before its batch."""
