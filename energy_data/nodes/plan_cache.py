@@ -16,7 +16,7 @@ from energy_data.order.tree import Order
 
 # Draws computed ahead: a cache of a pure function, not state. A start needs few, and each lane
 # pays for them. In later blocks the cost of a call of numpy, that of some hundred draws, is spread.
-FIRST_PLANNED, MOST_PLANNED = 512, 4096
+FIRST_PLANNED, MOST_PLANNED, _GROWTH = 128, 4096, 16
 
 KEPT_LEDGERS = 2  # stages that take turns ask for the same ledgers repeatedly
 
@@ -75,7 +75,7 @@ class LanePlan:
                 self._ahead = count
             batches = max(min(self._ahead, most) // count, 1)
             self._block = self._planned(start, batches * count, offsets)
-            self._ahead = min(4 * self._ahead, MOST_PLANNED)
+            self._ahead = min(_GROWTH * self._ahead, MOST_PLANNED)
         at, refused = start - self._block.start, self._block.refused
         if refused is not None and at + count > refused[0]:
             if at >= refused[0]:
