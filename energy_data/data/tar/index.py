@@ -48,6 +48,7 @@ _PROBED = 64  # files that are read as large ones before their mean size is know
 _SECOND = "Rename one, or write the parts of a sample one after another."
 _PROBES = 64  # samples checked if an index is older than its tar
 _ADVICE = "Run `energy-data prepare --tar-index-only`."
+_OLD_INDEX = "its index is older than the tar and does not fit"
 _COMPRESSED = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
 }  # fmt: skip
@@ -222,12 +223,11 @@ def _probe(offsets: Offsets, file: LocalFile) -> None:
         try:
             members = list(walk(file.read, begin, min(end, file.size)))
         except Fault as fault:
-            problem = f"its index is older than the tar and does not fit: {fault.problem}"
-            raise _fault(file, problem, fault.offset) from fault
+            raise _fault(file, _OLD_INDEX, fault.offset) from fault
         files = [member for member in members if member.regular]
         keys = {named[0] for member in files if (named := split_name(member.name))}
         if len(keys) != 1:
-            raise _fault(file, "its index is older than the tar and does not fit", begin)
+            raise _fault(file, _OLD_INDEX, begin)
 
 
 def _fault(file: LocalFile, problem: str, offset: int | None = None) -> StructureError:
