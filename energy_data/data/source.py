@@ -48,8 +48,8 @@ class Source(ABC):
 
     Creating a source is cheap: files are opened on the first `read`. A source has no position; it
     may be read in any order, by one thread at a time. Its pickle is small (paths and options, no
-    handles, no caches). `fingerprint` changes if indices mean other samples; it may read only some of
-    the data to find out.
+    handles, no caches). `fingerprint` changes if indices mean other samples; it may read
+    only some of the data to find out.
     """
 
     # Statistics: what this object has read so far; None if it is not counted.
