@@ -31,6 +31,7 @@ ALLOWED = {
     "spec:_KINDS": "changed only where a class of specs is defined, in an import",
     "spec:_annotations": "lru_cache of a pure function",
     "process:_START_LOCK": "a lock",
+    "processes:_LOCK": "a lock",
     "process:_OPEN": "a worker is added and discarded by the thread that uses it",
     "user_call:CALL": "of each thread its own",
     "batch_memory:_CURRENT": "of each thread its own",

@@ -80,15 +80,17 @@ def _checked(path: str | Path, **facts: Any) -> Source:
     return source
 
 
-@click.command("schema")
+_IN_AN_EDITOR = """\b
+energy-data schema > metadataset.schema.json
+# first line of the YAML, for the YAML language server:
+# yaml-language-server: $schema=metadataset.schema.json
+"""
+
+
+@click.command("schema", epilog=_IN_AN_EDITOR)
 def schema_command() -> None:
-    r"""Print the JSON Schema of metadatasets.
+    """Print the JSON Schema of metadatasets.
 
-    An editor that uses it completes keys and marks errors as you type:
-
-    \b
-      energy-data schema > metadataset.schema.json
-      # first line of the YAML, for the YAML language server:
-      # yaml-language-server: $schema=metadataset.schema.json
+    An editor that uses it completes keys and marks errors as you type.
     """
     click.echo(json.dumps(metadataset_schema(), indent=2))

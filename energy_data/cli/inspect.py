@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 from attrs import asdict
-from rich.console import JustifyMethod
 
 from energy_data.cli.plan import is_staged, new_table, print_table, summary
 from energy_data.config.compile import compile_split, mode_of
@@ -74,9 +73,8 @@ def command(meta: str, *, split: str, as_json: bool, **run: Any) -> None:
     click.echo(f"{meta}, split {split}: {summary(spec)}, {run['lanes']} lanes")
     if drawn:
         click.echo(f"after {run['batches']:,} micro-batches of {run['batch_size']} samples:")
-    names = ("samples", "weight", "%", *(("drawn", "epochs") if drawn else ()))
-    columns: list[tuple[str, JustifyMethod]] = [(name, "right") for name in names]
-    table = new_table(("node", "left"), *columns, ("leaf id", "left"), ("where", "left"))
+    amounts = ("samples", "weight", "%", *(("drawn", "epochs") if drawn else ()))
+    table = new_table("node", *amounts, "leaf id", "where", numbers=amounts)
     for row in rows:
         table.add_row(*_cells(row, drawn))
     print_table(table)

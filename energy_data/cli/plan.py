@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from attrs import frozen
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from energy_data.api import get_train_dataset
 from energy_data.cli.state import drawn_by, saved_run
-from energy_data.config.compile import compile_stream
+from energy_data.config.compile import compile_stream, steps_of
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import OpenSource
 from energy_data.config.staged import StagedRecipe, below_steps, changed_params
@@ -29,12 +32,12 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 from energy_data.nodes.run_plan import RunPlan, data_end_note, short
-from energy_data.nodes.stage import Resume
+from energy_data.nodes.stage import Resume, Stage
 from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import TaskEncoder
 from energy_data.tasks.mixture import StreamBuilder
 
-LINE_WIDTH = 1_000  # characters: ids stay in one piece, to be copied
+LINE_WIDTH = 1_000  # characters in a file or a pipe: ids stay in one piece, to be copied
 
 
 class AnyTask(TaskEncoder[Any, Any, Any, Any]):
@@ -63,15 +66,20 @@ def stream(
     split: str,
     *,
     batch_size: int = 1,
-    microbatches_per_step: int | None = 1,
+    microbatches_per_step: int | None = None,
     params: Mapping[str, Any] | None = None,
     run: Context | None = None,
     opened: OpenSource = open_source,
+    shuffle_buffer_size: int = 0,
+    max_samples_per_sequence: int = 0,
 ) -> Spec:
     """Return the tree of batches of a split in training. SpecError as `compile_stream`.
 
-    run: its seed and its lanes, as far as they are known. opened: opens the datasets.
+    microbatches_per_step: None: 1; with `docs_per_step` any number. run: its seed and its lanes, as
+    far as they are known. opened: opens the datasets.
     """
+    if microbatches_per_step is None and steps_of(metadataset, split) is None:
+        microbatches_per_step = 1
     own = {*BUILDER_PARAMS} - {"seq_len"}
     named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
     free: dict[str, Any] = dict.fromkeys(named)
@@ -79,6 +87,8 @@ def stream(
         batch_size=batch_size,
         task_encoder=AnyTask({**free, **(params or {})}),
         microbatches_per_step=microbatches_per_step,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
     )
     return compile_stream(metadataset, split, open_source=opened, builder=builder, run=run).spec
 
@@ -94,17 +104,20 @@ def params_of(texts: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def new_table(*columns: tuple[str, JustifyMethod]) -> Table:
-    """Return an empty table: the names of its columns, and to which side they are aligned."""
+def new_table(*columns: str, numbers: Collection[str]) -> Table:
+    """Return an empty table with these columns; those of `numbers` are never broken."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)
+    for name in columns:
+        is_number = name in numbers
+        side: JustifyMethod = "right" if is_number else "left"
+        table.add_column(name, justify=side, no_wrap=is_number, overflow="fold")
     return table
 
 
 def print_table(table: Table) -> None:
-    """Print a table; ids contain brackets, which are markup for rich."""
-    console = Console(markup=False, emoji=False, highlight=False, width=LINE_WIDTH)
+    """Print a table; on a terminal, in its width. Ids contain brackets, which are rich's markup."""
+    width = None if sys.stdout.isatty() else LINE_WIDTH
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
@@ -119,35 +132,55 @@ def summary(spec: Spec) -> str:
 
 
 def show_plan(plan: RunPlan) -> None:
-    """Print the stages, with what each draws of each leaf."""
+    """Print the stages, with what each draws of each leaf, and below them their parameters."""
     amounts = ("steps", "micro-batches", "samples", "tokens", "%", "epochs")
-    columns: list[tuple[str, JustifyMethod]] = [(name, "right") for name in amounts]
-    table = new_table(("stage", "left"), *columns, ("asked, parameters", "left"))
+    table = new_table("stage", *amounts, numbers=amounts)
     for number in range(len(plan.stages)):
         for row in _rows(plan, number):
             table.add_row(*row)
     print_table(table)
+    for stage in plan.stages:
+        if facts := list(_facts(stage)):
+            click.echo(f"{stage.name}: {', '.join(facts)}")
 
 
 def _rows(plan: RunPlan, number: int) -> Iterator[list[str]]:
     stage, first = plan.stages[number], plan.first_steps[number]
     steps = "?" if first is None else _range(first, stage.num_steps)
     amounts = [short(amount) if amount else "" for amount in (stage.num_samples, stage.num_tokens)]
-    said = [f"{stage.asked}"] if stage.asked else []
-    said += [data_end_note(stage)] if stage.data_end else []
-    said += ["restart"] if stage.on_enter == "restart" else []
-    said += [f"{name}={value}" for name, value in stage.params.items() if value is not None]
     batches = "?" if stage.counts == "steps" else _range(stage.begin, stage.num_batches)
-    yield [stage.name, steps, batches, *amounts, "", "", ", ".join(said)]
+    yield [stage.name, steps, batches, *amounts, "", ""]
     for leaf in plan.leaves[number]:
         share = "?" if leaf.share is None else f"{100 * leaf.share:.2f}"
         drawn = "" if leaf.drawn is None else short(leaf.drawn)
         epochs = "" if leaf.epochs is None else f"{leaf.epochs:.3f}"
-        yield [f"  {leaf.leaf.id}", "", "", drawn, "", share, epochs, ""]
+        yield [f"  {leaf.leaf.id}", "", "", drawn, "", share, epochs]
+
+
+def _facts(stage: Stage) -> Iterator[str]:
+    """Yield how a stage ends and begins, and its parameters."""
+    if stage.asked:
+        yield stage.asked
+    if stage.data_end:
+        yield data_end_note(stage)
+    if stage.on_enter == "restart":
+        yield "restart"
+    yield from (f"{name}={value}" for name, value in stage.params.items() if value is not None)
 
 
 def _range(begin: int, count: int | None) -> str:
     return f"{begin:,} -> " if count is None else f"{begin:,} -> {begin + count:,}"
+
+
+def _shuffle_option(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return an option with the name and the default of an argument of `get_train_dataset`."""
+    default = signature(get_train_dataset).parameters[name].default
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=click.IntRange(min=0),
+        default=default,
+        show_default=True,
+    )
 
 
 @click.command("plan")
@@ -160,7 +193,13 @@ def _range(begin: int, count: int | None) -> str:
 )
 @click.option("--split", default="train", show_default=True, help="The split to look at.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--microbatches-per-step", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--microbatches-per-step",
+    type=click.IntRange(min=1),
+    help="Micro-batches of all ranks per step. Default: 1; with `docs_per_step` any number.",
+)
+@_shuffle_option("shuffle_buffer_size")
+@_shuffle_option("max_samples_per_sequence")
 @click.option("--lanes", type=click.IntRange(min=1), help="Lanes of the run. Default: the state's.")
 @click.option("--seed", type=int, help="Seed of the run. Default: the state's; without one, 0.")
 @click.option("--param", multiple=True, help="A parameter of the task encoder: `seq_len=4096`.")
@@ -231,10 +270,9 @@ class _Edit:
 
     def misfits(self) -> list[str]:
         """Return why a state would be refused."""
-        now = Stages.of(self.now)
-        if now is None:
-            is_moved = self.saved is not None and self.saved.batch
-            return differences(self.before, self.now) if is_moved else []
+        edits, now = differences(self.before, self.now), Stages.of(self.now)
+        if now is None or not edits:
+            return edits if self.saved is not None and self.saved.batch else []
         try:
             clock = 0 if self.saved is None else clock_of(self.saved, now)
         except StateMismatchError as error:

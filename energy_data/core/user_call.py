@@ -56,6 +56,8 @@ SYSTEM_ERRORS = (
 """Errors that are never caused by a sample."""
 
 
+_LOGGED_IN_A_ROW = 3  # errors, each with its traceback
+
 MAKING_BATCH = "making the batch that begins with"
 MAKING_PACK = "making the pack that begins with"
 
@@ -82,6 +84,20 @@ def log_exception(e: Exception, sample: Any, sources: Sequence[Any] | None = Non
     log.error("skipped: %s", describe_source(sample), exc_info=e)
 
 
+def handle_failure(handler: ErrorHandler, error: Exception, item: Any, failures: int) -> None:
+    """Call a handler with an error; `failures` is the number of consecutive errors.
+
+    `log_exception` logs the first ones only: what is broken for all items would fill the log.
+    """
+    if handler is log_exception and failures > _LOGGED_IN_A_ROW:
+        if failures == _LOGGED_IN_A_ROW + 1:
+            log.error("skipped: more items in a row; they are counted, and no longer logged")
+    elif len(signature(handler).parameters) == 2:  # as in older versions of Energon
+        handler(error, sample_field(first_of(item), "__key__"))  # type: ignore[call-arg]  # see above
+    else:
+        handler(error, item, get_source_info(item))
+
+
 def reraise_exception(e: Exception, _sample: Any, _sources: Sequence[Any] | None = None) -> None:
     """Raise the error, which ends the iteration."""
     raise e
@@ -103,10 +119,7 @@ class ErrorPolicy:
         ours = isinstance(error, EnergyDataError) and not isinstance(error, SampleError)
         if ours or isinstance(error, SYSTEM_ERRORS):
             raise FatalSampleError(f"{name}: it cannot go on: {what}") from error
-        if len(signature(self.handler).parameters) == 2:  # as in older versions of Energon
-            self.handler(error, sample_field(first_of(item), "__key__"))  # type: ignore[call-arg, misc]  # see above
-        else:
-            self.handler(error, item, get_source_info(item))
+        handle_failure(self.handler, error, item, failures)
         if 0 < self.tolerance <= failures:
             raise FatalSampleError(
                 f"{name}: it failed {failures} times in a row, the last time with "

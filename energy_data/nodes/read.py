@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +16,14 @@ from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import READING
 from energy_data.core.references import References
-from energy_data.core.sample import Sample
+from energy_data.core.sample import Sample, SampleSource
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import RESTORE_KEY, ErrorHandler
+from energy_data.core.user_call import RESTORE_KEY, ErrorHandler, handle_failure, log_exception
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
-
-log = logging.getLogger(__name__)
 
 OnError = Literal["skip", "raise"]
 
@@ -46,7 +43,7 @@ class ReadSpec(UnarySpec):
     of: ReferencesSpec
     on_error: OnError = "skip"
     max_failures: int = 100
-    handler: ErrorHandler | None = None  # called with skipped bad samples; None: they are logged
+    handler: ErrorHandler = log_exception  # called with the errors of skipped bad samples
     keys: bool = False  # samples get `__restore_key__`: (leaf id, epoch, index)
 
     def __attrs_post_init__(self) -> None:
@@ -186,13 +183,17 @@ class ReadNode(UnaryNode[ReadCursor]):
             at.skipped, at.failures = at.skipped + 1, at.failures + 1
             if at.failures > self.spec.max_failures:
                 raise DataError(
-                    f"{at.failures} bad samples in a row, the last: {sample}. Check the dataset, "
-                    f"or raise `max_failures`."
+                    f"{at.failures} bad samples in a row, the last: {sample} Check the dataset."
                 ) from sample
-            if self.spec.handler is None:
-                log.warning("bad sample skipped: %s", sample)
-            else:
-                self.spec.handler(sample, {"__key__": sample.key}, None)
+            handle_failure(self.spec.handler, sample, _known_fields(sample), at.failures)
+
+
+def _known_fields(error: SampleError) -> Sample:
+    """Return the fields of a bad sample that are known."""
+    dataset, shard, index = error.dataset, error.shard, error.index
+    if dataset is None or shard is None or index is None:
+        return {"__key__": error.key}
+    return {"__key__": error.key, "__sources__": (SampleSource(dataset, shard, index),)}
 
 
 def _sources_of(spec: ReferencesSpec) -> tuple[list[Leaf], list[Source], type[Source]]:

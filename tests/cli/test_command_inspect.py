@@ -1,4 +1,6 @@
 import json
+import re
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
+from energy_data.cli.main import main
 
 BLEND = """\
 splits:
@@ -74,6 +77,25 @@ def test_computed_draws_are_those_of_a_stream_counted_by_hand(
     assert sum(drawn.values()) == batches * 7
 
 
+def test_micro_batches_of_steps_of_documents_are_counted_too(energy_data, datasets, write):
+    write("plain.yaml", BLEND)
+    write(
+        "steps.yaml",
+        "splits: {train: {docs_per_step: {target: 64, of: {path: ./plain.yaml}}}}\n",
+    )
+    counted = ("--json", "--batches", 30, "--batch-size", 7)
+    plain, steps = (
+        {
+            node["id"]: node["drawn"]
+            for node in nodes(energy_data("inspect", name, *counted))
+            if node["id"]
+        }
+        for name in ("plain.yaml", "steps.yaml")
+    )
+    assert plain == steps
+    assert sum(plain.values()) == 210
+
+
 def test_epochs_are_draws_by_samples_over_all_places_of_a_leaf(energy_data, datasets, write):
     write("meta.yaml", BLEND)
     done = energy_data("inspect", "meta.yaml", "--json", "--batches", 60, "--batch-size", 10)
@@ -135,6 +157,21 @@ def test_lines_into_a_pipe_are_never_broken(energy_data, datasets, write):
     assert energy_data("inspect", "meta.yaml").stdout.splitlines()[-1].split() == [
         *("books", "10", "100.00", name, "meta.yaml:1")
     ]
+
+
+@pytest.mark.parametrize("width", [None, 72, 100])
+def test_lines_on_a_terminal_fit_it_and_lose_nothing(
+    energy_data, datasets, write, capsys, monkeypatch, width
+):
+    name = 5 * "a_long_name"
+    write("meta.yaml", f"splits: {{train: {{path: ./books, id: {name}}}}}\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width or ""))
+    main(["inspect", "meta.yaml", "--batches", "5", "--batch-size", "4"], standalone_mode=False)
+    lines = re.sub("\x1b.*?m", "", capsys.readouterr().out).splitlines()  # its bold header
+    assert max(map(len, lines)) <= (width or 80)
+    begin, end = lines[2].index("leaf id"), lines[2].index("where")
+    assert "".join(line[begin:end].strip() for line in lines[3:]) == name
 
 
 def test_a_dataset_is_inspected_as_a_tree_of_one_leaf(energy_data, datasets):

@@ -31,6 +31,17 @@ def splits(folder):
     return yaml.safe_load((folder / ".nv-meta" / "split.yaml").read_text())["split_parts"]
 
 
+def test_a_script_needs_no_guard_to_prepare_with_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from energy_data.data.tar.prepare import prepare\n"
+        f"print(prepare(Path({str(shards(tmp_path / 'data'))!r}), workers=2).num_samples)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("30\n", "")
+
+
 def test_what_is_written_and_said(tmp_path):
     done = []
     summary = prepare(

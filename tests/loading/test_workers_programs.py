@@ -110,13 +110,22 @@ def test_warnings_logged_in_workers_reach_the_standard_error(seen, method):
     assert seen(GUARDED, method).err.count("seen x/") >= 8
 
 
-def test_functions_of_an_unguarded_main_are_an_error_that_says_what_to_do(started):
-    program = started(OF_MAIN.replace("GUARD", "True"), "forkserver")
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_functions_of_an_unguarded_main_are_an_error_that_ends_with_what_to_do(started, method):
+    program = started(OF_MAIN.replace("GUARD", "True"), method)
     _, err = end(program)
     assert program.returncode == 1
-    # Not the last line always: the other worker may still be telling its own trouble.
-    (line,) = [line for line in err.splitlines() if "it ended while starting" in line]
-    assert 'if __name__ == "__main__":' in line
+    assert err.count("Traceback") == 1
+    assert 'under `if __name__ == "__main__":`, or move' in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_main_may_create_a_loader_above_its_guard(seen, method):
+    created, used = GUARDED.split("    batch, *_")
+    text = f"{created}\nif __name__ == '__main__':\n    batch, *_{used}".replace(
+        'if __name__ == "__main__":', "if True:"
+    )
+    assert seen(text, method).lines == ["True 2"]
 
 
 def test_classes_that_exist_in_no_file_are_an_error_that_says_what_to_do(started):

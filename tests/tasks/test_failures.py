@@ -6,9 +6,16 @@ import logging
 
 import pytest
 
+from energy_data import (
+    TaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energy_data.core.sample import SampleSource
 from energy_data.core.user_call import ErrorPolicy, log_exception, reraise_exception
-from energy_data.errors import FatalSampleError, SampleError, StructureError
+from energy_data.errors import DataError, FatalSampleError, SampleError, StructureError
 
 SAMPLE = {"__key__": "k", "__sources__": (SampleSource("cats", "shard-0.tar", 3),)}
 
@@ -67,6 +74,38 @@ def test_a_bad_sample_is_put_up_with_like_any_error():
     policy = ErrorPolicy(handler=lambda *facts: heard.append(facts))
     policy.handle("encode", SampleError("bad"), SAMPLE, 1)
     assert len(heard) == 1
+
+
+class Broken(TaskEncoder):
+    def encode_sample(self, sample):
+        raise ValueError("what is wrong")
+
+
+@pytest.mark.parametrize(
+    ("line", "encoder", "problem"),
+    [
+        ("{bad}", TaskEncoder(), "101 bad samples in a row, .*Fix the line. Check the dataset.$"),
+        ("{}", Broken(), "encode_sample: it failed 100 times in a row, .*what is wrong"),
+    ],
+)
+def test_what_is_broken_for_all_samples_is_logged_a_few_times(
+    tmp_path, caplog, line, encoder, problem
+):
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"{line}\n" * 300)
+    facts = {"batch_size": 2, "task_encoder": encoder, "worker_config": WorkerConfig()}
+    with pytest.raises(DataError, match=problem):
+        next(iter(get_loader(get_train_dataset(path, **facts))))
+    assert [record.exc_info is not None for record in caplog.records] == [True] * 3 + [False]
+    assert f"skipped: dataset {path}, shard x.jsonl, key " in caplog.text
+
+
+def test_a_handler_of_two_arguments_gets_bad_samples_too(tmp_path):
+    path, heard = tmp_path / "x.jsonl", []
+    path.write_text("{bad}\n{}\n")
+    config = WorkerConfig(global_error_handler=lambda error, key: heard.append(key))
+    list(get_loader(get_val_dataset(path, batch_size=1, worker_config=config)))
+    assert heard == ["0"]
 
 
 def test_errors_are_logged_or_raised_again(caplog):

@@ -24,6 +24,7 @@ from uuid import uuid4
 
 import yaml
 
+from energy_data.core.processes import without_main
 from energy_data.data.files.local import atomic_file, open_file, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
 from energy_data.data.shards import find_shards
@@ -215,7 +216,9 @@ def _scan_all(
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         at_once = 16 * workers  # results wait in memory
         for begin in range(0, len(shards), at_once):
-            yield from pool.map(task, shards[begin : begin + at_once])
+            with without_main():  # the first call starts the processes
+                scans = pool.map(task, shards[begin : begin + at_once])
+            yield from scans
 
 
 def _index(root: str, with_parts: bool, shard: str) -> Scan:

@@ -9,7 +9,6 @@ import os
 import pickle
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -17,12 +16,12 @@ from copy import copy
 from io import FileIO
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from attrs import evolve
 
+from energy_data.core.processes import without_main
 from energy_data.errors import EnergyDataError, SpecError, add_note
 from energy_data.loading.transport.arena import ArenaFullError, ArenaReader
 from energy_data.loading.workers.protocol import (
@@ -45,6 +44,8 @@ _KILL_S = 5.0  # seconds the kernel has to end a killed process; one stuck in th
 _START_S = 120.0  # seconds a new process has to import what it needs, if `timeout_s` is shorter
 _ANSWER_S = 1.0  # seconds a worker has to answer at which sample it is
 _SERVER_GONE = 255  # exit code in multiprocessing of all children of a dead fork server
+_NAME = "energy_data worker"
+_UNGUARDED = 78  # exit code of a worker whose `__main__` starts workers
 
 _START_LOCK = threading.Lock()
 
@@ -68,7 +69,7 @@ def portable_dataset(
 
 def prepare(start_method: StartMethod) -> None:
     """Begin to start the fork server, where one is used. Does not wait for it; idempotent."""
-    if start_method == "forkserver":
+    if start_method == "forkserver" and not _imports_main():
         with _START_LOCK, contextlib.suppress(ChildProcessError):  # `_start` reports it
             forkserver.set_forkserver_preload(["energy_data.loading.workers.worker"])
             forkserver.ensure_running()
@@ -97,7 +98,7 @@ class WorkerProcess(Worker):
         self._channel = Channel(ours)
         environ = dict(os.environ) if start_method == "forkserver" else None
         setup = Setup(dataset, theirs, prefetch, arena_bytes, os.getpid(), environ, _collects())
-        self.process = context.Process(target=main, args=(setup,), daemon=True)
+        self.process = context.Process(target=main, args=(setup,), daemon=True, name=_NAME)
         try:
             _start(self.process, setup, start_method)
         except BaseException:
@@ -175,11 +176,14 @@ class WorkerProcess(Worker):
         """
         code = self._exit_code()
         if self._arena is None and code is not None and 0 <= code != _SERVER_GONE:
-            raise EnergyDataError(
-                f"worker: it ended while starting, exit code {code}. Its own message is above. If "
-                f'the script has no `if __name__ == "__main__":`, put the code that starts '
-                f"workers under one, or move the classes it uses into a module."
-            )
+            problem = f"it ended while starting, exit code {code}. Its own message is above."
+            if code == _UNGUARDED:
+                problem = (
+                    "it imports the script for its functions and classes, and the script starts "
+                    'workers again. Put the code that does under `if __name__ == "__main__":`, or '
+                    "move the functions and classes into a module."
+                )
+            raise EnergyDataError(f"worker: {problem}") from None
         if code is None:
             fate = "ended" if self.has_ended() else "closed its connection"
         elif code >= 0:
@@ -318,11 +322,20 @@ def _collects() -> bool:
         return gc.isenabled()
 
 
+def _imports_main() -> str:
+    """Return the name of this process if it is new and imports its `__main__`, else empty."""
+    process = multiprocessing.current_process()
+    return process.name if getattr(process, "_inheriting", False) else ""
+
+
 def _start(process: Any, setup: Setup, start_method: StartMethod) -> None:
     """Start a process, and close our copy of its end of the connection.
 
-    EnergyDataError if this process cannot start one by this method.
+    EnergyDataError if this process cannot start one by this method. If it is a worker that imports
+    its `__main__`, it ends: the trainer reports that the script needs a guard.
     """
+    if start_method != "fork" and _imports_main() == _NAME:
+        os._exit(_UNGUARDED)
     try:
         with _START_LOCK, _starting(start_method, setup.dataset):
             process.start()
@@ -342,22 +355,20 @@ def _starting(start_method: StartMethod, dataset: SavableDataset[Any] | bytes) -
     The child imports the user's `__main__` only if something in the dataset comes from there, so a
     script usually needs no `if __name__ == "__main__":`.
     """
-    main_module = sys.modules["__main__"]
-    if isinstance(dataset, bytes) and b"_main__" not in dataset:  # also `__mp_main__`
-        sys.modules["__main__"] = ModuleType("__main__")
+    needs_main = not isinstance(dataset, bytes) or b"_main__" in dataset  # also `__mp_main__`
     mask: Iterable[int] = ()
     if start_method != "forkserver":  # its children inherit the signals of the server, not ours
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     collects = gc.isenabled()
     gc.disable()  # a forked child must not collect objects of the parent, see `worker.main`
     try:
-        yield
+        with contextlib.nullcontext() if needs_main else without_main():
+            yield
     finally:
         if collects:
             gc.enable()
         if start_method != "forkserver":
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        sys.modules["__main__"] = main_module
 
 
 def _error_of(message: Message, number: int) -> Exception:
