@@ -8,7 +8,7 @@
     │   └── StateIncompleteError the state covers a part of the lanes only
     ├── DataError            bytes on disk are not what they should be
     │   ├── SampleError          one sample is bad: skipped, counted and reported by default
-    │   │   └── ExcludedError        its dataset excludes it: skipped, counted
+    │   │   └── ExcludedError        its sample_loader or joiner skips it: counted
     │   ├── StructureError       a shard or an index is bad: raised by default
     │   └── FatalSampleError     functions of the user failed too often, or for no fault of a sample
     └── MissingExtraError    an optional dependency is not installed (also an ImportError)
@@ -96,7 +96,7 @@ class SampleError(DataError):
 
 
 class ExcludedError(SampleError):
-    """A sample that its dataset excludes; it is skipped and counted, but it is not bad."""
+    """A sample that its `sample_loader` or joiner skips; it is counted, but it is not bad."""
 
 
 class StructureError(DataError):

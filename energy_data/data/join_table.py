@@ -12,8 +12,10 @@ datasets are matched, whatever the keys are.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,13 +24,11 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 
-from energy_data.data.files.local import atomic_file, open_file
+from energy_data.data.files.local import atomic_file
 from energy_data.data.files.offsets import cache_folder
 from energy_data.data.shards import PartShards
 from energy_data.data.source import Source
-from energy_data.data.tar.index import offsets_of, scan, shard_opener
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
-from energy_data.data.tar.sqlite import SqliteIndex, utf8
+from energy_data.data.tar.sample_keys import SampleKeys
 from energy_data.errors import SpecError, StructureError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ Digests = npt.NDArray[np.uint64]
 PREFIX, SUFFIX = "join_", ".npy"
 _VERSION = 1
 _NAMED = 5  # keys in a message
-_KEYS = "SELECT sample_key, byte_offset FROM samples WHERE tar_file_id = ? ORDER BY sample_index"
 
 
 class JoinMember(NamedTuple):
@@ -132,7 +131,7 @@ def _digest(members: Sequence[JoinMember]) -> str:
     for member in members:
         part = member.part
         facts = (_VERSION, part.uuid or list(_stamps(member)), part.shards, part.counts)
-        for fact in (*facts, sorted(part.excluded), member.nonmatch):
+        for fact in (*facts, list(part.gaps), member.nonmatch):
             digest.update(repr(fact).encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()
 
@@ -159,13 +158,13 @@ def _compute(members: Sequence[JoinMember]) -> Table:
         task = progress.add_task("Matching keys", total=shards)
         sides = [_Side(member, lambda: progress.advance(task)) for member in members]
         first = sides[0]
-        columns = [first.numbers]
-        rows = np.arange(len(first.numbers))
+        rows = np.arange(len(first.digests))
+        columns = [rows]
         for side in sides[1:]:
             found = _match(first.digests, side.digests)
             if side.member.nonmatch == "error" and (found < 0).any():
                 raise _without_match(first, side, np.flatnonzero(found < 0))
-            columns.append(np.where(found < 0, -1, side.numbers[found]))
+            columns.append(found)
             if side.member.nonmatch == "skip":
                 rows = rows[found[rows] >= 0]
     if not len(rows):
@@ -174,7 +173,7 @@ def _compute(members: Sequence[JoinMember]) -> Table:
             f"the join has no samples, found no key in all of {paths}. Check the keys of their "
             "samples: the names in the tars up to the first dot."
         )
-    largest = max(sum(member.part.counts) for member in members)
+    largest = max(len(member.source) for member in members)
     kind = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
     return np.stack([column[rows] for column in columns], axis=1).astype(kind)
 
@@ -189,45 +188,22 @@ class _Side:
     def __init__(self, member: JoinMember, progress: Callable[[], None]) -> None:
         self.member = member
         self._part = part = member.part
-        self._open = shard_opener(part)
-        self._begins = np.cumsum([0, *part.counts])
-        database = Path(part.root, FOLDER, SQLITE)
-        self._index = None if part.indices or not database.is_file() else SqliteIndex(database)
-        prepared = NvMeta.of(Path(part.root)) if self._index else None
-        shards = {} if prepared is None else prepared.counts
-        self._ids = {shard: number for number, shard in enumerate(shards)}  # in the index
-        numbers, digests = [], []
-        for row, shard in enumerate(part.shards):
-            keys = self._keys(row)
-            kept = [n for n, key in enumerate(keys) if f"{shard}/{key}" not in part.excluded]
-            numbers.append(np.array(kept, np.int64) + self._begins[row])
-            digests.append(_digests(keys[n] for n in kept))
+        self._keys = SampleKeys(part)
+        digests = []
+        for number in range(len(part.shards)):
+            digests.append(_digests(self._keys.of_shard(number)))
             progress()
-        self.numbers: Int64s = np.concatenate(numbers)  # of the samples in the part
-        self.digests: Digests = np.concatenate(digests)
+        rows = [gap + before for before, gap in enumerate(part.gaps)]
+        self.digests: Digests = np.delete(np.concatenate(digests), rows, axis=0)
         self._refuse_duplicates()
 
     def name(self, place: int) -> str:
         """Return the shard and the key at a place, for messages."""
-        number = int(self.numbers[place])
-        row = int(np.searchsorted(self._begins, number, "right")) - 1
-        return f"{self._part.shards[row]}/{self._keys(row)[number - int(self._begins[row])]}"
-
-    def _keys(self, row: int) -> list[str]:
-        """Return the keys of a shard: those in index.sqlite if it fits, else those in the tar."""
-        shard, count = self._part.shards[row], self._part.counts[row]
-        offsets = offsets_of(self._open, row, count)
-        if self._index is not None and shard in self._ids:
-            rows = list(self._index.rows(_KEYS, self._ids[shard]))
-            if [begin for _, begin in rows] == offsets[:-1].tolist():
-                return [key for key, _ in rows]
-        tar, _ = self._part.paths(row)
-        found = scan(open_file(tar))
-        if not np.array_equal(found.offsets, offsets):
-            raise StructureError(
-                "its index does not fit it. Run `energy-data prepare --tar-index-only`.", shard=tar
-            )
-        return [utf8(key) for key in found.keys]
+        ends = list(accumulate(self._part.counts))
+        row = self._part.row_of(place)
+        number = bisect_right(ends, row)
+        key = self._keys.of_shard(number)[row - ends[number]]  # from the end
+        return f"{self._part.shards[number]}/{key}"
 
     def _refuse_duplicates(self) -> None:
         order, same = _sorted(self.digests)
@@ -271,7 +247,7 @@ def _sorted(digests: Digests) -> tuple[Int64s, npt.NDArray[np.bool_]]:
 def _without_match(first: _Side, side: _Side, places: npt.NDArray[np.int64]) -> SpecError:
     named = ", ".join(first.name(place) for place in places[:_NAMED].tolist())
     return SpecError(
-        f"{side.member.path}: it has no match for {len(places)} of {len(first.numbers)} samples of "
+        f"{side.member.path}: it has no match for {len(places)} of {len(first.digests)} samples of "
         f"{first.member.path}, found none for {named}. Write `nonmatch: skip` to skip such "
         "samples, or `nonmatch: none` to get None in their place."
     )

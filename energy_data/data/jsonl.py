@@ -74,6 +74,10 @@ class JsonlSource(Source):
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self.path, self.options, self.fingerprint)
 
+    def row_of(self, index: int) -> int:
+        """Return the number of a sample in the file."""
+        return index + self._first
+
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)

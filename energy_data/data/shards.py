@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,14 +26,28 @@ _MOST_OTHERS = 200_000  # files in a folder that are neither shards nor indices
 
 @dataclass(frozen=True)
 class PartShards:
-    """The shards of one part of a dataset."""
+    """The shards of one part of a dataset, and the rows of them that are its samples.
+
+    Rows count all samples of all shards, samples those that are not excluded.
+    """
 
     root: str  # the folder that names of shards are relative to
     shards: list[str]  # in order
-    counts: list[int]  # samples in each
-    excluded: frozenset[str] = frozenset()  # "<shard>/<key>" of samples to leave out
+    counts: list[int]  # rows in each
+    excluded: Mapping[str, Sequence[str]] = field(default_factory=dict)  # shard -> keys
+    gaps: Sequence[int] = ()  # for each excluded row, in order, the number of samples before it
+    unknown: Sequence[str] = ()  # what split.yaml excludes, but does not exist
     uuid: str | None = None  # of the preparation
     indices: list[str] | None = None  # [shards] paths; None: next to the shards
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return sum(self.counts) - len(self.gaps)
+
+    def row_of(self, sample: int) -> int:
+        """Return the row of a sample."""
+        return sample + bisect_right(self.gaps, sample)
 
     def paths(self, number: int) -> tuple[str, str]:
         """Return the paths of a shard and of its index."""
@@ -49,7 +64,7 @@ class PartShards:
         digest = blake2b(digest_size=8)
         rows = [row for row, count in enumerate(self.counts) if count]
         named = [(self.shards[row], self.counts[row]) for row in rows]
-        digest.update(repr((facts, named, sorted(self.excluded))).encode(errors="surrogateescape"))
+        digest.update(repr((facts, named)).encode(errors="surrogateescape"))
         chosen = np.unique(np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)).tolist()
         for number in chosen:
             file = open_file(self.paths(rows[number])[0])

@@ -81,6 +81,13 @@ class Source(ABC):
         By default nothing is compared.
         """
 
+    def row_of(self, index: int) -> int:
+        """Return the number of a sample in its split part, counting samples that are left out.
+
+        By default none are left out.
+        """
+        return index
+
     @abstractmethod
     def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a `SampleError`.

@@ -7,16 +7,22 @@ import pickle
 import shutil
 import tarfile
 import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from tars import bare, dataset, expected, one_shard, read_all, sample_files, write_tar
 
+from energy_data import get_loader, get_train_dataset
 from energy_data.core.sample import SampleSource
 from energy_data.data.registry import open_source
 from energy_data.data.tar.prepare import prepare
-from energy_data.errors import ExcludedError, SpecError, StructureError
+from energy_data.errors import SpecError, StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")
 
@@ -145,16 +151,96 @@ def test_split_parts_that_are_not_there_are_named(tmp_path):
 
 def test_excluded_shards_and_samples(tmp_path):
     dataset(tmp_path)
-    path = tmp_path / ".nv-meta" / "split.yaml"
-    split = yaml.safe_load(path.read_text())
-    split["exclude"] = ["shard-000.tar", "shard-001.tar/d/0002{1..2}"]
-    path.write_text(yaml.safe_dump(split))
+    exclude(tmp_path, "shard-000.tar", "shard-001.tar/d/0002{1..2}")
     source = open_source(tmp_path)
-    assert len(source) == 40
-    for samples in (source.read(np.arange(40)), source.read(np.arange(3))):
-        left_out = [n for n, one in enumerate(samples) if isinstance(one, ExcludedError)]
-        assert left_out == [1, 2]
-        assert samples[1].key == "d/00021"
+    assert len(source) == 38
+    kept = [f"d/{number:05d}" for number in (20, *range(23, 60))]
+    assert [sample["__key__"] for sample in source.read(np.arange(38))] == kept
+    assert [sample["__key__"] for sample in source.read(np.array([3, 1]))] == [kept[3], kept[1]]
+
+
+def exclude(folder, *names):
+    path = folder / ".nv-meta" / "split.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"exclude": list(names)}))
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def excluding(request, tmp_path_factory):
+    folder = dataset(tmp_path_factory.mktemp("excluding"), shards=2, samples=6)
+    prepare(folder, force=True, sqlite=request.param)
+    return folder
+
+
+@given(excluded=st.sets(st.integers(0, 11), max_size=10), data=st.data())
+def test_a_source_has_the_samples_that_are_not_excluded(excluding, excluded, data):
+    exclude(excluding, *(f"shard-{n // 6:03d}.tar/d/{n:05d}" for n in excluded))
+    kept = [n for n in range(12) if n not in excluded]
+    start = data.draw(st.integers(0, len(kept) - 1))
+    end = data.draw(st.integers(start + 1, len(kept)))
+    source = pickle.loads(pickle.dumps(open_source(excluding, subset=(start, end))))
+    samples = source.read(np.arange(len(source)))
+    assert [int(sample["__key__"][2:]) for sample in samples] == kept[start:end]
+    assert [source.row_of(n) for n in range(len(source))] == kept[start:end]
+    for outside in (-1, len(source)):
+        with pytest.raises(IndexError):
+            source.read(np.array([outside]))
+
+
+def test_the_fingerprint_is_of_the_samples_that_remain(excluding):
+    found = set()
+    for names in ([], ["shard-000.tar/d/00003"], ["shard-001.tar/d/00007"]):
+        exclude(excluding, *names)
+        found.add(open_source(excluding, subset=(0, 3)).fingerprint)
+        exclude(excluding, *names, "shard-000.tar/d/00011")  # in the other shard
+        found.add(open_source(excluding, subset=(0, 3)).fingerprint)
+    assert len(found) == 1
+    exclude(excluding, "shard-000.tar/d/00001")
+    assert open_source(excluding, subset=(0, 3)).fingerprint not in found
+
+
+def test_an_index_of_keys_that_is_older_than_the_shard_excludes_no_other_sample(tmp_path):
+    dataset(tmp_path, shards=1, samples=6)
+    prepare(tmp_path, force=True, sqlite=True)
+    stale = (tmp_path / ".nv-meta" / "index.sqlite").read_bytes()
+    files = [part for number in (9, 3, 5, 4) for part in sample_files(number)[: 2 + number % 2]]
+    write_tar(tmp_path / "shard-000.tar", files)
+    prepare(tmp_path, force=True)
+    (tmp_path / ".nv-meta" / "index.sqlite").write_bytes(stale)
+    exclude(tmp_path, "shard-000.tar/d/00004")
+    keys = [sample["__key__"] for sample in read_all(open_source(tmp_path))]
+    assert keys == ["d/00009", "d/00003", "d/00005"]
+
+
+@pytest.mark.parametrize(
+    "name", ["shard-000.tar/d/00031", "shard-003.tar/d/00001", "shard-003.tar", "d/00001"]
+)
+def test_what_is_excluded_and_does_not_exist_is_found_by_checking(tmp_path, name):
+    exclude(dataset(tmp_path), name, "shard-000.tar/d/00001")
+    source = open_source(tmp_path)
+    assert len(source) == 59
+    with pytest.raises(SpecError, match=f"excludes 1 names that do not exist, '{name}' first"):
+        source.check_files()
+
+
+def test_a_part_whose_samples_are_all_excluded_is_an_error(tmp_path):
+    exclude(dataset(tmp_path, shards=1), "shard-000.tar/d/{00000..00019}")
+    with pytest.raises(SpecError, match="all samples of its part are excluded"):
+        open_source(tmp_path)
+
+
+def test_excluded_samples_use_up_no_draws_of_a_blend(tmp_path):
+    for name in ("a", "b"):
+        dataset(tmp_path / name, shards=1, samples=8)
+    exclude(tmp_path / "a", "shard-000.tar/d/{00002..00004}")
+    meta = {
+        "splits": {"train": {"blend": [{"path": "a", "weight": 1}, {"path": "b", "weight": 1}]}}
+    }
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(meta))
+    loader = get_loader(get_train_dataset(tmp_path / "m.yaml", batch_size=10))
+    samples = [one[0] for batch in islice(loader, 20) for one in batch["__sources__"]]
+    drawn = Counter(Path(source.dataset).name for source in samples)
+    assert drawn["a"] + drawn["b"] == 200
+    assert abs(drawn["a"] - drawn["b"]) <= 16  # lanes
 
 
 def test_yaml_info_and_json_splits_of_old_energons(tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -84,7 +84,8 @@ class NvMeta:
                 f"{where}: there is no split part {name!r}, only: {_listed(parts)}. Name one of "
                 "them."
             )
-        excluded = frozenset(expand(excludes, where))
+        excluded = dict.fromkeys(expand(excludes, where))
+        keys, unknown = self._excluded_keys(excluded)
         shards = []
         for shard in expand(parts[name], where):
             if shard not in self.counts:  # ends endless braces as well
@@ -105,9 +106,24 @@ class NvMeta:
             str(self.path),
             shards,
             [self.counts[shard] for shard in shards],
-            frozenset(one for one in excluded if one not in self.counts and "/" in one),
-            self._uuid,
+            {shard: keys[shard] for shard in shards if shard in keys},
+            unknown=unknown,
+            uuid=self._uuid,
         )
+
+    def _excluded_keys(self, excluded: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+        """Return the keys of each shard that are excluded, and what is in no shard."""
+        keys, unknown = dict[str, list[str]](), list[str]()
+        for one in excluded:
+            if one in self.counts:  # the shard is left out
+                continue
+            slashes = (found.start() for found in re.finditer("/", one))
+            end = next((at for at in slashes if one[:at] in self.counts), None)
+            if end is None:
+                unknown.append(one)
+            else:
+                keys.setdefault(one[:end], []).append(one[end + 1 :])
+        return keys, unknown
 
     @property
     def _uuid(self) -> str | None:

@@ -6,6 +6,7 @@ source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from energy_data.core.batch_memory import new_rows
 from energy_data.core.lazy import cached_property
-from energy_data.core.sample import Sample, SampleSource
+from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoders, RawTensor
 from energy_data.data.shards import PartShards
 from energy_data.data.source import OpenOptions, Source, reopen
@@ -33,7 +34,8 @@ from energy_data.data.tar.reader import (
     read_into_rows,
     read_samples,
 )
-from energy_data.errors import ExcludedError, SampleError, SpecError, StructureError
+from energy_data.data.tar.sample_keys import without_excluded
+from energy_data.errors import SampleError, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
 
@@ -49,11 +51,14 @@ class WebdatasetSource(Source):
     def __init__(self, path: str, options: OpenOptions) -> None:
         self.path, self.options = path, options
         self.part = part = _part_of(path, options)
-        first, self._length = options.range_of(sum(part.counts), path)
+        self._first, self._length = options.range_of(part.num_samples, path)
+        first, end = self._first, self._first + self._length
+        row, last = part.row_of(first), part.row_of(end - 1)
+        self._gaps = [gap - first for gap in part.gaps if first < gap < end]
         self.layout = Layout(
             path,
-            first,
-            self._length,
+            row,
+            last + 1 - row,
             list(accumulate(part.counts)),
             part.counts,
             part.shards,
@@ -70,13 +75,21 @@ class WebdatasetSource(Source):
     def fingerprint(self) -> str:
         """Return 16 hex digits that do not depend on the path, and change with the data."""
         try:
-            return self.part.fingerprint(self.layout.skipped, self._length)
+            return self.part.fingerprint(self.layout.skipped, self._length, self._gaps)
         except StructureError as error:
             error.dataset = self.path
             raise
 
     def check_files(self) -> None:
-        """Raise StructureError if a shard does not fit its index. Opens all shards."""
+        """Raise StructureError if a shard does not fit its index. Opens all shards.
+
+        Raises SpecError if samples or shards are excluded that do not exist.
+        """
+        if unknown := self.part.unknown:
+            raise SpecError(
+                f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
+                f"{unknown[0]!r} first. Correct them: `shard.tar` or `shard.tar/key`."
+            )
         try:
             for number, count in enumerate(self.part.counts):
                 if count:
@@ -88,12 +101,19 @@ class WebdatasetSource(Source):
     @property
     def can_read_rows(self) -> bool:
         """Whether samples have a raw tensor, and no code of the user sees it before its batch."""
-        if self.tensor is None or self.part.excluded:  # excluded rows would be wasted
-            return False
-        return type(self) is WebdatasetSource
+        return self.tensor is not None and type(self) is WebdatasetSource
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self.path, self.options, self.fingerprint)
+
+    def row_of(self, index: int) -> int:
+        """Return the row of a sample in its part."""
+        return self.part.row_of(index + self._first)
+
+    def _rows(self, indices: list[int]) -> list[int]:
+        """Return the row of each sample, from that of the first one on."""
+        gaps = self._gaps
+        return [one + bisect_right(gaps, one) for one in indices] if gaps else indices
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -115,7 +135,10 @@ class WebdatasetSource(Source):
         changes = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
         bounds = [0, *changes.tolist(), len(wanted)]
         runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
-        requests = [(sources[number], wanted[first:end]) for number, first, end in runs]
+        requests = [
+            (source := sources[number], source._rows(wanted[first:end]))
+            for number, first, end in runs
+        ]
         places = order.tolist()
         return _in_order(places, _read(requests, places if rows else None))
 
@@ -128,25 +151,18 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
 
     order: position of each sample in the caller's request if tensors may be rows in that order.
     """
-    some_excluded = False
     try:
         spans, located = locate([(source.layout, wanted) for source, wanted in requests])
         for (source, _), num_bytes in zip(requests, located, strict=True):
             source.bytes_read += num_bytes
-            some_excluded = some_excluded or bool(source.part.excluded)
         num_bytes = sum(located)
         found = None if order is None else _read_rows(requests, spans, order, num_bytes)
-        if found is None:
-            found = read_samples(spans)
+        return read_samples(spans) if found is None else found
     except StructureError as error:
         if len(requests) > 1:  # one of them fails alone too, and names its dataset
             return [sample for request in requests for sample in _read([request])]
         error.dataset = requests[0][0].path
         raise
-    if not some_excluded:
-        return found
-    parts = (source.part for source, wanted in requests for _ in wanted)
-    return [_admitted(part, sample) for part, sample in zip(parts, found, strict=True)]
 
 
 def _read_rows(
@@ -164,22 +180,6 @@ def _read_rows(
         return None
     rows = new_rows(count, tensor.shape, tensor.dtype)
     return None if rows is None else read_into_rows(spans, order, rows, tensor)
-
-
-def _admitted(part: PartShards, sample: Sample | SampleError) -> Sample | SampleError:
-    """Return a sample, or the error that replaces it if it is excluded."""
-    if isinstance(sample, SampleError):
-        return sample
-    source: SampleSource = sample["__sources__"][0]
-    if f"{source.shard}/{sample['__key__']}" not in part.excluded:
-        return sample
-    return ExcludedError(
-        "left out by `exclude` in split.yaml.",
-        dataset=source.dataset,
-        shard=source.shard,
-        key=sample["__key__"],
-        index=source.index,
-    )
 
 
 def _raw_tensor(overrides: Mapping[str, Any]) -> RawTensor | None:
@@ -206,7 +206,7 @@ def _part_of(path: str, options: OpenOptions) -> PartShards:
         problem = f"it cannot be opened: {error.strerror}"
         raise SpecError(f"{path}: {problem}. Check the path and its permissions.") from error
     if prepared is not None:
-        return prepared.part(options.split_part, options.split_config)
+        return without_excluded(prepared.part(options.split_part, options.split_config))
     if options.split_part != "train":
         raise SpecError(
             f"{path}: it is not prepared, so its one split part is 'train', not "

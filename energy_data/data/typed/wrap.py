@@ -115,10 +115,6 @@ class TypedSource(Source):
         """Mean tokens per sample if the index of the dataset has it."""
         return self.inner.tokens_per_sample
 
-    @property
-    def _first(self) -> int:
-        return self.options.subset[0] if self.options.subset else 0
-
     def __len__(self) -> int:
         return len(self.inner)
 
@@ -133,7 +129,7 @@ class TypedSource(Source):
     def read(self, indices: Int64s) -> list[Any]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
-        return list(map(self._typed, self.inner.read(wanted), (wanted + self._first).tolist()))
+        return list(map(self._typed, self.inner.read(wanted), wanted.tolist()))
 
     @classmethod
     def read_together(
@@ -146,7 +142,7 @@ class TypedSource(Source):
         found = kinds.pop().read_together(inner, numbers, indices)
         of = [sources[number] for number in numbers.tolist()]
         return [
-            source._typed(sample, index + source._first)
+            source._typed(sample, index)
             for source, sample, index in zip(of, found, indices.tolist(), strict=True)
         ]
 
@@ -191,10 +187,11 @@ class TypedSource(Source):
         key = sample["__key__"]
         names = tuple(f"{key}.{name}" for name in raw if name not in _BASIC)
         raw["__shard__"] = source.shard
-        raw["__restore_key__"] = ("Webdataset", index)
+        row = self.inner.row_of(index)
+        raw["__restore_key__"] = ("Webdataset", row)
         raw["__sources__"] = (
             SourceInfo(
-                dataset_path=source.dataset, index=index, shard_name=source.shard, file_names=names
+                dataset_path=source.dataset, index=row, shard_name=source.shard, file_names=names
             ),
         )
         return raw

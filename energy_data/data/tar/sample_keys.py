@@ -1,0 +1,94 @@
+"""The keys of the samples of a part, and which samples `exclude` in split.yaml leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from energy_data.data.files.local import open_file
+from energy_data.data.shards import PartShards
+from energy_data.data.tar.index import offsets_of, scan, shard_opener
+from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
+from energy_data.data.tar.sqlite import SqliteIndex, utf8
+from energy_data.errors import SpecError, StructureError
+
+_KEYS = "SELECT sample_key, byte_offset FROM samples WHERE tar_file_id = ? ORDER BY sample_index"
+_ROW = "SELECT sample_index, byte_offset FROM samples WHERE sample_key = ? AND tar_file_id = ?"
+
+
+class SampleKeys:
+    """Finds keys in index.sqlite where it fits the index of a shard, else in the tar."""
+
+    def __init__(self, part: PartShards) -> None:
+        self._part, self._open = part, shard_opener(part)
+        database = Path(part.root, FOLDER, SQLITE)
+        self._index = None if part.indices or not database.is_file() else SqliteIndex(database)
+        prepared = NvMeta.of(Path(part.root)) if self._index else None
+        shards = {} if prepared is None else prepared.counts
+        self._ids = {shard: number for number, shard in enumerate(shards)}  # in index.sqlite
+
+    def of_shard(self, number: int) -> list[str]:
+        """Return the keys of a shard, row by row. StructureError if its index does not fit it.
+
+        Without index.sqlite this reads all headers of the shard.
+        """
+        shard = self._part.shards[number]
+        offsets = offsets_of(self._open, number, self._part.counts[number])
+        if self._index is not None and shard in self._ids:
+            rows = list(self._index.rows(_KEYS, self._ids[shard]))
+            if [begin for _, begin in rows] == offsets[:-1].tolist():
+                return [key for key, _ in rows]
+        tar, _ = self._part.paths(number)
+        found = scan(open_file(tar))
+        if not np.array_equal(found.offsets, offsets):
+            raise StructureError(
+                "its index does not fit it. Run `energy-data prepare --tar-index-only`.", shard=tar
+            )
+        return [utf8(key) for key in found.keys]
+
+    def rows(self, number: int, keys: Sequence[str]) -> list[int | None]:
+        """Return the row in a shard of each key; None for a key that the shard does not have."""
+        found = [self._indexed_row(number, key) for key in keys]
+        if None in found:
+            rows = {key: row for row, key in enumerate(self.of_shard(number))}
+            found = [rows.get(utf8(key)) for key in keys]
+        return found
+
+    def _indexed_row(self, number: int, key: str) -> int | None:
+        """Return the row of a key in index.sqlite; None if it is not there, or does not fit."""
+        shard, count = self._part.shards[number], self._part.counts[number]
+        if self._index is not None and shard in self._ids:
+            for row, begin in self._index.rows(_ROW, utf8(key), self._ids[shard]):
+                if 0 <= row < count:
+                    block = self._open(number, row)
+                    if int(block.offsets[row - block.first]) == begin:
+                        return int(row)
+        return None
+
+
+def without_excluded(part: PartShards) -> PartShards:
+    """Return a part with the `gaps` of its excluded samples.
+
+    Keys that do not exist are added to `unknown`. Costs a query per excluded sample; without
+    index.sqlite, all headers of the shards that have some. Raises SpecError if no sample is left,
+    StructureError for a damaged shard or index.
+    """
+    if not part.excluded:
+        return part
+    keys, rows, unknown = SampleKeys(part), set[int](), list(part.unknown)
+    begins = [0, *accumulate(part.counts)]
+    for number, shard in enumerate(part.shards):
+        excluded = part.excluded.get(shard, ())
+        for key, row in zip(excluded, keys.rows(number, excluded), strict=True):
+            if row is None:
+                unknown.append(f"{shard}/{key}")
+            else:
+                rows.add(begins[number] + row)
+    if len(rows) == begins[-1]:
+        raise SpecError(f"{part.root}: all samples of its part are excluded. Correct split.yaml.")
+    gaps = [row - before for before, row in enumerate(sorted(rows))]
+    return replace(part, gaps=gaps, unknown=unknown)
