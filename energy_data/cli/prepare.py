@@ -129,6 +129,12 @@ def command(path: Path, **given: Any) -> None:
         raise click.UsageError("--media-metadata-by-...: it is for folders of tars.")
     index_file = format_of(path).index_file
     if index_file is not None:
+        for name in ("split_ratio", "split_parts", "exclude", "sample_type"):
+            if given[name]:
+                raise click.UsageError(
+                    f"--{name.replace('_', '-')}: it is for folders of tars, found the file "
+                    f"{path}. For a part of a file, write `subset` in the metadataset."
+                )
         click.echo(f"{path}: {index_file(str(path)):,} samples")
     elif path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(path)

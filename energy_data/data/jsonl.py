@@ -48,12 +48,13 @@ _ADVICE = "Run `energy-data prepare` on the file."
 class JsonlSource(Source):
     """Samples of a JSONL file: one part, `json`; their keys are their numbers.
 
-    The file has no parts: every split part is all of it. It is indexed now if it has no index, or
-    an older one. Raises SpecError if it does not exist, StructureError for a line that is not a
-    JSON object.
+    The file has one split part, "train". It is indexed now if it has no index, or an older one.
+    Raises SpecError if the file or the part does not exist, StructureError for a line that is not
+    a JSON object.
     """
 
     def __init__(self, path: str, options: OpenOptions) -> None:
+        options.check_unprepared(path)
         self.path, self.options, self._lines = path, options, _Lines(path)
         self._first, self._length = options.range_of(len(self._lines), path)
         self._name = Path(path).name

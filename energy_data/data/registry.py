@@ -52,8 +52,7 @@ def open_source(
 
     Args:
         path: The dataset: a folder of tars, a tar, a pattern of tars, or a JSONL file.
-        split_part: The part to read. Unprepared tars have one part, "train"; a JSONL file is used
-            completely for every part.
+        split_part: The part to read. Unprepared tars, and a JSONL file, have one part, "train".
         subset: Samples [start, end) of the part; end None means to its end.
         subflavors: The `__subflavors__` of every sample; one dict that all of them share.
         dataset_config: Name of the file in `.nv-meta` that declares the sample type. It must exist,

@@ -28,6 +28,15 @@ class OpenOptions:
     decoding: Decoding = field(factory=Decoding)
     split_config: str | None = None  # name of the file in `.nv-meta` that is used as split.yaml
 
+    def check_unprepared(self, path: str) -> None:
+        """Raise SpecError unless the part is the one that data without a preparation has."""
+        if self.split_part != "train":
+            raise SpecError(
+                f"{path}: it is not prepared, so its one split part is 'train', not "
+                f"{self.split_part!r}. Write `split_part: train` to use all of it, with `subset` "
+                "for a range; or run `energy-data prepare` on a folder of tars to split it."
+            )
+
     def range_of(self, total: int, path: str) -> tuple[int, int]:
         """Return the first sample of the subset, and the number of its samples.
 

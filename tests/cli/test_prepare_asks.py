@@ -219,6 +219,16 @@ def test_a_jsonl_file_is_indexed(tmp_path):
     assert np.fromfile(f"{path}.idx", "<u8").tolist() == [0, 9, 18]
 
 
+@pytest.mark.parametrize("option", ["--split-ratio=8,1,1", "--split-parts=val:x", "--exclude=x"])
+def test_a_jsonl_file_is_not_split(tmp_path, option):
+    path = tmp_path / "x.jsonl"
+    path.write_text("{}\n")
+    done = CliRunner().invoke(main, ["prepare", str(path), option])
+    assert done.exit_code == 2
+    assert f"{option.partition('=')[0]}: it is for folders of tars" in done.output
+    assert not path.with_name("x.jsonl.idx").exists()
+
+
 def test_it_asks_on_a_terminal(dataset):
     folder = dataset("books", 3, 4)
     main_end, other_end = pty.openpty()

@@ -161,9 +161,12 @@ def test_the_fingerprint_is_of_what_the_numbers_mean(tmp_path):
     assert len({one.fingerprint, other.fingerprint, part.fingerprint}) == 3
 
 
-def test_a_jsonl_file_is_whole_in_every_part(tmp_path):
+@pytest.mark.parametrize("part", ["val", "test", "banana"])
+def test_the_one_part_of_a_file_is_train(tmp_path, part):
     path = numbers(tmp_path / "x.jsonl", 4)
-    assert len(open_source(path, split_part="val")) == 4
+    assert len(open_source(path, split_part="train")) == 4
+    with pytest.raises(SpecError, match=f"its one split part is 'train', not '{part}'"):
+        open_source(path, split_part=part)
 
 
 @given(data=st.data())

@@ -207,10 +207,5 @@ def _part_of(path: str, options: OpenOptions) -> PartShards:
         raise SpecError(f"{path}: {problem}. Check the path and its permissions.") from error
     if prepared is not None:
         return without_excluded(prepared.part(options.split_part, options.split_config))
-    if options.split_part != "train":
-        raise SpecError(
-            f"{path}: it is not prepared, so its one split part is 'train', not "
-            f"{options.split_part!r}. Write `split_part: train` to use all of it, or run "
-            "`energy-data prepare` to split it."
-        )
+    options.check_unprepared(path)
     return find_plain(path)
