@@ -112,8 +112,7 @@ class WebdatasetSource(Source):
 
     def _rows(self, indices: list[int]) -> list[int]:
         """Return the row of each sample, from that of the first one on."""
-        gaps = self._gaps
-        return [one + bisect_right(gaps, one) for one in indices] if gaps else indices
+        return [one + bisect_right(self._gaps, one) for one in indices]
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -136,8 +135,9 @@ class WebdatasetSource(Source):
         bounds = [0, *changes.tolist(), len(wanted)]
         runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
         requests = [
-            (source := sources[number], source._rows(wanted[first:end]))
+            (source := sources[number], source._rows(rows) if source._gaps else rows)
             for number, first, end in runs
+            for rows in (wanted[first:end],)
         ]
         places = order.tolist()
         return _in_order(places, _read(requests, places if rows else None))
