@@ -104,7 +104,8 @@ def test_a_handler_of_two_arguments_gets_bad_samples_too(tmp_path):
     path, heard = tmp_path / "x.jsonl", []
     path.write_text("{bad}\n{}\n")
     config = WorkerConfig(global_error_handler=lambda error, key: heard.append(key))
-    list(get_loader(get_val_dataset(path, batch_size=1, worker_config=config)))
+    dataset = get_val_dataset(path, split_part="train", batch_size=1, worker_config=config)
+    list(get_loader(dataset))
     assert heard == ["0"]
 
 
