@@ -49,6 +49,7 @@ from energy_data.errors import (
     StateMissingError,
     StructureError,
 )
+from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import get_loader, get_savable_loader
 from energy_data.loading.loader import Loader
@@ -177,6 +178,7 @@ __all__ = [
     "homogeneous_concat_mix",
     "log_exception",
     "merge_states",
+    "read_state",
     "reraise_exception",
     "sample_rng",
     "stateless",

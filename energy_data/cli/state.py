@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-import torch
 
-from energy_data.errors import StateError
 from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree
 
 
-def saved_states(path: Path) -> list[Any]:
-    """Return the states in a file: one, or a list of those of several ranks; JSON or torch.save.
-
-    Raises StateError if it is neither.
-    """
-    try:
-        found = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        try:
-            found = torch.load(path, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise StateError(
-                f"{path}: it is neither JSON nor of torch.save. Pass what was saved of "
-                f"`state_dict()` or `save_state_rank()`, by itself."
-            ) from error
-    return found if isinstance(found, list) else [found]
-
-
-def saved_run(paths: Sequence[Path]) -> RunState:
+def saved_run(paths: Sequence[Path], key: str | None = None) -> RunState:
     """Return the state of a whole run, or of a single rank. Raises a StateError."""
-    states = [RunState.from_dict(state) for path in paths for state in saved_states(path)]
-    if not states:
-        raise StateError(f"{paths[0]}: there is none in it. Look at what was saved.")
+    states = [RunState.from_dict(read_state(path, key=key)) for path in paths]
     return states[0] if len(states) == 1 else merge(states)
 
 
@@ -54,19 +30,20 @@ def drawn_by(state: RunState) -> Counter[str] | None:
     return drawn
 
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, path_type=Path)
 
 
 @click.group("state")
 def command() -> None:
-    """Show saved states (JSON, or of torch.save)."""
+    """Show saved states (JSON, torch.save, or a folder of torch.distributed.checkpoint)."""
 
 
 @command.command("show")
 @click.argument("file", nargs=-1, required=True, type=_FILE)
-def show(file: tuple[Path, ...]) -> None:
-    """Say where a run is, and how often each leaf was drawn. Several FILEs: those of all ranks."""
-    for line in _lines(saved_run(file)):
+@click.option("--key", help="The loader's name in a folder. Default: the only one.")
+def show(file: tuple[Path, ...], key: str | None) -> None:
+    """Show where a run is, and how often each leaf was drawn. Several FILEs: those of all ranks."""
+    for line in _lines(saved_run(file, key)):
         click.echo(line)
 
 

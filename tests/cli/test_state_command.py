@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 from loading.runs import loader_of, loaders_of, run
 from trees import A, B, batches, samples
@@ -54,7 +56,20 @@ def test_a_state_of_torch_is_read_too(tmp_path):
     assert "next micro-batch: 0" in state("show", tmp_path / "state.pt").output
 
 
-@pytest.mark.parametrize("text", [b"", b"nothing", b"\x80\x02nothing", b"{}", b"[]"])
+def test_a_folder_of_distributed_checkpoint_is_read_too(tmp_path):
+    loader = loader_of(BLEND, lanes=4)
+    run([loader], 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # there is no process group
+        dcp.save({"train": loader, "val": loader_of(BLEND)}, checkpoint_id=tmp_path, no_dist=True)
+    assert "next micro-batch: 8" in state("show", tmp_path, "--key", "train").output
+    assert "found 'train', 'val'. Pass the `key`" in state("show", tmp_path).output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(b"[" * 100_000, id="deep"), b"", b"nothing", b"\x80\x02nothing", b"{}", b"[]"],
+)
 def test_a_file_that_is_no_state_is_an_error_that_says_so(tmp_path, text):
     (tmp_path / "state").write_bytes(text)
     refused = state("show", tmp_path / "state")

@@ -224,9 +224,9 @@ def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:
     if list(present) != list(range(first, lanes, ranks)) or first >= ranks:
         raise StateIncompleteError(
             f"state: it has {len(present)} of {lanes} lanes ({listed(present)}), which are not "
-            f"those of one rank. Pass the states of all ranks that saved; if "
-            f"torch.distributed.checkpoint loaded it, make the loader with lanes={lanes}, as it "
-            f"loads what the loader has."
+            f"those of one rank. Pass the states of all ranks that saved. If `dcp.load` of "
+            f"torch.distributed.checkpoint loaded it, which loads the lanes that the loader has, "
+            f"restore from `read_state(folder)` instead, or make the loader with lanes={lanes}."
         )
     return first, ranks
 
