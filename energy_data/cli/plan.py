@@ -5,23 +5,24 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
-from attrs import frozen
+from attrs import fields, frozen
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from energy_data.api import get_train_dataset
+from energy_data.cli.saved_builder import SavedBuilder, saved_params, saved_stages
 from energy_data.cli.state import drawn_by, saved_run
 from energy_data.config.compile import compile_stream, steps_of
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import OpenSource
-from energy_data.config.staged import StagedRecipe, below_steps, changed_params
-from energy_data.config.stages import BUILDER_PARAMS
+from energy_data.config.staged import StagedRecipe, below_steps, stage_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -37,6 +38,13 @@ from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import TaskEncoder
 from energy_data.tasks.mixture import StreamBuilder
 
+_DEFAULTS: dict[str, Any] = {
+    "batch_size": 1,
+    **{
+        name: signature(get_train_dataset).parameters[name].default
+        for name in ("shuffle_buffer_size", "max_samples_per_sequence")
+    },
+}
 LINE_WIDTH = 1_000  # characters in a file or a pipe: ids stay in one piece, to be copied
 
 
@@ -65,32 +73,36 @@ def stream(
     metadataset: LoadedMetadataset,
     split: str,
     *,
-    batch_size: int = 1,
-    microbatches_per_step: int | None = None,
     params: Mapping[str, Any] | None = None,
     run: Context | None = None,
     opened: OpenSource = open_source,
-    shuffle_buffer_size: int = 0,
-    max_samples_per_sequence: int = 0,
+    saved: SavedTree | None = None,
+    **facts: int | None,
 ) -> Spec:
     """Return the tree of batches of a split in training. SpecError as `compile_stream`.
 
-    microbatches_per_step: None: 1; with `docs_per_step` any number. run: its seed and its lanes, as
-    far as they are known. opened: opens the datasets.
+    params: of the task encoder. run: its seed and its lanes, as far as they are known. opened:
+    opens the datasets. saved: the tree of a saved run, whose pipelines get the mixture. facts:
+    arguments of `get_train_dataset`; None: that of the saved run, or the default.
     """
-    if microbatches_per_step is None and steps_of(metadataset, split) is None:
-        microbatches_per_step = 1
-    own = {*BUILDER_PARAMS} - {"seq_len"}
-    named = [name for name in changed_params(metadataset.tree(split)) if name not in own]
-    free: dict[str, Any] = dict.fromkeys(named)
-    builder = StreamBuilder(
-        batch_size=batch_size,
-        task_encoder=AnyTask({**free, **(params or {})}),
-        microbatches_per_step=microbatches_per_step,
-        shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
+    changed = stage_params(metadataset.tree(split))
+    known: dict[str, Any] = dict(_DEFAULTS)
+    if steps_of(metadataset, split) is None:
+        known["microbatches_per_step"] = 1
+    stages = () if saved is None else saved_stages(saved)
+    if stages:
+        known |= saved_params(stages, changed)
+    known |= {name: value for name, value in facts.items() if value is not None}
+    builders = {one.name for one in fields(StreamBuilder)}
+    free = dict.fromkeys(name for of_stage in changed.values() for name in of_stage)
+    task_params = {name: value for name, value in {**free, **known}.items() if name not in builders}
+    make = partial(SavedBuilder, saved=stages) if stages else StreamBuilder
+    builder = make(
+        task_encoder=AnyTask({**task_params, **(params or {})}),
+        **{name: value for name, value in known.items() if name in builders},
     )
-    return compile_stream(metadataset, split, open_source=opened, builder=builder, run=run).spec
+    spec = compile_stream(metadataset, split, open_source=opened, builder=builder, run=run).spec
+    return spec if saved is None else saved.with_stages(spec)
 
 
 def params_of(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -172,14 +184,12 @@ def _range(begin: int, count: int | None) -> str:
     return f"{begin:,} -> " if count is None else f"{begin:,} -> {begin + count:,}"
 
 
-def _shuffle_option(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return an option with the name and the default of an argument of `get_train_dataset`."""
-    default = signature(get_train_dataset).parameters[name].default
+def _size_option(name: str, least: int = 0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return an option for an argument of `get_train_dataset`."""
     return click.option(
         f"--{name.replace('_', '-')}",
-        type=click.IntRange(min=0),
-        default=default,
-        show_default=True,
+        type=click.IntRange(min=least),
+        help=f"Default: the state's; without one, {_DEFAULTS[name]}.",
     )
 
 
@@ -192,14 +202,15 @@ def _shuffle_option(name: str) -> Callable[[Callable[..., None]], Callable[..., 
     help="The metadataset (.yaml) before an edit, or a saved state; the states of all ranks.",
 )
 @click.option("--split", default="train", show_default=True, help="The split to look at.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
+@_size_option("batch_size", 1)
 @click.option(
     "--microbatches-per-step",
     type=click.IntRange(min=1),
-    help="Micro-batches of all ranks per step. Default: 1; with `docs_per_step` any number.",
+    help="Micro-batches of all ranks per step. Default: the state's; without one, 1, or with "
+    "`docs_per_step` any number.",
 )
-@_shuffle_option("shuffle_buffer_size")
-@_shuffle_option("max_samples_per_sequence")
+@_size_option("shuffle_buffer_size")
+@_size_option("max_samples_per_sequence")
 @click.option("--lanes", type=click.IntRange(min=1), help="Lanes of the run. Default: the state's.")
 @click.option("--seed", type=int, help="Seed of the run. Default: the state's; without one, 0.")
 @click.option("--param", multiple=True, help="A parameter of the task encoder: `seq_len=4096`.")
@@ -219,21 +230,23 @@ def command(
     """Show the stages of a run, and what its edit does to each leaf.
 
     With --against, prints what differs, what becomes of each leaf, and whether a state would be
-    restored; the exit code is 1 if not. Pass the values that the run uses, so that steps and tokens
-    are counted alike.
+    restored; the exit code is 1 if not. What a state has need not be given; what is given
+    replaces it, and the difference is part of the plan. Without a state, give the values that the
+    run uses, so that steps and tokens are counted alike.
     """
-    is_yaml = bool(against) and (against[0].is_dir() or against[0].suffix in (".yaml", ".yml"))
+    is_yaml = bool(against) and _is_metadataset(against[0])
     saved = saved_run(against) if against and not is_yaml else None
+    before = None if saved is None else SavedTree.unpack(saved.tree)
     if saved is not None:
         lanes, seed = lanes or saved.lanes, saved.seed if seed is None else seed
     run = None if lanes is None else Context(seed=seed or 0, lanes=lanes)
     params = params_of(param)
-    spec = stream(load(meta), split, params=params, run=run, **facts)
+    spec = stream(load(meta), split, params=params, run=run, saved=before, **facts)
     show_plan(RunPlan(spec))
     if not against:
         return
     old = stream(load(str(against[0])), split, params=params, run=run, **facts) if is_yaml else None
-    edit = _Edit.of(old, spec, saved)
+    edit = _Edit.of(old, spec, saved, run)
     for line in edit.lines():
         click.echo(line)
     wrong = edit.misfits()
@@ -245,6 +258,12 @@ def command(
     click.echo(f"a state{at} would be restored (resume: {edit.rule})")
 
 
+def _is_metadataset(path: Path) -> bool:
+    """Return whether a path is a metadataset or a dataset, not a saved state."""
+    is_data = path.is_dir() and not (path / ".metadata").is_file()
+    return is_data or path.suffix in (".yaml", ".yml")
+
+
 @frozen
 class _Edit:
     """A tree before an edit and after it, and how far the run is."""
@@ -254,9 +273,10 @@ class _Edit:
     plans: Sequence[RunPlan]
     rule: Resume
     saved: RunState | None
+    run: Context | None
 
     @classmethod
-    def of(cls, old: Spec | None, new: Spec, saved: RunState | None) -> _Edit:
+    def of(cls, old: Spec | None, new: Spec, saved: RunState | None, run: Context | None) -> _Edit:
         """Return the edit from an old tree, or that of a state, to a new one."""
         if old is None:
             assert saved is not None
@@ -266,10 +286,12 @@ class _Edit:
         plans = [RunPlan(old or before.spec), RunPlan(new)]
         rules = [spec.resume for _, spec in new.walk() if isinstance(spec, StagedSpec)]
         now = SavedTree.unpack(SavedTree.pack(new))
-        return cls(before, now, plans, rules[0] if rules else "strict", saved)
+        return cls(before, now, plans, rules[0] if rules else "strict", saved, run)
 
     def misfits(self) -> list[str]:
         """Return why a state would be refused."""
+        if wrong := list(self.other_run()):
+            return wrong
         edits, now = differences(self.before, self.now), Stages.of(self.now)
         if now is None or not edits:
             return edits if self.saved is not None and self.saved.batch else []
@@ -279,6 +301,13 @@ class _Edit:
             return [str(error)]
         before = Stages.of(self.before) or Stages.single(self.before, now)
         return misfits(before, now, clock, self.rule)
+
+    def other_run(self) -> Iterator[str]:
+        """Yield why the state is of another run, whose edit does not matter."""
+        for name in ("seed", "lanes"):
+            was, now = getattr(self.saved, name, None), getattr(self.run, name, None)
+            if self.saved is not None and was != now:
+                yield f"{name} was {was}, is {now}: it is fixed for the life of a run"
 
     def lines(self) -> Iterator[str]:
         """Yield what differs, and what becomes of each leaf."""

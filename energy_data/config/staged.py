@@ -296,12 +296,17 @@ def below_steps(tree: Spec) -> Spec:
     return tree.below if isinstance(tree, DocsPerStepSpec) else tree
 
 
-def changed_params(tree: Spec) -> list[str]:
-    """Return the names of the parameters that the stages of a split change."""
+def stage_params(tree: Spec) -> dict[str, Mapping[str, Any]]:
+    """Return the parameters that each stage of a split changes, by its name."""
     staged = below_steps(tree)
     if not isinstance(staged, StagedRecipe):
-        return []
-    return [name for stage in staged.stages for name in stage.params]
+        return {}
+    return {stage.name: stage.params for stage in staged.stages}
+
+
+def changed_params(tree: Spec) -> list[str]:
+    """Return the names of the parameters that the stages of a split change."""
+    return [name for params in stage_params(tree).values() for name in params]
 
 
 def ramped(

@@ -1,9 +1,23 @@
 import json
+from dataclasses import dataclass
 from itertools import islice
 
 import pytest
+import torch
 
-from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data import (
+    BatchDataset,
+    BlendDataset,
+    MapDataset,
+    Packing,
+    RepeatDataset,
+    StateMismatchError,
+    TaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+    stateless,
+)
 
 OLD = """\
 splits:
@@ -32,6 +46,144 @@ def state_after(meta, batches):
     return loader.state_dict()
 
 
+@stateless
+def encoded(self, sample):
+    return {"number": torch.ones(1 + sample["json"]["number"] % 3)}
+
+
+@dataclass
+class Plain(TaskEncoder):
+    seq_len: int = 8
+
+    encode_sample = encoded
+
+
+@dataclass
+class Packed(Plain):
+    @property
+    def packing(self):
+        return Packing(limits={"number": self.seq_len})
+
+
+class SelfPacked(TaskEncoder):
+    encode_sample = encoded
+
+    @stateless
+    def select_samples_to_pack(self, samples):
+        return [samples[first : first + 3] for first in range(0, len(samples), 3)]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return {"number": torch.ones(len(samples))}
+
+
+class Grouped(Plain):
+    def batch_group_criterion(self, sample):
+        return len(sample["number"]), None
+
+
+class OtherBlend(TaskEncoder):
+    def build_train_datasets(self, *, datasets, **facts):
+        samples = [RepeatDataset(one.dataset.build()) for one in datasets]
+        mapped = [MapDataset(one, encoded.__get__(self)) for one in samples]
+        return BatchDataset(BlendDataset(*((one, 1) for one in mapped)), 4, self.batch)
+
+
+BLEND = "splits: {train: {blend: [{path: books, weight: 2}, {path: code}]}}"
+STAGED = (
+    "splits: {train: {staged: {stages: [{name: one, end: 5, path: books}, "
+    "{name: two, end: 10, blend: [{path: books}, {path: code}], params: {batch_size: 2}}, "
+    "{name: three, path: code}]}}}"
+)
+LONGER = STAGED.replace("batch_size: 2", "seq_len: 4")
+RAMPED = STAGED.replace("params: {batch_size: 2}", "ramp: {over: 2}")
+STEPS = BLEND.replace("train: ", "train: {docs_per_step: {target: 8, mode: exact, shares: 4, of: ")
+STEPS += "}}"
+RUNS = {
+    "plain": (BLEND, {}),
+    "encoder": (BLEND, {"task_encoder": Plain()}),
+    "packed": (BLEND, {"task_encoder": Packed()}),
+    "self-packed": (BLEND, {"task_encoder": SelfPacked(), "packing_buffer_size": 9}),
+    "grouped": (BLEND, {"task_encoder": Grouped()}),
+    "exact steps": (STEPS, {}),
+    "weights that change": (BLEND.replace("2", "{linear: {0: 1, 40: 3}}"), {}),
+    "one pass": (BLEND.replace(", weight: 2", ""), {"repeat": False}),
+    "no shuffling": (BLEND, {"shuffle_buffer_size": None, "max_samples_per_sequence": 7}),
+    "seed and lanes": (BLEND, {"seed": 5, "worker_config": WorkerConfig(lanes=6)}),
+    "stages": (STAGED, {}),
+    "longer packs": (LONGER, {"task_encoder": Packed()}),
+    "ramp": (RAMPED, {"task_encoder": Plain()}),
+}
+EDITS = {
+    "none": lambda text: text,
+    "stage ahead": lambda text: text.replace("three, path: code", "three, path: web"),
+    "weight": lambda text: text.replace("{path: code}]", "{path: code, weight: 9}]"),
+    "end": lambda text: text.replace("end: 5", "end: 6"),
+    "later end": lambda text: text.replace("end: 10", "end: 12"),
+    "another leaf": lambda text: text.replace("{path: code}]", "{path: code}, {path: web}]"),
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "edit"),
+    [
+        (run, edit)
+        for run, (text, _) in RUNS.items()
+        for edit, edited in EDITS.items()
+        if edit == "none" or edited(text) != text
+    ],
+)
+def test_with_a_state_alone_the_plan_knows_whether_the_state_is_restored(
+    energy_data, datasets, write, run, edit
+):
+    text, facts = RUNS[run]
+    facts = {"batch_size": 4, "microbatches_per_step": 2, **facts}
+    loader = get_loader(get_train_dataset(write("meta.yaml", text), **facts))
+    list(islice(loader, 13))
+    state = loader.state_dict()
+    edited = write("edited.yaml", EDITS[edit](text))
+    try:
+        get_loader(get_train_dataset(edited, **facts)).load_state_dict(state)
+    except StateMismatchError:
+        expected = 1
+    else:
+        expected = 0
+    done = energy_data("plan", edited, "--against", write("state.json", json.dumps(state)))
+    assert done.exit_code == expected, done.output
+    assert ("the order of the data is the same" in done.stdout) is (edit == "none")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (("--batch-size", 5), "refused: batch_size was 4, is 5"),
+        (("--max-samples-per-sequence", 5), "refused: max_samples_per_sequence was 100, is 5"),
+        (("--shuffle-buffer-size", 0), "refused: effective shuffle_buffer_size was 1600, is 0"),
+        (("--seed", 3), "refused: seed was 0, is 3: it is fixed for the life of a run"),
+        (("--lanes", 8), "refused: lanes was 16, is 8: it is fixed for the life of a run"),
+    ],
+)
+def test_what_is_given_beside_a_state_is_part_of_the_edit(
+    energy_data, datasets, write, given, found
+):
+    meta = write("meta.yaml", BLEND)
+    loader = get_loader(get_train_dataset(meta, batch_size=4, task_encoder=Packed()))
+    next(iter(loader))
+    state = write("state.json", json.dumps(loader.state_dict()))
+    done = energy_data("plan", meta, "--against", state, *given)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [found]
+
+
+def test_a_pipeline_that_a_task_encoder_mixes_by_itself_is_an_error(energy_data, datasets, write):
+    meta = write("meta.yaml", BLEND)
+    loader = get_loader(get_train_dataset(meta, batch_size=4, task_encoder=OtherBlend()))
+    state = write("state.json", json.dumps(loader.state_dict()))
+    done = energy_data("plan", meta, "--against", state)
+    assert done.exit_code == 1
+    assert "a task encoder of the saved run mixes 2 streams by itself" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("above", "per_step"),
     [("staged: {", 1), ("docs_per_step: {target: 8, of: {staged: {unit: steps, ", None)],
@@ -44,7 +196,7 @@ def test_a_run_with_default_arguments_fits_its_own_plan(
     loader = get_loader(get_train_dataset(meta, batch_size=4, microbatches_per_step=per_step))
     list(islice(loader, 13))  # within a step
     state = write("state.json", json.dumps(loader.state_dict()))
-    done = energy_data("plan", meta, "--against", state, "--batch-size", 4)
+    done = energy_data("plan", meta, "--against", state)
     assert done.exit_code == 0, done.stderr
     assert "the order of the data is the same" in done.stdout
     assert "shuffle_buffer_size=100, max_samples_per_sequence=100" in done.stdout
@@ -62,11 +214,14 @@ def test_check_refuses_what_a_run_with_steps_of_documents_refuses(energy_data, d
     assert "stage 'two': a ramp follows the micro-batches of the run" in done.stderr
 
 
-def test_what_an_edit_does_to_each_leaf_is_shown_before_it_runs(energy_data, datasets, write):
+@pytest.mark.parametrize("facts", [FACTS, ()], ids=["as the run", "of the state"])
+def test_what_an_edit_does_to_each_leaf_is_shown_before_it_runs(
+    energy_data, datasets, write, facts
+):
     old = write("old.yaml", OLD)
     new = write("new.yaml", OLD.replace("name: three, path: code", "name: four, path: web"))
     state = write("state.json", json.dumps(state_after(old, 13)))
-    done = energy_data("plan", new, "--against", state, *FACTS)
+    done = energy_data("plan", new, "--against", state, *facts)
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "stage 'three' is gone" in lines

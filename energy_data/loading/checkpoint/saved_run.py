@@ -131,6 +131,19 @@ class SavedTree:
         """Return the tree below one of its specs."""
         return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for _, leaf in leaf_entries(spec)})
 
+    def with_stages(self, spec: Spec) -> Spec:
+        """Return new stages below the nodes above the stages of this tree, if both have stages."""
+        if self.staged is None or not isinstance(spec, StagedSpec):
+            return spec
+        old = self.staged[1]
+
+        def replaced(inner: Spec) -> Spec:
+            if inner is old:
+                return spec
+            return inner.with_children(map(replaced, inner.children.values()))
+
+        return replaced(self.spec)
+
     @cached_property
     def prints(self) -> dict[str, str]:
         """Digits of all that decides the samples of each leaf and their order, by id.
