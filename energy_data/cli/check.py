@@ -45,7 +45,7 @@ def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_dat
 def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str], list[str]]:
     """Return the problems of a file and all it names, and a summary of each split."""
     try:
-        metadataset = load(path)
+        metadataset = load(path, find_missing=with_data)
     except SpecError as error:
         return error.faults, []
     # A single dataset may have any split; training needs this one.
@@ -74,9 +74,12 @@ def _compiled(metadataset: LoadedMetadataset, split: str) -> Spec:
 
 
 def _checked(path: str | Path, **facts: Any) -> Source:
-    """Open a dataset, and all files of it."""
-    source = open_source(path, **facts)
-    source.check_files()
+    """Open a dataset, and all files of it. SpecError for damage too: others are checked then."""
+    try:
+        source = open_source(path, **facts)
+        source.check_files()
+    except DataError as error:
+        raise SpecError(str(error)) from error
     return source
 
 

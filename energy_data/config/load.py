@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -61,13 +62,17 @@ class LoadedMetadataset:
 
 
 def load(
-    path: PathLike | Mapping[str, Any], *, base_dir: PathLike | None = None
+    path: PathLike | Mapping[str, Any],
+    *,
+    base_dir: PathLike | None = None,
+    find_missing: bool = False,
 ) -> LoadedMetadataset:
     """Return a metadataset, checked with all files it names. No dataset is opened.
 
     path: a metadataset file; a mapping; or a dataset folder, a tar or a pattern of tars, for a
     metadataset that stands for this one dataset. base_dir: where relative paths start; the working
-    folder if None. Raises SpecError with every error of all the files, one line each:
+    folder if None. find_missing: if there are errors, report also datasets that do not exist, which
+    nobody will open. Raises SpecError with every error of all the files, one line each:
     `file:line:column: where: what is wrong, what was found. What to do.`
     """
     diagnostics, folder = Diagnostics(), os.path.realpath(base_dir or ".")
@@ -81,46 +86,66 @@ def load(
         if found is None:
             diagnostics.raise_if_any()
         assert found is not None
-        return checked(*found, diagnostics)
+        return checked(*found, diagnostics, find_missing=find_missing)
     folder, path = ("/", full) if is_remote(full) else os.path.split(full.rstrip("/"))
     value = read_data({"splits": {"train": {"path": path or "/"}}}, name, diagnostics)
     return checked(File(name, "", folder, any_split=True), value, diagnostics)
 
 
-def checked(root: File, value: Value | None, diagnostics: Diagnostics) -> LoadedMetadataset:
+def checked(
+    root: File, value: Value | None, diagnostics: Diagnostics, *, find_missing: bool = False
+) -> LoadedMetadataset:
     """Return the metadataset whose outermost file holds `value`, with all files it names."""
     origins = Origins()
-    files = _read_files(root, value, Grammar(diagnostics, origins))
-    if (file := files[root.key]) is None:
-        diagnostics.raise_if_any()
-    assert file is not None
-    splits = () if file.any_split else file.splits
+    files, named = _read_files(root, value, Grammar(diagnostics, origins))
+    file = files[root.key]
     trees: dict[tuple[str, int | None], Spec] = {}
-    for name in splits:
-        trees[name, 1] = Expander(files, origins, diagnostics).tree(file, name, 1)
+    if file is not None and not file.any_split:
+        for name in file.splits:
+            trees[name, 1] = Expander(files, origins, diagnostics).tree(file, name, 1)
+    if find_missing and diagnostics.num_reports:
+        _report_missing(named, diagnostics)
     diagnostics.raise_if_any()
+    assert file is not None
     return LoadedMetadataset(file, origins, files, trees)
 
 
-def _read_files(root: File, value: Value | None, grammar: Grammar) -> dict[str, File | None]:
-    """Return the outermost file and all files that it names, by key; None: it has errors.
+_Named = tuple[File, str, Place, str]  # a file, a path that it names, and where it does
 
-    Errors of a file do not keep those that it names from being read.
+
+def _read_files(
+    root: File, value: Value | None, grammar: Grammar
+) -> tuple[dict[str, File | None], list[_Named]]:
+    """Return the outermost file and all files that it names, by key; and all paths in them.
+
+    A file with errors is None. The files that it names are read nevertheless.
     """
     files: dict[str, File | None] = {}
-    read = [(root, value)]
-    unread: list[tuple[File, str, Place, str]] = []  # the file that names it, and its path there
+    read, unread = [(root, value)], list[_Named]()
+    named: list[_Named] = []
     while read or unread:
         if not read:
-            found = _read(*unread.pop(), files, grammar.diagnostics)
+            named.append(unread.pop())
+            found = _read(*named[-1], files, grammar.diagnostics)
             read += [] if found is None else [found]
             continue
         file, value = read.pop()
         splits = None if value is None else grammar.file(value)
         files[file.key] = None if splits is None else evolve(file, splits=splits)
-        unread += [(file, *named) for named in reversed(grammar.paths)]
+        unread += [(file, *each) for each in reversed(grammar.paths)]
         grammar.paths.clear()
-    return files
+    return files, named
+
+
+def _report_missing(named: Sequence[_Named], diagnostics: Diagnostics) -> None:
+    """Report datasets that do not exist; not those whose paths are patterns."""
+    for by, path, place, where in named:
+        full = joined(by.directory, path)
+        if is_remote(path) or is_metadataset(full) or set(full) & set("{*?["):
+            continue
+        with suppress(OSError, ValueError):  # reported when it is opened
+            if not Path(full).exists():
+                diagnostics.report(place, where, _missing(full, "dataset"))
 
 
 def _read(
@@ -144,7 +169,7 @@ def _read(
         if Path(full).is_file():
             with Path(full).open("rb") as file:
                 text = file.read(MAX_BYTES + 1)
-        problem = _missing(full) if text is None else ""
+        problem = _missing(full, "metadataset") if text is None else ""
     except (OSError, ValueError) as error:
         problem = f"cannot be read, {error}. Check the path and its permissions."
     if is_remote(path):
@@ -157,11 +182,11 @@ def _read(
     return File(name, key, str(Path(key).parent)), read_text(text, name, diagnostics)
 
 
-def _missing(path: str) -> str:
-    """Return the problem of a file that does not exist."""
+def _missing(path: str, what: str) -> str:
+    """Return the problem of a metadataset or a dataset that does not exist."""
     folder, name = os.path.split(path)
     if not Path(folder).is_dir():
         return f"there is no folder {folder!r}. Check the path; it starts at its file's folder."
     near = did_you_mean(name, [each.name for each in Path(folder).iterdir()])
     advice = f"Did you mean {near!r}?" if near else "Check the path."
-    return f"there is no metadataset {name!r} in {folder!r}. {advice}"
+    return f"there is no {what} {name!r} in {folder!r}. {advice}"

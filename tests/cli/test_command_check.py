@@ -35,6 +35,26 @@ def test_all_faults_of_all_files_are_told_with_their_places(energy_data, write):
     assert any(line.startswith("two.yaml:3:3: splits: unknown") for line in lines)
 
 
+def test_datasets_that_are_not_there_are_reported_with_the_other_faults(
+    energy_data, dataset, write
+):
+    dataset("books", 3)
+    (dataset("torn", 3) / "shard-0.tar").write_bytes(b"not a tar at all" * 100)
+    paths = "{path: ./books, wieght: 1}, {path: ./boks}, {path: ./other.yaml}, {path: ./b*.tar}"
+    write("one.yaml", f"splits:\n  train: {{blend: [{paths}]}}\n  val: {{path: ./gone/x.jsonl}}\n")
+    write("other.yaml", "splits:\n  train: {path: ./bookss}\n")
+    write("two.yaml", "splits:\n  train: {blend: [{path: ./torn}, {path: ./boks}]}\n")
+    done = energy_data("check", "one.yaml", "two.yaml")
+    assert done.exit_code == 1
+    assert [line.split(" ", 1)[0] for line in done.stderr.splitlines()] == [
+        *("one.yaml:2:35:", "one.yaml:2:54:", "one.yaml:3:15:", "other.yaml:2:17:"),
+        *("two.yaml:2:26:", "two.yaml:2:42:"),
+    ]
+    assert "there is no dataset 'boks' in" in done.stderr
+    assert "Did you mean 'books'?" in done.stderr
+    assert "there is no folder" in done.stderr
+
+
 def test_datasets_that_are_not_there_are_faults_at_their_path(energy_data, dataset, write):
     dataset("books", 3)
     write("meta.yaml", "splits:\n  train:\n    blend: [{path: ./boks}, {path: ./books}]\n")
