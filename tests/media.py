@@ -35,25 +35,30 @@ def video(*, suffix="mp4", codec="mpeg4", with_sound=True):
 
 def wav():
     """Return two seconds of a ramp, 8,000 samples a second, int16."""
+    return sound("wav", "pcm_s16le", SOUND_RATE, 2 * SOUND_RATE)
+
+
+def sound(suffix, codec, rate, length):
+    """Return a ramp of some length, mono."""
     import av  # noqa: PLC0415 - an extra
 
     file = io.BytesIO()
-    with av.open(file, "w", format="wav") as container:
-        stream = container.add_stream("pcm_s16le", rate=SOUND_RATE)
+    with av.open(file, "w", format={"mkv": "matroska"}.get(suffix, suffix)) as container:
+        stream = container.add_stream(codec, rate=rate)
         stream.layout = "mono"
-        for frame in _sound(av, stream):
+        for frame in _sound(av, stream, rate, length):
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return file.getvalue()
 
 
-def _sound(av, stream):
-    ramp = np.arange(2 * SOUND_RATE, dtype=np.int16)
-    form = "fltp" if stream.name == "aac" else "s16"
+def _sound(av, stream, rate=SOUND_RATE, length=2 * SOUND_RATE):
+    ramp = (np.arange(length) % 30000).astype(np.int16)
+    form = {"aac": "fltp", "libmp3lame": "s16p"}.get(stream.name, "s16")
     values = ramp.astype(np.float32) / 32768 if form == "fltp" else ramp
     step = stream.codec_context.frame_size or 1000
     for start in range(0, len(values), step):
         frame = av.AudioFrame.from_ndarray(values[None, start : start + step], form, "mono")
-        frame.sample_rate, frame.pts = SOUND_RATE, start
-        frame.time_base = Fraction(1, SOUND_RATE)
+        frame.sample_rate, frame.pts = rate, start
+        frame.time_base = Fraction(1, rate)
         yield frame

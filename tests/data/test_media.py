@@ -56,6 +56,16 @@ def test_clips_have_the_frames_of_their_range(mkv, unit, clip_range, numbers):
     assert begin == pytest.approx(numbers[0] / 10, abs=0.002)
 
 
+@pytest.mark.parametrize("suffix", ["mkv", "mp4", "mov"])
+def test_ranges_beyond_the_end_give_no_clip(suffix):
+    decoder = SampleDecoder().decode(f"a.{suffix}", video(suffix=suffix))
+    beyond = [(float(begin), begin + 0.5) for begin in range(3, 70, 3)]
+    shown, times = decoder.get_video_clips([(1.9, 1.9), (1.95, 5), *beyond])
+    assert [levels(clip) for clip in shown] == [[19], [19]]
+    assert times == [pytest.approx((1.9, 2.0), abs=0.002)] * 2
+    assert decoder.get_audio_clips(beyond) == ([], [])
+
+
 def test_clips_can_be_scaled(mkv):
     [clip], _ = mkv.get_video_clips([(0, 0)], video_out_frame_size=(8, 4))
     assert clip.shape == (1, 3, 4, 8)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from media import FRAMES, video, wav
+import torch
+from media import FRAMES, sound, video, wav
 
 from energy_data.energon.av import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energy_data.energon.media import AVMetadata
@@ -40,6 +41,27 @@ def test_clips_are_from_the_beginning_to_the_end_at_equal_distances(decoder, num
     assert [len(clip) for clip in data.video_clips] == [
         round((end - begin) * 10) for begin, end in shown
     ]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1 / 3, 0.123])
+@pytest.mark.parametrize(
+    ("suffix", "codec", "rate"),
+    [
+        ("wav", "pcm_s16le", 11025),  # 0.5 s are 5512.5 samples
+        ("flac", "flac", 44100),
+        ("mkv", "flac", 11025),  # whose times are rounded to milliseconds
+        ("mkv", "aac", 44100),
+        ("webm", "libopus", 48000),
+        ("mp3", "libmp3lame", 44100),  # whose first sample is not at 0 s
+    ],
+)
+def test_audio_clips_can_be_stacked(suffix, codec, rate, seconds):
+    decoder = AVDecoder(io.BytesIO(sound(suffix, codec, rate, 3 * rate + 2)))
+    for num_clips in (3, 7, 33):
+        data = get_clips_uniform(decoder, seconds, num_clips, request_audio=True)
+        clips = torch.stack(data.audio_clips)
+        assert clips.shape[:2] == (num_clips, 1)
+        assert abs(clips.shape[2] - seconds * rate) <= 0.5
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 3, 5, FRAMES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, pairwise
-from math import floor, inf
+from math import ceil, floor, inf
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -17,6 +17,8 @@ from energy_data.errors import MissingExtraError
 
 AVMode = Literal["torch", "AVDecoder", "pyav"]
 MEDIA_EXTENSIONS = frozenset(("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"))
+
+_PREROLL = 0.25  # seconds before a clip of audio: decoders drop their first frames after a seek
 
 Ranges = Sequence[tuple[float, float]]
 Times = list[tuple[float, float]]
@@ -109,7 +111,8 @@ class AVDecoder:
         Decodes from the key frame before each range; with the unit frames, from the start.
 
         Args:
-            video_clip_ranges: (start, end) of each, both included: at least one frame.
+            video_clip_ranges: (start, end) of each, both included. A range gives at least one
+                frame; one that begins after the last frame gives no clip.
             video_unit: Unit of the ranges; seconds select the frames shown at that time.
             video_out_frame_size: (width, height) to scale to; None: the size in the file.
         """
@@ -132,7 +135,9 @@ class AVDecoder:
         """Return clips, each [channels, samples], and their start and end in seconds.
 
         Args:
-            audio_clip_ranges: (start, end) of each, the end excluded.
+            audio_clip_ranges: (start, end) of each, the end excluded. Ranges of equal length give
+                clips of equal length; the end of the file cuts a clip, and one that begins after
+                it gives none.
             audio_unit: Unit of the ranges.
         """
         clips, times = [], []
@@ -141,7 +146,7 @@ class AVDecoder:
                 rate = container.streams.audio[0].sample_rate
                 scale = 1 if audio_unit == "samples" else rate
                 first = round(start * scale)
-                samples = _sound(container, first, inf if end == inf else round(end * scale))
+                samples = _sound(container, first, first + _rounded((end - start) * scale))
             if samples is not None and samples.shape[1]:
                 clips.append(torch.from_numpy(samples))
                 times.append((first / rate, (first + samples.shape[1]) / rate))
@@ -266,7 +271,10 @@ def _decoder(data: bytes | memoryview) -> AVDecoder:
 
 
 def _shown(container: Any, start: float, end: float) -> Iterator[Any]:
-    """Yield the frames that are shown at some time from `start` to `end`, in seconds."""
+    """Yield the frames that are shown at some time from `start` to `end`, in seconds.
+
+    A frame is shown until the next one begins, and the last frame for its own duration.
+    """
     stream = container.streams.video[0]
     if start > 0:
         container.seek(floor(start / stream.time_base), stream=stream)
@@ -274,26 +282,46 @@ def _shown(container: Any, start: float, end: float) -> Iterator[Any]:
     for frame, following in pairwise(frames):
         if _begin(frame) > max(start, end):
             return
-        if following is None or _begin(following) > start:
+        until = _end(frame) if following is None else _begin(following)
+        if until > start or _begin(frame) == start:
             yield frame
 
 
 def _sound(container: Any, first: int, end: float) -> npt.NDArray[Any] | None:
-    """Return samples [first, end) of each channel; None if there are none."""
+    """Return samples [first, end) of each channel; None if there are none.
+
+    The first sample of an audio file is 0, whatever delay of its encoder the file declares.
+    """
     stream = container.streams.audio[0]
-    if first > 0:
-        container.seek(floor(first / stream.sample_rate / stream.time_base), stream=stream)
-    pieces = []
+    rate, tick = stream.sample_rate, stream.time_base
+    origin = 0 if container.streams.video else float((stream.start_time or 0) * tick)
+    before = origin + first / rate - _PREROLL
+    if before > 0:
+        container.seek(floor(before / tick), stream=stream)
+    pieces: list[npt.NDArray[Any]] = []
+    start = stop = 0
     for frame in container.decode(audio=0):
-        at = round(_begin(frame) * stream.sample_rate)
-        if at >= end:
+        if not pieces:
+            start = stop = round((_begin(frame) - origin) * rate)
+        if stop >= end:
             break
         values = frame.to_ndarray()
-        if not frame.format.is_planar:
-            values = values.reshape(frame.samples, -1).T
-        stop = None if end == inf else max(int(end) - at, 0)
-        pieces.append(values[:, max(first - at, 0) : stop])
-    return np.concatenate(pieces, axis=1) if pieces else None
+        pieces.append(values if frame.format.is_planar else values.reshape(frame.samples, -1).T)
+        stop += frame.samples
+    if not pieces:
+        return None
+    if 0 < end - stop < rate * tick:  # mkv rounds times to milliseconds
+        start += int(end) - stop
+    last = None if end == inf else int(end) - start
+    return np.ascontiguousarray(np.concatenate(pieces, axis=1)[:, max(first - start, 0) : last])
+
+
+def _rounded(samples: float) -> float:
+    """Return a length to the nearest sample, and the smaller one of x.5 (give or take an error).
+
+    Then the last of clips at equal distances ends in the file.
+    """
+    return samples if samples == inf else ceil(round(samples, 6) - 0.5)
 
 
 def _pixels(frames: Sequence[Any], size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
