@@ -98,7 +98,7 @@ def draws(
     """
     if endless:
         counted = Clock(samples_per_microbatch=batch_size, **clock)
-        references = ReferencesSpec(of=spec, clock=counted)
+        references = ReferencesSpec(of=spec, clock=counted, batch=batch_size)
         # Micro-batch g is of lane g mod lanes.
         of_lane = [len(range(lane, batches, lanes)) for lane in range(lanes)]
     else:

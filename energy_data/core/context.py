@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from fractions import Fraction
 from math import ceil
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Context:
     shared_leaves: frozenset[str] = frozenset()  # ids of leaves that several order trees draw from
     profiler: Profiler = field(factory=Profiler, eq=False, repr=False)  # of the process
     own_leaf_seed: int | None = None  # seed of the orders of leaves; None: `seed`
+    # Leaf id -> the size of its grains, in trees that continue the leaves of others.
+    grains: Mapping[str, Fraction] = field(factory=dict, eq=False, repr=False)
     cache: Any = field(default=None, eq=False, repr=False)  # a cache pool, for users' functions
     _shared: dict[Hashable, Any] = field(factory=dict, eq=False, repr=False)
 

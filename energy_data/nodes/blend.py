@@ -13,6 +13,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any, Literal
 
+import numpy as np
 from attrs import evolve, field, frozen
 
 from energy_data.core import recipe
@@ -25,8 +26,8 @@ from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import LeafTable
 from energy_data.nodes.many import MultiChildNode, MultiChildSpec
-from energy_data.nodes.references import OrderSpec
-from energy_data.order.permutation import permute
+from energy_data.nodes.references import OrderSpec, parts_of
+from energy_data.order.grains import Grains
 from energy_data.order.quota import EpochizedChoice, QuotaChoice, WholeBatches
 from energy_data.order.schedule import WEIGHT, Schedule, Unit, Weight, check_weights, stretches
 from energy_data.order.splits import exact_fraction, integer_weights
@@ -139,6 +140,11 @@ class BlendSpec(WeightedSpec):
                 "own weights. Give its children lengths that are equal, or weights that stay."
             )
         return super().shares
+
+    def parts_of_batch(self, *, endless: bool) -> Sequence[Fraction]:
+        if not endless or self.own_units:  # in passes, children have turns
+            return [Fraction(0)] * len(self.parts)
+        return parts_of(self.shares)
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         if endless:
@@ -289,6 +295,9 @@ class MixSpec(WeightedSpec):
         if self.item_kind != "references":
             yield "parts", "a mix is for children below reading. Over streams, use a blend."
 
+    def parts_of_batch(self, *, endless: bool) -> Sequence[Fraction]:
+        return parts_of(self.shares) if self.by == "samples" else [Fraction(1)] * len(self.parts)
+
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         size, lane = leaves.clock.samples_per_microbatch, self.lane_of_choice(context)
         choice: QuotaChoice | WholeBatches
@@ -352,13 +361,20 @@ class BlendEpochizedSpec(MultiChildSpec):
     def size(self) -> Fraction:
         return sum(self.shares, Fraction(0))
 
+    def parts_of_batch(self, *, endless: bool) -> Sequence[Fraction]:
+        return parts_of(self.shares)
+
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> Order:
         children, lane = self.orders(context, leaves), self.lane_of_choice(context)
         sizes = [size for size in self.shares if size]
-        positions = [
-            leaves.shares.position(child.leaf)
+        dealt = [
+            (leaves.shares.grain_sizes[child.leaf], leaves.keys[child.leaf])
             if isinstance(child, LeafOrder)
-            else int(permute(context.lane, context.lanes, key(lane["key"], int(name))))
+            else (Fraction(0), key(lane["key"], int(name)))
             for name, child in zip(self.drawn, children, strict=True)
         ]
-        return ChoiceOrder(children, EpochizedChoice(sizes, lane_positions=positions, **lane))
+        grain_sizes, keys = zip(*dealt, strict=True)
+        grains = Grains(
+            grain_sizes, np.array(keys, np.uint64), lane=context.lane, lanes=context.lanes
+        )
+        return ChoiceOrder(children, EpochizedChoice(sizes, grains=grains, **lane))

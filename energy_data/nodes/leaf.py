@@ -126,13 +126,21 @@ class LeafTable:
 
     An *entry* is one position of a leaf in the tree; entries of one leaf share its samples.
 
+    grains: Draws of each leaf in a micro-batch, by id; empty: its samples are not dealt in grains.
     in_passes: whether each pass has each sample once, so that no leaf mixes epochs.
     """
 
     def __init__(
-        self, spec: Spec, context: Context, shuffle: Shuffle, clock: Clock, *, in_passes: bool
+        self,
+        spec: Spec,
+        context: Context,
+        shuffle: Shuffle,
+        clock: Clock,
+        grains: Mapping[str, Fraction],
+        *,
+        in_passes: bool,
     ) -> None:
-        self.leaves, self.entry_of_path, self.leaf_of_entry, sizes, keys = context.shared(
+        self.leaves, self.entry_of_path, self.leaf_of_entry, sizes, self.keys = context.shared(
             ("leaves", context.path, context.leaf_seed), lambda: _numbered(spec, context)
         )
         self.clock = clock
@@ -140,7 +148,7 @@ class LeafTable:
         self.place: Place | None = partial(clock.draws, lane=context.lane, lanes=context.lanes)
         self.shares = Shares(
             sizes,
-            keys,
+            self.keys,
             epochs=[
                 1 if in_passes and leaf.epochs is not None else leaf.epochs for leaf in self.leaves
             ],
@@ -148,6 +156,7 @@ class LeafTable:
             window=shuffle.window,
             lane=context.lane,
             lanes=context.lanes,
+            grains=[grains[leaf.id] for leaf in self.leaves] if grains else (),
         )
 
     def at(self, place: Place | None) -> LeafTable:

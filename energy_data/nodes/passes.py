@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -94,6 +94,9 @@ class RepeatSpec(UnarySpec, OrderSpec):
     def size(self) -> Fraction:
         return self.ordered[0].size * (self.times or 1)
 
+    def parts_of_batch(self, *, endless: bool) -> Sequence[Fraction]:
+        return [Fraction(1)]
+
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> RepeatOrder:
         child = self.ordered[0].order(context.under("of"), leaves, endless=False)
         return RepeatOrder(child, times=self.times or 1)
@@ -152,6 +155,9 @@ class EpochizeSpec(UnarySpec, OrderSpec):
     @property
     def size(self) -> Fraction:
         return Fraction(self.length)
+
+    def parts_of_batch(self, *, endless: bool) -> Sequence[Fraction]:
+        return [Fraction(1)]
 
     def order(self, context: Context, leaves: LeafTable, *, endless: bool) -> VirtualEpochOrder:
         below = leaves if endless else leaves.at(None)  # a finite parent counts other passes

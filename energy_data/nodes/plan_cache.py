@@ -56,7 +56,7 @@ class LanePlan:
         self._most = np.full(len(table.leaves), _NO_LIMIT)
         for number, leaf in enumerate(table.leaves):
             if (most := leaf.most_draws) is not None:
-                self._most[number] = min(table.shares.part(number, most), _NO_LIMIT)
+                self._most[number] = min(table.shares.grains.count(number, most), _NO_LIMIT)
         self._block, self._ahead = _EMPTY, FIRST_PLANNED
         self._ledgers: dict[int, Integers] = {}  # of the last places that were asked for
 

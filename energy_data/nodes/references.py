@@ -7,16 +7,17 @@ how often each leaf was drawn before (the *ledger* offsets).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
-from energy_data.core.cursor import Cursor, Problem, Signed
+from energy_data.core.cursor import Cursor, Problem, Signed, shorten
 from energy_data.core.lazy import cached_property
 from energy_data.core.node import ItemRef, Items, Node
 from energy_data.core.references import Integers, References, rank_within
@@ -25,6 +26,7 @@ from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
 from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets
 from energy_data.nodes.unary import UnarySpec
+from energy_data.order.grains import grain_size
 from energy_data.order.schedule import Clock, Unit
 from energy_data.order.tree import LeafOrder, Order
 
@@ -86,6 +88,19 @@ class OrderSpec(Spec):
         a parent that counts passes).
         """
 
+    def parts_of_batch(self, *, endless: bool) -> Sequence[Fraction]:
+        """Return the part of each child in a batch; 0: unknown, as where children take turns.
+
+        endless: As in `order`.
+        """
+        return [Fraction(0)] * len(self.ordered)
+
+    def draws_in_batch(self, draws: Fraction, *, endless: bool) -> Iterator[tuple[str, Fraction]]:
+        """Yield each leaf's id and its draws in a batch with so many draws of this tree."""
+        parts = self.parts_of_batch(endless=endless)
+        for child, part in zip(self.ordered, parts, strict=True):
+            yield from child.draws_in_batch(draws * part, endless=endless)
+
     @property
     def shares(self) -> Sequence[Fraction]:
         """How many draws each child has in the long run, on any scale. SpecError if it changes."""
@@ -107,9 +122,8 @@ class OrderSpec(Spec):
         means = [child.mean_tokens for child in self.ordered]
         if len(set(means)) == 1:
             return means[0]
-        shares = self.shares
-        total = sum((share * mean for share, mean in zip(shares, means, strict=True)), Fraction(0))
-        return total / sum(shares, Fraction(0))
+        parts = parts_of(self.shares)
+        return sum((part * mean for part, mean in zip(parts, means, strict=True)), Fraction(0))
 
     def build(self, context: Context) -> Node[Any]:
         if self.item_kind == "references":
@@ -119,6 +133,12 @@ class OrderSpec(Spec):
     def stream(self, context: Context) -> Node[Any]:
         """Return the node over children above reading, for kinds that can have such children."""
         raise NotImplementedError(f"a {self.kind} stands below reading")
+
+
+def parts_of(shares: Sequence[Fraction]) -> list[Fraction]:
+    """Return the shares as parts of their sum."""
+    total = sum(shares, Fraction(0))
+    return [share / total for share in shares]
 
 
 @frozen
@@ -144,6 +164,9 @@ class LeafSpec(OrderSpec):
         known = self.leaf.mean_tokens
         return super().mean_tokens if known is None else known
 
+    def draws_in_batch(self, draws: Fraction, *, endless: bool) -> Iterator[tuple[str, Fraction]]:
+        yield self.leaf.id, draws
+
     def to_dict(
         self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
     ) -> list[Any]:
@@ -162,6 +185,8 @@ class DrawsCursor(Cursor):
     epoch: int = 0  # passes finished, of a finite stream
     draws: int = 0  # draws made in this pass
     offsets: tuple[Signed, ...] = ()  # per leaf: draws before the mixture changed; empty: none
+    # Per leaf, numerator and denominator: its grains, kept from before an edit; empty: of the spec.
+    grains: tuple[int, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -171,12 +196,16 @@ class ReferencesSpec(UnarySpec):
     An endless stream has one order per lane. A finite one (`deal` > 0) has one order that is dealt
     to the lanes: micro-batch g of a pass is its draws [g * deal, (g + 1) * deal). So a pass has at
     most one short batch for any number of lanes.
+
+    In an endless stream, `batch` is how many draws a lane makes at a time: those of a micro-batch.
+    They are of one epoch of a leaf, as far as possible (see `order/grains.py`).
     """
 
     kind = "references"
     of: OrderSpec
     shuffle: Shuffle = field(factory=Shuffle)
     deal: int = 0
+    batch: int = 1
     drop_last: bool = False  # drop the short group at the end of a pass
     clock: Clock | None = None  # for weights that follow the run; None: there are none
 
@@ -195,7 +224,7 @@ class ReferencesSpec(UnarySpec):
     def num_items(self, context: Context, epoch: int) -> int | None:
         if not self.deal:
             return None
-        order = self.plan(context).order
+        order = self.plan(context, {}).order
         draws = order.begin(epoch + 1) - order.begin(epoch)
         return draws // self.deal * self.deal if self.drop_last else draws
 
@@ -205,21 +234,32 @@ class ReferencesSpec(UnarySpec):
                 f"a {self.of.kind} never ends, because its children start again one by one. Put "
                 f"it into an `epochize` with the number of samples of an epoch"
             )
-        return self.plan(context).order.begin(1)
+        return self.plan(context, self.grains).order.begin(1)
 
     def build(self, context: Context) -> ReferencesNode:
         return DealtReferences(self, context) if self.deal else ReferencesNode(self, context)
 
-    def plan(self, context: Context) -> LanePlan:
-        """Return the plan of a lane. The lanes of a dealt stream share one."""
-        if not self.deal:
-            return self._plan(context)
-        one = evolve(context, lane=0, lanes=1)
-        return context.shared(("plan", context.path), lambda: self._plan(one))
+    @cached_property
+    def grains(self) -> Mapping[str, Fraction]:
+        """The size of the grains in which each leaf is dealt to the lanes, by id."""
+        draws: dict[str, Fraction] = {}
+        for leaf_id, part in self.of.draws_in_batch(Fraction(self.batch), endless=True):
+            draws[leaf_id] = draws.get(leaf_id, Fraction(0)) + part
+        return {leaf_id: grain_size(found) for leaf_id, found in draws.items()}
 
-    def _plan(self, context: Context) -> LanePlan:
+    def plan(self, context: Context, grains: Mapping[str, Fraction]) -> LanePlan:
+        """Return the plan of a lane. The lanes of a dealt stream share one.
+
+        grains: Of each leaf, by id.
+        """
+        if not self.deal:
+            return self._plan(context, grains)
+        one = evolve(context, lane=0, lanes=1)
+        return context.shared(("plan", context.path), lambda: self._plan(one, {}))
+
+    def _plan(self, context: Context, grains: Mapping[str, Fraction]) -> LanePlan:
         clock, in_passes = self.clock or Clock(), bool(self.deal)
-        table = LeafTable(self.of, context, self.shuffle, clock, in_passes=in_passes)
+        table = LeafTable(self.of, context, self.shuffle, clock, grains, in_passes=in_passes)
         # Paths within the order tree start at its root, so that wrapping it changes nothing.
         order = self.of.order(evolve(context, path=()), table, endless=not in_passes)
         return LanePlan(order, table)
@@ -236,7 +276,28 @@ class ReferencesNode(Node[DrawsCursor]):
     @cached_property
     def plan(self) -> LanePlan:
         """The order and the table of leaves; made on the first draw."""
-        return self.spec.plan(self.context)
+        return self._plan_at(self.cursor)
+
+    @property
+    def grains(self) -> Mapping[str, Fraction]:
+        """The size of the grains in which each leaf is dealt to the lanes, by id."""
+        return self._grains(self.cursor.grains)
+
+    def _grains(self, kept: tuple[int, ...]) -> Mapping[str, Fraction]:
+        if not kept:
+            own, others = self.spec.grains, self.context.grains
+            return {name: others.get(name, size) for name, size in own.items()} if others else own
+        sizes = map(Fraction, kept[::2], kept[1::2])
+        return dict(zip(self.spec.grains, sizes, strict=True))
+
+    def keep_grains(self, sizes: Mapping[str, Fraction]) -> None:
+        """Deal leaves as before an edit, so that they continue. Others are dealt as now."""
+        self.cursor.grains, own = (), self.grains
+        kept = {name: sizes.get(name, size) for name, size in own.items()}
+        if kept != own:
+            pairs = (size.as_integer_ratio() for size in kept.values())
+            self.cursor.grains = tuple(chain.from_iterable(pairs))
+        self.__dict__.pop("plan", None)
 
     @property
     def leaves(self) -> list[Leaf]:
@@ -249,12 +310,23 @@ class ReferencesNode(Node[DrawsCursor]):
         return [leaf for _, leaf in leaf_entries(self.spec.of)]
 
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
+        if at.grains and not self._are_grains(at.grains):
+            yield "grains", f"must be the grains of each leaf, got {shorten(at.grains)}"
+            return
         if not at.offsets:
             return
         if len(at.offsets) != (count := len({leaf.id for leaf in self.entries})):
             yield "offsets", f"must have a number for each of {count} leaves, has {len(at.offsets)}"
-        elif min(at.offsets) < 0 and self.plan.ledger(at.draws, at.offsets).min() < 0:
+        elif min(at.offsets) < 0 and self._plan_at(at).ledger(at.draws, at.offsets).min() < 0:
             yield "offsets", f"make the draws of a leaf negative, after {at.draws} draws"
+
+    def _are_grains(self, pairs: tuple[int, ...]) -> bool:
+        if len(pairs) != 2 * len(self.spec.grains) or not all(pairs[1::2]):
+            return False
+        return all(size == grain_size(size) for size in map(Fraction, pairs[::2], pairs[1::2]))
+
+    def _plan_at(self, at: DrawsCursor) -> LanePlan:
+        return self.spec.plan(self.context, self._grains(at.grains))
 
     def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample of that reference."""

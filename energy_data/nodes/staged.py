@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, shorten
@@ -81,6 +82,15 @@ class StagedSpec(Spec):
         return sorted({leaf.id for stage in continuing for _, leaf in stage.leaves})
 
     @cached_property
+    def grains(self) -> dict[str, Fraction]:
+        """The size of the grains of each leaf that continues, as in its first stage, by id."""
+        found: dict[str, Fraction] = {}
+        for stage in self.stages:
+            for tree in stage.order_trees if stage.on_enter == "continue" else ():
+                found = {**tree.grains, **found}
+        return found
+
+    @cached_property
     def leaf_sizes(self) -> dict[str, int]:
         """The number of samples of each leaf, by id."""
         return {leaf.id: leaf.num_samples for stage in self.stages for _, leaf in stage.leaves}
@@ -146,7 +156,10 @@ class StagedNode(Node[StagedCursor]):
         self._entered: tuple[Any, Sequence[tuple[Node[Any], Cursor]]] = None, ()
 
     def _built(self, stage: Stage) -> Node[Any]:
-        return stage.of.build(stage.context(self.context))
+        context = stage.context(self.context)
+        if stage.on_enter == "continue":
+            context = evolve(context, grains=self.spec.grains)
+        return stage.of.build(context)
 
     def faults(self, at: StagedCursor) -> Iterator[Problem]:
         if at.carried or at.returned:

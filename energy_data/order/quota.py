@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from energy_data.core.keys import key as keyed
 from energy_data.core.keys import mix
+from energy_data.order.grains import Grains
 from energy_data.order.permutation import permute
 from energy_data.order.splits import (
     LARGEST_TOTAL,
@@ -147,9 +148,9 @@ class WholeBatches:
 class EpochizedChoice:
     """The children of one lane's draws, pass after pass, with exact counts in each.
 
-    Over all lanes, child i has floor(e * sizes[i]) draws before pass e; this lane has
-    (floor(e * sizes[i]) + lane_positions[i]) // lanes of them. Within a pass the children are dealt
-    by splits whose weights are the lane's counts in that pass, so all come out even at its end.
+    Over all lanes, child i has floor(e * sizes[i]) draws before pass e; this lane has those that
+    `grains` deals to it. Within a pass the children are dealt by splits whose weights are the
+    lane's counts in that pass, so all come out even at its end.
 
     Args:
         sizes: Draws of each child per pass over all lanes, >= 0: repetitions times samples, also
@@ -157,8 +158,8 @@ class EpochizedChoice:
         key: Key of this choice; the phases of the lanes come from it.
         lane: The number of this lane, 0 to lanes - 1.
         lanes: The number of lanes.
-        lane_positions: The number of this lane among the lanes as each child permutes them, 0 to
-            lanes - 1: with that of `Shares`, counts here agree with the shares there.
+        grains: How the draws of each child are dealt to this lane: of a leaf, as its `Shares` has
+            them, so that a pass is an epoch of the leaf.
 
     Raises:
         ValueError: If a size is negative or has a denominator above 2**40, if all are 0, or if
@@ -172,7 +173,7 @@ class EpochizedChoice:
         key: int,
         lane: int,
         lanes: int,
-        lane_positions: Sequence[int],
+        grains: Grains,
     ) -> None:
         weights = integer_weights(sizes)
         self.num_children = len(sizes)
@@ -184,7 +185,7 @@ class EpochizedChoice:
         self._check(living)
         self._numerators = np.array([size.numerator for size in living], np.int64)
         self._denominators = np.array([size.denominator for size in living], np.int64)
-        self._positions = np.array(lane_positions, np.int64)[self._living]
+        self._grains, self._slack = grains, 2 * int(grains.widest[self._living].sum())
 
     def _check(self, sizes: list[Fraction]) -> None:
         if self._total > LARGEST_TOTAL * self._lanes:
@@ -249,14 +250,14 @@ class EpochizedChoice:
     def _counts(self, epochs: Numbers) -> Numbers:
         """This lane's draws of each living child before each of these passes, [passes, k]."""
         drawn = exact_quotient(epochs[:, np.newaxis], self._numerators, self._denominators, 0)
-        return (drawn + self._positions) // self._lanes
+        return self._grains.counts(np.broadcast_to(self._living, drawn.shape), drawn)
 
     def _pass_of(self, draw: int) -> int:
         """The pass of a draw: the last that begins at or before it."""
-        # Per child, counts differ from their mean by less than two draws.
-        per_pass, slack = self._total / self._lanes, 2 * len(self._living)
-        low = max(0, int((draw - slack) / per_pass))
-        high = int((draw + slack) / per_pass) + 2
+        # Per child, counts differ from their mean by less than two grains.
+        per_pass = self._total / self._lanes
+        low = max(0, int((draw - self._slack) / per_pass))
+        high = int((draw + self._slack) / per_pass) + 2
         return low + bisect_right(range(low, high), draw, key=self.begin) - 1
 
 

@@ -1,7 +1,8 @@
 """Which sample of its dataset a lane's n-th draw is.
 
-Every epoch of a leaf (a dataset of N samples) is cut into one share per lane. With l the number of
-this lane in a permutation of the lanes that belongs to the leaf, the lane has made
+Every epoch of a large leaf (a dataset of N samples) is divided into one share per lane, so that a
+lane reads neighbouring samples. With l the number of this lane in a permutation of the lanes that
+belongs to the leaf, the lane has made
 
     T(e) = (e * N + l) // lanes
 
@@ -10,9 +11,18 @@ S((e + 1) * N) - S(e * N), with S(x) the sum over i < l of (x + i) // lanes, in 
 l * (x // lanes) + max(0, l - lanes + x % lanes). By Hermite's identity the shares of an epoch
 are disjoint and complete, also where there are fewer samples than lanes.
 
+A small leaf, of which a lane has few micro-batches in an epoch, is not divided. It has one share,
+as if there were one lane, and the draws of the share are dealt to the lanes in grains (see
+`grains`). So the consumer receives one epoch after the other, for any number of lanes.
+
 A share is a range of the epoch's order, on a circle. There, sequences of neighbouring samples are
 permuted, the last and shorter one among them, the circle is turned, and windows of a share are
-permuted once more.
+permuted once more. In a small leaf each sequence has one sample: reading neighbours saves nothing.
+
+Epochs are permuted independently, so a micro-batch that ends one and begins the next could have a
+sample twice. Therefore, with w the draws in a micro-batch, those of the first 2 w samples of a
+share that are among the last w of the share before come last of them. A leaf of fewer than 3 w
+samples has the same order in every epoch instead.
 
 A leaf that mixes m epochs has the order of one epoch of m N samples, sample j of which is sample
 j mod N. Each sample comes m times in m epochs, and each copy of a sequence has its own place.
@@ -21,26 +31,36 @@ j mod N. Each sample comes m times in m epochs, and each copy of a sequence has 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from energy_data.core.keys import mix
+from energy_data.core.references import rank_within
+from energy_data.order.grains import Grains, Numbers
 from energy_data.order.permutation import permute
 
-Numbers = NDArray[np.int64]
+_LARGEST = 1 << 61
 
-_LARGEST = 1 << 62
+# What a leaf's key is used for must enter the keys made of it; 1 is for the lanes.
+_SEQUENCES, _WINDOWS = 2, 3
 
-# What a leaf's key is used for must enter the keys made of it.
-_LANE, _SEQUENCES, _WINDOWS = 1, 2, 3
+# Micro-batches of a lane in an epoch from which on a leaf is large. With fewer, a lane that reads
+# single samples reads no more of the files.
+_FEW_BATCHES = 16
+
+# By which the draws of a leaf in a micro-batch of a blend exceed their mean at most.
+_MORE_DRAWS = 4
 
 
 class Shares:
     """The shares of one lane in k leaves, of all epochs.
 
-    The order of a leaf depends on its number of samples, its key, the lane, the number of lanes and
-    the two lengths only: not on the other leaves, nor on its place among them.
+    The order of a leaf depends on its number of samples, its key, its draws in a micro-batch, the
+    lane, the number of lanes and the two lengths only: not on the other leaves, nor on its place
+    among them.
 
     Args:
         num_samples: Samples of each leaf, int64 [k], 1 to 2**61.
@@ -52,12 +72,14 @@ class Shares:
         lanes: The number of lanes.
         epochs: How many epochs each leaf mixes, -1 for all that can be counted; None for the order
             of the file in every epoch. Default: 1 of each.
+        grains: The draws of each leaf in a micro-batch, as `grain_size` returns them. Default: all
+            leaves are large, and epochs are independent.
 
     Raises:
         ValueError: If a leaf has no samples, or too many, also in all epochs that it mixes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - facts of the leaves, of the shuffling and of the lane
         self,
         num_samples: ArrayLike,
         keys: ArrayLike,
@@ -67,34 +89,37 @@ class Shares:
         lane: int,
         lanes: int,
         epochs: Sequence[int | None] = (),
+        grains: Sequence[Fraction] = (),
     ) -> None:
         self._samples = np.array(num_samples, np.int64)
-        self._lanes, self._sequence_length, self._window = lanes, sequence_length, window
-        sizes = self._samples.tolist()
-        self._mixes = any(each != 1 for each in epochs)
-        times = list(map(epochs_mixed, epochs, sizes)) if self._mixes else [1] * len(sizes)
-        for leaf, (size, mixed) in enumerate(zip(sizes, times, strict=True)):
-            if not 1 <= size * mixed <= _LARGEST // 2:
-                raise ValueError(
-                    f"a leaf must have 1 to 2**61 samples, got {size * mixed} for leaf {leaf}"
-                )
-        self._times = np.array(times, np.int64)
-        self._in_file_order = np.array([each is None for each in epochs], bool)
-        self._positions = permute(np.int64(lane), lanes, mix(keys, _LANE))
+        self._window = window
+        self._times = _times(epochs, self._samples.tolist())
+        self._sizes = self._samples * self._times
+        self._mixes = bool((self._times != 1).any())
+        in_file_order = np.array([each is None for each in epochs] or False)
+        draws = np.array([max(ceil(size), 1) for size in grains] or 1)
+        small = (self._sizes < _FEW_BATCHES * lanes * draws) & bool(grains)
+        self.grain_sizes = [
+            size if few else Fraction(0)
+            for few, size in zip(small, grains or [Fraction(0)] * len(small), strict=True)
+        ]
+        self.grains = Grains(self.grain_sizes, keys, lane=lane, lanes=lanes)
+        self._small = small if small.any() else None
+        self._lanes = np.where(small, 1, lanes)  # among which the leaf is divided
+        self._positions = np.where(small, 0, lanes - 1 - self.grains.positions)
+        lengths = np.where(small, min(sequence_length, 1), sequence_length)
+        self._lengths = np.where(in_file_order, 0, lengths)
+        self._shuffles = bool(self._lengths.any())
+        width = np.where(small, draws * (draws > 1), draws + _MORE_DRAWS)
+        width = width * ((self._lengths > 0) | (window > 1)) * bool(grains)
+        self._changes = self._sizes >= 3 * self._lanes * width
+        self._apart_by = width * self._changes
         self._sequence_keys = mix(keys, _SEQUENCES)
         self._window_keys = mix(mix(keys, _WINDOWS), self._positions)
 
-    def position(self, leaf: int) -> int:
-        """The number of this lane among the lanes as this leaf permutes them, 0 to lanes - 1."""
-        return int(self._positions[leaf])
-
-    def part(self, leaf: int, draws: int) -> int:
-        """How many of the leaf's first `draws` draws over all lanes are this lane's; any size."""
-        return (draws + self.position(leaf)) // self._lanes
-
     def begin(self, leaf: int, epoch: int) -> int:
         """How many draws this lane makes from the leaf before the epoch begins; any size."""
-        return (epoch * int(self._samples[leaf]) + self.position(leaf)) // self._lanes
+        return self.grains.count(leaf, epoch * int(self._samples[leaf]))
 
     def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
         """The epoch of each draw and its sample, 0 to N - 1: two int64 [m].
@@ -113,39 +138,64 @@ class Shares:
             OverflowError: If a draw times the lanes is 2**62 or more.
         """
         leaves, draws = np.asarray(leaf, np.intp), np.asarray(draw, np.int64)
-        self._check(draws)
-        samples, position, mixes = self._samples[leaves], self._positions[leaves], self._mixes
-        if mixes:
-            samples *= self._times[leaves]
-        epoch = _quotient((draws + 1) * self._lanes - position - 1, samples)
-        first = epoch * samples
-        begin = _quotient(first + position, self._lanes)
-        place = draws - begin
-        if self._window > 1:
-            size = _quotient(first + samples + position, self._lanes) - begin
-            place = self._mixed(leaves, epoch, place, size)
-        place += self._start(first + samples, position) - self._start(first, position)
-        if self._sequence_length:
-            permuted = self._permuted(leaves, epoch, place, samples)
-            place = np.where(self._in_file_order[leaves], place, permuted) if mixes else permuted
-        if not mixes:
-            return epoch, place
-        copies, sample = np.divmod(place, self._samples[leaves])
+        self.grains.check(draws)
+        if self._small is not None:
+            draws = np.where(self._small[leaves], self.grains.numbers(leaves, draws), draws)
+        samples, position = self._sizes[leaves], self._positions[leaves]
+        lanes = self._divided(leaves)
+        epoch = _quotient((draws + 1) * lanes - position - 1, samples)
+        place = draws - _quotient(epoch * samples + position, lanes)
+        found = self._placed(leaves, epoch, place)
+        early = np.flatnonzero((place < 2 * self._apart_by[leaves]) & (epoch > 0))
+        if len(early):
+            found[early] = self._apart(leaves[early], epoch[early], place[early])
+        if not self._mixes:
+            return epoch, found
+        copies, sample = np.divmod(found, self._samples[leaves])
         return epoch * self._times[leaves] + copies, sample
 
-    def _check(self, draws: Numbers) -> None:
-        latest = int(draws.max(initial=0))
-        if (latest + 1) * self._lanes >= _LARGEST:
-            raise OverflowError(
-                f"draw {latest} of a leaf in {self._lanes} lanes is out of reach: "
-                f"draws times lanes must stay below 2**62"
-            )
+    def _divided(self, leaves: Numbers) -> Numbers | int:
+        """Among how many lanes each leaf is divided; one number, which is faster, if all are so."""
+        return self.grains.lanes if self._small is None else self._lanes[leaves]
 
-    def _start(self, total: Numbers, position: Numbers) -> Numbers:
-        """How many of the first `total` samples of all epochs are in the lanes before this one."""
-        each = _quotient(total, self._lanes)
-        extra = position - self._lanes + (total - each * self._lanes)
-        return each * position + np.maximum(extra, 0)
+    def _placed(self, leaves: Numbers, epoch: Numbers, place: Numbers) -> Numbers:
+        """Samples of the file at places of the shares of these epochs, before `_apart`."""
+        samples, position = self._sizes[leaves], self._positions[leaves]
+        lanes = self._divided(leaves)
+        first = epoch * samples
+        begin = _quotient(first + position, lanes)
+        turn = epoch * self._changes[leaves]
+        if self._window > 1:
+            size = _quotient(first + samples + position, lanes) - begin
+            place = self._mixed(leaves, turn, place, size)
+        place = place + (_start(first + samples, position, lanes) - _start(first, position, lanes))
+        if self._shuffles:
+            length = self._lengths[leaves]
+            permuted = self._permuted(leaves, turn, place, np.maximum(length, 1))
+            place = np.where(length > 0, permuted, place)
+        return place
+
+    def _apart(self, leaves: Numbers, epoch: Numbers, place: Numbers) -> Numbers:
+        """Samples at the first places of shares, the repeated ones after the others."""
+        each, pairs = _distinct(leaves, epoch)
+        leaf, of = leaves[pairs], epoch[pairs]
+        width = self._apart_by[leaf]
+        samples, position, lanes = self._sizes[leaf], self._positions[leaf], self._divided(leaf)
+        begin = _quotient(of * samples + position, lanes)
+        last = begin - _quotient((of - 1) * samples + position, lanes)  # places of the share before
+        # The last places of the share before, then the first ones of this share.
+        row = np.repeat(np.arange(len(pairs)), 3 * width)
+        at = rank_within(row) - width[row]
+        found = self._placed(leaf[row], of[row] - (at < 0), at + last[row] * (at < 0))
+        order = np.lexsort((at, found, row))
+        again = (np.diff(found[order]) == 0) & (np.diff(row[order]) == 0)
+        repeated = np.zeros(len(row), bool)
+        repeated[order[1:][again]] = True
+        early = np.flatnonzero(at >= 0)
+        apart = found[early[np.lexsort((repeated[early], row[early]))]]  # a stable sort
+        starts = np.cumsum(2 * width) - 2 * width
+        chosen: Numbers = apart[starts[each] + place]
+        return chosen
 
     def _mixed(self, leaf: Numbers, epoch: Numbers, place: Numbers, size: Numbers) -> Numbers:
         """Places in the share, after permuting its windows; the last window may be short."""
@@ -154,9 +204,9 @@ class Shares:
         keys = mix(mix(self._window_keys[leaf], epoch), window)
         return first + permute(place - first, np.minimum(size - first, self._window), keys)
 
-    def _permuted(self, leaf: Numbers, epoch: Numbers, place: Numbers, samples: Numbers) -> Numbers:
+    def _permuted(self, leaf: Numbers, epoch: Numbers, place: Numbers, length: Numbers) -> Numbers:
         """Samples of the file at these places of the epoch, whose sequences are permuted."""
-        length = self._sequence_length
+        samples = self._sizes[leaf]
         sequences = _quotient(samples + (length - 1), length)
         missing = sequences * length - samples
         keys = mix(self._sequence_keys[leaf], epoch)
@@ -173,7 +223,26 @@ class Shares:
         others = np.maximum(sequences - 1, 1)
         other = np.minimum(sequence - (sequence > short), others - 1)
         chosen: Numbers = np.where(sequence == short, sequences - 1, permute(other, others, keys))
-        return chosen * length + (place - sequence * length)
+        found: Numbers = chosen * length + (place - sequence * length)
+        return found
+
+
+def _start(total: Numbers, position: Numbers, lanes: Numbers | int) -> Numbers:
+    """How many of the first `total` samples of all epochs are in the lanes before this one."""
+    each = _quotient(total, lanes)
+    extra = np.maximum(position - lanes + (total - each * lanes), 0)
+    before: Numbers = each * position + extra
+    return before
+
+
+def _distinct(leaves: Numbers, epochs: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the number of each pair among the distinct ones, and where each of those is first."""
+    order = np.lexsort((epochs, leaves))
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(leaves[order]) != 0) | (np.diff(epochs[order]) != 0)
+    each = np.empty(len(order), np.int64)
+    each[order] = np.cumsum(new) - 1
+    return each, order[new]
 
 
 def _quotient(number: Numbers, by: Numbers | int) -> Numbers:
@@ -185,6 +254,17 @@ def _quotient(number: Numbers, by: Numbers | int) -> Numbers:
 def _remainder(number: NDArray[np.uint64], by: Numbers) -> Numbers:
     rest: Numbers = (number % by.view(np.uint64)).view(np.int64)
     return rest
+
+
+def _times(epochs: Sequence[int | None], sizes: Sequence[int]) -> Numbers:
+    """Return how many epochs of each leaf have one order. ValueError for too many samples."""
+    times = list(map(epochs_mixed, epochs, sizes)) if epochs else [1] * len(sizes)
+    for leaf, (size, mixed) in enumerate(zip(sizes, times, strict=True)):
+        if not 1 <= size * mixed <= _LARGEST:
+            raise ValueError(
+                f"a leaf must have 1 to 2**61 samples, got {size * mixed} for leaf {leaf}"
+            )
+    return np.array(times, np.int64)
 
 
 ALL_DRAWS = 1 << 48

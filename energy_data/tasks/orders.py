@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 _SAMPLEWISE = (ReadSpec, EncodeSpec, FilterSpec)  # give at most one item per item
 
-# A finite pass is dealt to the lanes batch by batch. Where the number of samples in a batch is not
-# known in advance (packs, groups, generators), this many neighbours are dealt at a time: few, so
-# that lanes get equal shares, and neighbours, so that they are read together.
-_UNCOUNTED_DEAL = 8
+# Samples are dealt to the lanes batch by batch. Where the number of samples in a batch is not known
+# in advance (packs, groups, generators), this many neighbours are dealt at a time: few, so that
+# lanes get equal shares, and neighbours, so that they are read together.
+_UNCOUNTED = 8
 
 
 class BaseWrapperDataset(SavableDataset[T], Generic[T]):
@@ -96,11 +96,13 @@ def with_references(spec: Spec, **changes: object) -> Spec:
 
 
 def uncounted(spec: Spec) -> Spec:
-    """Return a tree below packs, groups or generators: a finite pass is dealt in neighbours."""
+    """Return a tree below packs, groups or generators, whose samples are dealt in neighbours."""
     references = references_of(spec)
-    if references is None or not references.deal:
+    if references is None:
         return spec
-    return with_references(spec, deal=_UNCOUNTED_DEAL)
+    if references.deal:
+        return with_references(spec, deal=_UNCOUNTED)
+    return with_references(spec, batch=_UNCOUNTED)
 
 
 class ShuffleBufferDataset(BaseWrapperDataset[T], Generic[T]):

@@ -129,7 +129,9 @@ SHUFFLES = {
 
 
 def shuffled(how, order, deal=0):
-    return batches(ReadSpec(of=ReferencesSpec(of=order, shuffle=SHUFFLES[how], deal=deal)), 5)
+    return batches(
+        ReadSpec(of=ReferencesSpec(of=order, shuffle=SHUFFLES[how], deal=deal, batch=5)), 5
+    )
 
 
 @pytest.mark.parametrize("after", SHUFFLES)
@@ -193,7 +195,8 @@ def mixtures(draw):
 
 def check_edits(mixtures, lanes, rounds):
     """Run one mixture after another; each leaf continues, in each lane, exactly where it was."""
-    places, loader = {}, None  # name -> (the order of the leaf, its draws in each lane)
+    # Name -> the order of the leaf, its draws in each lane, and its grains when it started.
+    places, loader = {}, None
     for parts, how in mixtures:
         spec = shuffled(how, BlendSpec(tuple(parts)))
         other = loader_of(spec, lanes=lanes)
@@ -203,8 +206,8 @@ def check_edits(mixtures, lanes, rounds):
         loader = other
         for part in parts:
             order = len(part.of.leaf.source), how
-            known, drawn = places.get(part.of.leaf.id, (None, None))
-            places[part.of.leaf.id] = order, drawn if known == order else [0] * lanes
+            if places.get(name := part.of.leaf.id, (None,))[0] != order:
+                places[name] = order, [0] * lanes, {name: spec.of.of.grains[name]}
         given = {}
         for number, batch in run([loader], rounds).items():
             for key in batch:
@@ -212,8 +215,8 @@ def check_edits(mixtures, lanes, rounds):
         for part in parts:
             name, of_leaf = part.of.leaf.id, shuffled(how, part.of).of
             for lane in range(lanes):
-                own, drawn = given.get((lane, name), []), places[name][1]
-                node = of_leaf.build(Context(lane=lane, lanes=lanes))
+                own, (_, drawn, grains) = given.get((lane, name), []), places[name]
+                node = of_leaf.build(Context(lane=lane, lanes=lanes, grains=grains))
                 alone = [s["__key__"] for s in node.take(drawn[lane] + len(own) + 1)]
                 assert own == alone[drawn[lane] : drawn[lane] + len(own)]
                 drawn[lane] += len(own)

@@ -9,31 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energy_data.core.keys import key, mix
+from energy_data.order.grains import Grains
 from energy_data.order.quota import EpochizedChoice
 from energy_data.order.shares import Shares
 
 GOLDEN = {
-    ("integers", 0, 0): [0, 1, 0, 0, 2, 0, 1, 0, 0, 1, 0, 0, 2, 0, 1, 0],
+    ("integers", 0, 0): [2, 0, 1, 0, 2, 0, 1, 0, 2, 0, 1, 0, 0, 1, 0, 0],
     ("fractions", 1, 0): [2, 1, 2, 1, 2, 0, 1, 2, 0, 1, 2, 1, 2, 1, 2, 0],
     ("many", 2, 1000000000000): [
-        124,
-        97,
-        147,
-        159,
-        180,
-        110,
-        101,
-        132,
-        43,
-        62,
-        94,
-        161,
-        152,
-        193,
-        113,
-        167,
+        66,
+        195,
+        117,
+        172,
+        154,
+        182,
+        88,
+        71,
+        106,
+        129,
+        191,
+        164,
+        140,
+        185,
+        60,
+        9,
     ],
-    ("long", 1, 5000): [0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1],
+    ("long", 1, 5000): [1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1],
 }
 
 SIZES = {
@@ -48,19 +49,21 @@ SIZES = {
 }
 
 
-def positions(sizes, lane, lanes):
-    """The lane in a permutation of the lanes per child, as simple as can be."""
-    return [(lane + 3 * child) % lanes for child in range(len(sizes))]
+def dealt(sizes, lane, lanes):
+    """Children whose grains are of every kind, in turns."""
+    kinds = [Fraction(0), Fraction(1), Fraction(5, 2), Fraction(4)]
+    keys = mix(key("children"), np.arange(len(sizes)))
+    return Grains([kinds[n % 4] for n in range(len(sizes))], keys, lane=lane, lanes=lanes)
 
 
 def make(sizes, lane=0, lanes=1):
-    where = positions(sizes, lane, lanes)
-    return EpochizedChoice(sizes, key=7, lane=lane, lanes=lanes, lane_positions=where)
+    grains = dealt(sizes, lane, lanes)
+    return EpochizedChoice(sizes, key=7, lane=lane, lanes=lanes, grains=grains)
 
 
 def counts_before(sizes, lane, lanes, epoch):
-    where = positions(sizes, lane, lanes)
-    return [(floor(epoch * n) + at) // lanes for n, at in zip(sizes, where, strict=True)]
+    grains = dealt(sizes, lane, lanes)
+    return [grains.count(child, floor(epoch * n)) for child, n in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -135,7 +138,7 @@ def test_counts_agree_with_the_shares_of_the_children():
             key=1,
             lane=lane,
             lanes=lanes,
-            lane_positions=[shares.position(i) for i in range(3)],
+            grains=shares.grains,
         )
         for epoch in (0, 1, 5, 1000):
             counts = choice.counts_before(choice.begin(epoch)).tolist()

@@ -1,23 +1,42 @@
 """The shares of the lanes are each epoch of a leaf, once."""
 
+from fractions import Fraction
+from math import ceil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energy_data.core.keys import key, mix
+from energy_data.order.grains import LARGEST_DENOMINATOR
 from energy_data.order.shares import Shares
 
 GOLDEN = {
-    (0, 0): [69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80],
-    (10, 0): [54, 55, 56, 57, 58, 59, 90, 91, 92, 93, 94, 95],
-    (0, 20): [83, 69, 81, 75, 76, 74, 84, 86, 82, 88, 79, 78],
-    (10, 20): [98, 54, 96, 90, 91, 59, 99, 21, 97, 23, 94, 93],
-    (1, 1000): [12, 80, 82, 16, 91, 15, 84, 37, 55, 23, 57, 73],
+    (103, 0, 0, 0): [69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80],
+    (103, 0, 10, 0): [54, 55, 56, 57, 58, 59, 90, 91, 92, 93, 94, 95],
+    (103, 0, 0, 20): [83, 69, 81, 75, 76, 74, 84, 86, 82, 88, 79, 78],
+    (103, 0, 10, 20): [98, 54, 96, 90, 91, 59, 99, 21, 97, 23, 94, 93],
+    (103, 0, 1, 1000): [12, 80, 82, 16, 91, 15, 84, 37, 55, 23, 57, 73],
+    (5003, Fraction(7, 2), 10, 20): [
+        2472,
+        2998,
+        2470,
+        1154,
+        1155,
+        1153,
+        2473,
+        2475,
+        2471,
+        2477,
+        1158,
+    ],
+    (103, Fraction(20, 1), 10, 20): [50, 75, 42, 18, 76, 61, 47, 51, 40, 52, 32, 31],
+    (40, Fraction(20, 1), 10, 20): [33, 18, 11, 27, 28, 12, 19, 9, 22, 15, 8, 32],
 }
 
 
-def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None):
+def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None, grains=()):
     keys = mix(key("leaves"), np.arange(len(num_samples))) if keys is None else keys
     return Shares(
         num_samples,
@@ -26,6 +45,7 @@ def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None):
         window=window,
         lane=lane,
         lanes=lanes,
+        grains=grains,
     )
 
 
@@ -40,9 +60,22 @@ def epoch_of_all_lanes(num_samples, lanes, epoch, **lengths):
         shares = make([num_samples], lane, lanes, **lengths)
         epochs, samples = draws(shares, 0, shares.begin(0, epoch), shares.begin(0, epoch + 1))
         assert (epochs == epoch).all()
-        parts[shares.position(0)] = samples
+        parts[lanes - 1 - int(shares.grains.positions[0])] = samples
     assert sorted(parts) == list(range(lanes))
     return np.concatenate([parts[position] for position in range(lanes)])
+
+
+def consumed(num_samples, lanes, grain, count, **lengths):
+    """The first draws of a leaf over all lanes, in their order: epochs and samples."""
+    found = np.full((2, count), -1)
+    for lane in range(lanes):
+        shares = make([num_samples], lane, lanes, grains=[Fraction(grain)], **lengths)
+        end = shares.grains.count(0, count)
+        leaf = np.zeros(end, np.int64)
+        numbers = shares.grains.numbers(leaf, np.arange(end))
+        found[:, numbers] = shares.locate(leaf, np.arange(end))
+    assert found.min() >= 0
+    return found
 
 
 @pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (3, 5), (7, 100), (0, 4)])
@@ -91,6 +124,13 @@ def test_a_late_epoch_of_few_samples_is_complete():
 
 def test_without_shuffling_an_epoch_is_the_order_of_the_file():
     assert epoch_of_all_lanes(1000, 7, 1).tolist() == list(range(1000))
+
+
+@pytest.mark.parametrize("grain", [0, 1, 4, Fraction(7, 3)])
+def test_without_shuffling_the_consumer_receives_a_small_leaf_in_the_order_of_the_file(grain):
+    epochs, samples = consumed(100, 7, grain, 300, sequence_length=0, window=0)
+    assert epochs.tolist() == [n // 100 for n in range(300)]
+    assert samples.tolist() == [n % 100 for n in range(300)]
 
 
 def test_sequences_stay_together_and_move_as_a_whole():
@@ -179,7 +219,85 @@ def test_a_draw_beyond_2_to_the_62_is_refused():
 
 
 def test_the_order_is_the_same_for_ever():
-    for (sequence_length, window), samples in GOLDEN.items():
-        shares = make([103], 1, 3, sequence_length=sequence_length, window=window)
+    for (size, grain, sequence_length, window), samples in GOLDEN.items():
+        options = {"sequence_length": sequence_length, "window": window}
+        shares = make([size], 1, 3, grains=[Fraction(grain)], **options)
         begin = shares.begin(0, 2)
-        assert draws(shares, 0, begin, begin + 12)[1].tolist() == samples
+        assert draws(shares, 0, begin, begin + len(samples))[1].tolist() == samples
+
+
+GRAINS = st.one_of(
+    st.just(Fraction(0)),
+    st.integers(1, 40).map(Fraction),
+    st.fractions(1, 40, max_denominator=LARGEST_DENOMINATOR),
+)
+LENGTHS = st.sampled_from([(0, 0), (1, 0), (3, 5), (7, 100), (0, 4), (100, 1600)])
+
+
+@settings(max_examples=150)
+@given(size=st.integers(1, 400), lanes=st.integers(1, 20), grain=GRAINS, lengths=LENGTHS)
+def test_every_epoch_has_each_sample_once_in_the_order_of_the_consumer(size, lanes, grain, lengths):
+    epochs, samples = consumed(
+        size, lanes, grain, 5 * size, sequence_length=lengths[0], window=lengths[1]
+    )
+    assert np.array_equal(epochs, np.arange(5 * size) // size)
+    assert np.array_equal(np.sort(samples.reshape(5, size)), np.tile(np.arange(size), (5, 1)))
+
+
+@settings(max_examples=150)
+@given(
+    grain=st.integers(2, 30),
+    lanes=st.integers(1, 20),
+    times=st.fractions(1, 20),
+    lengths=LENGTHS,
+    key_=st.integers(0, 10**6),
+)
+def test_a_grain_never_has_a_sample_twice_if_the_leaf_has_more(grain, lanes, times, lengths, key_):
+    size = int(grain * times) + 1
+    keys = mix(key("grains", key_), [0])
+    options = {"sequence_length": lengths[0], "window": lengths[1], "keys": keys}
+    for lane in range(lanes):
+        shares = make([size], lane, lanes, grains=[Fraction(grain)], **options)
+        end = 12 * size // (lanes * grain) * grain
+        _, samples = draws(shares, 0, 0, end)
+        assert (np.diff(np.sort(samples.reshape(-1, grain))) > 0).all()
+
+
+@given(grain=GRAINS, lanes=st.integers(1, 4), more=st.integers(0, 100), lengths=LENGTHS)
+def test_a_lane_of_a_large_leaf_never_has_a_sample_twice_in_neighbouring_draws(
+    grain, lanes, more, lengths
+):
+    draw = max(ceil(grain), 1)
+    size = 16 * lanes * draw + more
+    options = {"sequence_length": lengths[0], "window": lengths[1], "grains": [grain]}
+    for lane in range(lanes):
+        _, samples = draws(make([size], lane, lanes, **options), 0, 0, 5 * size // lanes)
+        near = np.lib.stride_tricks.sliding_window_view(samples, draw + 4)
+        assert (np.diff(np.sort(near)) > 0).all()
+
+
+def test_samples_of_a_small_leaf_are_neighbours_by_chance_only():
+    _, samples = consumed(200, 16, 20, 200 * 50, sequence_length=100, window=1600)
+    assert (np.abs(np.diff(samples)) == 1).mean() < 0.02
+
+
+def test_each_place_of_an_epoch_has_every_sample_as_often():
+    size, epochs = 30, 6000
+    _, samples = consumed(size, 4, 5, size * epochs, sequence_length=100, window=0)
+    table = np.zeros((size, size))
+    np.add.at(table, (np.arange(len(samples)) % size, samples), 1)
+    expected = epochs / size
+    chi = ((table - expected) ** 2 / expected).sum()
+    assert chi < size**2 + 6 * np.sqrt(2 * size**2)
+
+
+@given(st.integers(1, 50), GRAINS, st.integers(0, 10**12))
+def test_the_lanes_share_all_draws(lanes, grain, total):
+    of_lanes = [make([9], lane, lanes, grains=[grain]).grains for lane in range(lanes)]
+    assert sum(one.count(0, total) for one in of_lanes) == total
+    leaf, totals = np.zeros(1, np.int64), np.array([total])
+    assert [one.count(0, total) for one in of_lanes] == [
+        int(one.counts(leaf, totals)[0]) for one in of_lanes
+    ]
+    (next_,) = [one for one in of_lanes if one.count(0, total + 1) > one.count(0, total)]
+    assert next_.numbers(leaf, np.array([next_.count(0, total)])).tolist() == [total]

@@ -191,7 +191,7 @@ UNKNOWN = {
     "a blend never ends, because its children start again one by one. Put it into an "
     "`epochize`": "blend: [{path: x}, {path: y}]",
     "a mix never ends": "mix: {parts: [{path: x}, {path: y}]}",
-    "its data does not fill one step: of 40 micro-batches, only 24 are full": (
+    "its data does not fill one step: of 40 micro-batches, only 25 are full": (
         "path: x, params: {microbatches_per_step: 40}"
     ),
 }

@@ -281,9 +281,11 @@ def test_whatever_the_stages_each_leaf_is_drawn_from_as_if_it_were_alone(data, l
     bodies = data.draw(st.lists(st.tuples(mixtures, st.integers(1, 4)), min_size=1, max_size=5))
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=5, max_size=5))
     pipelines = [batches(samples(order), size) for order, size in bodies]
-    node = staged(*pipelines, steps=lengths).build(Context(lane=lane, lanes=3))
+    spec = staged(*pipelines, steps=lengths)
+    node = spec.build(Context(lane=lane, lanes=3))
     keys = [key for _ in range(15) for key in next_item(node)]
     for name, one in known.items():
         of_leaf = [key for key in keys if key.startswith(name)]
-        alone = batches(samples(one), 1).build(Context(lane=lane, lanes=3))
+        dealt_alike = Context(lane=lane, lanes=3, grains=spec.grains)
+        alone = batches(samples(one), 1).build(dealt_alike)
         assert of_leaf == [key for _ in of_leaf for key in next_item(alone)]

@@ -80,6 +80,7 @@ _NAMES = {
     "batch.aligned": None,
     "batch.drop_last": "batch_drop_last",
     "select_pack.buffer_size": "packing_buffer_size",
+    "references.batch": None,
     "references.deal": "repeat",
     "references.shuffle.buffer_size": "effective shuffle_buffer_size",
     "references.shuffle.sequence_length": "max_samples_per_sequence",

@@ -112,6 +112,7 @@ def _restore_leaves(run: SavedRun, ours: SavedTree, nodes: Nodes) -> None:
     """
     kept, lost = run.kept(ours), 0
     for lane, node in nodes.items():
+        run.keep_grains(node, kept)
         before = run.before_edits(lane).drawn
         past = run.past(lane) if run.tree.staged else None
         for path, inner in node.walk():
@@ -280,6 +281,7 @@ def _continue_stages(run: SavedRun, before: Stages, now: Stages, nodes: Nodes, c
         # It is of the leaves before.
         state[now.path] = {**state[now.path], "carried": (), "returned": ()}
         restore(node, state)
+        run.keep_grains(node, kept)
         _carry(node, now, known.with_others(run.state.gone.past_of(lane, now.tree.prints)))
 
 
@@ -297,6 +299,7 @@ def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> N
     playing, restarting = now.at(saved.clock), _restarting(before, now, saved.clock)
     kept = run.kept(ours, restarting=restarting is not None)
     for lane, node in nodes.items():
+        run.keep_grains(node, kept)
         past = run.past(lane)
         staged = _carry(node, now, past.of_leaves(kept))
         staged.cursor.taken = saved.next_of(lane) // saved.lanes

@@ -5,9 +5,9 @@
     tree              what decides the stream (see `SavedTree`), packed
     start             [node path, cursor field, value] of a lane that has not started. An empty path
                       stands for the run: "clock", the first micro-batch of the round, modulo lanes;
-                      "gone", ids and fingerprints of leaves that edits removed (and in `places`,
-                      how often the lane has drawn each), and "back", what of these the lane has
-                      drawn and not returned: number of the leaf, epoch, sample number
+                      "gone", ids, fingerprints and grains of leaves that edits removed (and in
+                      `places`, how often the lane has drawn each), and "back", what of these the
+                      lane has drawn and not returned: number of the leaf, epoch, sample number
     places            lane -> [the lane's next micro-batch, iterations finished, the first
                       micro-batch of this one, of each field that is not as in `start` its number
                       in `start` and its value, and a checksum of this row and all other keys]
@@ -26,6 +26,7 @@ import json
 import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
@@ -38,6 +39,7 @@ from energy_data.errors import (
     StateMissingError,
 )
 from energy_data.nodes.leaf_history import LeafHistory, are_references
+from energy_data.order.grains import grain_size
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class RemovedLeaves:
     """What each lane has done to leaves that an edit removed, in case another adds them again."""
 
     prints: Mapping[str, str] = field(factory=dict)  # id -> first digits of the fingerprint
+    grains: Mapping[str, Fraction] = field(factory=dict)  # id -> size of its grains
     lanes: Mapping[int, LeafHistory] = field(factory=dict)
 
     def past(self, lane: int) -> LeafHistory:
@@ -68,8 +71,9 @@ class RemovedLeaves:
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """The ids, each with its fingerprint, in one row."""
-        return tuple(text for pair in sorted(self.prints.items()) for text in pair)
+        """The ids, each with its fingerprint and its grains, in one row."""
+        rows = ((name, own, str(self.grains[name])) for name, own in sorted(self.prints.items()))
+        return tuple(text for row in rows for text in row)
 
     def of_lane(self, lane: int) -> dict[str, Any]:
         """Return what a state has of a lane."""
@@ -83,8 +87,18 @@ class RemovedLeaves:
         """Return what `listed` and `of_lane` of each lane returned. ValueError if damaged."""
         if not isinstance(listed, tuple) or not all(isinstance(text, str) for text in listed):
             raise ValueError(f"leaves that are gone: {listed!r}")
-        prints = dict(zip(listed[::2], listed[1::2], strict=True))
-        return cls(prints, {lane: _history(list(prints), of) for lane, of in of_lanes.items()})
+        prints = dict(zip(listed[::3], listed[1::3], strict=True))
+        grains = dict(zip(listed[::3], map(_grain, listed[2::3]), strict=True))
+        lanes = {lane: _history(list(prints), of) for lane, of in of_lanes.items()}
+        return cls(prints, grains, lanes)
+
+
+def _grain(text: str) -> Fraction:
+    draws, _, turns = text.partition("/")
+    size = Fraction(int(draws), int(turns or 1))
+    if size != grain_size(size):
+        raise ValueError(f"grains of a leaf that is gone: {text!r}")
+    return size
 
 
 def _history(names: list[str], of_lane: Mapping[str, Any]) -> LeafHistory:
@@ -307,7 +321,7 @@ def merge(states: Sequence[RunState]) -> RunState:
     ranks = first.hosted[1]
     for state in states:
         ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.epoch_start, s.hosted[1], s.step, s.gone.prints)
+            (s.seed, s.lanes, s.tree, s.epoch, s.epoch_start, s.hosted[1], s.step, s.gone.listed)
             for s in (first, state)
         )
         if ours != theirs:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import bz2
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -200,6 +201,10 @@ def _paths(spec: Spec) -> Iterator[tuple[str, Spec]]:
     return (("/".join(("root", *path)), inner) for path, inner in spec.walk())
 
 
+def _order_nodes(root: Node[Any]) -> dict[str, ReferencesNode]:
+    return {path: node for path, node in root.walk() if isinstance(node, ReferencesNode)}
+
+
 Ledger = dict[str, int]
 """Leaf id -> number of samples one lane has drawn from it."""
 
@@ -281,6 +286,27 @@ class SavedRun:
         gone = self.state.gone
         return gone.past_of(lane, {**gone.prints, **self.tree.prints})
 
+    def keep_grains(self, root: Node[Any], kept: Collection[str]) -> None:
+        """Deal these leaves to the lanes as the run did, in the order trees below `root`."""
+        before = _order_nodes(self._first_lane)
+        for path, node in _order_nodes(root).items():
+            known = {**self.grains, **(before[path].grains if path in before else {})}
+            node.keep_grains({name: known[name] for name in kept if name in known})
+
+    @cached_property
+    def grains(self) -> dict[str, Fraction]:
+        """The size of the grains in which each leaf is dealt to the lanes, by id."""
+        found = dict(self.state.gone.grains)
+        staged = self.tree.staged and dict(self._first_lane.walk())[self.tree.staged[0]]
+        assert staged is None or isinstance(staged, StagedNode)
+        for tree in staged.continued_trees() if staged else _order_nodes(self._first_lane).values():
+            found |= tree.grains
+        return found
+
+    @property
+    def _first_lane(self) -> Node[Any]:
+        return self.node(min(self.state.places))
+
     def kept(self, ours: SavedTree, *, restarting: bool = False) -> set[str]:
         """Return the leaves of our tree that continue where the run was, now or before an edit.
 
@@ -304,4 +330,5 @@ class SavedRun:
             return RemovedLeaves()
         # Also of leaves whose samples are others now: how far they were with those before.
         pasts = {lane: self.past(lane).with_others(self.state.gone.past(lane)) for lane in lanes}
-        return RemovedLeaves({name: prints[name] for name in names}, pasts)
+        grains = {name: self.grains[name] for name in names}
+        return RemovedLeaves({name: prints[name] for name in names}, grains, pasts)
