@@ -101,7 +101,7 @@ class JsonlSource(Source):
             value = decode_json(line[:-1] if line[-1] == _NEWLINE else line)
         except (ValueError, RecursionError) as error:
             return SampleError(
-                f"line is not JSON: {error}. Fix the line.",
+                f"its line cannot be decoded as JSON: {error}. Fix the line.",
                 dataset=self.path,
                 shard=self._name,
                 key=str(row),

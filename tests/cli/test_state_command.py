@@ -68,7 +68,15 @@ def test_a_folder_of_distributed_checkpoint_is_read_too(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    [pytest.param(b"[" * 100_000, id="deep"), b"", b"nothing", b"\x80\x02nothing", b"{}", b"[]"],
+    [
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(b"[" * 900 + b"]" * 900, id="deep list"),
+        b"",
+        b"nothing",
+        b"\x80\x02nothing",
+        b"{}",
+        b"[]",
+    ],
 )
 def test_a_file_that_is_no_state_is_an_error_that_says_so(tmp_path, text):
     (tmp_path / "state").write_bytes(text)

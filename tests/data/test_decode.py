@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
 import struct
 import sys
@@ -16,6 +17,7 @@ from tars import bare, one_shard, read_all
 from energy_data.data.decode import parts as decode_module
 from energy_data.data.decode.parts import Decoding
 from energy_data.errors import MissingExtraError, SampleError
+from energy_data.loading.transport import codec
 
 
 def decode(extension, data, **options):
@@ -152,10 +154,28 @@ def npy_that_claims(shape, descr="<f8"):
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200 + "]" * 200,
+        '{"a":' * 200 + '"["' + "}" * 200,
+        f'"{"[" * 900}"',
+        "[" + "[[1]]," * 900 + "[]]",
+    ],
+    ids=["list", "dict", "string", "wide"],
+)
+def test_json_up_to_200_levels_deep_is_decoded_and_sent_by_workers(text):
+    value = decode("json", text.encode())
+    assert value == json.loads(text)
+    assert codec.decode(*codec.encode([{"json": [value]}])) == [{"json": [value]}]
+
+
 BAD = {
     "txt": b"abc\xff",
     "json": b"{",
     "jsn": b"[" * 100_000,
+    "b.json": b"[" * 201 + b"]" * 201,
+    "c.json": b'\xef\xbb\xbf{"b": "]]]]", "a": ' + b'[{"a":' * 450 + b"1" + b"}]" * 450 + b"}",
     "a.json": b"\xff\xfe[\0]\0",
     "cls": b"a",
     "cls2": b"1" * 10_000,

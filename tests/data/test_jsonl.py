@@ -100,8 +100,11 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line):
     assert not (tmp_path / "x.jsonl.idx").exists()
 
 
-def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path):
-    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"a" 1}\n', b'{"a": 2}\n'])
+@pytest.mark.parametrize(
+    "line", [b'{"a" 1}\n', pytest.param(b'{"a":' * 900 + b"1" + b"}" * 900 + b"\n", id="deep")]
+)
+def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path, line):
+    path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', line, b'{"a": 2}\n'])
     one, bad, other = open_source(path).read(np.arange(3))
     assert (one["json"], other["json"]) == ({"a": 1}, {"a": 2})
     assert isinstance(bad, SampleError)

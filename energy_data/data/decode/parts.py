@@ -51,6 +51,7 @@ PartFilter = Callable[[str], bool]
 LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
 # typeshed does not declare `scan_once`.
 _scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # see above
+_MOST_LEVELS = 200  # of JSON: a worker cannot pickle a batch with much deeper values
 _MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
 
 
@@ -159,15 +160,35 @@ def decode_text(data: Buffer) -> str:
 
 
 def decode_json(data: Buffer) -> Any:
-    """Return the object; a byte order mark is ignored."""
+    """Return the object; a byte order mark is ignored.
+
+    Raises ValueError if it is not JSON, or nested more than 200 levels deep.
+    """
     text = str(data, "utf-8")
     try:  # what `json.loads` does, without its two regular expressions
         value, end = _scan_json(text, 0)
     except StopIteration:
         end = -1
-    if end == len(text):
-        return value
-    return json.loads(text.removeprefix("\ufeff"))
+    if end != len(text):
+        value = json.loads(text.removeprefix("\ufeff"))
+    brackets = text.count("[") + text.count("{") if len(text) > 2 * _MOST_LEVELS else 0
+    if brackets > _MOST_LEVELS and _is_too_deep(value):
+        raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is list or type(inner) is dict
+        ]
+        if not level:
+            return False
+    return True
 
 
 def decode_npy(data: Buffer) -> npt.NDArray[Any]:
