@@ -53,6 +53,17 @@ def test_a_batch_has_no_sample_twice_if_the_leaf_has_as_many_samples(size, lanes
         assert len(set(batch)) == 20
 
 
+@pytest.mark.parametrize(("lanes", "ranks"), [(1, 1), (3, 3), (16, 4)])
+@pytest.mark.parametrize(("weights", "size"), [((1, 1), 50), ((3, 1), 200), ((7, 3), 280)])
+def test_so_it_does_in_a_blend_with_the_same_draws_in_every_batch(weights, size, lanes, ranks):
+    parts = map(Part, (leaf("large", 10**6), leaf("small", size)), weights)
+    found = consumed(BlendSpec(tuple(parts)), 20, lanes, 40 * size, ranks=ranks)
+    assert all(len(set(batch)) == 20 for batch in found)
+    small = [key for batch in found for key in batch if key.startswith("small")]
+    for first in range(0, len(small) - size + 1, size):
+        assert len(set(small[first : first + size])) == size
+
+
 def test_epochs_are_shuffled_differently_and_alike_for_any_number_of_lanes():
     first, second, third = (consumed(leaf("a", 180), 60, 4, 540)[n : n + 3] for n in (0, 3, 6))
     assert first != second != third
