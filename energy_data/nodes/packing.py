@@ -36,9 +36,13 @@ class Document(NamedTuple):
 class Joined:
     """Join token documents: each one-dimensional field end to end, other fields as lists.
 
-    The pack also has `cu_seqlens`, int32 [docs + 1], where each document begins and the last ends,
-    and `position_ids`, int64 [length], the position of each token in its document. With `length`,
+    A list has one value per document, None where the document lacks the field. The pack also has
+    `cu_seqlens`, an int32 tensor [docs + 1], where each document begins and the last ends, and
+    `position_ids`, int64 [length], the position of each token in its document, unless documents
+    have a field of that name. It restarts at 0 in each part of a split document. With `length`,
     fields are padded to it with their value in `pad` (default 0), and `position_ids` with 0.
+
+    Raises DataError if a document lacks a field that is one-dimensional in others.
     """
 
     of: str = "tokens"  # the field whose length is that of the document
@@ -54,12 +58,18 @@ class Joined:
             values = [document.get(name) for document in documents]
             if all(_is_line(value) for value in values):
                 pack[name] = self._joined(name, values)
+            elif any(_is_line(value) for value in values):
+                raise DataError(
+                    f"Joined: {name!r} is one-dimensional in some documents of a pack, and missing "
+                    f"or of another form in others. Return it from encode_sample for all of them."
+                )
             else:
                 pack[name] = values
         ends = np.cumsum([0, *lengths])
         pack["cu_seqlens"] = torch.from_numpy(ends.astype(np.int32))
-        positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
-        pack["position_ids"] = self._padded(torch.from_numpy(positions), 0)
+        if "position_ids" not in pack:
+            positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+            pack["position_ids"] = self._padded(torch.from_numpy(positions), 0)
         return pack
 
     def _joined(self, name: str, values: Sequence[Any]) -> torch.Tensor:

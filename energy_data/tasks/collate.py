@@ -37,6 +37,9 @@ def collate(samples: Sequence[Any], *, pad: bool = False) -> Any:
     dtype, or numbers. Otherwise it is the list of its values, with None where a sample lacks the
     field. Costs one copy of the tensors, or none if they were read as rows of one tensor.
 
+    `cu_seqlens` of packs becomes int32 [n, most documents + 1]: each row is filled with its last
+    value, which adds empty sequences.
+
     pad: tensors of several shapes with equally many axes become one tensor too, padded with zeros.
     """
     kinds = set(map(type, samples))
@@ -103,6 +106,12 @@ def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
 
 
 def _field(name: str, values: list[Any], pad: bool) -> Any:
+    if name == "cu_seqlens" and all(
+        isinstance(row, torch.Tensor) and row.ndim == 1 for row in values
+    ):
+        longest = max(map(len, values))
+        rows = [torch.cat([row, row[-1:].expand(longest - len(row))]) for row in values]
+        return torch.stack(rows).to(torch.int32)
     return values if name.startswith("__") else stack_or_list(values, pad=pad)
 
 

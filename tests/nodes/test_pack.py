@@ -136,6 +136,28 @@ def test_joined_documents_are_padded_and_say_where_they_begin():
     assert pack["name"] == ["a", "b"]
 
 
+def test_a_list_has_none_where_a_document_lacks_the_field():
+    image = torch.zeros(3, 2, 2)
+    pack = Joined()([{"tokens": torch.arange(2), "image": image}, {"tokens": torch.arange(1)}])
+    assert pack["image"][0] is image
+    assert pack["image"][1] is None
+
+
+@pytest.mark.parametrize("other", [{}, {"labels": None}, {"labels": [1]}])
+def test_a_field_that_is_joined_must_be_in_all_documents(other):
+    documents = [{"tokens": torch.arange(2), "labels": torch.arange(2)}]
+    with pytest.raises(DataError, match="'labels' is one-dimensional in some documents"):
+        Joined()([*documents, {"tokens": torch.arange(1), **other}])
+
+
+def test_positions_restart_in_each_part_unless_documents_have_their_own():
+    document = {"tokens": torch.arange(5)}
+    own = {**document, "position_ids": torch.arange(5)}
+    for whole, expected in ((document, [0, 1, 2, 0, 1]), (own, [0, 1, 2, 3, 4])):
+        parts = [CutFields()(whole, 0, 3), CutFields()(whole, 3, 5)]
+        assert Joined()(parts)["position_ids"].tolist() == expected
+
+
 def test_an_empty_pack_is_padding():
     pack = Joined("tokens", 4)([])
     assert pack["tokens"].tolist() == [0, 0, 0, 0]

@@ -51,6 +51,8 @@ def test_batches_of_packs_are_tensors_with_their_documents_and_tokens_counted(fo
     dataset = get_train_dataset(folder, batch_size=3, task_encoder=Packed(), worker_config=config())
     for batch in islice(dataset, 8):
         assert batch["tokens"].shape == batch["position_ids"].shape == (3, 40)
+        assert batch["cu_seqlens"].dtype == torch.int32
+        assert batch["cu_seqlens"].shape == (3, max(batch["__docs__"]) + 1)
         for row, size, docs, ends in zip(
             batch["tokens"],
             batch["__tokens__"],
@@ -58,9 +60,9 @@ def test_batches_of_packs_are_tensors_with_their_documents_and_tokens_counted(fo
             batch["cu_seqlens"],
             strict=True,
         ):
-            assert (row >= 0).sum() == size == ends[-1]
-            assert len(ends) == docs + 1
-            for begin, end in pairwise(ends):
+            assert (row >= 0).sum() == size == ends[docs]
+            assert (ends[docs:] == size).all()
+            for begin, end in pairwise(ends[: docs + 1]):
                 assert len(set(row[begin:end].tolist())) == 1
 
 
