@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from loading.gloo_ranks import Ranks
+
+# A background job of a shell ignores SIGINT, and so would the tests that interrupt programs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How fast a machine is never decides a test. `make test` tries the same examples everywhere;
 # `make test-slow` looks for new ones.

@@ -71,8 +71,8 @@ def load(
 
     path: a metadataset file; a mapping; or a dataset folder, a tar or a pattern of tars, for a
     metadataset that stands for this one dataset. base_dir: where relative paths start; the working
-    folder if None. find_missing: if there are errors, report also datasets that do not exist, which
-    nobody will open. Raises SpecError with every error of all the files, one line each:
+    folder if None. find_missing: whether to report datasets that do not exist along with other
+    errors. Raises SpecError with every error of all the files, one line each:
     `file:line:column: where: what is wrong, what was found. What to do.`
     """
     diagnostics, folder = Diagnostics(), os.path.realpath(base_dir or ".")
@@ -141,7 +141,7 @@ def _report_missing(named: Sequence[_Named], diagnostics: Diagnostics) -> None:
     """Report datasets that do not exist; not those whose paths are patterns."""
     for by, path, place, where in named:
         full = joined(by.directory, path)
-        if is_remote(path) or is_metadataset(full) or set(full) & set("{*?["):
+        if is_remote(path) or is_metadataset(full) or set(path) & set("{*?["):
             continue
         with suppress(OSError, ValueError):  # reported when it is opened
             if not Path(full).exists():

@@ -107,7 +107,7 @@ def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
 
 def _field(name: str, values: list[Any], pad: bool) -> Any:
     if name == "cu_seqlens" and all(
-        isinstance(row, torch.Tensor) and row.ndim == 1 for row in values
+        isinstance(row, torch.Tensor) and row.ndim == 1 and len(row) for row in values
     ):
         longest = max(map(len, values))
         rows = [torch.cat([row, row[-1:].expand(longest - len(row))]) for row in values]

@@ -55,6 +55,15 @@ def test_datasets_that_are_not_there_are_reported_with_the_other_faults(
     assert "there is no folder" in done.stderr
 
 
+def test_a_missing_dataset_is_reported_also_below_a_folder_whose_name_has_brackets(
+    energy_data, tmp_path
+):
+    folder = tmp_path / "[old]"
+    folder.mkdir()
+    (folder / "meta.yaml").write_text("splits: {train: {path: ./gone}, val: {pth: 1}}\n")
+    assert "there is no dataset 'gone'" in energy_data("check", str(folder / "meta.yaml")).stderr
+
+
 def test_datasets_that_are_not_there_are_faults_at_their_path(energy_data, dataset, write):
     dataset("books", 3)
     write("meta.yaml", "splits:\n  train:\n    blend: [{path: ./boks}, {path: ./books}]\n")

@@ -20,6 +20,7 @@ from energy_data import (
     get_val_dataset,
 )
 from energy_data.nodes.packing import Joined, Packing
+from energy_data.tasks.collate import collate
 
 SIZES = np.random.default_rng(0).integers(1, 30, 60).tolist()
 
@@ -198,3 +199,10 @@ def test_restored_at_any_batch_it_goes_on_identically(folder, encoder):
 def test_what_cannot_be_is_refused(folder, facts, message):
     with pytest.raises(SpecError, match=message):
         get_train_dataset(folder, batch_size=2, worker_config=config(), **facts)
+
+
+def test_a_row_of_cu_seqlens_without_a_value_is_not_stacked():
+    empty = torch.zeros(0, dtype=torch.int32)
+    assert (
+        collate([{"cu_seqlens": torch.arange(3)}, {"cu_seqlens": empty}])["cu_seqlens"][1] is empty
+    )

@@ -22,6 +22,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from itertools import chain
 from operator import index
 from typing import Any, Literal, get_args
 
@@ -49,8 +50,7 @@ PartFilter = Callable[[str], bool]
 """Whether a sample needs the part with this extension."""
 
 LARGEST_UNPACKED = 1 << 30  # bytes a .gz or an .npz may grow to
-# typeshed does not declare `scan_once`.
-_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # see above
+_scan_json: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # not in typeshed
 _MOST_LEVELS = 200  # of JSON: a worker cannot pickle a batch with much deeper values
 _MOST_EXTENSIONS = 10_000  # remembered: extensions are data too
 
@@ -171,7 +171,7 @@ def decode_json(data: Buffer) -> Any:
         end = -1
     if end != len(text):
         value = json.loads(text.removeprefix("\ufeff"))
-    brackets = text.count("[") + text.count("{") if len(text) > 2 * _MOST_LEVELS else 0
+    brackets = text.count("[") + text.count("{")
     if brackets > _MOST_LEVELS and _is_too_deep(value):
         raise ValueError(f"it is nested more than {_MOST_LEVELS} levels deep")
     return value
@@ -180,15 +180,9 @@ def decode_json(data: Buffer) -> Any:
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(_MOST_LEVELS):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) is list or type(inner) is dict
-        ]
-        if not level:
-            return False
-    return True
+        inner = chain.from_iterable(one.values() if type(one) is dict else one for one in level)
+        level = [one for one in inner if type(one) is list or type(one) is dict]
+    return bool(level)
 
 
 def decode_npy(data: Buffer) -> npt.NDArray[Any]:
