@@ -32,6 +32,7 @@ from energy_data.data.files.offsets import (
     write_index,
 )
 from energy_data.data.files.stores import DatasetFileStore
+from energy_data.data.shards import some_bytes
 from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.errors import SampleError, SpecError, StructureError
 
@@ -41,7 +42,6 @@ _CHUNK = 1 << 22  # bytes that are scanned at once
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _GAP = 8192  # bytes between two lines that are cheaper to read than to skip
 _MOST = 1 << 26  # bytes read at once
-_PROBES = 256  # lines that enter the fingerprint
 _ADVICE = "Run `energy-data prepare` on the file."
 
 
@@ -64,12 +64,14 @@ class JsonlSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return 16 hex digits that change if lines begin elsewhere or other ones are meant."""
-        total = len(self._lines)
-        some = np.linspace(0, total - 1, _PROBES).astype(np.int64)
-        begins, ends = self._lines.locate(some)
-        digest = hashlib.blake2b(repr((begins, ends[-1])).encode(), digest_size=8)
-        digest.update(repr((total, self._first, self._length)).encode())
+        """Return 16 hex digits that do not depend on the path, and change with the data.
+
+        The data is the number of samples, the size of the file and 4 KiB at 32 places. So each
+        change of a file of up to 128 KiB is noticed, and a larger one that is written again with
+        other samples; a change of single bytes in it may not be. Costs 32 small reads.
+        """
+        digest = hashlib.blake2b(self._lines.some_bytes(), digest_size=8)
+        digest.update(repr((len(self._lines), self._first, self._length)).encode())
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
@@ -176,6 +178,14 @@ class _Lines:
         """Return some bytes of the file, which begin in line `row`."""
         try:
             return self._open(row).file.read(begin, end - begin)
+        except StructureError as error:
+            error.dataset = self.path
+            raise
+
+    def some_bytes(self) -> bytes:
+        """Return what the fingerprint reads of the file."""
+        try:
+            return some_bytes(self._open(0).file)
         except StructureError as error:
             error.dataset = self.path
             raise

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energy_data.data.files.local import open_file
+from energy_data.data.files.local import LocalFile, open_file
 from energy_data.data.files.offsets import SUFFIX
 from energy_data.data.splits import MOST_OF_PATTERN, expand
 from energy_data.errors import SpecError
@@ -68,11 +68,15 @@ class PartShards:
         chosen = np.unique(np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)).tolist()
         for number in chosen:
             file = open_file(self.paths(rows[number])[0])
-            size = min(_PROBED, file.size)
-            digest.update(repr(file.size).encode())
-            for at in np.linspace(0, file.size - size, _PROBES // len(chosen)).astype(np.int64):
-                digest.update(file.read(int(at), size))
+            digest.update(some_bytes(file, _PROBES // len(chosen)))
         return digest.hexdigest()
+
+
+def some_bytes(file: LocalFile, places: int = _PROBES) -> bytes:
+    """Return the size of a file and 4 KiB at each of `places` places: all of a small file."""
+    size = min(_PROBED, file.size)
+    begins = np.linspace(0, file.size - size, places).astype(np.int64).tolist()
+    return b"".join([repr(file.size).encode(), *(file.read(at, size) for at in begins)])
 
 
 def find_shards(folder: Path, exclude: str | None = None) -> list[str]:

@@ -164,6 +164,22 @@ def test_the_fingerprint_is_of_what_the_numbers_mean(tmp_path):
     assert len({one.fingerprint, other.fingerprint, part.fingerprint}) == 3
 
 
+def test_the_fingerprint_notices_other_samples_in_lines_of_equal_lengths(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 1000, text="a" * 1000)
+    before = open_source(path).fingerprint
+    numbers(path, 1000, text="b" * 1000)
+    assert open_source(path).fingerprint != before
+
+
+@pytest.mark.parametrize("line", [0, 7, 99])
+def test_the_fingerprint_notices_a_change_of_one_byte_of_a_small_file(tmp_path, line):
+    path = numbers(tmp_path / "x.jsonl", 100, text="a" * 1000)
+    before = open_source(path).fingerprint
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b"a", b"b", 1)
+    assert open_source(write(path, lines)).fingerprint != before
+
+
 @pytest.mark.parametrize("part", ["val", "test", "banana"])
 def test_the_one_part_of_a_file_is_train(tmp_path, part):
     path = numbers(tmp_path / "x.jsonl", 4)
