@@ -70,7 +70,9 @@ def get_savable_loader(
         arena_bytes: Shared memory per worker process, at most. It grows as needed.
         max_restarts: How often a worker that dies at the same batch is restarted.
         pin_memory: Register the shared memory with CUDA once, so that batches of workers are
-            pinned without a copy. Threads copy theirs. "auto": where there is a GPU.
+            pinned without a copy. Threads copy theirs. "auto": where there is a GPU. A batch may be
+            dropped while `batch.to(device, non_blocking=True)` runs, if that is on the stream that
+            is current when the next batch is requested.
         device: Copy batches to this device, one in advance, on a separate stream.
         docs_per_step: Group micro-batches into optimizer steps that hold this many documents over
             all ranks: a number, or `DocsPerStep`; see docs/docs-per-step.md. None: the rules of the
@@ -116,8 +118,7 @@ def host_of(
     host: LaneRunner = InProcess(dataset)
     if dataset.worker_config.num_workers:
         pinned = cuda.available() if pin_memory == "auto" else pin_memory
-        pin = cuda.pinner if options.start_method == "thread" else cuda.pin
-        host = WorkerPool(dataset, evolve(options, pin=pin if pinned else None))
+        host = WorkerPool(dataset, evolve(options, cuda=cuda if pinned else None))
     if device is not None and torch.device(device).type != "cpu":
         host = OnDevice(host, torch.device(device), dataset.worker_config.world_size, cuda)
     return host

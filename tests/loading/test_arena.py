@@ -27,9 +27,9 @@ MIB = 1 << 20
 class Arena:
     """Both sides in one process."""
 
-    def __init__(self, limit: int = 64 * MIB, pin=None):
+    def __init__(self, limit: int = 64 * MIB, cuda=None):
         self.writer = ArenaWriter(limit)
-        self.reader = ArenaReader(self.writer.fd, pin)
+        self.reader = ArenaReader(self.writer.fd, cuda)
 
     def sent(self, batch):
         self.writer.free(self.reader.freed())
@@ -273,19 +273,49 @@ def test_views_outlive_both_sides():
     assert torch.equal(batch + 0, LONG)
 
 
+class Event:
+    """An event of a GPU that is reached when it is waited for."""
+
+    def __init__(self, reached):
+        self.reached = reached
+
+    def query(self):
+        return self.reached
+
+    def synchronize(self):
+        self.reached = True
+
+
+class FakeCuda:
+    def __init__(self, reached=True):
+        self.reached, self.pinned = reached, []
+
+    def pin(self, memory):
+        self.pinned.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+
+    def mark(self):
+        return Event(self.reached)
+
+
 def test_each_slot_is_pinned_once_and_its_memory_lives_as_long_as_views_of_it():
-    pinned = []
-
-    def pin(memory):
-        pinned.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-
-    arena = Arena(pin=pin)
+    cuda = FakeCuda()
+    arena = Arena(cuda=cuda)
     first = arena.sent(LONG)
     second = arena.sent(LONG)
-    assert pinned == [first.data_ptr(), second.data_ptr()]
+    assert cuda.pinned == [first.data_ptr(), second.data_ptr()]
     del first
     arena.sent(LONG)
-    assert len(pinned) == 2
+    assert len(cuda.pinned) == 2
+
+
+def test_a_slot_is_free_only_when_the_gpu_has_copied_it():
+    reader = (arena := Arena(cuda=FakeCuda(reached=False))).reader
+    arena.sent(LONG)
+    assert reader.freed() == []
+    assert reader.freed() == []
+    assert reader.has_freed  # it waited for the copy
+    assert reader.freed() == [0]
+    assert not reader.has_freed
 
 
 def test_a_batch_is_let_go_once_it_is_written():

@@ -12,17 +12,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import pickle
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energy_data.core.profiler import SENDING, Profiler
 from energy_data.errors import EnergyDataError
 from energy_data.loading.transport.codec import decode, encode
+
+if TYPE_CHECKING:
+    from energy_data.loading.transport.device import Cuda
 
 _PAGE = mmap.PAGESIZE  # the first page is for the status of the worker
 _ALIGNMENT = 64  # bytes
@@ -237,73 +237,21 @@ class ArenaWriter:
         )
 
 
-class BatchSender:
-    """Writes the batches of a worker to an arena, and lets their tensors be made there.
-
-    `wait_for_room` waits until the trainer has freed slots; it returns False if the trainer has
-    taken every batch, so that none will be freed before the user drops one.
-    """
-
-    def __init__(
-        self, arena: ArenaWriter, wait_for_room: Callable[[], bool], profiler: Profiler
-    ) -> None:
-        self._arena, self._wait_for_room, self._profiler = arena, wait_for_room, profiler
-        self._allocates = True
-
-    def allocator(self) -> SlotAllocator | None:
-        """Return what the tensors of the next batch are made with; None: ordinary memory."""
-        return self._arena.allocator() if self._allocates else None
-
-    def write(self, items: list[Any], allocator: SlotAllocator | None) -> BatchHandle:
-        """Write the only batch of `items`, and remove it from the list.
-
-        ArenaFullError if the user keeps too many batches.
-        """
-        handle = None
-        try:
-            handle = self._written(items[0], allocator)
-        except ArenaFullError:
-            if allocator is None or allocator.slot is None:
-                raise
-        # Not in the handler: the traceback of its error keeps the batch.
-        if handle is None:  # the batch and its slot do not fit the arena together
-            items[0] = pickle.loads(pickle.dumps(items[0]))  # noqa: S301 - a copy of our own
-            assert allocator is not None
-            allocator.close()
-            handle = self._written(items[0], None)
-        items.clear()
-        if allocator is None or allocator.close() or handle.slot != allocator.slot:
-            return handle
-        # The task encoder keeps a view of its batch, which the trainer must not change.
-        self._allocates = False
-        return self._written(self._arena.read(handle), None)
-
-    def _written(self, batch: Any, allocator: SlotAllocator | None) -> BatchHandle:
-        while True:
-            began = time.perf_counter()
-            try:
-                handle = self._arena.write(batch, allocator)
-            except ArenaFullError:
-                if not self._wait_for_room():
-                    raise
-            else:
-                self._profiler.add(SENDING, time.perf_counter() - began)
-                return handle
-
-
 class ArenaReader:
     """The trainer's side of the memfd `fd`, which may be closed afterwards.
 
-    `pin` is called once per new slot with its memory, an object that lives as long as the slot and
-    all views of it.
+    With `cuda`, slots are pinned. Copies from pinned memory to a GPU run after the call that
+    starts them returns, so a slot whose views are gone is free only when the GPU has done what it
+    had to do when `freed` noticed it.
     """
 
-    def __init__(self, fd: int, pin: Callable[[memoryview], Any] | None = None) -> None:
+    def __init__(self, fd: int, cuda: Cuda | None = None) -> None:
         self._memory = _mapped(fd)
-        self._pin = pin
+        self._cuda = cuda
         self._slots: dict[int, memoryview] = {}
         self._in_use: dict[int, FreeNotice | None] = {}  # None: expected, but not read
         self._freed: deque[FreeNotice] = deque()
+        self._copied: deque[tuple[Any, list[int]]] = deque()  # event, slots free when it is reached
 
     @property
     def first_page(self) -> bytes:
@@ -325,8 +273,8 @@ class ArenaReader:
         memory = self._slots.get(number)
         if memory is None:
             memory = self._slots[number] = memoryview(self._memory)[offset : offset + size]
-            if self._pin is not None:
-                self._pin(memory)
+            if self._cuda is not None:
+                self._cuda.pin(memory)
         owner = keepalive(memory)
         self._in_use[number] = FreeNotice.create(owner, number, self._freed)
         view = memoryview(owner).cast("B")
@@ -339,8 +287,10 @@ class ArenaReader:
 
     @property
     def has_freed(self) -> bool:
-        """Whether slots were freed since the last call of `freed`."""
-        return bool(self._freed)
+        """Whether slots were freed since the last call of `freed`. Waits for pending copies."""
+        for event, _ in self._copied:
+            event.synchronize()
+        return bool(self._freed or self._copied)
 
     def freed(self) -> list[int]:
         """Return the numbers of the slots freed since the last call."""
@@ -352,7 +302,14 @@ class ArenaReader:
         slots = [number for number, notice in self._in_use.items() if notice is None]
         for number in slots:
             del self._in_use[number]
-        return slots
+        if self._cuda is None:
+            return slots
+        if slots:
+            self._copied.append((self._cuda.mark(), slots))
+        done: list[int] = []
+        while self._copied and self._copied[0][0].query():
+            done += self._copied.popleft()[1]
+        return done
 
 
 def keepalive(memory: memoryview) -> Any:

@@ -32,7 +32,7 @@ class Cuda:
         """Return whether there is a GPU."""
         return torch.cuda.is_available()
 
-    def pin(self, memory: mmap.mmap) -> None:
+    def pin(self, memory: memoryview | mmap.mmap) -> None:
         """Register memory with CUDA until it is unmapped. Every view of it is then pinned."""
         size = len(memory)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -81,9 +81,12 @@ class Cuda:
         with torch.cuda.stream(stream):
             return tensor.to(device, non_blocking=True)
 
-    def mark(self, stream: Any) -> Any:
-        """Return an event that is reached when all current work of `stream` is done."""
-        return stream.record_event()
+    def mark(self, stream: Any = None) -> Any:
+        """Return an event that is reached when all current work of `stream` is done.
+
+        None: the current stream.
+        """
+        return (stream or torch.cuda.current_stream()).record_event()
 
     def await_copies(
         self, event: Any, tensors: Sequence[torch.Tensor], device: torch.device

@@ -33,6 +33,7 @@ from energy_data.loading.workers.thread import WorkerThread
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
+    from energy_data.loading.transport.device import Cuda
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,7 @@ class PoolOptions:
     timeout_s: float | None = 300.0  # a worker silent for longer is reported; None: wait forever
     on_timeout: Literal["raise", "restart"] = "raise"
     max_restarts: int = 3  # at one micro-batch
-    # Called with the memory of each new slot; for threads, it returns what pins a tensor.
-    pin: Any = field(default=None, repr=False)
+    cuda: Cuda | None = field(default=None, repr=False)  # pins batches; None: they are not pinned
 
     def __attrs_post_init__(self) -> None:
         if self.start_method not in ("fork", "forkserver", "spawn", "thread"):
@@ -186,7 +186,7 @@ class WorkerPool(LaneRunner):
         if self._portable is None:
             self._portable = portable_dataset(self.dataset, method)
         if method == "thread":
-            pin = options.pin and options.pin()
+            pin = options.cuda.pinner() if options.cuda else None
             return WorkerThread(self._portable, number, prefetch=options.prefetch, pin=pin)
         return WorkerProcess(
             self._portable,
@@ -194,7 +194,7 @@ class WorkerPool(LaneRunner):
             start_method=method,
             prefetch=options.prefetch,
             arena_bytes=options.arena_bytes,
-            pin=options.pin,
+            cuda=options.cuda,
         )
 
     def _receive(self, number: int, batch: int) -> Message | None:

@@ -38,6 +38,7 @@ from energy_data.loading.workers.worker import ADVICE, BLOCKED_SIGNALS, Setup, m
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
+    from energy_data.loading.transport.device import Cuda
 
 _STOP_S = 1.0  # seconds workers have to end by themselves
 _KILL_S = 5.0  # seconds the kernel has to end a killed process; one stuck in the kernel stays
@@ -88,7 +89,7 @@ class WorkerProcess(Worker):
         start_method: StartMethod,
         prefetch: int,
         arena_bytes: int,
-        pin: Any = None,
+        cuda: Cuda | None = None,
     ) -> None:
         """Start the process; does not wait for it. dataset: from `portable_dataset`."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed has no Process on it
@@ -110,7 +111,7 @@ class WorkerProcess(Worker):
         self._handle = _open_process(self.process.pid)
         self._events.register(self._sentinel, select.POLLIN)
         self._events.register(self._channel.fd, select.POLLIN)
-        self._number, self._pin = number, pin
+        self._number, self._cuda = number, cuda
         # Until the worker sends them: its memory, and the file with its stacks.
         self._arena: ArenaReader | None = None
         self._stacks: FileIO | None = None
@@ -165,7 +166,7 @@ class WorkerProcess(Worker):
             raise
 
     def has_freed(self) -> bool:
-        """Return whether the arena was full only of batches in reference cycles."""
+        """Return whether slots are free after garbage collection, and copies to the GPU."""
         gc.collect()
         return self.arena.has_freed
 
@@ -279,7 +280,7 @@ class WorkerProcess(Worker):
             return False
         memory, self._stacks = self._channel.receive_files(2)
         with memory:
-            self._arena = ArenaReader(memory.fileno(), self._pin)
+            self._arena = ArenaReader(memory.fileno(), self._cuda)
         return True
 
     def _wait(self, timeout_s: float | None) -> bool:

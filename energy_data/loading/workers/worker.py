@@ -31,12 +31,8 @@ from energy_data.core.profiler import HELD, STARTING, Profiler, Usage
 from energy_data.core.user_call import CALL
 from energy_data.errors import SpecError, add_note
 from energy_data.loading.lanes import Nodes
-from energy_data.loading.transport.arena import (
-    ArenaFullError,
-    ArenaWriter,
-    BatchSender,
-    SlotAllocator,
-)
+from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter, SlotAllocator
+from energy_data.loading.transport.sender import BatchSender
 from energy_data.loading.workers.protocol import (
     PEER_GONE,
     Ack,
