@@ -43,7 +43,7 @@ with TemporaryDirectory() as folder:
     with TarWriter(f"{folder}/shard-0.tar") as tar:
         for n in range(200):
             image = np.full((32, 32, 3), n, np.uint8)
-            tar.write({"__key__": f"{n:03d}", "jpg": image, "txt": "word " * (n % 50 + 1)})
+            tar.write({"__key__": f"{n:03d}", "jpg": image, "txt": "word " * (n % 48 + 1)})
 
     dataset = get_train_dataset(
         folder, batch_size=4, task_encoder=Captions(), packing_buffer_size=32
