@@ -153,6 +153,8 @@ def get_train_dataset(
     Raises:
         SpecError: With all errors of the metadataset, each with its place.
     """
+    if not isinstance(repeat, bool):
+        raise SpecError(f"repeat: must be True or False, got {repeat!r}.")
     run = _Run(worker_config, on_error, task_encoder, options, samples, decoders, allow_modules)
     builder = StreamBuilder(
         task_encoder=run.encoder,

@@ -314,6 +314,9 @@ class _Edit:
         before, now = self.before.leaves, self.now.leaves
         yield from differences(self.before, self.now) or ["the order of the data is the same"]
         drawn = (self.saved and drawn_by(self.saved)) or Counter()
+        kept = "continues"
+        if Stages.of(self.now) is None and self.misfits() and not any(self.other_run()):
+            kept += ' with on_mismatch="keep_matching"'
         for leaf_id in sorted(before.keys() | now.keys()):
             if leaf_id not in now:
                 fate = "is no longer drawn from"
@@ -322,7 +325,7 @@ class _Edit:
             elif before[leaf_id][1] != now[leaf_id][1]:
                 fate = "begins again: its samples are others"
             else:
-                fate = "continues"
+                fate = kept
             shares = " -> ".join(_shares(plan, leaf_id) for plan in self.plans)
             yield f"leaf {leaf_id}: {fate} after {drawn[leaf_id]:,} samples; {shares}"
 

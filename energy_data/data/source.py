@@ -29,7 +29,13 @@ class OpenOptions:
     split_config: str | None = None  # name of the file in `.nv-meta` that is used as split.yaml
 
     def check_unprepared(self, path: str) -> None:
-        """Raise SpecError unless the part is the one that data without a preparation has."""
+        """Raise SpecError for a part, or a file of parts, that only prepared data has."""
+        if self.split_config is not None:
+            raise SpecError(
+                f"{path}: split_config {self.split_config!r} names a file in `.nv-meta`, and it is "
+                "not prepared. Remove `split_config`, or run `energy-data prepare` on a folder of "
+                "tars."
+            )
         if self.split_part != "train":
             raise SpecError(
                 f"{path}: it is not prepared, so its one split part is 'train', not "

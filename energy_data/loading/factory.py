@@ -60,8 +60,8 @@ def get_savable_loader(
         cache_pool: Where task encoders get the files that they requested in advance.
         watchdog_timeout_seconds: A worker that sends nothing for this time is reported with its
             sample and stack; None: never.
-        watchdog_initial_timeout_seconds: Accepted and ignored: a worker has 120 s to start, at
-            least.
+        watchdog_initial_timeout_seconds: The same for a worker process that starts; None: as long
+            as `watchdog_timeout_seconds`. Imports from a slow disk may need more.
         fail_on_timeout: Raise an error after that time. Otherwise the worker process is replaced,
             and the stream continues unchanged. A thread cannot be replaced: it always raises.
         start_method: How workers start. "fork" needs no `if __name__ == "__main__":` and takes
@@ -90,6 +90,7 @@ def get_savable_loader(
         start_method=start_method,
         arena_bytes=arena_bytes,
         timeout_s=watchdog_timeout_seconds,
+        start_timeout_s=watchdog_initial_timeout_seconds,
         on_timeout="raise" if start_method == "thread" else on_timeout,
         max_restarts=max_restarts,
     )

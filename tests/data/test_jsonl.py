@@ -188,6 +188,12 @@ def test_the_one_part_of_a_file_is_train(tmp_path, part):
         open_source(path, split_part=part)
 
 
+def test_a_file_has_no_other_file_of_split_parts(tmp_path):
+    path = numbers(tmp_path / "x.jsonl", 4)
+    with pytest.raises(SpecError, match=r"split_config 'other\.yaml' names a file"):
+        open_source(path, split_config="other.yaml")
+
+
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_index_is_an_error_and_never_a_crash(tmp_path_factory, data):

@@ -103,6 +103,8 @@ def test_what_is_not_there(tmp_path):
         open_source(tmp_path / "empty")
     with pytest.raises(SpecError, match="its one split part is 'train'"):
         open_source(tmp_path, split_part="val")
+    with pytest.raises(SpecError, match="it is not prepared"):
+        open_source(tmp_path, split_config="other.yaml")
     with pytest.raises(StructureError, match="more than"):
         open_source(tmp_path / "{0..99999999999}.tar")
     write_tar(tmp_path / "none" / "a.tar", [])

@@ -232,3 +232,18 @@ class SlowSource(NumberSource):
 
 def tensors(batch):
     return {"n": torch.tensor([sample["number"] for sample in batch]), "keys": [1]}
+
+
+class SlowToUnpickle:
+    """Encodes; a process that gets it hangs before it is a worker."""
+
+    def __call__(self, sample):
+        return sample
+
+    def __reduce__(self):
+        return _slowly, ()
+
+
+def _slowly():
+    time.sleep(60)
+    return SlowToUnpickle()

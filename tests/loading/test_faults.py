@@ -7,6 +7,7 @@ import pickle
 import random
 import signal
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -372,3 +373,12 @@ def test_an_exception_that_takes_no_note_is_raised_as_it_is(workers, method):
     given, error = until_error(loader, FrozenError)
     assert (given, error.key) == (GOOD[:AT], "as told")
     loader.close()
+
+
+@pytest.mark.parametrize("limits", [{"timeout_s": 1.0}, {"start_timeout_s": 1.0}])
+def test_a_worker_that_hangs_while_starting_is_reported_in_time(limits):
+    loader = worker_loader(encoding(encoders.SlowToUnpickle()), start_method="forkserver", **limits)
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="worker 0"):
+        next(iter(loader))
+    assert time.monotonic() - began < 30

@@ -27,7 +27,15 @@ STREAM = batches(FilterSpec(of=samples(BLEND), predicate=not_third), 4)
 
 SHARED = Path("/dev/shm")
 QUICK = ["fork", "thread"]  # start methods: one of processes, and the one of threads
-OPTIONS = {"prefetch", "start_method", "arena_bytes", "timeout_s", "on_timeout", "max_restarts"}
+OPTIONS = {
+    "prefetch",
+    "start_method",
+    "arena_bytes",
+    "timeout_s",
+    "start_timeout_s",
+    "on_timeout",
+    "max_restarts",
+}
 
 
 def worker_loader(

@@ -46,6 +46,7 @@ class PoolOptions:
     prefetch: int = 2  # batches each worker is ahead, at most
     arena_bytes: int = 4 << 30  # of shared memory per worker process, at most
     timeout_s: float | None = 300.0  # a worker silent for longer is reported; None: wait forever
+    start_timeout_s: float | None = None  # until a new process is ready; None: as `timeout_s`
     on_timeout: Literal["raise", "restart"] = "raise"
     max_restarts: int = 3  # at one micro-batch
     cuda: Cuda | None = field(default=None, repr=False)  # pins batches; None: they are not pinned
@@ -59,10 +60,12 @@ class PoolOptions:
         check_whole("prefetch_factor", self.prefetch, 1)
         check_whole("max_restarts", self.max_restarts, 0)
         check_whole("arena_bytes", self.arena_bytes, 1)
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise SpecError(
-                f"watchdog_timeout_seconds: must be a number > 0 or None, got {self.timeout_s!r}."
-            )
+        for name, seconds in (("", self.timeout_s), ("initial_", self.start_timeout_s)):
+            if seconds is not None and not seconds > 0:
+                raise SpecError(
+                    f"watchdog_{name}timeout_seconds: must be a number > 0 or None, got "
+                    f"{seconds!r}."
+                )
         if self.on_timeout not in ("raise", "restart"):
             raise SpecError(f"on_timeout: must be 'raise' or 'restart', got {self.on_timeout!r}.")
         if self.on_timeout == "restart" and self.start_method == "thread" and self.timeout_s:
@@ -195,6 +198,7 @@ class WorkerPool(LaneRunner):
             prefetch=options.prefetch,
             arena_bytes=options.arena_bytes,
             cuda=options.cuda,
+            start_timeout_s=options.start_timeout_s,
         )
 
     def _receive(self, number: int, batch: int) -> Message | None:

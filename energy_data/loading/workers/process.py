@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _STOP_S = 1.0  # seconds workers have to end by themselves
 _KILL_S = 5.0  # seconds the kernel has to end a killed process; one stuck in the kernel stays
-_START_S = 120.0  # seconds a new process has to import what it needs, if `timeout_s` is shorter
 _ANSWER_S = 1.0  # seconds a worker has to answer at which sample it is
 _SERVER_GONE = 255  # exit code in multiprocessing of all children of a dead fork server
 _NAME = "energy_data worker"
@@ -90,6 +89,7 @@ class WorkerProcess(Worker):
         prefetch: int,
         arena_bytes: int,
         cuda: Cuda | None = None,
+        start_timeout_s: float | None = None,
     ) -> None:
         """Start the process; does not wait for it. dataset: from `portable_dataset`."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed has no Process on it
@@ -112,6 +112,7 @@ class WorkerProcess(Worker):
         self._events.register(self._sentinel, select.POLLIN)
         self._events.register(self._channel.fd, select.POLLIN)
         self._number, self._cuda = number, cuda
+        self._start_timeout_s = start_timeout_s  # None: as for batches
         # Until the worker sends them: its memory, and the file with its stacks.
         self._arena: ArenaReader | None = None
         self._stacks: FileIO | None = None
@@ -142,7 +143,7 @@ class WorkerProcess(Worker):
     def receive(self, timeout_s: float | None) -> Message | None:
         """Return the next message, None if there is none in time."""
         while True:
-            if self._arena is None and not self._receive_arena(timeout_s):
+            if self._arena is None and not self._receive_arena(self._start_timeout_s or timeout_s):
                 return None
             self._acknowledge()
             if not self._wait(timeout_s):
@@ -274,7 +275,7 @@ class WorkerProcess(Worker):
     def _receive_arena(self, timeout_s: float | None) -> bool:
         """Receive the worker's memory, which it sends first; false if it does not in time."""
         began = time.perf_counter()
-        ready = self._wait(None if timeout_s is None else max(timeout_s, _START_S))
+        ready = self._wait(timeout_s)
         self.starting_s += time.perf_counter() - began
         if not ready:
             return False
