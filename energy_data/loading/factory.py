@@ -60,8 +60,8 @@ def get_savable_loader(
         cache_pool: Where task encoders get the files that they requested in advance.
         watchdog_timeout_seconds: A worker that sends nothing for this time is reported with its
             sample and stack; None: never.
-        watchdog_initial_timeout_seconds: The same for a worker process that starts; None: as long
-            as `watchdog_timeout_seconds`. Imports from a slow disk may need more.
+        watchdog_initial_timeout_seconds: The same for the first batch of a worker, including
+            its start. None: `watchdog_timeout_seconds`.
         fail_on_timeout: Raise an error after that time. Otherwise the worker process is replaced,
             and the stream continues unchanged. A thread cannot be replaced: it always raises.
         start_method: How workers start. "fork" needs no `if __name__ == "__main__":` and takes

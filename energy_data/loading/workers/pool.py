@@ -46,7 +46,7 @@ class PoolOptions:
     prefetch: int = 2  # batches each worker is ahead, at most
     arena_bytes: int = 4 << 30  # of shared memory per worker process, at most
     timeout_s: float | None = 300.0  # a worker silent for longer is reported; None: wait forever
-    start_timeout_s: float | None = None  # until a new process is ready; None: as `timeout_s`
+    start_timeout_s: float | None = None  # until a worker's first message; None: as `timeout_s`
     on_timeout: Literal["raise", "restart"] = "raise"
     max_restarts: int = 3  # at one micro-batch
     cuda: Cuda | None = field(default=None, repr=False)  # pins batches; None: they are not pinned
@@ -91,6 +91,7 @@ class WorkerPool(LaneRunner):
         self._owner: dict[int, int] = {}  # lane -> worker
         self._workers: dict[int, Worker] = {}
         self._stale: set[int] = set()  # workers that need a new start
+        self._silent: set[int] = set()  # workers that have sent nothing yet
         self._failures: dict[int, tuple[int, int]] = {}  # worker -> micro-batch, failures at it
         self._process = os.getpid()
         self.profiler = Profiler()
@@ -186,6 +187,7 @@ class WorkerPool(LaneRunner):
     def _start(self, number: int) -> Worker:
         """Return a new worker. Does not wait for it."""
         options, method = self.options, self.options.start_method
+        self._silent.add(number)
         if self._portable is None:
             self._portable = portable_dataset(self.dataset, method)
         if method == "thread":
@@ -198,14 +200,13 @@ class WorkerPool(LaneRunner):
             prefetch=options.prefetch,
             arena_bytes=options.arena_bytes,
             cuda=options.cuda,
-            start_timeout_s=options.start_timeout_s,
         )
 
     def _receive(self, number: int, batch: int) -> Message | None:
         """Return the next message of a worker; None if the worker needs a new start."""
         worker = self._workers[number]
         try:
-            message = worker.receive(self.options.timeout_s)
+            message = worker.receive(self._limit_s(number))
         except PEER_GONE:
             self._replace(number, batch)
             return None
@@ -217,7 +218,9 @@ class WorkerPool(LaneRunner):
             worker.starting_s = 0.0
         if message is None:
             self._report_silence(number, batch)
-        elif message.kind == "full" and worker.has_freed():
+            return None
+        self._silent.discard(number)
+        if message.kind == "full" and worker.has_freed():
             return None
         return message
 
@@ -232,12 +235,17 @@ class WorkerPool(LaneRunner):
             raise StopIteration
         return items
 
+    def _limit_s(self, number: int) -> float | None:
+        """Return how long a worker may be silent, in seconds."""
+        first = self.options.start_timeout_s if number in self._silent else None
+        return first or self.options.timeout_s
+
     def _report_silence(self, number: int, batch: int) -> None:
         """Raise, or replace the worker, with its current sample and stacks."""
         sample, stacks = self._workers[number].ask()
         self._drop(number)
         what = (
-            f"gave nothing for {self.options.timeout_s:g} s at micro-batch {batch}, working on "
+            f"gave nothing for {self._limit_s(number):g} s at micro-batch {batch}, working on "
             f"{sample or 'an unknown sample'}\n{stacks}"
         )
         if self.options.on_timeout == "raise":

@@ -89,7 +89,6 @@ class WorkerProcess(Worker):
         prefetch: int,
         arena_bytes: int,
         cuda: Cuda | None = None,
-        start_timeout_s: float | None = None,
     ) -> None:
         """Start the process; does not wait for it. dataset: from `portable_dataset`."""
         context: Any = multiprocessing.get_context(start_method)  # typeshed has no Process on it
@@ -112,7 +111,6 @@ class WorkerProcess(Worker):
         self._events.register(self._sentinel, select.POLLIN)
         self._events.register(self._channel.fd, select.POLLIN)
         self._number, self._cuda = number, cuda
-        self._start_timeout_s = start_timeout_s  # None: as for batches
         # Until the worker sends them: its memory, and the file with its stacks.
         self._arena: ArenaReader | None = None
         self._stacks: FileIO | None = None
@@ -143,7 +141,7 @@ class WorkerProcess(Worker):
     def receive(self, timeout_s: float | None) -> Message | None:
         """Return the next message, None if there is none in time."""
         while True:
-            if self._arena is None and not self._receive_arena(self._start_timeout_s or timeout_s):
+            if self._arena is None and not self._receive_arena(timeout_s):
                 return None
             self._acknowledge()
             if not self._wait(timeout_s):
