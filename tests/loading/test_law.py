@@ -20,6 +20,7 @@ from energy_data.nodes.references import ReferencesSpec
 from loading.runs import in_order, loader_of, loaders_of, run, run_in_step
 
 RANKS = [1, 2, 3, 4, 8]
+EXAMPLES = 12 if settings.default.derandomize else 50  # more in `make test-slow`
 BLEND = BlendSpec((Part(A, 5), Part(B, 2), Part(C, 1), Part(leaf("d", 23), 0.5)))
 
 
@@ -28,7 +29,7 @@ def states(loaders):
     return json.loads(json.dumps([loader.state_dict() for loader in loaders]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(spec=random_trees())
 def test_random_trees_give_the_same_micro_batches_on_any_number_of_ranks(spec):
     one = run(loaders_of(spec, 1), rounds=96)
@@ -43,7 +44,7 @@ def test_random_trees_give_the_same_micro_batches_on_any_number_of_ranks(spec):
             }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(spec=random_trees(), data=st.data())
 def test_random_trees_saved_on_some_ranks_go_on_on_others(spec, data):
     expected = run(loaders_of(spec, 1), rounds=120)
