@@ -21,6 +21,8 @@ from energy_data.errors import DataError
 C = TypeVar("C", bound=Cursor)
 
 MAX_EMPTY_DRAWS = 10_000  # in a row
+MAX_EMPTY_ITEMS = 100_000  # asked for in a row
+_MOST_COUNTED = 1_000  # of one draw, which may stop early at a boundary
 
 ItemRef = tuple[Any, ...]
 """What an item is made from, as nested tuples of ints.
@@ -112,7 +114,7 @@ class Node(ABC, Generic[C]):
             return items
         guard = EmptyGuard()
         while not items.values:
-            guard.count(())
+            guard.count((), count)
             items = self.draw(count)
         return items
 
@@ -160,12 +162,21 @@ class EmptyGuard:
 
     def __init__(self) -> None:
         self._draws = 0
+        self._asked = 0
 
-    def count(self, items: Sized) -> None:
-        """Count a draw. DataError after more than `MAX_EMPTY_DRAWS` empty ones in a row."""
-        self._draws = 0 if items else self._draws + 1
-        if self._draws > MAX_EMPTY_DRAWS:
+    def count(self, items: Sized, asked: int = 1) -> None:
+        """Count a draw that asked for up to `asked` items.
+
+        Raises DataError after too many empty draws in a row: `MAX_EMPTY_DRAWS`, or fewer that asked
+        for `MAX_EMPTY_ITEMS` items.
+        """
+        if items:
+            self._draws = self._asked = 0
+            return
+        self._draws += 1
+        self._asked += min(asked, _MOST_COUNTED)
+        if self._draws > MAX_EMPTY_DRAWS or self._asked > MAX_EMPTY_ITEMS:
             raise DataError(
-                f"no item was returned in {MAX_EMPTY_DRAWS} draws in a row. Check what skips "
-                f"items: a filter, SkipSample, a limit that all exceed, or bad data."
+                f"no item was returned in {self._draws - 1} draws in a row, of {asked} each. Check "
+                f"what skips items: a filter, SkipSample, a limit that all exceed, or bad data."
             )

@@ -80,7 +80,7 @@ class BatchNode(UnaryNode[SkipCursor]):
             if self.spec.aligned:
                 return Items([], [])  # the caller counts micro-batches, also skipped ones
             guard = guard or EmptyGuard()
-            guard.count(())
+            guard.count((), self.spec.batch_size)
 
     def _aligned(self) -> list[Any]:
         return list(self.child.draw(self.spec.batch_size).values)

@@ -250,6 +250,16 @@ def test_a_filter_that_lets_nothing_pass_is_an_error_and_not_a_hang(monkeypatch)
             taken(spec, 1)
 
 
+@pytest.mark.parametrize("kind", [groups, packs, selected, batches])
+def test_a_filter_that_lets_nothing_pass_is_reported_soon_with_large_buffers_too(kind, monkeypatch):
+    monkeypatch.setattr("energy_data.core.node.MAX_EMPTY_ITEMS", 3_000)
+    seen: list = []
+    nothing = FilterSpec(of=samples(leaf("x", 500)), predicate=seen.append)
+    with pytest.raises(DataError, match="no item was returned in 7 draws in a row, of 400 each"):
+        taken(kind(nothing, 400), 1)
+    assert len(seen) <= 8 * 400 + 400
+
+
 def test_a_blend_of_filters_that_let_nothing_pass_is_an_error_and_not_a_hang(monkeypatch):
     monkeypatch.setattr("energy_data.core.node.MAX_EMPTY_DRAWS", 300)
     children = [
