@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +44,16 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
     command = flag("--media-metadata-by-extension", help="... by their extensions.")(command)
     command = flag("--media-metadata-by-header", help="... by their first bytes.")(command)
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
+
+
+progress_option = click.option(
+    "--progress/--no-progress", default=True, help="Show progress.  [on]"
+)
+tmp_option = click.option(
+    "--tmp-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder in which index.sqlite is built, such as one on a local disk.  [default: PATH]",
+)
 
 
 def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[str, str] | None:
@@ -107,14 +118,14 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 @click.option(
     "--sqlite/--no-sqlite", default=True, help="Write index.sqlite: each part by its key.  [on]"
 )
-@click.option("--progress/--no-progress", default=True, help="Show progress.  [on]")
+@progress_option
 @click.option(
     "--interactive/--non-interactive",
     default=None,
     help="Ask for options that are not given.  [default: on a terminal]",
 )
 @media_options
-@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are not file systems
+@tmp_option
 def command(path: Path, **given: Any) -> None:
     """Prepare a folder of tars, a JSONL file, or the joins of a metadataset.
 
@@ -147,9 +158,13 @@ def command(path: Path, **given: Any) -> None:
 @click.command("prepare-media")
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @media_options
-@click.option("--progress/--no-progress", hidden=True, expose_value=False)
-@click.option("--num-workers", hidden=True, expose_value=False, type=int)
-@click.option("--tmp-path", hidden=True, expose_value=False)  # for stores that are not file systems
+@progress_option
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=1),
+    help="Processes.  [default: one per GiB or 1,024 files, at most 16]",
+)
+@tmp_option
 def media_command(path: Path, **given: Any) -> None:
     """Record size and length of the images, audio and video files below a folder.
 
@@ -159,7 +174,15 @@ def media_command(path: Path, **given: Any) -> None:
     wanted = media_filter(given)
     if wanted is None:
         raise click.UsageError("choose the files: pass one of --media-metadata-by-...")
-    click.echo(f"{path}: recorded size and length of {collect_files(path, wanted):,} files")
+    with _counting(given["progress"], "Reading media") as progress:
+        count = collect_files(
+            path,
+            wanted,
+            workers=given["num_workers"],
+            tmp=given["tmp_path"],
+            progress=progress,
+        )
+    click.echo(f"{path}: recorded size and length of {count:,} files")
 
 
 def _prepare_metadataset(path: Path) -> None:
@@ -199,13 +222,22 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
             fix_duplicates=given["fix_duplicates"],
             declare=declare if typed or given["skip_dataset_yaml"] else None,
             sqlite=given["sqlite"],
+            tmp=given["tmp_path"],
             workers=given["num_workers"],
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     for line in _report(summary, perf_counter() - began):
         click.echo(line)
     if given["media"]:
-        click.echo(f"  recorded size and length of {collect_media(path, given['media']):,} files")
+        with _counting(given["progress"], "Reading media") as progress:
+            count = collect_media(
+                path,
+                given["media"],
+                workers=given["num_workers"],
+                tmp=given["tmp_path"],
+                progress=progress,
+            )
+        click.echo(f"  recorded size and length of {count:,} files")
 
 
 def _check(given: Mapping[str, Any]) -> None:
@@ -266,6 +298,14 @@ def _progress(*, shown: bool) -> Progress:
         transient=True,
         disable=not (shown and console.is_terminal),
     )
+
+
+@contextmanager
+def _counting(shown: bool, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar in the block; yield what is called with the number done and of all."""
+    with _progress(shown=shown) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _report(summary: Summary, seconds: float) -> list[str]:

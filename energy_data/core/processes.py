@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import get_context
 from types import ModuleType
+from typing import TypeVar
 
+from energy_data.errors import EnergyDataError
+
+A = TypeVar("A")
+B = TypeVar("B")
 _LOCK = threading.Lock()
+_WAITING = 16  # calls and results per process that wait in memory
 
 
 @contextmanager
@@ -24,3 +35,38 @@ def without_main() -> Iterator[None]:
             yield
         finally:
             sys.modules["__main__"] = main_module
+
+
+def map_in_processes(
+    call: Callable[[A], B], items: Iterable[A], *, workers: int, preload: str
+) -> Generator[B, None, None]:
+    """Yield `call(item)` for each item, in order, from processes; with one worker, from this one.
+
+    The first error ends the others. The calls must leave nothing half-made: Ctrl-C ends the
+    processes at once. preload: a module that is imported once for all processes.
+    """
+    if workers <= 1:
+        yield from map(call, items)
+        return
+    context = get_context("forkserver")
+    context.set_forkserver_preload([preload])  # imports torch once, which takes seconds
+    ends_at_once = (signal.SIGINT, signal.SIG_DFL)  # by default, each would print a traceback
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=signal.signal, initargs=ends_at_once
+    )
+    waiting: deque[Future[B]] = deque()
+    try:
+        for item in items:
+            with without_main():  # a call may start a process
+                waiting.append(pool.submit(call, item))
+            if len(waiting) == _WAITING * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise EnergyDataError(
+            f"one of {workers} processes was ended, such as for lack of memory. "
+            "Use fewer (--num-workers)."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -96,7 +96,7 @@ def test_options_leave_nothing_to_ask(dataset):
     folder = dataset("books", 3)
     options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample"]
     options += ["--field-map", '{"text": "json[number]"}', "--dataset-yaml-name", "texts.yaml"]
-    prepare(folder, *options, "--no-progress", "--tmp-path", "/tmp")
+    prepare(folder, *options, "--no-progress")
     assert written(folder, "texts.yaml") == {
         "sample_type": TEXT,
         "field_map": {"text": "json[number]"},

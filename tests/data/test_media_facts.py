@@ -1,6 +1,8 @@
 """Facts about media are noted when a dataset is prepared, and found by key."""
 
 import io
+import sqlite3
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +10,7 @@ from media import SOUND_RATE, video, wav
 from tars import write_tar
 
 from energy_data.cli.main import main
+from energy_data.data.decode.media import MediaFilter, collect_files
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.stores import DecodeFileStore, PrimaryFileStore, SystemFileStore
 from energy_data.data.registry import open_store
@@ -72,9 +75,49 @@ def prepared(folder, *options):
     return done.output
 
 
+def facts(folder):
+    with closing(sqlite3.connect(folder / ".nv-meta" / "index.sqlite")) as database:
+        return list(database.execute("SELECT * FROM media_metadata"))
+
+
+def test_two_processes_find_the_same_in_the_same_order(folder):
+    """Also if there are more files than a process reads at once, and a damaged one."""
+    (folder / "sub" / "damaged.png").write_bytes(b"no image")
+    for number in range(20):
+        image.new("L", (number + 1, 1)).save(folder / f"{number}.png")
+    prepared(folder, "--media-metadata-by-extension", "--num-workers", "1")
+    alone = facts(folder)
+    said = prepared(folder, "--media-metadata-by-extension", "--num-workers", "2")
+    assert "recorded size and length of 23 files" in said
+    assert facts(folder) == alone
+
+
+def test_the_index_is_built_in_a_folder_of_choice(folder, tmp_path_factory):
+    tmp, steps = tmp_path_factory.mktemp("local") / "new", []
+
+    def progress(*at):
+        steps.append((*at, len(list(tmp.rglob("*.part"))), (folder / ".nv-meta").exists()))
+
+    assert collect_files(folder, MediaFilter("EXTENSION"), tmp=tmp, progress=progress) == 3
+    assert steps == [(4, 4, 1, True)]
+    assert not list(tmp.iterdir())
+    assert [file.name for file in (folder / ".nv-meta").iterdir()] == ["index.sqlite"]
+    prepared(folder, "--media-metadata-by-extension", "--tmp-path", str(tmp))
+    assert len(facts(folder)) == 3
+
+
+def test_what_is_interrupted_leaves_nothing(folder):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_files(folder, MediaFilter("EXTENSION"), progress=interrupt)
+    assert not (folder / ".nv-meta").exists()
+
+
 def test_a_folder_tells_about_its_media_by_path(folder):
     for _ in range(2):  # again, it begins anew
-        said = prepared(folder, "--media-metadata-by-extension", "--num-workers", "2")
+        said = prepared(folder, "--media-metadata-by-extension")
         assert "recorded size and length of 3 files" in said
     store = SystemFileStore(folder)
     assert (store.get_media_metadata("a.png").width, store["a.png"][0][:4]) == (7, b"\x89PNG")

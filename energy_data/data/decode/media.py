@@ -6,17 +6,20 @@ import io
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from attrs import frozen
 
+from energy_data.core.processes import map_in_processes
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
-from energy_data.data.files.local import LocalFile, keep_open, open_file
+from energy_data.data.files.local import LocalFile, open_file
 from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
@@ -28,6 +31,9 @@ Kind = Literal["image", "av"]
 
 _MEDIA = MEDIA_EXTENSIONS | {"aac", "m4a", "m4v", "ogg"}
 _HEAD = 16  # bytes that identify a file
+_MOST_WORKERS = 16
+_BYTES_PER_WORKER, _FILES_PER_WORKER = 1 << 30, 1 << 10  # reading takes as long as a process starts
+_BYTES_AT_ONCE, _FILES_AT_ONCE = 1 << 24, 16
 _PREFIXES = (
     (b"\xff\xd8\xff", "jpg"),
     (b"\x89PNG\r\n\x1a\n", "png"),
@@ -69,6 +75,13 @@ _PARTS = (
 )
 
 
+_EXTENT = "SELECT COUNT(*), SUM(content_byte_size) FROM sample_parts"
+_Row = tuple[str, str, str]  # name, kind and facts
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files that are done, and of all."""
+
+
 @edataclass
 class ImageMetadata:
     """Facts about an image file."""
@@ -94,23 +107,45 @@ class MediaFilter:
         return by_name if self.strategy == "EXTENSION" else _kind(extension_of(head)) or by_name
 
 
-def collect_media(path: Path, wanted: MediaFilter) -> int:
+def collect_media(
+    path: Path,
+    wanted: MediaFilter,
+    *,
+    workers: int | None = None,
+    tmp: Path | None = None,
+    progress: Progress | None = None,
+) -> int:
     """Collect facts about the media of a dataset prepared with sqlite; return their number.
 
     Damaged files are skipped and logged. Images are opened, not decoded; video is read, and audio
     decoded, to count samples. Raises MissingExtraError without Pillow or PyAV.
+
+    workers: number of processes; by default one per GiB or 1,024 files, at most 16. tmp: folder in
+    which `index.sqlite` is built; by default the dataset's. progress: called with the number of
+    files that are done, and of all.
     """
-    with rewritten(path / FOLDER / SQLITE, keep=True) as database:
-        return _collect(database, wanted, _parts_of_tars(database, path))
+    with rewritten(path / FOLDER / SQLITE, tmp, keep=True) as database:
+        count, size = database.execute(_EXTENT).fetchone()
+        parts = _parts_of_tars(database, path)
+        return _collect(database, _Work(parts, count, size or 0, workers, progress), wanted)
 
 
-def collect_files(path: Path, wanted: MediaFilter) -> int:
+def collect_files(
+    path: Path,
+    wanted: MediaFilter,
+    *,
+    workers: int | None = None,
+    tmp: Path | None = None,
+    progress: Progress | None = None,
+) -> int:
     """Collect facts about the media below a folder, as `collect_media` does; return their number.
 
     The facts are written to an `index.sqlite` in `.nv-meta`, by path relative to the folder.
     """
-    with rewritten(path / FOLDER / SQLITE, keep=True) as database:
-        return _collect(database, wanted, _files_below(path))
+    with rewritten(path / FOLDER / SQLITE, tmp, keep=True) as database:
+        files = _files_below(path)
+        size = sum(one.size for one in files)
+        return _collect(database, _Work(files, len(files), size, workers, progress), wanted)
 
 
 def fact_of(
@@ -140,45 +175,107 @@ def read_media(kind: str, text: str) -> AVMetadata | ImageMetadata:
     raise ValueError(f"facts about media of the kind {kind!r} are not known")
 
 
-Place = tuple[str, LocalFile, int, int]
-"""A part: its name, and where it is: file, offset, size."""
+class _Part(NamedTuple):
+    """Where a part is: its name, and its file, offset and size."""
+
+    name: str
+    path: str
+    offset: int
+    size: int
 
 
-def _collect(database: sqlite3.Connection, wanted: MediaFilter, parts: Iterable[Place]) -> int:
+@frozen
+class _Work:
+    """The parts to look at, their number and size, and how."""
+
+    parts: Iterable[_Part]
+    count: int
+    size: int
+    workers: int | None
+    progress: Progress | None
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes; as many as are worth their start if none is given."""
+        most = _MOST_WORKERS if self.workers is None else self.workers
+        worth = max(self.count // _FILES_PER_WORKER, self.size // _BYTES_PER_WORKER)
+        return min(most, worth if self.workers is None else self.count)
+
+    def chunks(self) -> Iterator[list[_Part]]:
+        """Yield the parts, a few at a time: one call for each would take longer than an image."""
+        chunk: list[_Part] = []
+        size = 0
+        for part in self.parts:
+            chunk.append(part)
+            size += part.size
+            if len(chunk) == _FILES_AT_ONCE or size >= _BYTES_AT_ONCE:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+
+
+def _collect(database: sqlite3.Connection, work: _Work, wanted: MediaFilter) -> int:
     """Replace the facts in a database; return their number."""
     database.executescript(_TABLES)
-    rows = [row for part in parts if (row := _row(wanted, *part)) is not None]
-    database.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+    with closing(_rows(work, wanted)) as rows:
+        database.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
     database.execute(
         "INSERT INTO media_filters (strategy, patterns) VALUES (?, ?)",
         (wanted.strategy, ",".join(wanted.patterns)),
     )
-    return len(rows)
+    return int(database.execute("SELECT COUNT(*) FROM media_metadata").fetchone()[0])
 
 
-def _files_below(path: Path) -> Iterator[Place]:
+def _rows(work: _Work, wanted: MediaFilter) -> Generator[_Row, None, None]:
+    """Yield the rows of all parts that are selected, in order; log those that are damaged."""
+    call = partial(_rows_of, wanted)
+    found = map_in_processes(call, work.chunks(), workers=work.num_processes, preload=__name__)
+    done = 0
+    with closing(found):
+        for rows in found:
+            for row in rows:
+                if isinstance(row, tuple):
+                    yield row
+                elif row is not None:
+                    log.warning(row)
+            done += len(rows)
+            if work.progress:
+                work.progress(done, work.count)
+
+
+def _files_below(path: Path) -> list[_Part]:
+    files = []
     for place in sorted(path.rglob("*")):
         name = place.relative_to(path).as_posix()
         if name.split("/")[0] != FOLDER and place.is_file():
-            file = open_file(str(place))
-            yield name, file, 0, file.size
+            files.append(_Part(name, str(place), 0, place.stat().st_size))
+    return files
 
 
-def _parts_of_tars(database: sqlite3.Connection, path: Path) -> Iterator[Place]:
+def _parts_of_tars(database: sqlite3.Connection, path: Path) -> Iterator[_Part]:
     prepared = NvMeta.of(path)
     shards = [] if prepared is None else list(prepared.counts)
     for shard, name, offset, size in database.execute(_PARTS):
-        yield name, keep_open(open_file, str(path / shards[shard])), offset, size
+        yield _Part(name, str(path / shards[shard]), offset, size)
 
 
-def _row(
-    wanted: MediaFilter, name: str, file: LocalFile, offset: int, size: int
-) -> tuple[str, str, str] | None:
-    """Return name, kind and facts of a part; None if it is not selected, or damaged."""
-    kind = wanted.kind_of(name, file.read(offset, min(size, _HEAD)))
+def _rows_of(wanted: MediaFilter, parts: list[_Part]) -> list[_Row | str | None]:
+    """Return the row of each part; None if it is not selected, a text if it is damaged."""
+    file = None
+    rows = []
+    for part in parts:
+        if file is None or file.path != part.path:
+            file = open_file(part.path)
+        rows.append(_row(wanted, part, file))
+    return rows
+
+
+def _row(wanted: MediaFilter, part: _Part, file: LocalFile) -> _Row | str | None:
+    kind = wanted.kind_of(part.name, file.read(part.offset, min(part.size, _HEAD)))
     if kind is None:
         return None
-    stream = io.BytesIO(file.read(offset, size))
+    stream = io.BytesIO(file.read(part.offset, part.size))
     try:
         if kind == "av":
             facts = asdict(AVDecoder(stream).get_metadata(get_audio_num_samples=True))
@@ -189,10 +286,9 @@ def _row(
     except MissingExtraError:
         raise
     except Exception as error:  # noqa: BLE001 - damaged data can raise any error
-        log.warning("%s: %s: its facts cannot be read: %s", file.path, name, error)
-        return None
+        return f"{file.path}: {part.name}: its facts cannot be read: {error}"
     known = {key: value for key, value in facts.items() if value is not None}
-    return name, kind, json.dumps(known, separators=(",", ":"))
+    return part.name, kind, json.dumps(known, separators=(",", ":"))
 
 
 def _kind(extension: str) -> Kind | None:

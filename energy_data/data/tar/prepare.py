@@ -11,20 +11,18 @@ import json
 import os
 import sqlite3
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
 import yaml
 
-from energy_data.core.processes import without_main
+from energy_data.core.processes import map_in_processes
 from energy_data.data.files.local import atomic_file, open_file, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
 from energy_data.data.shards import find_shards
@@ -80,6 +78,7 @@ def prepare(
     force: bool = False,
     index_only: bool = False,
     sqlite: bool | None = None,
+    tmp: Path | None = None,
     shuffle: bool = False,
     fix_duplicates: bool = False,
     declare: Declare | None = None,
@@ -100,6 +99,7 @@ def prepare(
         index_only: Index the shards of a prepared dataset again, and keep its split.
         sqlite: Whether to write `index.sqlite`, which finds each part of each sample by its key;
             keys must be unique then. None: only if there is one. False removes it.
+        tmp: Folder in which `index.sqlite` is built; by default the dataset's.
         shuffle: Assign shards to the parts of a ratio in Energon's random order, which is fixed.
         fix_duplicates: If a key occurs in several shards, move all files into folders named like
             their shards. This rewrites the tars.
@@ -130,8 +130,9 @@ def prepare(
     sqlite = old.exists() if sqlite is None else sqlite
     try:
         with meta.rewritten_meta(path) as folder:
-            database = folder / meta.SQLITE if sqlite else None
-            summary = _index_all(path, shards, database, workers=workers, progress=progress)
+            index = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
+            scans = _scan_all(path, shards, workers, with_parts=sqlite)
+            summary = _index_all(path, shards, scans, index, progress)
             summary.split_parts = divide(list(summary.shard_counts))
             _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
         if not sqlite:
@@ -175,15 +176,13 @@ def _division(path: Path, split: Split | None, *, shuffle: bool, prepared: bool)
 def _index_all(
     path: Path,
     shards: list[str],
-    database: Path | None,
-    *,
-    workers: int | None,
+    scans: Generator[Scan, None, None],
+    index: AbstractContextManager[Callable[[str, Scan], None] | None],
     progress: Progress | None,
 ) -> Summary:
-    """Index all shards and return their summary, without parts. database: index.sqlite."""
+    """Index all shards and return their summary, without parts. index: index.sqlite, if any."""
     summary, extensions = Summary(str(path)), dict[str, None]()
-    with new_index(database) if database else nullcontext() as add_to_index:
-        scans = _scan_all(path, shards, workers, with_parts=database is not None)
+    with index as add_to_index, closing(scans):
         for number, (shard, one) in enumerate(zip(shards, scans, strict=True), 1):
             if one.num_samples:
                 summary.shard_counts[shard] = one.num_samples
@@ -202,23 +201,13 @@ def _index_all(
 
 def _scan_all(
     path: Path, shards: list[str], workers: int | None, *, with_parts: bool
-) -> Iterator[Scan]:
+) -> Generator[Scan, None, None]:
     """Index the shards, several at a time; yield their contents in the order of the shards."""
     task = partial(_index, str(path), with_parts)
     if workers is None:
         size = sum((path / shard).stat().st_size for shard in shards)
         workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
-    if workers <= 1:
-        yield from map(task, shards)
-        return
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # imports torch once, which takes seconds
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        at_once = 16 * workers  # results wait in memory
-        for begin in range(0, len(shards), at_once):
-            with without_main():  # the first call starts the processes
-                scans = pool.map(task, shards[begin : begin + at_once])
-            yield from scans
+    return map_in_processes(task, shards, workers=workers, preload=__name__)
 
 
 def _index(root: str, with_parts: bool, shard: str) -> Scan:

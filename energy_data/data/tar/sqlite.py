@@ -7,8 +7,9 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -85,33 +86,49 @@ class _Connection:
 
 
 @contextmanager
-def rewritten(path: Path, *, keep: bool = False) -> Iterator[sqlite3.Connection]:
+def rewritten(
+    path: Path, tmp: Path | None = None, *, keep: bool = False
+) -> Iterator[sqlite3.Connection]:
     """Yield a database to write, which replaces the one at `path` if the block raises no error.
 
-    keep: start with what is in the old one.
+    tmp: folder in which it is built; by default that of `path`. keep: start with what is in the
+    old one.
     """
+    new_folder = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    if keep and path.exists():
-        shutil.copy(path, part)
-    connection = sqlite3.connect(part)
-    try:
-        yield connection
-        connection.commit()
-        connection.close()
-        part.replace(path)
-    finally:
-        connection.close()
-        part.unlink(missing_ok=True)
+    with nullcontext(path.parent) if tmp is None else _folder_in(tmp) as folder:
+        built = Path(folder, part.name)
+        built.unlink(missing_ok=True)
+        if keep and path.exists():
+            shutil.copy(path, built)
+        connection = sqlite3.connect(built)
+        try:
+            yield connection
+            connection.commit()
+            connection.close()
+            if built != part:
+                shutil.copy(built, part)
+            part.replace(path)
+        finally:
+            connection.close()
+            built.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
+            if new_folder and not path.exists():
+                path.parent.rmdir()
+
+
+def _folder_in(parent: Path) -> TemporaryDirectory[str]:
+    parent.mkdir(parents=True, exist_ok=True)
+    return TemporaryDirectory(prefix="energy-data-", dir=parent)
 
 
 @contextmanager
-def new_index(path: Path) -> Iterator[Callable[[str, Scan], None]]:
+def new_index(path: Path, tmp: Path | None = None) -> Iterator[Callable[[str, Scan], None]]:
     """Yield a function that adds a shard, with its parts, to a new index.
 
     The number of a shard is its place among the shards of `.info.json`. StructureError for a key
-    that another shard has too.
+    that another shard has too. tmp: folder in which it is built.
     """
     shards: list[str] = []
 
@@ -131,7 +148,7 @@ def new_index(path: Path) -> Iterator[Callable[[str, Scan], None]]:
         database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
         database.commit()
 
-    with rewritten(path) as database:
+    with rewritten(path, tmp) as database:
         database.executescript(_TABLES)
         yield add
         database.executescript(_INDICES)
