@@ -19,7 +19,7 @@ from rich.table import Table
 from energy_data.api import get_train_dataset
 from energy_data.cli.saved_builder import SavedBuilder, saved_params, saved_stages
 from energy_data.cli.state import drawn_by, saved_run
-from energy_data.config.compile import compile_stream, steps_of
+from energy_data.config.compile import compile_stream, mode_of, steps_of
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import OpenSource
 from energy_data.config.staged import StagedRecipe, below_steps, stage_params
@@ -201,7 +201,7 @@ def _size_option(name: str, least: int = 0) -> Callable[[Callable[..., None]], C
     multiple=True,
     help="The metadataset (.yaml) before an edit, or a saved state; the states of all ranks.",
 )
-@click.option("--split", default="train", show_default=True, help="The split to look at.")
+@click.option("--split", default="train", show_default=True, help="The split to train on.")
 @_size_option("batch_size", 1)
 @click.option(
     "--microbatches-per-step",
@@ -227,12 +227,14 @@ def command(
     param: tuple[str, ...],
     **facts: Any,
 ) -> None:
-    """Show the stages of a run, and what its edit does to each leaf.
+    """Show the stages of a training run, and what an edit does to each leaf.
 
     With --against, prints what differs, what becomes of each leaf, and whether a state would be
     restored; the exit code is 1 if not. What a state has need not be given; what is given
     replaces it, and the difference is part of the plan. Without a state, give the values that the
     run uses, so that steps and tokens are counted alike.
+
+    For what validation reads, see `energy-data inspect --split val`.
     """
     is_yaml = bool(against) and _is_metadataset(against[0])
     saved = saved_run(against) if against and not is_yaml else None
@@ -242,6 +244,11 @@ def command(
     run = None if lanes is None else Context(seed=seed or 0, lanes=lanes)
     params = params_of(param)
     spec = stream(load(meta), split, params=params, run=run, saved=before, **facts)
+    if mode_of(split, None) == "val":
+        click.echo(
+            f"This is the plan of training on the split {split}. "
+            f"`energy-data inspect --split {split}` shows validation."
+        )
     show_plan(RunPlan(spec))
     if not against:
         return

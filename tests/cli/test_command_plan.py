@@ -287,3 +287,21 @@ def test_tokens_and_parameters_are_given_on_the_command_line(energy_data, datase
     assert done.exit_code == 0, done.stderr
     assert "--param: must be NAME=VALUE" in energy_data("plan", meta, "--param", "x").stderr
     assert energy_data("check", meta).exit_code == 0
+
+
+def test_the_plan_of_another_split_is_of_training_and_inspect_shows_its_validation(
+    energy_data, datasets, write
+):
+    meta = write(
+        "meta.yaml", BLEND.replace("train", "val").replace("{path", "{split_part: train, path")
+    )
+    planned = energy_data("plan", meta, "--split", "val", *FACTS)
+    assert planned.exit_code == 0, planned.stderr
+    first, *table = [line.split() for line in planned.stdout.splitlines()]
+    assert " ".join(first) == (
+        "This is the plan of training on the split val. "
+        "`energy-data inspect --split val` shows validation."
+    )
+    assert ["books:train", "66.67"] in table  # by its weight
+    shown = energy_data("inspect", meta, "--split", "val").stdout
+    assert "55.56" in shown  # all of its 100 samples, of 180
