@@ -58,7 +58,7 @@ class BatchSpec(UnarySpec):
 class BatchNode(UnaryNode[SkipCursor]):
     """Collates blocks of samples."""
 
-    leaves_out = (("skipped", "SkipSample while making batches"),)
+    leaves_out = (("skipped", "SkipSample or error while making batches"),)
 
     def __init__(self, spec: BatchSpec, context: Context) -> None:
         super().__init__(SkipCursor(), spec, context)

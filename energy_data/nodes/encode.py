@@ -68,7 +68,7 @@ class EncodeSpec(UnarySpec):
 class EncodeNode(UnaryNode[SkipCursor]):
     """Encodes block by block."""
 
-    leaves_out = (("skipped", "SkipSample while encoding samples"),)
+    leaves_out = (("skipped", "SkipSample or error while encoding samples"),)
 
     def __init__(self, spec: EncodeSpec, context: Context, call: UserCall) -> None:
         super().__init__(SkipCursor(), spec, context)
@@ -112,7 +112,7 @@ class PartsCursor(BufferedCursor):
 class EncodePartsNode(BufferedNode[PartsCursor]):
     """Encodes one sample to several. The reference of part n is (n, *reference of the sample)."""
 
-    leaves_out = (("skipped", "SkipSample while encoding samples"),)
+    leaves_out = (("skipped", "SkipSample or error while encoding samples"),)
 
     def __init__(self, spec: EncodeSpec, context: Context, call: UserCall) -> None:
         super().__init__(PartsCursor(), spec, context)

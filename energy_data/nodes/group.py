@@ -110,8 +110,8 @@ class GroupNode(PackingNode[GroupCursor]):
     """Groups of one lane."""
 
     leaves_out = (
-        ("skipped", "SkipSample in batch_group_criterion"),
-        ("skipped_batches", "SkipSample while making batches"),
+        ("skipped", "SkipSample or error in batch_group_criterion"),
+        ("skipped_batches", "SkipSample or error while making batches"),
     )
 
     def __init__(self, spec: GroupSpec, context: Context) -> None:

@@ -69,7 +69,7 @@ class ShareCursor(Cursor):
 class ShareNode(UnaryNode[ShareCursor]):
     """Collates the samples of shares."""
 
-    leaves_out = (("skipped", "SkipSample while making batches"),)
+    leaves_out = (("skipped", "SkipSample or error while making batches"),)
 
     def __init__(self, spec: ShareSpec, context: Context) -> None:
         super().__init__(ShareCursor(), spec, context)

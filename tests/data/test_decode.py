@@ -4,9 +4,11 @@ import gzip
 import io
 import json
 import pickle
+import re
 import struct
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from PIL import Image
 from tars import bare, one_shard, read_all
 
 from energy_data.data.decode import parts as decode_module
-from energy_data.data.decode.parts import Decoding
+from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder
+from energy_data.data.decode.parts import Decoding, SampleDecoder
 from energy_data.errors import MissingExtraError, SampleError
 from energy_data.loading.transport import codec
 
@@ -92,6 +95,47 @@ def test_arrays_are_as_saved_and_can_be_written(array):
         stream = io.BytesIO()
         np.lib.format.write_array(stream, np.asarray(array), version=version)
         np.testing.assert_array_equal(decode("npy", stream.getvalue()), array)
+
+
+def saved(save, value):
+    stream = io.BytesIO()
+    save(value, stream)
+    return stream.getvalue()
+
+
+NO_CODE = (b"\x80", lambda value: value == b"\x80")
+TABLE = {  # the first extension of each row of the page: its bytes, and checks of what they become
+    "txt": (b"text", "text".__eq__),
+    "json": (b'{"a": [1]}', {"a": [1]}.__eq__),
+    "cls": (b"12", (12).__eq__),
+    "npy": (npy(np.arange(3)), lambda value: value.tolist() == [0, 1, 2]),
+    "npz": (
+        saved(lambda value, to: np.savez(to, a=value), [1, 2]),
+        lambda value: value["a"][1] == 2,
+    ),
+    "pt": (saved(torch.save, {"a": 1}), {"a": 1}.__eq__),
+    "jpg": (
+        image("JPEG"),
+        lambda value: (value.dtype, value.shape) == (torch.uint8, (3, 3, 5)),
+        lambda value: value.dtype == torch.float32 and 0 <= value.min() <= value.max() <= 1,
+    ),
+    "mp4": (*NO_CODE, lambda value: isinstance(value, AVDecoder)),
+    "txt.gz": (gzip.compress(b'"text"'), lambda value: value in ("text", '"text"')),
+    "pkl": NO_CODE,
+}
+
+
+def test_the_page_about_datasets_lists_what_each_extension_becomes():
+    page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
+    rows = page.split("| extension | value in a dict |")[1].split("\n\n")[0].splitlines()[2:]
+    named = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in rows]
+    assert [names[0] for names in named] == list(TABLE)
+    for names, (data, plain, *typed) in zip(named, TABLE.values(), strict=True):
+        for name in names:
+            assert plain(decode(name, data)), name
+            assert (typed or [plain])[0](SampleDecoder().decoding().decoder(name)(data)), name
+    listed = {name for names in named for name in names}
+    assert listed >= MEDIA_EXTENSIONS | decode_module._DECODERS.keys()
 
 
 def test_large_arrays_are_not_copied_but_are_their_own(tmp_path):

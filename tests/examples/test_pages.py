@@ -1,9 +1,9 @@
 """README.md, CONTRIBUTING.md and docs/*.md tell the truth.
 
 A page is one session in one folder. Its blocks marked `runnable` run from top to bottom: `python`
-as one module, `yaml` is checked and written to the file that its first line names, and of a
-`console` the commands behind `$` run and print what is shown (`...` stands for anything). Tests,
-files and links that a page names must exist.
+as one module, or it is written to the file that its first line names; `yaml` is checked and written
+likewise; of a `console` the commands behind `$` run and print what is shown (`...` stands for
+anything). Tests, files and links that a page names must exist.
 """
 
 import os
@@ -30,6 +30,9 @@ LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)(?:#[^)]*)?\)")
 
 
 def run_python(text, names):
+    if name := re.match(r"# (\S+\.py)\n", text):
+        Path(name[1]).write_text(text)
+        return
     exec(compile(text, "page", "exec"), names)
 
 

@@ -90,8 +90,8 @@ def test_samples_and_batches_that_groups_leave_out_are_counted_each():
     loader = loader_of(spec, lanes=1)
     in_order([loader], 6)
     assert set(loader.stats().skipped) == {
-        "SkipSample in batch_group_criterion",
-        "SkipSample while making batches",
+        "SkipSample or error in batch_group_criterion",
+        "SkipSample or error while making batches",
     }
 
 

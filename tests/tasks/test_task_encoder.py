@@ -130,7 +130,7 @@ def test_what_is_left_out_in_training_is_made_up_for_and_counted(folder):
     )
     for _, batch in zip(range(20), loader, strict=False):
         assert len(batch) == 4
-    assert loader.stats().skipped["SkipSample while encoding samples"]
+    assert loader.stats().skipped["SkipSample or error while encoding samples"]
 
 
 class Watched(DefaultTaskEncoder):
