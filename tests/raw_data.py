@@ -13,7 +13,7 @@ from energy_data import (
     get_loader,
     get_train_dataset,
 )
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 
 SHAPE = (8, 16, 16)
 RAW = RawTensor("float32", SHAPE)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.tar.prepare import prepare
 from energy_data.data.tar.source import WebdatasetSource
 
 Files = list[tuple[str, bytes]]

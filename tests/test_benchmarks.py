@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

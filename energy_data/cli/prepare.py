@@ -24,11 +24,11 @@ from energy_data.cli.prepare_prompts import (
 from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
+from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
+from energy_data.data.prepare import ALL_TRAIN, Summary, prepare
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.shards import find_shards
 from energy_data.data.splits import parse_patterns
-from energy_data.data.tar.nv_meta import DATASET, FOLDER, NvMeta, has_split
-from energy_data.data.tar.prepare import ALL_TRAIN, Summary, prepare
 from energy_data.data.typed.dataset_yaml import (
     CRUDE,
     LOADER,

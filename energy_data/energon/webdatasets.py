@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from braceexpand import braceexpand
 
 from energy_data.data.jsonl import prepare_jsonl
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 from energy_data.data.typed import samples
 from energy_data.errors import SpecError
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
@@ -84,7 +84,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
             shuffle_seed: None: shares are of the tars in order; otherwise in Energon's order of 42.
             workers: Ignored: there are as many processes as are useful.
             tar_index_only: Only index the tars of a prepared folder again; its splits are kept.
-            fix_duplicates: As in `energy_data.data.tar.prepare.prepare`.
+            fix_duplicates: As in `energy_data.data.prepare.prepare`.
             options: `progress_fn` and `index_sqlite_tmp_path` are ignored. SpecError for others.
         """
         if unknown := sorted(options.keys() - {"progress_fn", "index_sqlite_tmp_path"}):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from energy_data.cli.main import main
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.tar.nv_meta import NvMeta
+from energy_data.data.nv_meta import NvMeta
 from energy_data.data.typed.wrap import open_typed
 
 

@@ -11,8 +11,8 @@ from energy_data.config.keys import LeafKeys, NodeKeys
 from energy_data.config.load import load
 from energy_data.config.schema import GROUPS, KINDS, PARTS, FileKeys, keys_next_to
 from energy_data.core.recipe import keys_of
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import leaf_entries
 

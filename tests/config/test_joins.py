@@ -17,8 +17,8 @@ from energy_data.config.load import load
 from energy_data.config.opening import Options
 from energy_data.data import join_table
 from energy_data.data.import_policy import ImportPolicy
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.samples import CaptioningSample
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError

@@ -18,9 +18,9 @@ from tars import one_shard, sample_files, write_tar
 
 from energy_data import RawTensor, SampleError, StructureError
 from energy_data.core.batch_memory import TensorRow
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.tar import native, reader
-from energy_data.data.tar.prepare import prepare
 
 pytestmark = pytest.mark.skipif(native.TAR is None, reason="installed without a compiler")
 

@@ -12,9 +12,9 @@ import yaml
 from tars import dataset, sample_files, write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.tar.file_store import WebdatasetFileStore
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SampleError, StructureError
 
 

@@ -13,8 +13,8 @@ from tars import sample_files, write_tar
 
 from energy_data.core.sample import SampleSource
 from energy_data.data.files.stores import DecodeFileStore, PrimaryFileStore, SystemFileStore
+from energy_data.data.prepare import prepare
 from energy_data.data.tar.file_store import WebdatasetFileStore
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError, StructureError
 
 FILES = {name: data for number in range(12) for name, data in sample_files(number)}

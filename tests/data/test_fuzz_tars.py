@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tars import sample_files, write_tar
 
 from energy_data.data.files.local import LocalFile
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.tar.index import scan
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import DataError, SampleError, SpecError
 
 pytestmark = pytest.mark.usefixtures("reading")

@@ -16,8 +16,8 @@ from tars import write_tar
 from energy_data.data import join_table
 from energy_data.data.join import open_join
 from energy_data.data.join_table import JoinMember
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
 
 

@@ -10,7 +10,7 @@ from tars import write_tar
 
 from energy_data.data.decode.av import AVDecoder
 from energy_data.data.decode.parts import SampleDecoder
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import MissingExtraError, SpecError
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from tars import bare, expected, read_all, sample_files, write_tar
 
+from energy_data.data import prepare as tar_prepare
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.splits import parse_patterns
-from energy_data.data.tar import prepare as tar_prepare
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError, StructureError
 
 
@@ -35,7 +35,7 @@ def test_a_script_needs_no_guard_to_prepare_with_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from energy_data.data.tar.prepare import prepare\n"
+        "from energy_data.data.prepare import prepare\n"
         f"print(prepare(Path({str(shards(tmp_path / 'data'))!r}), workers=2).num_samples)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
@@ -213,7 +213,7 @@ def test_processes_find_the_same(tmp_path):
     one = prepare(shards(tmp_path / "a"), workers=1, sqlite=True)
     script = (
         "import sys, pathlib\n"
-        "from energy_data.data.tar.prepare import prepare\n"
+        "from energy_data.data.prepare import prepare\n"
         "if __name__ == '__main__':\n"
         "    print(prepare(pathlib.Path(sys.argv[1]), workers=2, sqlite=True).shard_counts)\n"
     )
@@ -252,7 +252,7 @@ def test_a_preparation_that_fails_leaves_no_trace_in_the_dataset(tmp_path, probl
     folder = shards(tmp_path / "a", 4)
     script = (
         "import pathlib, sys\n"
-        "from energy_data.data.tar import prepare\n"
+        "from energy_data.data import prepare\n"
         "def fail(*_):\n"
         f"    {NOT_WHOLE[problem]}\n"
         "prepare.write_atomically = fail\n"

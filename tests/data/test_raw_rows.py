@@ -28,10 +28,10 @@ from energy_data import (
 )
 from energy_data.core.batch_memory import make_row, new_rows
 from energy_data.data.decode.parts import Decoding
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.source import OpenOptions
 from energy_data.data.tar import source as webdataset
-from energy_data.data.tar.prepare import prepare
 from energy_data.data.tar.source import WebdatasetSource
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf

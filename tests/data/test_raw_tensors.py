@@ -34,8 +34,8 @@ from energy_data import (
     get_train_dataset,
     get_val_dataset,
 )
+from energy_data.data.prepare import prepare
 from energy_data.data.tar import native, reader
-from energy_data.data.tar.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("reading")
 

@@ -16,7 +16,7 @@ from tars import write_tar
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.local import LocalFile
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 from energy_data.data.typed.dataset_yaml import WEBDATASETS
 from energy_data.data.typed.samples import CaptioningSample, CrudeSample, Sample, TextSample
 from energy_data.data.typed.wrap import TypedSource, open_typed

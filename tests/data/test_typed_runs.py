@@ -15,8 +15,8 @@ from tars import dataset, write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.tar.prepare import prepare
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 

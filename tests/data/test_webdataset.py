@@ -20,8 +20,8 @@ from tars import bare, dataset, expected, one_shard, read_all, sample_files, wri
 
 from energy_data import get_loader, get_train_dataset
 from energy_data.core.sample import SampleSource
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.tar.prepare import prepare
 from energy_data.errors import SpecError, StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 
 CAPTIONS = """
 __module__: megatron.energon

@@ -13,9 +13,9 @@ import pytest
 from place import PYTHON
 from tars import sample_files, write_tar
 
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.splits import parse_patterns
-from energy_data.data.tar.prepare import prepare
 
 pytestmark = [
     pytest.mark.slow,

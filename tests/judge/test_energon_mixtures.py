@@ -17,7 +17,7 @@ from energy_data.config.load import load
 from energy_data.config.opening import Options
 from energy_data.core.context import Context
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Shuffle, leaf_entries

@@ -9,7 +9,7 @@ import pytest
 from tars import write_tar
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
-from energy_data.data.tar.prepare import prepare
+from energy_data.data.prepare import prepare
 
 MIXTURE = """
 splits:

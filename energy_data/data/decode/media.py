@@ -20,7 +20,7 @@ from energy_data.core.processes import map_in_processes
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
 from energy_data.data.files.local import LocalFile, open_file
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
+from energy_data.data.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
 from energy_data.errors import MissingExtraError, SpecError

@@ -18,7 +18,7 @@ from energy_data.core.sample import SampleSource, add_source
 from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
 from energy_data.data.files.local import LocalFile
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE
+from energy_data.data.nv_meta import FOLDER, SQLITE
 from energy_data.data.tar.sqlite import SqliteIndex
 from energy_data.errors import SpecError
 

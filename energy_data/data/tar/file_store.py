@@ -15,8 +15,8 @@ from energy_data.data.decode.av import AVMetadata
 from energy_data.data.decode.media import ImageMetadata, fact_of
 from energy_data.data.files.local import LocalFile, keep_open, open_file, version_of
 from energy_data.data.files.stores import DatasetFileStore
+from energy_data.data.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.header import BLOCK, Fault, split_name, walk
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import ADVICE, SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from energy_data.data.files.local import open_file
+from energy_data.data.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.shards import PartShards
 from energy_data.data.tar.index import offsets_of, scan, shard_opener
-from energy_data.data.tar.nv_meta import FOLDER, SQLITE, NvMeta
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
 from energy_data.errors import SpecError, StructureError
 

@@ -19,12 +19,12 @@ from energy_data.core.batch_memory import new_rows
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoders, RawTensor
+from energy_data.data.nv_meta import NvMeta
 from energy_data.data.shards import PartShards
 from energy_data.data.source import OpenOptions, Source, reopen
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
 from energy_data.data.tar.index import find_plain, shard_opener
-from energy_data.data.tar.nv_meta import NvMeta
 from energy_data.data.tar.reader import (
     LARGEST_PLAIN,
     Layout,

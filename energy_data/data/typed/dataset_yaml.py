@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from energy_data.data.decode.parts import PartFilter, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.tar.nv_meta import (
+from energy_data.data.nv_meta import (
     DATASET,
     FOLDER,
     SPLIT,

@@ -1,4 +1,4 @@
-"""`.nv-meta`: the folder that `prepare`, of Energon or ours, writes into a dataset of tars.
+"""`.nv-meta`: the folder that `prepare`, of Energon or ours, writes into a dataset of shards.
 
 .info.json (or .info.yaml)   energon_version, shard_counts: {shard: number of samples}
 split.yaml (or split.json)   split_parts: {part: [shards, with braces]}, exclude: [...]

@@ -23,11 +23,11 @@ from uuid import uuid4
 import yaml
 
 from energy_data.core.processes import map_in_processes
+from energy_data.data import nv_meta as meta
 from energy_data.data.files.local import atomic_file, open_file, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
 from energy_data.data.shards import find_shards
 from energy_data.data.splits import Divide, as_before, by_patterns, by_ratio, collapse, expand
-from energy_data.data.tar import nv_meta as meta
 from energy_data.data.tar.index import MOST_PARTS, Scan, scan
 from energy_data.data.tar.sqlite import new_index
 from energy_data.data.typed.dataset_yaml import definition_of
