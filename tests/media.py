@@ -8,7 +8,7 @@ import numpy as np
 FRAMES, RATE, SOUND_RATE = 20, 10, 8000
 
 
-def video(*, suffix="mp4", codec="mpeg4", with_sound=True):
+def video(*, suffix="mp4", codec="mpeg4", with_sound=True, seconds_of_sound=2):
     """Return 20 grey frames 32 x 16, 10 a second, each brighter than the last, with a ramp."""
     import av  # noqa: PLC0415 - an extra
 
@@ -26,7 +26,7 @@ def video(*, suffix="mp4", codec="mpeg4", with_sound=True):
             frame.pts, frame.time_base = number, Fraction(1, RATE)
             container.mux(pictures.encode(frame))
         if with_sound:
-            for frame in _sound(av, sound):
+            for frame in _sound(av, sound, length=seconds_of_sound * SOUND_RATE):
                 container.mux(sound.encode(frame))
             container.mux(sound.encode(None))
         container.mux(pictures.encode(None))

@@ -64,6 +64,26 @@ def test_audio_clips_can_be_stacked(suffix, codec, rate, seconds):
         assert abs(clips.shape[2] - seconds * rate) <= 0.5
 
 
+@pytest.mark.parametrize("seconds_of_sound", [1, 3])
+def test_clips_of_both_streams_end_with_the_shorter_one(seconds_of_sound):
+    data = video(suffix="mkv", seconds_of_sound=seconds_of_sound)
+    end, decoder = min(2, seconds_of_sound), AVDecoder(io.BytesIO(data))
+    both = get_clips_uniform(decoder, 0.5, 3, request_video=True, request_audio=True)
+    assert [begin for begin, _ in both.video_timestamps] == pytest.approx(
+        [0, (end - 0.5) / 2, end - 0.5], abs=0.1
+    )
+    assert both.audio_timestamps[-1] == pytest.approx((end - 0.5, end), abs=0.02)
+    assert len({clip.shape for clip in both.audio_clips}) == 1
+    alone = get_clips_uniform(decoder, 0.5, 3, request_audio=True)
+    assert alone.audio_timestamps[-1][1] == pytest.approx(seconds_of_sound, abs=0.02)
+
+
+def test_clips_of_no_length_are_single_frames(decoder):
+    data = get_clips_uniform(decoder, 0, 5, request_video=True)
+    assert [len(clip) for clip in data.video_clips] == [1] * 5
+    assert (data.video_timestamps[0][0], data.video_timestamps[-1][0]) == (0.0, 1.9)
+
+
 @pytest.mark.parametrize("num_frames", [1, 2, 3, 5, FRAMES])
 def test_single_frames_are_at_equal_distances(decoder, num_frames):
     frames, times = get_single_frames_uniform(decoder, num_frames, return_timestamps=True)
@@ -75,12 +95,15 @@ def test_single_frames_are_at_equal_distances(decoder, num_frames):
 
 
 def test_what_a_file_has_not_cannot_be_asked_for(decoder):
-    with pytest.raises(ValueError, match="one of request_video and request_audio"):
+    with pytest.raises(ValueError, match="pass request_video=True, request_audio=True"):
         get_clips_uniform(decoder, 1, 2)
-    with pytest.raises(ValueError, match=r"clips of 5 s were asked for, of a file of 2\.0 s"):
+    with pytest.raises(ValueError, match=r"clips of 5 s were requested, but the file has 2\.0 s"):
         get_clips_uniform(decoder, 5, 2, request_video=True)
-    with pytest.raises(ValueError, match="21 frames were asked for, of 20"):
+    with pytest.raises(ValueError, match="21 frames were requested, but the file has 20"):
         get_single_frames_uniform(decoder, 21)
+    silent = AVDecoder(io.BytesIO(video(with_sound=False)))
+    with pytest.raises(ValueError, match="the file has no audio"):
+        get_clips_uniform(silent, 1, 2, request_video=True, request_audio=True)
     sound = AVDecoder(io.BytesIO(wav()))
     assert get_clips_uniform(sound, 0.5, 2, request_audio=True).video_clips == []
     assert isinstance(sound.get_metadata(), AVMetadata)
