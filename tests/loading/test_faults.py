@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import signal
 import threading
 import time
@@ -19,7 +20,8 @@ import pytest
 import torch
 from trees import batches, samples
 
-from energy_data.errors import EnergyDataError, SpecError
+from energy_data import TaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
+from energy_data.errors import EnergyDataError, FatalSampleError, SpecError
 from energy_data.loading.workers import process
 from energy_data.loading.workers.pool import PoolOptions
 from energy_data.loading.workers.protocol import Start, WorkerError
@@ -268,8 +270,60 @@ def test_a_batch_that_cannot_be_pickled_is_an_error_that_says_so(collate, error)
     for _ in range(2):
         with pytest.raises(error) as caught:
             next(iter(loader))
-        assert "it must be picklable" in "\n".join(caught.value.__notes__)
+        assert re.search(r"sending .* it must be picklable", "\n".join(caught.value.__notes__))
     loader.close()
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+class Nests(TaskEncoder):
+    """Returns what is nested deep for one sample, as a list over samples or as one object."""
+
+    def __init__(self, *, as_list):
+        self.as_list = as_list
+
+    @stateless
+    def encode_sample(self, sample):
+        deep = sample["json"]["number"] == 3
+        sample["tree"] = nested(5_000) if deep and self.as_list else []
+        return sample
+
+    @stateless
+    def batch(self, samples):
+        batch = super().batch(samples)
+        if not self.as_list:
+            batch["tree"] = {"of all": nested(5_000)}
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("as_list", "where"), [(True, ""), (False, "the batch that begins with ")], ids=["list", "dict"]
+)
+def test_a_value_that_is_nested_too_deep_names_its_sample_and_dataset(tmp_path, as_list, where):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(f'{{"number": {n}}}\n' for n in range(8)))
+    config = WorkerConfig(num_workers=1, lanes=1)
+    loader = get_loader(
+        get_val_dataset(
+            path,
+            split_part="train",
+            batch_size=8,
+            worker_config=config,
+            task_encoder=Nests(as_list=as_list),
+        )
+    )
+    key = 3 if as_list else 0
+    problem = (
+        f"{where}dataset {path}, shard x.jsonl, key {key}, sample {key}: its field 'tree' is "
+        "nested too deep to be sent from the worker to the trainer. "
+    )
+    with loader, pytest.raises(FatalSampleError, match=re.escape(problem)):
+        next(iter(loader))
 
 
 def test_a_batch_that_cannot_be_made_again_is_an_error_and_loses_nothing():

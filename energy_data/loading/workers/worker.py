@@ -29,10 +29,11 @@ from energy_data.core.batch_memory import Allocator, allocate_in
 from energy_data.core.cursor import State, restore, save
 from energy_data.core.profiler import HELD, STARTING, Profiler, Usage
 from energy_data.core.user_call import CALL
-from energy_data.errors import SpecError, add_note
+from energy_data.errors import SpecError
 from energy_data.loading.lanes import Nodes
 from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter, SlotAllocator
 from energy_data.loading.transport.sender import BatchSender
+from energy_data.loading.transport.unsendable import explain
 from energy_data.loading.workers.protocol import (
     PEER_GONE,
     Ack,
@@ -297,7 +298,7 @@ class _ProcessPrefetcher(Prefetcher):
         except (ArenaFullError, Superseded):
             raise
         except Exception as error:
-            add_note(error, "while sending a batch to the trainer: it must be picklable")
+            explain(error, items[0])
             raise
 
     def _wait_for_room(self) -> bool:
