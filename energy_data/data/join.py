@@ -16,7 +16,7 @@ from attrs import astuple, define
 
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, sample_field
-from energy_data.data.join_table import JoinMember, Kept, Table, load_table, open_table
+from energy_data.data.join_table import JoinMember, JoinTable, Kept, open_table
 from energy_data.data.source import OpenOptions, Source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
 
@@ -95,7 +95,7 @@ class JoinSource(Source):
         if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise IndexError(f"one of {wanted.tolist()} of {len(self)} samples")
         numbers = wanted + self.chosen[0]
-        rows = self._table[numbers].astype(np.int64)
+        rows = self._table[numbers]
         before = self._bytes_of_members()  # members may be read by others too
         columns = [_column(one.source, rows[:, n]) for n, one in enumerate(self.members)]
         self.bytes_read += self._bytes_of_members() - before
@@ -103,8 +103,8 @@ class JoinSource(Source):
         return [self._joined(*one) for one in zip(parts, numbers.tolist(), strict=True)]
 
     @cached_property
-    def _table(self) -> Table:
-        table = load_table(self.table.path, len(self.members))
+    def _table(self) -> JoinTable:
+        table = JoinTable(self.table.path, len(self.members))
         if len(table) != self.table.rows:
             problem = f"it has {len(table)} rows where {self.table.rows} were expected"
             raise StructureError(f"{self.table.path}: {problem}. Start the run again.")

@@ -21,10 +21,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy_format
 from rich.console import Console
 from rich.progress import Progress
 
-from energy_data.data.files.local import atomic_file
+from energy_data.data.files.local import atomic_file, open_file
 from energy_data.data.files.offsets import cache_folder
 from energy_data.data.shards import PartShards
 from energy_data.data.source import Source
@@ -43,6 +44,7 @@ Digests = npt.NDArray[np.uint64]
 PREFIX, SUFFIX = "join_", ".npy"
 _VERSION = 1
 _NAMED = 5  # keys in a message
+_GAP = 512  # rows that are cheaper to read than to skip
 
 
 class JoinMember(NamedTuple):
@@ -91,7 +93,7 @@ def open_table(members: Sequence[JoinMember], folder: str | None) -> Kept:
     places = [str(Path(place, name)) for place in (folder, cache_folder("join")) if place]
     for place in places:
         if Path(place).is_file():
-            return Kept(place, len(load_table(place, len(members))))
+            return Kept(place, len(JoinTable(place, len(members))))
     table = _compute(members)
     for place in places:
         try:
@@ -108,15 +110,57 @@ def open_table(members: Sequence[JoinMember], folder: str | None) -> Kept:
     )
 
 
-def load_table(path: str, num_members: int) -> Table:
-    """Return a table, mapped into memory. StructureError if the file is not a table."""
-    try:
-        table: Table = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, f"it cannot be read: {error}") from error
-    if table.ndim != 2 or table.shape[1] != num_members or table.dtype.str not in ("<i4", "<i8"):
-        raise _damaged(path, f"it has the shape {table.shape} and the type {table.dtype}")
-    return table
+class JoinTable:
+    """The rows of a table in a file, read as they are needed.
+
+    The file is not mapped into memory: a process that reads a map of a file that was cut dies.
+
+    Raises StructureError if the file is not a table of that many members.
+    """
+
+    def __init__(self, path: str, num_members: int) -> None:
+        try:
+            with Path(path).open("rb") as stream:
+                version = npy_format.read_magic(stream)
+                if version != (1, 0):
+                    raise ValueError(f"its format has version {version}")
+                shape, fortran, self._dtype = npy_format.read_array_header_1_0(stream)
+                self._begin = stream.tell()
+            self._file = open_file(path)
+        except (OSError, ValueError, StructureError) as error:
+            raise _damaged(path, f"it cannot be read: {error}") from error
+        if len(shape) != 2 or shape[1] != num_members or self._dtype.str not in ("<i4", "<i8"):
+            raise _damaged(path, f"it has the shape {shape} and the type {self._dtype}")
+        self._rows, self._members = shape
+        self._row_bytes = num_members * self._dtype.itemsize
+        expected = self._begin + self._rows * self._row_bytes
+        if fortran or self._file.size != expected:
+            raise _damaged(path, f"it has {self._file.size} bytes where {expected} were expected")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, numbers: Int64s) -> Int64s:
+        """Return rows, int64 [numbers, members]. StructureError if the file was cut."""
+        order = numbers.argsort(kind="stable")
+        ordered = numbers[order]
+        is_first = np.diff(ordered, prepend=-_GAP - 1) > _GAP  # of a run that is read at once
+        firsts = ordered[is_first]
+        ends = ordered[np.append(is_first, True)[1:]] + 1
+        data = b"".join(map(self._read, firsts.tolist(), ends.tolist()))
+        rows = np.frombuffer(data, self._dtype).reshape(-1, self._members)
+        before = np.append(0, np.cumsum(ends - firsts))  # rows in `data` before each run
+        run = np.cumsum(is_first) - 1
+        found = np.empty((len(numbers), self._members), np.int64)
+        found[order] = rows[ordered - firsts[run] + before[run]]
+        return found
+
+    def _read(self, first: int, end: int) -> bytes:
+        size = self._row_bytes
+        try:
+            return self._file.read(self._begin + first * size, (end - first) * size)
+        except StructureError as error:
+            raise _damaged(self._file.path, "it was cut, or cannot be read") from error
 
 
 def _damaged(path: str, problem: str) -> StructureError:

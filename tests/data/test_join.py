@@ -15,7 +15,7 @@ from tars import write_tar
 
 from energy_data.data import join_table
 from energy_data.data.join import open_join
-from energy_data.data.join_table import JoinMember
+from energy_data.data.join_table import JoinMember, JoinTable
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
@@ -264,6 +264,27 @@ def test_a_damaged_table_is_told_with_what_to_do(tmp_path, images, texts, damage
     Path(source.table.path).write_bytes(damage)
     with pytest.raises(StructureError, match="Remove the file"):
         join(whole(images), whole(texts, nonmatch="skip"), folder=str(tmp_path))
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_a_table_that_was_cut_is_an_error_and_kills_no_process(
+    tmp_path, images, texts, opened_before
+):
+    source = join(whole(images), whole(texts, nonmatch="skip"), folder=str(tmp_path))
+    if opened_before:
+        source.read(np.array([0]))
+    with Path(source.table.path).open("rb+") as file:
+        file.truncate(200)  # its header and some rows
+    with pytest.raises(StructureError, match=r"join_.*: it .* Remove the file: it is recomputed"):
+        source.read(np.arange(len(source)))
+
+
+def test_rows_of_a_large_table_are_read_in_any_order(tmp_path):
+    table = np.stack([np.arange(10_000), -np.arange(10_000)], axis=1).astype(np.int32)
+    np.save(tmp_path / "table.npy", table)
+    found = JoinTable(str(tmp_path / "table.npy"), 2)
+    for numbers in ([9_999, 0, 5, 5, 700, 699], [3], [], range(10_000)):
+        assert found[np.array(numbers, np.int64)].tolist() == table[list(numbers)].tolist()
 
 
 def test_a_join_pickles_small_and_reads_the_same_elsewhere(tmp_path, images, texts):
