@@ -29,6 +29,7 @@ from energy_data.data.prepare import ALL_TRAIN, Summary, prepare
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.shards import find_shards
 from energy_data.data.splits import parse_patterns
+from energy_data.data.tar.source import TARS
 from energy_data.data.typed.dataset_yaml import (
     CRUDE,
     LOADER,
@@ -202,7 +203,9 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
         force = True
     split = parse_patterns(given["split_parts"]) or given["split_ratio"]
     if asking and not split:
-        split = ask_ratio(path, find_shards(path, given["exclude"]), has_split=has_split(path))
+        split = ask_ratio(
+            path, find_shards(path, TARS, given["exclude"]), has_split=has_split(path)
+        )
     typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()
     with _progress(shown=given["progress"]) as bar:

@@ -63,7 +63,8 @@ class JoinMember(NamedTuple):
         """The part that the source reads. SpecError if it reads none, or some samples of one."""
         part: PartShards | None = getattr(self.source, "part", None)
         options = getattr(self.source, "options", None)
-        if part is None or options is None or options.subset is not None:
+        keyed = part is not None and part.kind.key_finder is not None
+        if part is None or not keyed or options is None or options.subset is not None:
             raise SpecError(
                 f"{self.path}: only complete parts of datasets of tars can be joined, by the keys "
                 f"of their samples, found a {type(self.source).__name__}. Prepare it as tars; a "

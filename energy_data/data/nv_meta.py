@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from energy_data.core.lazy import cached_property
-from energy_data.data.shards import PartShards
+from energy_data.data.shards import PartShards, ShardKind
 from energy_data.data.splits import expand
 from energy_data.errors import SpecError, StructureError
 
@@ -71,10 +71,11 @@ class NvMeta:
                 raise _damaged(self.folder / INFO, problem)
         return counts
 
-    def part(self, name: str, config: str | None = None) -> PartShards:
+    def part(self, kind: ShardKind, name: str, config: str | None = None) -> PartShards:
         """Return one part of the dataset.
 
-        config: name of the file in `.nv-meta` that defines the parts; None: split.yaml.
+        kind: what its shards are. config: name of the file in `.nv-meta` that defines the parts;
+        None: split.yaml.
 
         Raises SpecError if there is no such part or nothing in it.
         """
@@ -103,6 +104,7 @@ class NvMeta:
                 "Name one of them, or prepare the dataset with another split."
             )
         return PartShards(
+            kind,
             str(self.path),
             shards,
             [self.counts[shard] for shard in shards],

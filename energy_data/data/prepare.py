@@ -1,8 +1,9 @@
-"""Prepares a folder of tars: writes indices next to the tars, and `.nv-meta`, in Energon's formats.
+"""Prepares a folder of shards: writes indices next to them, and `.nv-meta`, in Energon's formats.
 
     summary = prepare(Path("/data/coco"), split="8,1,1")
 
-Energon can load what it writes, and this package loads what Energon has prepared.
+Energon can load what it writes for tars, and this package loads what Energon has prepared. Folders
+of other shards are our extension.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import yaml
 
 from energy_data.core.processes import map_in_processes
 from energy_data.data import nv_meta as meta
-from energy_data.data.files.local import atomic_file, open_file, write_atomically
+from energy_data.data.files.local import LocalFile, atomic_file, open_file, write_atomically
 from energy_data.data.files.offsets import SUFFIX, write_index
-from energy_data.data.shards import find_shards
+from energy_data.data.shards import MOST_PARTS, Scan, ShardKind, find_shards
 from energy_data.data.splits import Divide, as_before, by_patterns, by_ratio, collapse, expand
-from energy_data.data.tar.index import MOST_PARTS, Scan, scan
+from energy_data.data.tar.source import TARS
 from energy_data.data.tar.sqlite import new_index
 from energy_data.data.typed.dataset_yaml import definition_of
 from energy_data.errors import SpecError, StructureError
@@ -73,6 +74,7 @@ Declare = Callable[[Summary], Mapping[str, str]]
 def prepare(
     path: Path,
     *,
+    kind: ShardKind = TARS,
     split: Split | None = None,
     exclude: str | None = None,
     force: bool = False,
@@ -85,16 +87,17 @@ def prepare(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Index all tars below `path` and write its `.nv-meta`; return a summary.
+    """Index all shards below `path` and write its `.nv-meta`; return a summary.
 
     Args:
         path: The folder of the dataset.
+        kind: What its shards are.
         split: Shares of the shards, in order of their names, for train, val and test; or a mapping
             of part to patterns of shards. A pattern is a regular expression that matches the start
             of the name, as in Energon, after braces are expanded. A pattern that matches no shard
             is tried as a glob. None: the split that the dataset has; without one, all shards are
             for train.
-        exclude: Leave out tars whose name contains a match of this regular expression.
+        exclude: Leave out shards whose name contains a match of this regular expression.
         force: Prepare a dataset that is prepared already.
         index_only: Index the shards of a prepared dataset again, and keep its split.
         sqlite: Whether to write `index.sqlite`, which finds each part of each sample by its key;
@@ -109,10 +112,10 @@ def prepare(
         progress: Called when a shard is finished.
 
     Raises SpecError for invalid arguments and if files cannot be written, StructureError for a
-    damaged tar. In both cases `.nv-meta` stays as it was.
+    damaged shard. In both cases `.nv-meta` stays as it was.
     """
     if not path.is_dir():
-        raise SpecError(f"{path}: it is not a folder. Name the folder that contains the tars.")
+        raise SpecError(f"{path}: it is not a folder. Name the folder that contains the shards.")
     known = _counts(path)
     if index_only and known is None:
         raise SpecError(f"{path}: it is not prepared. Leave out `index_only` (--tar-index-only).")
@@ -121,8 +124,13 @@ def prepare(
             f"{path}: it is prepared. Use `force` (--force) to prepare it again with the split it "
             "has, or with another one if you give it."
         )
+    if kind.scan_parts is None and (sqlite or fix_duplicates):
+        raise SpecError(
+            f"{path}: `sqlite` and `fix_duplicates` (--sqlite, --fix-duplicates) are for tars: the "
+            f"samples of {kind.suffix} files have no keys. Leave them out."
+        )
     divide = _division(path, split, shuffle=shuffle, prepared=known is not None)
-    shards = list(known) if index_only and known else find_shards(path, exclude)
+    shards = list(known) if index_only and known else find_shards(path, kind, exclude)
     if fix_duplicates and has_duplicates(path, shards):
         for shard in shards:
             prefix_names(path, shard)
@@ -131,7 +139,7 @@ def prepare(
     try:
         with meta.rewritten_meta(path) as folder:
             index = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
-            scans = _scan_all(path, shards, workers, with_parts=sqlite)
+            scans = _scan_all(path, shards, workers, (sqlite and kind.scan_parts) or kind.scan)
             summary = _index_all(path, shards, scans, index, progress)
             summary.split_parts = divide(list(summary.shard_counts))
             _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
@@ -194,28 +202,28 @@ def _index_all(
             if progress:
                 progress(number, len(shards))
     if not summary.shard_counts:
-        raise SpecError(f"{path}: its tars contain no samples. Name another folder.")
+        raise SpecError(f"{path}: its shards contain no samples. Name another folder.")
     summary.extensions = list(extensions)[:MOST_PARTS]
     return summary
 
 
 def _scan_all(
-    path: Path, shards: list[str], workers: int | None, *, with_parts: bool
+    path: Path, shards: list[str], workers: int | None, scan: Callable[[LocalFile], Scan]
 ) -> Generator[Scan, None, None]:
     """Index the shards, several at a time; yield their contents in the order of the shards."""
-    task = partial(_index, str(path), with_parts)
+    task = partial(_index, str(path), scan)
     if workers is None:
         size = sum((path / shard).stat().st_size for shard in shards)
         workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
     return map_in_processes(task, shards, workers=workers, preload=__name__)
 
 
-def _index(root: str, with_parts: bool, shard: str) -> Scan:
+def _index(root: str, scan: Callable[[LocalFile], Scan], shard: str) -> Scan:
     """Write the index of one shard; runs in worker processes."""
-    tar = f"{root}/{shard}"
-    found = scan(open_file(tar), with_parts=with_parts)
-    write_index(tar, found.offsets, [tar + SUFFIX])
-    return found if with_parts else Scan(found.offsets, [], found.extensions)
+    path = f"{root}/{shard}"
+    found = scan(open_file(path))
+    write_index(path, found.offsets, [path + SUFFIX])
+    return found if found.parts else Scan(found.offsets, [], found.extensions)
 
 
 def _crude(summary: Summary) -> dict[str, str]:
@@ -257,7 +265,7 @@ def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
     seen: set[str] = set()
     total = 0
     for shard in shards:
-        keys = scan(open_file(str(root / shard))).keys
+        keys = TARS.scan(open_file(str(root / shard))).keys
         seen.update(keys)
         total += len(keys)
     return len(seen) < total

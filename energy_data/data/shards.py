@@ -1,4 +1,4 @@
-"""The shards of one part of a dataset, and the files that a path stands for."""
+"""Shards: what they are in each format, those of a part of a dataset, and those of a path."""
 
 from __future__ import annotations
 
@@ -6,22 +6,71 @@ import glob
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from energy_data.data.files.local import LocalFile, open_file
-from energy_data.data.files.offsets import SUFFIX
+from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
+from energy_data.data.files.offsets import BLOCK_ROWS, SUFFIX, IndexedFile, Offsets
 from energy_data.data.splits import MOST_OF_PATTERN, expand
 from energy_data.errors import SpecError
 
+MOST_PARTS = 50  # different extensions that are remembered
+
 _PROBES = 32  # places of the data that a fingerprint reads
 _PROBED = 4096  # bytes at each
-_PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _MOST_OTHERS = 200_000  # files in a folder that are neither shards nor indices
+
+
+FindRows = Callable[[int, Sequence[str]], list[int | None]]
+"""Returns the row of each key in a shard, which comes by its number; None: it has none."""
+
+
+class ScannedPart(NamedTuple):
+    """One part of one sample."""
+
+    sample: int
+    extension: str
+    offset: int  # of the payload
+    size: int
+
+
+@dataclass
+class Scan:
+    """The contents of a shard."""
+
+    offsets: Offsets  # [samples + 1], as in the index
+    keys: list[str]
+    extensions: list[str]  # the first different ones, at most MOST_PARTS
+    parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ShardKind:
+    """What the shards of one format are: files with samples, each with an index next to it."""
+
+    suffix: str  # of their names
+    packed: tuple[str, ...]  # suffixes of compressed ones, which cannot be read at random
+    scan: Callable[[LocalFile], Scan]  # StructureError for damage; runs in worker processes
+    fits: Callable[[int, int], bool]  # whether the end of an index may be of a file of some bytes
+    open_block: Callable[..., IndexedFile]  # see `shard_opener`
+    # Where samples have keys of their own. Elsewhere the key of a sample is its row.
+    scan_parts: Callable[[LocalFile], Scan] | None = None  # `scan`, with keys and parts
+    key_finder: Callable[[PartShards], FindRows] | None = None
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The suffixes of all its files."""
+        return self.suffix, *self.packed
 
 
 @dataclass(frozen=True)
@@ -31,6 +80,7 @@ class PartShards:
     Rows count all samples of all shards, samples those that are not excluded.
     """
 
+    kind: ShardKind
     root: str  # the folder that names of shards are relative to
     shards: list[str]  # in order
     counts: list[int]  # rows in each
@@ -72,6 +122,47 @@ class PartShards:
         return digest.hexdigest()
 
 
+_Facts = tuple[str, str, int, Version | None, Version | None]
+"""What `open_block` takes, before the number of the block: paths of a shard and of its index, the
+number of its samples, and the versions of both files."""
+
+
+class OpenShard(Protocol):
+    """Opens a shard of a part by its number, with the block of its index that has sample `row`."""
+
+    def __call__(self, number: int, row: int = 0) -> IndexedFile: ...  # noqa: D102
+
+
+def shard_opener(part: PartShards) -> OpenShard:
+    """Return a function that opens the shards of a part.
+
+    It raises StructureError for a shard without an index, or with one of another file, and for a
+    shard that was changed after the first call for it; or, if it was never prepared, after this
+    call. One that was replaced before is opened again, even if it was open already.
+    """
+
+    def facts_of(number: int) -> _Facts:
+        path, index = part.paths(number)
+        return path, index, part.counts[number], version_of(path), version_of(index)
+
+    known = {number: facts_of(number) for number in range(len(part.indices or ()))}
+
+    def open_shard(number: int, row: int = 0) -> IndexedFile:
+        facts = known.get(number)
+        if facts is None:
+            facts = known[number] = facts_of(number)
+        shard: IndexedFile = keep_open(part.kind.open_block, *facts, row // BLOCK_ROWS)
+        return shard
+
+    return open_shard
+
+
+def offsets_of(open_shard: OpenShard, number: int, count: int) -> Offsets:
+    """Return the complete index of a shard with `count` samples, uint64 [count + 1]."""
+    blocks = [open_shard(number, row).offsets for row in range(0, max(count, 1), BLOCK_ROWS)]
+    return np.concatenate([*(block[:-1] for block in blocks), blocks[-1][-1:]])
+
+
 def some_bytes(file: LocalFile, places: int = _PROBES) -> bytes:
     """Return the size of a file and 4 KiB at each of `places` places: all of a small file."""
     size = min(_PROBED, file.size)
@@ -79,58 +170,85 @@ def some_bytes(file: LocalFile, places: int = _PROBES) -> bytes:
     return b"".join([repr(file.size).encode(), *(file.read(at, size) for at in begins)])
 
 
-def find_shards(folder: Path, exclude: str | None = None) -> list[str]:
-    """Return the tars in a folder and the folders in it, relative to it, in Energon's order.
+def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> list[str]:
+    """Return the shards in a folder and the folders in it, as `find_files` does.
 
-    Folders that are links are searched too, but none twice. exclude: leave out the tars whose name
-    contains a match of this regular expression.
-
-    Raises SpecError if there are none; if some are compressed, or are links to files that do not
-    exist; and if the folder or one in it cannot be read.
+    Raises SpecError if some are compressed, or are links to files that do not exist, too.
     """
-    tars, others = [], 0
+    found = find_files(folder, [kind], exclude)
+    missing = [shard for shard in found if not (folder / shard).is_file()]
+    if missing:
+        raise SpecError(
+            f"{folder}: {len(missing)} of its {len(found)} shards are not files, or links to files "
+            f"that do not exist, {missing[0]} first. Restore them, or remove the links."
+        )
+    return _refuse_packed(found, kind, folder)
+
+
+def find_files(folder: Path, kinds: Sequence[ShardKind], exclude: str | None = None) -> list[str]:
+    """Return the shards of some kinds in a folder, relative to it, in Energon's order.
+
+    Folders in it are searched too; those that are links as well, but none twice. exclude: leave out
+    those whose name contains a match of this regular expression.
+
+    Raises SpecError if there are none, and if the folder or one in it cannot be read.
+    """
+    endings = tuple(ending for kind in kinds for ending in kind.endings)
+    suffixes = " or ".join(kind.suffix for kind in kinds)
+    shards, others = [], 0
     for path in _files_below(folder):
-        if path.endswith((".tar", *_PACKED)):
-            tars.append(Path(path).relative_to(folder))
+        if path.endswith(endings):
+            shards.append(Path(path).relative_to(folder))
         elif not path.endswith(SUFFIX):
             others += 1
             if others > _MOST_OTHERS:
                 raise SpecError(
-                    f"{folder}: it has more than {_MOST_OTHERS:,} files that are not tars. Name "
-                    "the folder of one dataset, and move other files out of it."
+                    f"{folder}: it has more than {_MOST_OTHERS:,} files that do not end with "
+                    f"{suffixes}. Name the folder of one dataset, and move others out of it."
                 )
-    if not tars:
-        raise SpecError(f"{folder}: there are no .tar files in it. Name a folder that has some.")
-    found = [str(tar) for tar in sorted(tars)]
-    if exclude is not None:
-        try:
-            found = [tar for tar in found if not re.search(exclude, tar)]
-        except re.error as error:
-            problem = f"it is not a regular expression: {error}"
-            raise SpecError(f"exclude {exclude!r}: {problem}.") from error
-        if not found:
-            raise SpecError(f"{folder}: exclude {exclude!r} leaves none of its {len(tars)} tars.")
-    return _refuse_packed(_existing(found, folder), folder)
+    if not shards:
+        raise SpecError(
+            f"{folder}: there are no {suffixes} files in it. Name a folder that has some."
+        )
+    found = [str(shard) for shard in sorted(shards)]
+    if exclude is None:
+        return found
+    try:
+        found = [shard for shard in found if not re.search(exclude, shard)]
+    except re.error as error:
+        problem = f"it is not a regular expression: {error}"
+        raise SpecError(f"exclude {exclude!r}: {problem}.") from error
+    if not found:
+        raise SpecError(f"{folder}: exclude {exclude!r} leaves none of its {len(shards)} shards.")
+    return found
 
 
-def named_shards(path: str) -> list[str]:
-    """Return the tars that a path stands for: a tar, or a pattern with braces or stars.
+def named_shards(path: str, kind: ShardKind) -> list[str]:
+    """Return the shards that a path stands for, as `named_files` does.
 
-    Raises SpecError if there are none, or if some do not exist or are compressed; StructureError if
-    there are more than 1,000,000.
+    Raises SpecError if there are none, or if some do not exist or are compressed, too.
     """
-    found = [path]
-    if "{" in path:
-        found = list(expand([path], Path(), MOST_OF_PATTERN))
-    elif glob.has_magic(path) and not Path(path).exists():
-        found = sorted(glob.glob(path))  # noqa: PTH207 - the path may be relative or absolute
+    found = named_files(path)
     missing = [shard for shard in found if not Path(shard).is_file()]
     if missing or not found:
         raise SpecError(
             f"{path}: {len(missing)} of its {len(found)} files are missing, {missing[:1]} first. "
-            "Name a tar, a folder of tars, or a pattern such as shard-{000..099}.tar."
+            f"Name a {kind.suffix} file, a folder of them, or a pattern such as "
+            f"shard-{{000..099}}{kind.suffix}."
         )
-    return _refuse_packed(found, path)
+    return _refuse_packed(found, kind, path)
+
+
+def named_files(path: str) -> list[str]:
+    """Return the files that a path stands for: itself, or a pattern with braces or stars.
+
+    StructureError if there are more than 1,000,000.
+    """
+    if "{" in path:
+        return list(expand([path], Path(), MOST_OF_PATTERN))
+    if glob.has_magic(path) and not Path(path).exists():
+        return sorted(glob.glob(path))  # noqa: PTH207 - the path may be relative or absolute
+    return [path]
 
 
 def _files_below(folder: Path) -> Iterator[str]:
@@ -157,23 +275,12 @@ def _files_below(folder: Path) -> Iterator[str]:
         raise SpecError(f"{folder}: {problem}. Check the permissions.") from error
 
 
-def _existing(shards: list[str], folder: Path) -> list[str]:
-    """Return `shards`. SpecError if some are not files."""
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
-    if missing:
-        raise SpecError(
-            f"{folder}: {len(missing)} of its {len(shards)} tars are not files, or links to files "
-            f"that do not exist, {missing[0]} first. Restore them, or remove the links."
-        )
-    return shards
-
-
-def _refuse_packed(tars: list[str], where: Path | str) -> list[str]:
-    """Return `tars`. SpecError if some are compressed, as those cannot be read at random."""
-    packed = [tar for tar in tars if tar.endswith(_PACKED)]
+def _refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list[str]:
+    """Return `shards`. SpecError if some are compressed, as those cannot be read at random."""
+    packed = [shard for shard in shards if shard.endswith(kind.packed)]
     if packed:
         raise SpecError(
             f"{where}: {packed[0]} and {len(packed) - 1} more are compressed, and samples in them "
             "cannot be read at random. Decompress them (`gunzip`), or leave them out."
         )
-    return tars
+    return shards

@@ -6,15 +6,16 @@ import os
 import resource
 import threading
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tars import dataset
 
+from energy_data.data import shards
 from energy_data.data.files import offsets
 from energy_data.data.files.local import keep_open
 from energy_data.data.registry import open_source
-from energy_data.data.tar import index as tar_index
 from energy_data.data.tar import native
 from energy_data.errors import StructureError
 
@@ -25,14 +26,12 @@ MOST, SHARDS, SAMPLES = 4, 12, 5
 def opened(monkeypatch):
     """The shards that were opened, again and again. At most `MOST` may be open."""
     found = []
-    really = tar_index._open_shard
 
-    def open_shard(tar, *facts):
-        found.append(int(tar.rpartition("-")[2].removesuffix(".tar")))
-        return really(tar, *facts)
+    def open_block(kind, path, *facts):
+        found.append(int(Path(path).stem.rpartition("-")[2]))
+        return kind(path, *facts)
 
-    monkeypatch.setattr(tar_index, "_open_shard", open_shard)
-    monkeypatch.setattr(tar_index, "keep_open", lru_cache(MOST)(keep_open.__wrapped__))
+    monkeypatch.setattr(shards, "keep_open", lru_cache(MOST)(open_block))
     return found
 
 
@@ -49,7 +48,7 @@ def read(source, *numbers):
 
 
 def num_open():
-    return tar_index.keep_open.cache_info().currsize
+    return shards.keep_open.cache_info().currsize
 
 
 def test_no_more_are_open_than_may_be_also_if_one_block_needs_more(source):
@@ -112,13 +111,13 @@ def test_blocks_of_an_index_are_read_as_needed_and_change_nothing(tmp_path, monk
     source = open_source(dataset(tmp_path, shards=3, samples=11), subset=(2, 31))
     wanted = np.random.default_rng(1).permutation(29)
     expected = source.read(wanted)
-    for module in (tar_index, offsets):
+    for module in (shards, offsets):
         monkeypatch.setattr(module, "BLOCK_ROWS", 4)
     keep_open.cache_clear()
     again = open_source(source.path, subset=(2, 31))
     assert again.read(wanted) == expected
     assert [len(again.layout.open(1, row).offsets) - 1 for row in (0, 5, 10)] == [4, 4, 3]
-    table = tar_index.offsets_of(again.layout.open, 1, 11)
+    table = shards.offsets_of(again.layout.open, 1, 11)
     assert table.tolist() == np.fromfile(tmp_path / "shard-001.tar.idx", "<u8").tolist()
     for index in tmp_path.glob("*.idx"):
         os.truncate(index, 16)

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from tars import bare, expected, read_all, sample_files, write_tar
 
+from energy_data.data import part
 from energy_data.data.files import offsets
 from energy_data.data.registry import open_source
-from energy_data.data.tar import index as tar_plain
+from energy_data.data.tar import index as tar_index
 from energy_data.errors import SpecError, StructureError
 
 
@@ -79,7 +80,7 @@ def test_read_only_folders_are_indexed_in_the_cache_of_the_user(tmp_path, monkey
     assert len(read_all(open_source(tmp_path / "data"))) == 15
     assert len(list((tmp_path / "cache").rglob("*.idx"))) == 3
     assert not list((tmp_path / "data").glob("*.idx"))
-    monkeypatch.setattr(tar_plain, "scan", None)
+    monkeypatch.setattr(tar_index, "_group", None)
     assert len(read_all(open_source(tmp_path / "data"))) == 15
 
 
@@ -127,9 +128,9 @@ def test_a_damaged_tar_is_an_error_of_structure(tmp_path):
 def test_a_bar_is_shown_to_those_who_look_on(tmp_path, monkeypatch):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=80)
-    monkeypatch.setattr(tar_plain, "Console", lambda stderr: console)
+    monkeypatch.setattr(part, "Console", lambda stderr: console)
     open_source(shards(tmp_path))
-    assert "Indexing tars" in shown.getvalue()
+    assert "Indexing shards" in shown.getvalue()
 
 
 def test_several_processes_may_index_at_once(tmp_path):

@@ -8,38 +8,16 @@ version of the tar is an error here, instead of garbage in a batch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
-from rich.console import Console
-from rich.progress import track
 
-from energy_data.data.files.local import (
-    LocalFile,
-    Version,
-    Window,
-    keep_open,
-    open_file,
-    version_of,
-)
-from energy_data.data.files.offsets import (
-    BLOCK_ROWS,
-    IndexedFile,
-    Offsets,
-    ensure_index,
-    num_samples,
-    read_block,
-)
-from energy_data.data.shards import PartShards, find_shards, named_shards
+from energy_data.data.files.local import LocalFile, Version, Window, open_file
+from energy_data.data.files.offsets import IndexedFile, Offsets, read_block
+from energy_data.data.shards import MOST_PARTS, Scan, ScannedPart
 from energy_data.data.tar.header import BLOCK, ZEROS, Fault, TarMember, split_name, walk
-from energy_data.errors import SpecError, StructureError
-
-MOST_PARTS = 50  # different extensions that are remembered
+from energy_data.errors import StructureError
 
 _CHUNK = 1 << 20  # bytes read at once where files are small
 _HEADERS = 1024  # bytes read at once where files are large: a small file may follow its header
@@ -53,30 +31,6 @@ _COMPRESSED = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
 }  # fmt: skip
 """How compressed files begin."""
-
-
-class ScannedPart(NamedTuple):
-    """One part of one sample."""
-
-    sample: int
-    extension: str
-    offset: int  # of the payload
-    size: int
-
-
-@dataclass
-class Scan:
-    """The contents of a shard."""
-
-    offsets: npt.NDArray[np.uint64]  # [samples + 1], as in the index
-    keys: list[str]
-    extensions: list[str]  # the first different ones, at most MOST_PARTS
-    parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples."""
-        return len(self.offsets) - 1
 
 
 def scan(file: LocalFile, *, with_parts: bool = False) -> Scan:
@@ -159,47 +113,15 @@ def _check_rest(file: LocalFile, end: int) -> None:
             raise Fault(problem, at + len(data) - len(data.lstrip(b"\0")))
 
 
-class OpenShard(Protocol):
-    """Opens a shard of a part by its number, with the block of its index that has sample `row`."""
-
-    def __call__(self, number: int, row: int = 0) -> IndexedFile: ...  # noqa: D102
-
-
-def shard_opener(part: PartShards) -> OpenShard:
-    """Return a function that opens the shards of a part.
-
-    It raises StructureError for a shard without an index, or with one of another tar, and for a
-    shard that was changed after the first call for it. One that was replaced before is opened
-    again, even if it was open already.
-    """
-    known: dict[int, tuple[str, str, int, Version | None, Version | None]] = {}
-
-    def open_shard(number: int, row: int = 0) -> IndexedFile:
-        facts = known.get(number)
-        if facts is None:
-            tar, index = part.paths(number)
-            versions = version_of(tar), version_of(index)
-            facts = known[number] = (tar, index, part.counts[number], *versions)
-        shard: IndexedFile = keep_open(_open_shard, *facts, row // BLOCK_ROWS)
-        return shard
-
-    return open_shard
-
-
-def _open_shard(
+def open_block(
     tar: str, index: str, count: int, version: Version, _of_index: Version, block: int
 ) -> IndexedFile:
+    """Return a shard with a block of its index. StructureError if the index does not fit it."""
     shard, end = read_block(index, open_file(tar, version), count, block, _ADVICE)
     _check_end(end, shard.file)
     if Path(index).stat().st_mtime_ns < shard.file.mtime_ns:
         _probe(shard.offsets, shard.file)
     return shard
-
-
-def offsets_of(open_shard: OpenShard, number: int, count: int) -> Offsets:
-    """Return the complete index of a shard with `count` samples, uint64 [count + 1]."""
-    blocks = [open_shard(number, row).offsets for row in range(0, max(count, 1), BLOCK_ROWS)]
-    return np.concatenate([*(block[:-1] for block in blocks), blocks[-1][-1:]])
 
 
 def _check_end(end: int, file: LocalFile) -> None:
@@ -234,31 +156,6 @@ def _fault(file: LocalFile, problem: str, offset: int | None = None) -> Structur
     return StructureError(f"{problem}. {_ADVICE}", shard=file.path, offset=offset)
 
 
-def find_plain(path: str) -> PartShards:
-    """Return the tars that `path` stands for as one part; index those that have no index.
-
-    Raises SpecError if there are none or no samples in them, StructureError for a damaged tar.
-    """
-    if Path(path).is_dir():
-        root, shards = path, find_shards(Path(path))
-    else:
-        tars = named_shards(path)
-        root = os.path.commonpath([os.path.dirname(tar) for tar in tars]) or "."  # noqa: PTH120
-        shards = [os.path.relpath(tar, root) for tar in tars]
-    console = Console(stderr=True)
-    shown = track(
-        [f"{root}/{shard}" for shard in shards],
-        "Indexing tars",
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    indices = [ensure_index(tar, _fits, lambda file: scan(file).offsets) for tar in shown]
-    counts = [num_samples(index) for index in indices]
-    if not sum(counts):
-        raise SpecError(f"{path}: its {len(shards)} tars have no samples in them. Name others.")
-    return PartShards(root, shards, counts, indices=indices)
-
-
-def _fits(end: int, size: int) -> bool:
+def fits(end: int, size: int) -> bool:
+    """Return whether an index that ends there may be of a tar of some bytes."""
     return end <= size and end % BLOCK == 0

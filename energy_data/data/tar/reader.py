@@ -25,9 +25,9 @@ from energy_data.data.decode.parts import (
     skip_part,
 )
 from energy_data.data.files.local import LocalFile, Window
+from energy_data.data.shards import OpenShard
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK, Fault, TarMember, split_name, walk
-from energy_data.data.tar.index import OpenShard
 from energy_data.errors import SampleError, StructureError
 
 LARGEST_PLAIN = 65536  # bytes of a sample; larger ones are read part by part, and not by the C part

@@ -1,20 +1,18 @@
-"""The keys of the samples of a part, and which samples `exclude` in split.yaml leaves out."""
+"""The keys of the samples of a part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from energy_data.data.files.local import open_file
 from energy_data.data.nv_meta import FOLDER, SQLITE, NvMeta
-from energy_data.data.shards import PartShards
-from energy_data.data.tar.index import offsets_of, scan, shard_opener
+from energy_data.data.shards import PartShards, offsets_of, shard_opener
+from energy_data.data.tar.index import scan
 from energy_data.data.tar.sqlite import SqliteIndex, utf8
-from energy_data.errors import SpecError, StructureError
+from energy_data.errors import StructureError
 
 _KEYS = "SELECT sample_key, byte_offset FROM samples WHERE tar_file_id = ? ORDER BY sample_index"
 _ROW = "SELECT sample_index, byte_offset FROM samples WHERE sample_key = ? AND tar_file_id = ?"
@@ -68,27 +66,3 @@ class SampleKeys:
                     if int(block.offsets[row - block.first]) == begin:
                         return int(row)
         return None
-
-
-def without_excluded(part: PartShards) -> PartShards:
-    """Return a part with the `gaps` of its excluded samples.
-
-    Keys that do not exist are added to `unknown`. Costs a query per excluded sample; without
-    index.sqlite, all headers of the shards that have some. Raises SpecError if no sample is left,
-    StructureError for a damaged shard or index.
-    """
-    if not part.excluded:
-        return part
-    keys, rows, unknown = SampleKeys(part), set[int](), list(part.unknown)
-    begins = [0, *accumulate(part.counts)]
-    for number, shard in enumerate(part.shards):
-        excluded = part.excluded.get(shard, ())
-        for key, row in zip(excluded, keys.rows(number, excluded), strict=True):
-            if row is None:
-                unknown.append(f"{shard}/{key}")
-            else:
-                rows.add(begins[number] + row)
-    if len(rows) == begins[-1]:
-        raise SpecError(f"{part.root}: all samples of its part are excluded. Correct split.yaml.")
-    gaps = [row - before for before, row in enumerate(sorted(rows))]
-    return replace(part, gaps=gaps, unknown=unknown)

@@ -6,25 +6,22 @@ source.read(np.arange(256))  # -> [{"__key__": "0001", "jpg": tensor, "txt": "..
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from pathlib import Path
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.batch_memory import new_rows
-from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoders, RawTensor
-from energy_data.data.nv_meta import NvMeta
-from energy_data.data.shards import PartShards
-from energy_data.data.source import OpenOptions, Source, reopen
+from energy_data.data.part import ShardedSource
+from energy_data.data.shards import ShardKind
+from energy_data.data.source import OpenOptions
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK
-from energy_data.data.tar.index import find_plain, shard_opener
+from energy_data.data.tar.index import fits, open_block, scan
 from energy_data.data.tar.reader import (
     LARGEST_PLAIN,
     Layout,
@@ -34,85 +31,48 @@ from energy_data.data.tar.reader import (
     read_into_rows,
     read_samples,
 )
-from energy_data.data.tar.sample_keys import without_excluded
-from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.data.tar.sample_keys import SampleKeys
+from energy_data.errors import SampleError, StructureError
 
 Int64s = npt.NDArray[np.int64]
 
 
-class WebdatasetSource(Source):
-    """Samples of one part of a dataset of tars.
+TARS = ShardKind(
+    suffix=".tar",
+    packed=(".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),
+    scan=scan,
+    fits=fits,
+    open_block=open_block,
+    scan_parts=partial(scan, with_parts=True),
+    key_finder=lambda part: SampleKeys(part).rows,
+)
 
-    path: a prepared folder; or, unprepared, a folder of tars, a tar, or `shard-{000..099}.tar`.
-    Opening reads small files only, but indexes unprepared tars that have no index yet. Raises
-    SpecError if the dataset or part does not exist, StructureError for damaged files.
-    """
+
+class WebdatasetSource(ShardedSource):
+    """Samples of one part of a dataset of tars."""
+
+    kind = TARS
 
     def __init__(self, path: str, options: OpenOptions) -> None:
-        self.path, self.options = path, options
-        self.part = part = _part_of(path, options)
-        self._first, self._length = options.range_of(part.num_samples, path)
-        first, end = self._first, self._first + self._length
-        row, last = part.row_of(first), part.row_of(end - 1)
-        self._gaps = [gap - first for gap in part.gaps if first < gap < end]
+        super().__init__(path, options)
+        part = self.part
         self.layout = Layout(
             path,
-            row,
-            last + 1 - row,
-            list(accumulate(part.counts)),
+            self._row,
+            part.row_of(self._first + self._length - 1) + 1 - self._row,
+            self._ends,
             part.counts,
             part.shards,
-            shard_opener(part),
+            self._open,
             Origin(Decoders(options.decoding), options.subflavors),
         )
         self.tensor = _raw_tensor(options.decoding.overrides)
         self.bytes_read: int = 0  # headers and padding of the tar included
 
-    def __len__(self) -> int:
-        return self._length
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return 16 hex digits that do not depend on the path, and change with the data."""
-        try:
-            return self.part.fingerprint(self.layout.skipped, self._length, self._gaps)
-        except StructureError as error:
-            error.dataset = self.path
-            raise
-
-    def check_files(self) -> None:
-        """Raise StructureError if a shard does not fit its index. Opens all shards.
-
-        Raises SpecError if samples or shards are excluded that do not exist.
-        """
-        if unknown := self.part.unknown:
-            raise SpecError(
-                f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
-                f"{unknown[0]!r} first. Correct them: `shard.tar` or `shard.tar/key`."
-            )
-        try:
-            for number, count in enumerate(self.part.counts):
-                if count:
-                    self.layout.open(number)
-        except StructureError as error:
-            error.dataset = self.path
-            raise
-
     @property
     def can_read_rows(self) -> bool:
         """Whether samples have a raw tensor, and no code of the user sees it before its batch."""
         return self.tensor is not None and type(self) is WebdatasetSource
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return reopen, (type(self), self.path, self.options, self.fingerprint)
-
-    def row_of(self, index: int) -> int:
-        """Return the row of a sample in its part."""
-        return self.part.row_of(index + self._first)
-
-    def _rows(self, indices: list[int]) -> list[int]:
-        """Return the row of each sample, from that of the first one on."""
-        return [one + bisect_right(self._gaps, one) for one in indices]
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -135,9 +95,8 @@ class WebdatasetSource(Source):
         bounds = [0, *changes.tolist(), len(wanted)]
         runs = zip(numbers[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
         requests = [
-            (source := sources[number], source._rows(rows) if source._gaps else rows)
+            (source := sources[number], source._rows(wanted[first:end]))
             for number, first, end in runs
-            for rows in (wanted[first:end],)
         ]
         places = order.tolist()
         return _in_order(places, _read(requests, places if rows else None))
@@ -197,15 +156,3 @@ def _in_order(order: list[int], found: list[Sample | SampleError]) -> list[Sampl
     for place, sample in zip(order, found, strict=True):
         samples[place] = sample
     return samples
-
-
-def _part_of(path: str, options: OpenOptions) -> PartShards:
-    try:
-        prepared = NvMeta.of(Path(path)) if Path(path).is_dir() else None
-    except OSError as error:
-        problem = f"it cannot be opened: {error.strerror}"
-        raise SpecError(f"{path}: {problem}. Check the path and its permissions.") from error
-    if prepared is not None:
-        return without_excluded(prepared.part(options.split_part, options.split_config))
-    options.check_unprepared(path)
-    return find_plain(path)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
-from energy_data.data.tar.index import Scan
+from energy_data.data.shards import Scan
 from energy_data.errors import StructureError
 
 _TABLES = """

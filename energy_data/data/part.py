@@ -1,0 +1,197 @@
+"""Datasets of shards: prepared, by Energon or by us, or not at all.
+
+A format of shards is a `ShardKind`, and a source derived from `ShardedSource`. Folders, patterns,
+split parts, excluded samples and subsets are then as in all others.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar
+
+from rich.console import Console
+from rich.progress import track
+
+from energy_data.core.lazy import cached_property
+from energy_data.data.files.local import open_file
+from energy_data.data.files.offsets import SUFFIX, ensure_index, num_samples, write_index
+from energy_data.data.nv_meta import NvMeta
+from energy_data.data.shards import (
+    FindRows,
+    PartShards,
+    ShardKind,
+    find_shards,
+    named_shards,
+    shard_opener,
+)
+from energy_data.data.source import OpenOptions, Source, reopen
+from energy_data.errors import SpecError, StructureError
+
+
+class ShardedSource(Source):
+    """Samples of one part of a dataset of shards.
+
+    path: a prepared folder; or, unprepared, a folder of shards, a shard, or a pattern with braces
+    or stars. Opening reads small files only, but indexes unprepared shards that have no index yet.
+    Raises SpecError if the dataset or part does not exist, StructureError for damaged files.
+    """
+
+    kind: ClassVar[ShardKind]
+
+    def __init__(self, path: str, options: OpenOptions) -> None:
+        self.path, self.options = path, options
+        self.part = part = part_of(path, options, self.kind)
+        self._first, self._length = options.range_of(part.num_samples, path)
+        first, end = self._first, self._first + self._length
+        self._row = part.row_of(first)
+        self._gaps = [gap - first for gap in part.gaps if first < gap < end]
+        self._ends = list(accumulate(part.counts))  # [shards] the row after the last one of each
+        self._open = shard_opener(part)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that do not depend on the path, and change with the data."""
+        with names_dataset(self.path):
+            return self.part.fingerprint(self._row, self._length, self._gaps)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return reopen, (type(self), self.path, self.options, self.fingerprint)
+
+    def check_files(self) -> None:
+        """Raise StructureError if a shard does not fit its index. Opens all shards.
+
+        Raises SpecError if samples or shards are excluded that do not exist.
+        """
+        if unknown := self.part.unknown:
+            suffix = self.kind.suffix
+            raise SpecError(
+                f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
+                f"{unknown[0]!r} first. Correct them: `shard{suffix}` or `shard{suffix}/key`."
+            )
+        with names_dataset(self.path):
+            for number, count in enumerate(self.part.counts):
+                if count:
+                    self._open(number)
+
+    def row_of(self, index: int) -> int:
+        """Return the row of a sample in its part."""
+        return self.part.row_of(index + self._first)
+
+    def _rows(self, indices: list[int]) -> list[int]:
+        """Return the row of each sample, from that of the first one on."""
+        return [one + bisect_right(self._gaps, one) for one in indices] if self._gaps else indices
+
+
+@contextmanager
+def names_dataset(path: str) -> Iterator[None]:
+    """Add the path of the dataset to a StructureError of the block."""
+    try:
+        yield
+    except StructureError as error:
+        error.dataset = path
+        raise
+
+
+def prepared_at(path: str) -> NvMeta | None:
+    """Return what was prepared of a dataset; None if it is not prepared."""
+    try:
+        return NvMeta.of(Path(path)) if Path(path).is_dir() else None
+    except OSError as error:
+        problem = f"it cannot be opened: {error.strerror}"
+        raise SpecError(f"{path}: {problem}. Check the path and its permissions.") from error
+
+
+def part_of(path: str, options: OpenOptions, kind: ShardKind) -> PartShards:
+    """Return the part of a dataset that `options` name, without what its split.yaml excludes."""
+    prepared = prepared_at(path)
+    if prepared is not None:
+        return _without_excluded(prepared.part(kind, options.split_part, options.split_config))
+    options.check_unprepared(path)
+    return find_plain(path, kind)
+
+
+def find_plain(path: str, kind: ShardKind) -> PartShards:
+    """Return the shards that `path` stands for as one part; index those that have no index.
+
+    Raises SpecError if there are none or no samples in them, StructureError for a damaged shard.
+    """
+    if Path(path).is_dir():
+        root, shards = path, find_shards(Path(path), kind)
+    else:
+        files = named_shards(path, kind)
+        root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
+        shards = [os.path.relpath(file, root) for file in files]
+    console = Console(stderr=True)
+    shown = track(
+        [f"{root}/{shard}" for shard in shards],
+        "Indexing shards",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    indices = [
+        ensure_index(shard, kind.fits, lambda file: kind.scan(file).offsets) for shard in shown
+    ]
+    counts = [num_samples(index) for index in indices]
+    if not sum(counts):
+        raise _no_samples(path, len(shards), kind)
+    return PartShards(kind, root, shards, counts, indices=indices)
+
+
+def index_file(path: str, kind: ShardKind) -> int:
+    """Write the index next to one shard; return the number of its samples."""
+    found = kind.scan(open_file(path))
+    if not found.num_samples:
+        raise _no_samples(path, 1, kind)
+    write_index(path, found.offsets, [path + SUFFIX])
+    return found.num_samples
+
+
+def _no_samples(path: str, count: int, kind: ShardKind) -> SpecError:
+    found = f"its {count} {kind.suffix} file{'' if count == 1 else 's'} have no samples in them"
+    return SpecError(f"{path}: {found}. Name others.")
+
+
+def _without_excluded(part: PartShards) -> PartShards:
+    """Return a part with the `gaps` of its excluded samples.
+
+    Keys that do not exist are added to `unknown`. In tars it costs a query per excluded sample;
+    without index.sqlite, all headers of the shards that have some. Raises SpecError if no sample is
+    left, StructureError for a damaged shard or index.
+    """
+    if not part.excluded:
+        return part
+    rows, unknown = set[int](), list(part.unknown)
+    begins = [0, *accumulate(part.counts)]
+    find_rows = part.kind.key_finder(part) if part.kind.key_finder else _numbered(part)
+    for number, shard in enumerate(part.shards):
+        excluded = part.excluded.get(shard, ())
+        for key, row in zip(excluded, find_rows(number, excluded), strict=True):
+            if row is None:
+                unknown.append(f"{shard}/{key}")
+            else:
+                rows.add(begins[number] + row)
+    if len(rows) == begins[-1]:
+        raise SpecError(f"{part.root}: all samples of its part are excluded. Correct split.yaml.")
+    gaps = [row - before for before, row in enumerate(sorted(rows))]
+    return replace(part, gaps=gaps, unknown=unknown)
+
+
+def _numbered(part: PartShards) -> FindRows:
+    """Return what finds samples whose keys are their rows."""
+    return lambda number, keys: [row_of_key(key, part.counts[number]) for key in keys]
+
+
+def row_of_key(key: str, count: int) -> int | None:
+    """Return the row whose number is a key, of `count` in a shard; None: there is none."""
+    row = int(key) if key.isdecimal() and len(key) < 20 else count
+    return row if row < count and str(row) == key else None
