@@ -13,6 +13,7 @@ from attrs import define, evolve, field, frozen
 
 from energy_data.config.grammar import Origins
 from energy_data.config.keys import (
+    FORMAT_KEYS,
     SUFFIXES,
     DatasetsSpec,
     JoinSpec,
@@ -34,6 +35,7 @@ MAX_DEPTH = 64  # nodes below each other, with nested files written out; also fi
 
 _FOR_ONE_DATASET = (
     "tokens_per_sample", "max_repetitions", "id", "dataset_config", "split_config", "aux",
+    *FORMAT_KEYS,
 )  # fmt: skip
 """Keys that mean nothing where a path is that of a metadataset."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -85,7 +87,7 @@ class DatasetPart:
     real_path: str  # equal for the same dataset
     written: str = field(eq=False)  # as the files write it, from the outermost file's folder
     split_part: str
-    config: tuple[tuple[str, str], ...] = ()  # the key of a file in `.nv-meta`, and its name
+    config: tuple[tuple[str, Any], ...] = ()  # keys of its format and of files in `.nv-meta`
     nonmatch: Nonmatch = "error"  # in a join
     subflavors: Mapping[str, Any] = field(eq=False)
 
@@ -179,14 +181,15 @@ class Scope:
 
     def part(self, recipe: PathSpec, nonmatch: Nonmatch = "error") -> DatasetPart:
         """Return where a dataset is read from."""
-        config = [(name, getattr(recipe, name)) for name in ("split_config", "dataset_config")]
+        names = ("split_config", "dataset_config", *FORMAT_KEYS)
+        config = [(name, getattr(recipe, name)) for name in names]
         path = joined(self.file.directory, recipe.path)
         return DatasetPart(
             path=path,
             real_path=os.path.realpath(path),
             written=os.path.normpath(os.path.join(self.folder, recipe.path)),  # noqa: PTH118 - may be a pattern
             split_part=self.split_part,
-            config=tuple((name, value) for name, value in config if value is not None),
+            config=tuple((name, value) for name, value in config if value not in (None, False)),
             nonmatch=nonmatch,
             subflavors=self.subflavors,
         )

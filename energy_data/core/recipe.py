@@ -314,6 +314,7 @@ POSITIVE = Rule(
     _positive,
 )
 COUNT = Rule("a whole number >= 1", _COUNT_SCHEMA, _count(1))
+TOKEN = Rule("a token, a whole number >= 0", {**_COUNT_SCHEMA, "minimum": 0}, _count(0))
 AMOUNT = Rule(
     "a number from 0, or one with K, M, B or T, such as 20B",
     {
@@ -345,4 +346,5 @@ TARGET = Rule(
 )
 TEXT = matching(TEXT_PATTERN, "text, not empty, without control characters")
 NAME = matching(NAME_PATTERN, "a name without '/', '.' or blanks at its ends")
+FLAG = of_type(bool, "true or false", "boolean")
 MAPPING = of_type(dict, "a mapping of names to plain data", "object")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Self, TypeVar
 
@@ -27,6 +27,7 @@ class OpenOptions:
     subflavors: dict[str, Any] = field(factory=dict)  # `__subflavors__` of every sample
     decoding: Decoding = field(factory=Decoding)
     split_config: str | None = None  # name of the file in `.nv-meta` that is used as split.yaml
+    keys: Mapping[str, Any] = field(factory=dict)  # that only some formats have, such as `seq_len`
 
     def check_unprepared(self, path: str) -> None:
         """Raise SpecError for a part, or a file of parts, that only prepared data has."""

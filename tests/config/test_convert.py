@@ -39,7 +39,8 @@ PATH = "Write it like `path: ./coco`."
             "{path: x, colour: red}",
             "2:20: splits.train: unknown key 'colour'. Known here: split_part, subflavors, "
             "subflavor, subset, id, shuffle_over_epochs_multiplier, "
-            "tokens_per_sample, max_repetitions, path, dataset_config, split_config, aux.",
+            "tokens_per_sample, max_repetitions, seq_len, stride, add_bos, "
+            "add_eos, cu_seqlens, dtype, path, dataset_config, split_config, aux.",
         ),
         (
             "{path: x, weight: 2}",

@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -83,6 +83,18 @@ class LocalFile:
             if count == 0:
                 raise self._short(offset, size)
             done += count
+
+    def read_rows(self, buffer: memoryview, offsets: Sequence[int]) -> None:
+        """Fill `buffer` with as many bytes from each of `offsets` on."""
+        size = len(buffer) // max(len(offsets), 1)
+        for begin, offset in zip(range(0, len(buffer), size or 1), offsets, strict=True):
+            row = buffer[begin : begin + size]
+            try:
+                if os.preadv(self.fd, [row], offset) == size:
+                    continue
+            except OSError as error:
+                raise self._unreadable(error, offset) from error
+            self.read_into(row, offset)
 
     def _check(self, offset: int, size: int) -> None:
         self.size = os.fstat(self.fd).st_size  # it may have grown since it was opened

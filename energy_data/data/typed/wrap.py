@@ -19,7 +19,7 @@ from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.registry import format_of
+from energy_data.data.registry import format_of, open_format
 from energy_data.data.source import OpenOptions, Source
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
@@ -47,6 +47,7 @@ def open_typed(
     decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
     policy: ImportPolicy | None = None,
     typing: Typing | None = None,
+    **keys: Any,
 ) -> TypedSource:
     """Return the samples of one part of a dataset as its dataset.yaml declares them.
 
@@ -62,6 +63,7 @@ def open_typed(
         decoder: Decodes parts, unless dataset.yaml declares a decoder; None: they stay bytes.
         policy: The code that dataset.yaml may name; None: what the environment allows.
         typing: What dataset.yaml declares; None: it is read.
+        keys: Keys that only datasets of one format have, such as `seq_len`.
 
     Raises SpecError for what does not exist, and for an error in dataset.yaml; StructureError
     for damaged files.
@@ -73,13 +75,13 @@ def open_typed(
         subset=subset,
         subflavors={**typing.subflavors, **(subflavors or {})},
         split_config=typing.split_config or split_config,
+        keys=keys,
     )
     return _open(path, typing, decoder if typing.decoder == "unset" else typing.decoder, options)
 
 
 def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) -> TypedSource:
-    found = format_of(path)
-    if not found.decodes_parts:
+    if not format_of(path).decodes_parts:
         decoder = DEFAULT_DECODER
     elif type(decoder) is SampleDecoder:
         options = evolve(options, decoding=decoder.decoding(typing.part_filter))
@@ -87,7 +89,7 @@ def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) 
         raw = Decoding(mode="bytes", part_filter=typing.part_filter)
         options = evolve(options, decoding=raw)
     function = None if type(decoder) is SampleDecoder else decoder
-    return TypedSource(found.open(str(path), options), str(path), options, typing, function)
+    return TypedSource(open_format(path, options), str(path), options, typing, function)
 
 
 @define(eq=False, slots=False)

@@ -1,0 +1,192 @@
+"""Every source keeps the contract of `Source`, and the law holds over it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from loading.runs import loaders_of, run
+from tars import sample_files, write_tar
+from token_files import some_documents, write_datatrove, write_megatron
+from trees import batches
+
+from energy_data.api import get_train_dataset
+from energy_data.core.context import WorkerConfig
+from energy_data.data.registry import open_source
+from energy_data.errors import SpecError, StructureError
+from energy_data.loading.factory import get_loader
+from energy_data.nodes.blend import BlendSpec, Part
+from energy_data.nodes.leaf import Leaf, Shuffle
+from energy_data.nodes.read import ReadSpec
+from energy_data.nodes.references import LeafSpec, ReferencesSpec
+from energy_data.testing import NumberSource, assert_resumes_exactly
+
+
+def tar(folder):
+    return write_tar(folder / "x.tar", [part for n in range(40) for part in sample_files(n)])
+
+
+def jsonl(folder):
+    path = folder / "x.jsonl"
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(40)))
+    return path
+
+
+def rows(folder):
+    np.save(folder / "x.npy", np.arange(200).reshape(40, 5))
+    return folder / "x.npy"
+
+
+SOURCES = {
+    "tar": (tar, {}),
+    "jsonl": (jsonl, {}),
+    "documents of megatron": (lambda f: write_megatron(f / "x", some_documents(40)), {}),
+    "documents of datatrove": (lambda f: write_datatrove(f / "x", some_documents(40)), {}),
+    "windows": (
+        lambda f: write_megatron(f / "x", some_documents(40, 30, 30)),
+        {"seq_len": 32, "stride": 30, "cu_seqlens": True, "add_eos": 1},
+    ),
+    "rows": (rows, {}),
+}
+
+
+@pytest.fixture(params=SOURCES)
+def made(request, tmp_path):
+    """A dataset of 40 samples: its path, and its keys."""
+    write, keys = SOURCES[request.param]
+    return write(tmp_path), keys
+
+
+@pytest.fixture
+def source(made):
+    path, keys = made
+    return open_source(path, **keys)
+
+
+def plain(sample):
+    """A sample as plain data, so that samples can be compared."""
+    if isinstance(sample, dict):
+        return {name: plain(value) for name, value in sample.items()}
+    return sample.tolist() if isinstance(sample, torch.Tensor) else sample
+
+
+def read(source, indices):
+    return [plain(sample) for sample in source.read(np.array(indices, np.int64))]
+
+
+def test_samples_are_read_in_any_order_with_repeats(source):
+    count = len(source)
+    assert 38 <= count <= 41
+    one_by_one = [read(source, [n])[0] for n in range(count)]
+    wanted = [7, 3, 3, count - 1, 0, 7]
+    assert read(source, wanted) == [one_by_one[n] for n in wanted]
+    assert read(source, []) == []
+    assert len({json.dumps(sample, default=str) for sample in one_by_one}) == count
+
+
+def test_a_sample_says_where_it_comes_from(made, source):
+    (sample,) = source.read(np.array([5]))
+    ((dataset, shard, _),) = sample["__sources__"]
+    assert (dataset, shard) == (str(made[0]), made[0].name)
+    assert isinstance(sample["__key__"], str)
+    assert sample["__subflavors__"] == {}
+
+
+@pytest.mark.parametrize("index", [-1, 1000])
+def test_an_index_out_of_range_is_an_error(source, index):
+    with pytest.raises(IndexError):
+        source.read(np.array([index]))
+
+
+def test_pickled_it_is_small_and_the_same(source):
+    data = pickle.dumps(source)
+    again = pickle.loads(data)
+    assert len(data) < 2000
+    assert again.fingerprint == source.fingerprint
+    assert read(again, [4, 2]) == read(source, [4, 2])
+
+
+def test_a_subset_is_a_range_of_its_samples(made, source):
+    path, keys = made
+    some = open_source(path, subset=(10, 13), **keys)
+    assert read(some, range(len(some))) == read(source, [10, 11, 12])
+    assert some.row_of(1) == 11
+    assert some.fingerprint != source.fingerprint
+    with pytest.raises(SpecError, match="is empty or out of range"):
+        open_source(path, subset=(10, 1000), **keys)
+
+
+def test_parts_that_only_prepared_data_has_are_an_error(made):
+    path, keys = made
+    with pytest.raises(SpecError, match="its one split part is 'train', not 'val'"):
+        open_source(path, split_part="val", **keys)
+
+
+def test_its_fingerprint_changes_with_the_data(made, source):
+    path, before = made[0], source.fingerprint
+    data = bytearray(path.read_bytes())
+    data[-len(data) // 3] ^= 1
+    path.write_bytes(data)
+    with suppress(StructureError):  # noticed when it is opened
+        assert open_source(path, **made[1]).fingerprint != before
+
+
+def test_a_file_that_was_replaced_in_mid_run_is_an_error(made, source):
+    path, _ = made
+    read(source, [0])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(StructureError):
+        read(source, range(len(source)))
+
+
+def keys_of(batch):
+    return tuple(sample["__key__"] for sample in batch)
+
+
+def tree(source, *, deal=0):
+    """Batches of a blend of the source and of numbers."""
+    other = LeafSpec(Leaf(id="numbers", source=NumberSource(23)))
+    order = BlendSpec((Part(LeafSpec(Leaf(id="x", source=source)), 3), Part(other, 1)))
+    shuffle = Shuffle(buffer_size=4, sequence_length=3, parallel_sequences=2)
+    spec = batches(ReadSpec(of=ReferencesSpec(of=order, shuffle=shuffle, batch=3)))
+    return evolve(spec, collate=keys_of)
+
+
+def test_restored_at_every_step_it_goes_on_identically(source):
+    assert_resumes_exactly(tree(source), lane=1, lanes=3)
+
+
+def test_micro_batches_are_the_same_on_any_number_of_ranks(source):
+    one = run(loaders_of(tree(source), 1), rounds=48)
+    assert run(loaders_of(tree(source), 4), rounds=12) == one
+
+
+def test_a_run_over_it_in_stages_saved_on_one_rank_goes_on_on_two_with_workers(made):
+    path, keys = made
+    leaf = {"path": str(path), **keys}
+    stages = [{"name": "first", "end": 10, **leaf}, {"name": "then", **leaf}]
+    meta = {"splits": {"train": {"staged": {"unit": "microbatches", "stages": stages}}}}
+
+    def loader(rank=0, ranks=1, workers=0):
+        config = WorkerConfig(rank, ranks, num_workers=workers, lanes=4)
+        return get_loader(
+            get_train_dataset(meta, worker_config=config, batch_size=2, shuffle_buffer_size=5)
+        )
+
+    first = loader()
+    stream = iter(first)
+    expected = [next(stream)["__key__"] for _ in range(6)]
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = [next(stream)["__key__"] for _ in range(8)]
+    found = {}
+    for rank in range(2):
+        with loader(rank, 2, workers=2 * rank) as again:
+            again.load_state_dict(state)
+            for number, batch in zip(range(rank, 8, 2), again, strict=False):
+                found[number] = batch["__key__"]
+    assert [found[number] for number in range(8)] == expected

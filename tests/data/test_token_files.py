@@ -1,0 +1,350 @@
+"""Files of tokens: documents and windows of Megatron's, datatrove's, numpy's and raw files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import time
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_files import flat, some_documents, write_datatrove, write_megatron
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data.files.local import keep_open
+from energy_data.data.registry import open_source
+from energy_data.data.tokens.layouts import open_tokens
+from energy_data.errors import SpecError, StructureError
+
+WRITERS = {"megatron": write_megatron, "datatrove": write_datatrove}
+DOCUMENTS = [[5, 6, 7], [8], [9, 10, 11, 12], [13, 14]]
+
+both = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+
+
+def tokens(samples):
+    return [sample["tokens"].tolist() for sample in samples]
+
+
+def read(path, **keys):
+    source = open_source(path, **keys)
+    return source.read(np.arange(len(source)))
+
+
+@both
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_samples_are_documents(write, dtype, tmp_path):
+    path = write(tmp_path / "c", DOCUMENTS, dtype)
+    source = open_source(path, subflavors={"a": 1})
+    (sample,) = source.read(np.array([2]))
+    assert sample["tokens"].tolist() == [9, 10, 11, 12]
+    assert sample["tokens"].dtype == torch.int64
+    assert sample["__key__"] == "2"
+    assert sample["__subflavors__"] == {"a": 1}
+    assert sample["__sources__"] == ((str(path), path.name, 2),)
+    assert tokens(read(path)) == DOCUMENTS
+    assert float(source.tokens_per_sample) == 2.5
+
+
+@both
+def test_windows_cross_documents_and_leave_out_the_rest(write, tmp_path):
+    path = write(tmp_path / "c", DOCUMENTS)
+    assert tokens(read(path, seq_len=4)) == [[5, 6, 7, 8], [9, 10, 11, 12]]
+    assert tokens(read(path, seq_len=3, stride=2))[:3] == [[5, 6, 7], [7, 8, 9], [9, 10, 11]]
+
+
+@both
+def test_windows_have_the_bounds_of_their_documents(write, tmp_path):
+    first, second = read(write(tmp_path / "c", DOCUMENTS), seq_len=5, cu_seqlens=True)
+    assert first["cu_seqlens"].tolist() == [0, 3, 4, 5]
+    assert first["cu_seqlens"].dtype == torch.int32
+    assert first["position_ids"].tolist() == [0, 1, 2, 0, 0]
+    assert second["cu_seqlens"].tolist() == [0, 3, 5]
+    assert second["position_ids"].tolist() == [0, 1, 2, 0, 1]
+
+
+@both
+def test_tokens_are_put_before_and_after_documents(write, tmp_path):
+    path = write(tmp_path / "c", DOCUMENTS)
+    framed = [[1, *one, 2] for one in DOCUMENTS]
+    assert tokens(read(path, add_bos=1, add_eos=2)) == framed
+    stream = flat(framed).tolist()
+    assert tokens(read(path, add_bos=1, add_eos=2, seq_len=7)) == [stream[:7], stream[7:14]]
+    ends = flat([[*one, 2] for one in DOCUMENTS]).tolist()
+    assert tokens(read(path, add_eos=2, seq_len=7)) == [ends[:7], ends[7:14]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60).filter(sum),
+    many=st.booleans(),
+    bos=st.sampled_from([None, 1]),
+    eos=st.sampled_from([None, 2]),
+    window=st.integers(1, 12),
+    stride=st.integers(1, 12),
+    write=st.sampled_from([write_megatron, write_datatrove]),
+)
+def test_windows_are_those_of_the_stream_of_all_documents(
+    tmp_path_factory, lengths, many, bos, eos, window, stride, write
+):
+    documents = [list(range(3, 3 + n)) for n in lengths * (40 if many else 1)]
+    front, back = [[one] if one else [] for one in (bos, eos)]
+    framed = [front + one + back for one in documents]
+    stream = [token for one in framed for token in one]
+    window, stride = min(window, len(stream)), min(stride, window, len(stream))
+    path = write(tmp_path_factory.mktemp("t") / "c", documents)
+    keys = {"add_bos": bos, "add_eos": eos, "seq_len": window, "stride": stride}
+    found = read(path, cu_seqlens=True, **keys)
+    begins = range(0, len(stream) - window + 1, stride)
+    assert tokens(found) == [stream[at : at + window] for at in begins]
+    starts = [0, *accumulate(map(len, framed))]
+    for begin, sample in zip(begins, found, strict=True):
+        own = sorted({min(max(at - begin, 0), window) for at in starts})
+        assert sample["cu_seqlens"].tolist() == own
+        assert sample["position_ids"].tolist() == [
+            n for a, b in pairwise(own) for n in range(b - a)
+        ]
+
+
+def test_a_loss_mask_of_datatrove_comes_with_its_tokens(tmp_path):
+    path = write_datatrove(tmp_path / "c", DOCUMENTS)
+    mask = [n % 3 != 0 for n in range(10)]
+    Path(f"{path}.loss").write_bytes(bytes(mask))
+    assert [sample["loss_mask"].tolist() for sample in read(path, seq_len=5)] == [
+        mask[:5],
+        mask[5:],
+    ]
+    (first, *_) = read(path, add_eos=2)
+    assert first["loss_mask"].tolist() == [*mask[:3], True]
+
+
+def test_arrays_and_raw_integers_have_windows(tmp_path):
+    np.save(tmp_path / "c.npy", np.arange(10, dtype=np.uint32))
+    assert tokens(read(tmp_path / "c.npy", seq_len=5)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    np.arange(10, dtype=np.uint16).tofile(tmp_path / "raw.bin")
+    found = read(tmp_path / "raw.bin", seq_len=5, dtype="uint16")
+    assert tokens(found) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_rows_of_an_array_are_samples(tmp_path):
+    np.save(tmp_path / "c.npy", np.arange(12, dtype=np.int32).reshape(3, 4))
+    assert tokens(read(tmp_path / "c.npy")) == np.arange(12).reshape(3, 4).tolist()
+    with pytest.raises(SpecError, match=r"it has rows of 4 tokens\. Remove `seq_len` and `stride`"):
+        open_source(tmp_path / "c.npy", seq_len=3)
+
+
+def test_windows_of_a_batch_are_read_into_its_tensor(tmp_path, stacked):
+    streams = {"a": some_documents(2000), "b": some_documents(1999)}
+    paths = [write_megatron(tmp_path / name, stream) for name, stream in streams.items()]
+    blend = [{"weight": 1, "path": str(path), "seq_len": 600} for path in paths]
+    dataset = get_train_dataset(
+        {"splits": {"train": {"blend": blend}}},
+        batch_size=5,
+        worker_config=WorkerConfig(lanes=2),
+    )
+    batch = next(iter(get_loader(dataset)))
+    assert batch["tokens"].shape == (5, 600)
+    sources = [sources[0] for sources in batch["__sources__"]]
+    assert {source.shard for source in sources} == {"a.bin", "b.bin"}
+    for row, source in zip(batch["tokens"].tolist(), sources, strict=True):
+        begin = source.index * 600
+        assert row == flat(streams[source.shard[0]])[begin : begin + 600].tolist()
+    assert not stacked
+
+
+WRONG_KEYS = [
+    ({"stride": 3}, "stride and cu_seqlens are for windows. Give their `seq_len`"),
+    ({"cu_seqlens": True}, "stride and cu_seqlens are for windows"),
+    ({"seq_len": 3, "stride": 4}, "stride must be at most `seq_len`, which is 3, found 4"),
+    ({"seq_len": 11}, "it has 10 tokens, fewer than a window of 11. Lower `seq_len`"),
+    ({"dtype": "int32"}, "its tokens are uint16, not int32. Remove `dtype`"),
+]
+
+
+@both
+@pytest.mark.parametrize(("keys", "problem"), WRONG_KEYS)
+def test_keys_that_do_not_fit_are_errors(write, keys, problem, tmp_path):
+    with pytest.raises(SpecError, match=problem):
+        open_source(write(tmp_path / "c", DOCUMENTS), **keys)
+
+
+def test_files_without_documents_have_only_windows(tmp_path):
+    np.arange(10, dtype=np.uint16).tofile(tmp_path / "c.bin")
+    with pytest.raises(SpecError, match=r"there is no .*c.idx.* give their `dtype`"):
+        open_source(tmp_path / "c.bin", seq_len=2)
+    with pytest.raises(SpecError, match=r"has only windows\. Give `seq_len`"):
+        open_source(tmp_path / "c.bin", dtype="uint16")
+    with pytest.raises(SpecError, match="add_bos, add_eos and cu_seqlens need that"):
+        open_source(tmp_path / "c.bin", dtype="uint16", seq_len=2, add_eos=0)
+
+
+def test_keys_of_tokens_are_errors_for_other_datasets(tmp_path):
+    (tmp_path / "c.jsonl").write_text("{}\n")
+    with pytest.raises(SpecError, match=r"c.jsonl: seq_len is not for datasets of its format"):
+        open_source(tmp_path / "c.jsonl", seq_len=3)
+
+
+def damage(index, at, layout, *values):
+    data = bytearray(index.read_bytes())
+    struct.pack_into(layout, data, at, *values)
+    index.write_bytes(data)
+
+
+POINTERS = 34 + 4 * len(DOCUMENTS)
+DAMAGE = {
+    "magic": lambda index, path: damage(index, 0, "<9s", b"MMIDIDY"),
+    "version": lambda index, path: damage(index, 9, "<Q", 2),
+    "dtype": lambda index, path: damage(index, 17, "<B", 77),
+    "floats": lambda index, path: damage(index, 17, "<B", 6),
+    "sequences": lambda index, path: damage(index, 18, "<Q", 2**61),
+    "no sequences": lambda index, path: damage(index, 18, "<Q", 0),
+    "cut index": lambda index, path: os.truncate(index, 40),
+    "empty index": lambda index, path: os.truncate(index, 0),
+    "cut tokens": lambda index, path: os.truncate(path, 10),
+    "half a token": lambda index, path: os.truncate(path, 19),
+    "no tokens": lambda index, path: os.truncate(path, 0),
+    "first pointer": lambda index, path: damage(index, POINTERS, "<q", 2),
+    "last pointer": lambda index, path: damage(index, POINTERS + 24, "<q", 2**40),
+    "out of order": lambda index, path: damage(index, POINTERS + 8, "<q", 14),
+    "beyond": lambda index, path: damage(index, POINTERS + 8, "<q", 2**62),
+    "negative": lambda index, path: damage(index, POINTERS + 8, "<q", -2),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize(
+    "keys", [{}, {"seq_len": 5, "cu_seqlens": True}], ids=["documents", "windows"]
+)
+def test_a_damaged_file_of_megatron_is_an_error(what, keys, tmp_path):
+    path = write_megatron(tmp_path / "c", DOCUMENTS)
+    DAMAGE[what](path.with_suffix(".idx"), path)
+    with pytest.raises(StructureError, match=r"c\.(idx|bin)"):
+        read(path, **keys)
+
+
+@pytest.mark.parametrize("what", ["index", "tokens", "order"])
+def test_a_damaged_file_of_datatrove_is_an_error(what, tmp_path):
+    path = write_datatrove(tmp_path / "c", DOCUMENTS)
+    index = Path(f"{path}.index")
+    if what == "order":
+        damage(index, 8, "<Q", 2**63)
+    else:
+        os.truncate(index if what == "index" else path, 8)
+    with pytest.raises(StructureError, match=r"c\.ds"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros(3), np.zeros((2, 2, 2), int), np.zeros((2, 2), int).T.copy("F"), np.array(["a"])],
+    ids=["floats", "axes", "columns", "texts"],
+)
+def test_an_array_of_no_tokens_is_an_error(array, tmp_path):
+    np.save(tmp_path / "c.npy", array)
+    with pytest.raises(StructureError, match="Tokens are integers of shape"):
+        open_source(tmp_path / "c.npy", seq_len=1)
+
+
+@pytest.mark.parametrize("cut", [5, 20, 130, 131])
+def test_a_cut_array_is_an_error(cut, tmp_path):
+    np.save(tmp_path / "c.npy", np.arange(10))
+    os.truncate(tmp_path / "c.npy", cut)
+    with pytest.raises(StructureError, match=r"c\.npy"):
+        open_source(tmp_path / "c.npy", seq_len=1)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path):
+    np.save(tmp_path / "c.npy", np.array([print], object), allow_pickle=True)
+    with pytest.raises(StructureError, match="Tokens are integers"):
+        open_source(tmp_path / "c.npy", seq_len=1)
+
+
+@both
+@pytest.mark.parametrize("keys", [{}, {"seq_len": 4}], ids=["documents", "windows"])
+def test_a_file_that_is_cut_in_mid_run_is_an_error(write, keys, tmp_path):
+    path = write(tmp_path / "c", DOCUMENTS)
+    source = open_source(path, **keys)
+    source.read(np.arange(2))
+    os.truncate(path, 4)
+    with pytest.raises(StructureError, match=r"c\.(bin|ds)"):
+        source.read(np.array([len(source) - 1]))
+
+
+@both
+def test_the_fingerprint_is_of_the_tokens_and_the_keys(write, tmp_path):
+    documents = some_documents(50)
+    found = {
+        open_source(write(tmp_path / "c", documents), **keys).fingerprint
+        for keys in ({}, {"seq_len": 8}, {"seq_len": 8, "add_eos": 1}, {"subset": (0, 40)})
+    }
+    assert len(found) == 4
+    keep_open.cache_clear()
+    (tmp_path / "other").mkdir()
+    assert open_source(write(tmp_path / "other" / "d", documents)).fingerprint in found
+    documents[20][0] ^= 1
+    assert open_source(write(tmp_path / "c", documents)).fingerprint not in found
+
+
+@both
+def test_a_source_pickles_small_and_notices_that_its_file_changed(write, tmp_path):
+    path = write(tmp_path / "c", some_documents(5000))
+    data = pickle.dumps(open_source(path, seq_len=8))
+    assert len(data) < 1000
+    assert len(pickle.loads(data)) == len(open_source(path, seq_len=8))
+    write(tmp_path / "c", some_documents(5001))
+    with pytest.raises(StructureError, match="was changed while it was in use"):
+        pickle.loads(data)
+
+
+def test_a_subset_is_a_range_of_windows(tmp_path):
+    path = write_megatron(tmp_path / "c", DOCUMENTS)
+    assert tokens(read(path, seq_len=3, subset=(1, 3))) == [[8, 9, 10], [11, 12, 13]]
+
+
+def test_a_sparse_file_of_100_gb_opens_at_once(tmp_path):
+    count, size = 10**9, 50 * 10**9  # documents, tokens
+    index, path = tmp_path / "c.idx", tmp_path / "c.bin"
+    with index.open("wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, count, count + 1))
+        file.truncate(34 + 12 * count + 8 * (count + 1))
+        file.seek(34 + 4 * count - 4)
+        file.write(struct.pack("<i", 50))
+        file.seek(34 + 12 * count - 8)
+        file.write(struct.pack("<q", 2 * (size - 50)))
+    with path.open("wb") as file:
+        file.truncate(2 * size)
+    began, read_before = time.process_time(), _bytes_read()
+    source = open_source(path, seq_len=4096)
+    assert len(source) == size // 4096
+    assert time.process_time() - began < 0.2
+    assert _bytes_read() - read_before < 1 << 20
+    assert source.read(np.array([len(source) - 1]))[0]["tokens"].shape == (4096,)
+
+
+def _bytes_read() -> int:
+    """Return the bytes that this process has read so far."""
+    facts = Path("/proc/self/io").read_text().split()
+    return int(facts[facts.index("rchar:") + 1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(0, 3000), min_size=600, max_size=2000), data=st.data())
+def test_documents_of_a_place_are_found_in_large_indices(tmp_path_factory, lengths, data):
+    lengths[-1] += 1
+    folder = tmp_path_factory.mktemp("t")
+    np.zeros(sum(lengths), np.uint16).tofile(folder / "c.ds")
+    np.cumsum(lengths, dtype="<u8").tofile(folder / "c.ds.index")
+    documents = open_tokens(str(folder / "c.ds")).documents
+    bounds = [0, *accumulate(lengths)]
+    begin = data.draw(st.integers(0, bounds[-1] - 1))
+    end = data.draw(st.integers(begin + 1, bounds[-1]))
+    document, found = documents.between(begin, end)
+    assert bounds[document] <= begin < bounds[document + 1]
+    assert found.tolist() == bounds[document : document + len(found)]
+    assert found[-2] < end <= found[-1]
