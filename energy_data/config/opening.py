@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
@@ -25,8 +26,9 @@ from energy_data.data.typed.samples import SAMPLE_TYPES
 from energy_data.errors import SpecError
 from energy_data.nodes.references import OrderSpec
 
-Range = tuple[int, int | None]
+log = logging.getLogger(__name__)
 
+Range = tuple[int, int | None]
 
 OpenSource: TypeAlias = Callable[..., Source]
 """Opens one dataset; `energy_data.data.registry.open_source` is one.
@@ -149,13 +151,15 @@ class Opener:
         subflavors = json.dumps(part.subflavors, sort_keys=True, default=str)
         key = (part, subset, subflavors, typed)
         if key not in self._sources:
-            self._sources[key] = (typed or self._open_source)(
+            source = self._sources[key] = (typed or self._open_source)(
                 part.path,
                 split_part=part.split_part,
                 subset=subset,
                 subflavors=part.subflavors,
                 **dict(part.config),
             )
+            if source.warning:
+                log.warning("%s", source.warning)
         return self._sources[key]
 
     def _joiner(self, recipe: JoinSpec) -> Joiner | None:

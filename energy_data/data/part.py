@@ -66,17 +66,24 @@ class ShardedSource(Source):
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self.path, self.options, self.fingerprint)
 
+    @property
+    def warning(self) -> str | None:
+        """Which names split.yaml excludes that do not exist."""
+        if not (unknown := self.part.unknown):
+            return None
+        suffix = self.kind.suffix
+        return (
+            f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
+            f"{unknown[0]!r} first. Correct them: `shard{suffix}` or `shard{suffix}/key`."
+        )
+
     def check_files(self) -> None:
         """Raise StructureError if a shard does not fit its index. Opens all shards.
 
         Raises SpecError if samples or shards are excluded that do not exist.
         """
-        if unknown := self.part.unknown:
-            suffix = self.kind.suffix
-            raise SpecError(
-                f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
-                f"{unknown[0]!r} first. Correct them: `shard{suffix}` or `shard{suffix}/key`."
-            )
+        if self.warning:
+            raise SpecError(self.warning)
         with names_dataset(self.path):
             for number, count in enumerate(self.part.counts):
                 if count:

@@ -82,6 +82,11 @@ class Source(ABC):
         """Mean tokens per sample if the index has it, else None. Reads no shard."""
         return None
 
+    @property
+    def warning(self) -> str | None:
+        """What is wrong and stops no run; None: nothing is. Reads no data."""
+        return None
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of samples; known without opening a shard."""

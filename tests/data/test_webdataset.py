@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tars import bare, dataset, expected, one_shard, read_all, sample_files, write_tar
 
-from energy_data import get_loader, get_train_dataset
+from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.core.sample import SampleSource
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
@@ -220,6 +220,18 @@ def test_what_is_excluded_and_does_not_exist_is_found_by_checking(tmp_path, name
     assert len(source) == 59
     with pytest.raises(SpecError, match=f"excludes 1 names that do not exist, '{name}' first"):
         source.check_files()
+
+
+def test_what_is_excluded_and_does_not_exist_is_logged_once_when_a_run_starts(tmp_path, caplog):
+    exclude(dataset(tmp_path), "shard-000.tar/d/00031")
+    meta = {"splits": {"train": {"blend": [{"path": str(tmp_path)}, {"path": str(tmp_path)}]}}}
+    config = WorkerConfig(0, 1, 2)
+    with get_loader(get_train_dataset(meta, batch_size=2, worker_config=config)) as loader:
+        next(iter(loader))
+    assert [one.message for one in caplog.records] == [
+        f"{tmp_path}: split.yaml excludes 1 names that do not exist, 'shard-000.tar/d/00031' "
+        "first. Correct them: `shard.tar` or `shard.tar/key`."
+    ]
 
 
 def test_a_part_whose_samples_are_all_excluded_is_an_error(tmp_path):
