@@ -21,11 +21,13 @@ from energy_data.errors import DataError, SpecError
 
 @click.command("check")
 @click.argument("meta", nargs=-1, required=True, metavar="META...")
-@click.option("--split", help="Check this split only; by default all splits of a file.")
+@click.option("--split", metavar="NAME", help="Check this split only.  [default: all]")
 @click.option("--no-data", is_flag=True, help="Read the files only; open no dataset.")
 @click.pass_context
 def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_data: bool) -> None:
     """Check metadatasets, and the datasets they name.
+
+    META is a metadataset (.yaml) or a dataset.
 
     Prints one line per valid file. Errors go to stderr, one line each, as
     `file:line:column: where: what is wrong, what was found. What to do.`, and the exit code is 1.

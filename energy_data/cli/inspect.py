@@ -23,38 +23,53 @@ from energy_data.order.schedule import Clock, Schedule, shown_schedule
 
 @click.command("inspect")
 @click.argument("meta")
-@click.option("--split", default="train", show_default=True, help="The split to look at.")
+@click.option(
+    "--split",
+    default="train",
+    show_default=True,
+    metavar="NAME",
+    help="`train` is shown as training draws it, other splits as validation reads them.",
+)
 @click.option(
     "--batches",
     type=click.IntRange(min=1),
-    help="Show how often each leaf has been seen after so many micro-batches of all ranks.",
+    metavar="N",
+    help="Show how often each leaf is drawn in the first N micro-batches of all ranks. Needs "
+    "--batch-size.",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), help="Samples per micro-batch.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), metavar="N", help="Samples per micro-batch."
+)
 @click.option(
     "--lanes",
     type=click.IntRange(min=1),
+    metavar="N",
     default=LANES_PER_RANK,
     show_default=True,
     help="Lanes of the run.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the run.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of the run.")
 @click.option(
     "--microbatches-per-step",
     type=click.IntRange(min=1),
-    help="Micro-batches of all ranks per step, for what is counted in steps.",
+    metavar="N",
+    help="Micro-batches of all ranks per step, for weights that follow steps.",
 )
 @click.option(
     "--tokens-per-sample",
     type=click.FloatRange(min=0, min_open=True),
+    metavar="MEAN",
     help="Mean tokens of a sample, for weights that follow tokens.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(meta: str, *, split: str, as_json: bool, **run: Any) -> None:
-    """Show the tree of a metadataset, or of a dataset. For stages, see `energy-data plan`.
+    """Show the tree of a metadataset, and what a run draws of it.
 
-    `weight` is as written (`x 2`: 2 repetitions), `%` the share of all draws. `drawn` and `epochs`
-    are of a leaf, over all places that list it and all lanes; they are computed from the order, not
-    by reading, and ignore skipped samples.
+    META is a metadataset (.yaml) or a dataset. For one with stages, see `plan`.
+
+    Columns: `weight` is as written (`x 2`: 2 repetitions), and `%` the share of all draws. `drawn`
+    and `epochs` are of a leaf (one split of one dataset), over all places that list it and all
+    lanes. They are computed from the order, not by reading, and ignore skipped samples.
     """
     if bool(run["batches"]) != bool(run["batch_size"]):
         raise click.UsageError("--batches and --batch-size go together: give both, or neither.")

@@ -63,7 +63,10 @@ class Commands(click.Group):
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("energy_data"), message=f"%(prog)s, version %(version)s, {_COMPILED}")
 def main() -> None:
-    """One exact, resumable stream of training batches from many datasets."""
+    """Prepare, check and inspect the datasets and metadatasets that energy_data trains on.
+
+    A metadataset is a YAML file that says which datasets a run reads, and how often.
+    """
 
 
 if __name__ == "__main__":

@@ -184,12 +184,15 @@ def _range(begin: int, count: int | None) -> str:
     return f"{begin:,} -> " if count is None else f"{begin:,} -> {begin + count:,}"
 
 
-def _size_option(name: str, least: int = 0) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _size_option(
+    name: str, about: str, least: int = 0
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return an option for an argument of `get_train_dataset`."""
     return click.option(
         f"--{name.replace('_', '-')}",
         type=click.IntRange(min=least),
-        help=f"Default: the state's; without one, {_DEFAULTS[name]}.",
+        metavar="N",
+        help=f"{about}  [default: the state's, or {_DEFAULTS[name]}]",
     )
 
 
@@ -199,21 +202,38 @@ def _size_option(name: str, least: int = 0) -> Callable[[Callable[..., None]], C
     "--against",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
-    help="The metadataset (.yaml) before an edit, or a saved state; the states of all ranks.",
+    metavar="PATH",
+    help="The metadataset (.yaml) before an edit, or a saved state; may be repeated, for the "
+    "states of all ranks.",
 )
-@click.option("--split", default="train", show_default=True, help="The split to train on.")
-@_size_option("batch_size", 1)
+@click.option(
+    "--split", default="train", show_default=True, metavar="NAME", help="The split to train on."
+)
+@_size_option("batch_size", "Samples per micro-batch.", 1)
 @click.option(
     "--microbatches-per-step",
     type=click.IntRange(min=1),
-    help="Micro-batches of all ranks per step. Default: the state's; without one, 1, or with "
-    "`docs_per_step` any number.",
+    metavar="N",
+    help="Micro-batches of all ranks per step.  [default: the state's, or 1; with "
+    "`docs_per_step` any number]",
 )
-@_size_option("shuffle_buffer_size")
-@_size_option("max_samples_per_sequence")
-@click.option("--lanes", type=click.IntRange(min=1), help="Lanes of the run. Default: the state's.")
-@click.option("--seed", type=int, help="Seed of the run. Default: the state's; without one, 0.")
-@click.option("--param", multiple=True, help="A parameter of the task encoder: `seq_len=4096`.")
+@_size_option("shuffle_buffer_size", "Draws that are shuffled together.")
+@_size_option("max_samples_per_sequence", "Neighbouring samples that are read together.")
+@click.option(
+    "--lanes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Lanes of the run.  [default: the state's]",
+)
+@click.option(
+    "--seed", type=int, metavar="N", help="Seed of the run.  [default: the state's, or 0]"
+)
+@click.option(
+    "--param",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the task encoder, such as `seq_len=4096`; may be repeated.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -227,14 +247,18 @@ def command(
     param: tuple[str, ...],
     **facts: Any,
 ) -> None:
-    """Show the stages of a training run, and what an edit does to each leaf.
+    """Show the stages of a run, and what an edit changes.
 
-    With --against, prints what differs, what becomes of each leaf, and whether a state would be
-    restored; the exit code is 1 if not. What a state has need not be given; what is given
-    replaces it, and the difference is part of the plan. Without a state, give the values that the
+    META is a metadataset (.yaml) or a dataset. The run is one of training.
+
+    With --against, prints what differs, what becomes of each leaf (one split of one dataset), and
+    whether a state would be restored. The exit code is 1 if not.
+
+    Options that are not given have the values of the state. A value that is given replaces that
+    of the state, and the difference is part of the plan. Without a state, give the values that the
     run uses, so that steps and tokens are counted alike.
 
-    For what validation reads, see `energy-data inspect --split val`.
+    For what validation reads, see `inspect`.
     """
     is_yaml = bool(against) and _is_metadataset(against[0])
     saved = saved_run(against) if against and not is_yaml else None

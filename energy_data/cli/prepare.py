@@ -41,19 +41,24 @@ from energy_data.data.typed.dataset_yaml import (
 def media_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select media files to a command."""
     flag = partial(click.option, is_flag=True)
-    by_glob = "Record size and length of media whose names match, such as '*.jpg,*.mp4'."
-    command = flag("--media-metadata-by-extension", help="... by their extensions.")(command)
-    command = flag("--media-metadata-by-header", help="... by their first bytes.")(command)
+    about = "Record size and length of images, audio and video, recognised by their"
+    by_glob = "Record size and length of the files whose names match, such as '*.jpg,*.mp4'."
+    command = flag("--media-metadata-by-extension", help=f"{about} extensions.")(command)
+    command = flag("--media-metadata-by-header", help=f"{about} first bytes.")(command)
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
 progress_option = click.option(
-    "--progress/--no-progress", default=True, help="Show progress.  [on]"
+    "--progress/--no-progress",
+    default=True,
+    help="Show progress on a terminal.  [default: on]",
 )
 tmp_option = click.option(
     "--tmp-path",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder in which index.sqlite is built, such as one on a local disk.  [default: PATH]",
+    metavar="FOLDER",
+    help="Where index.sqlite is built before it is copied, such as on a local disk.  "
+    "[default: PATH]",
 )
 
 
@@ -79,10 +84,13 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     "--split-parts",
     multiple=True,
     metavar="PART:PATTERN",
-    help="Shards of a part, such as 'train:shard_0.*' or 'val:*_val.tar'; may be repeated.",
+    help="Names of the shards of a part, as a pattern: 'train:shard_0.*', 'val:*_val.tar'; may be "
+    "repeated.",
 )
-@click.option("--exclude", metavar="REGEX", help="Leave out tars whose name has a match.")
-@click.option("--shuffle-tars", is_flag=True, help="Deal shards out by ratio in random order.")
+@click.option("--exclude", metavar="REGEX", help="Leave out tars whose names match, in any place.")
+@click.option(
+    "--shuffle-tars", is_flag=True, help="Assign shards to the parts of a ratio in random order."
+)
 @click.option(
     "--sample-type",
     type=click.Choice(list(TYPES)),
@@ -93,31 +101,43 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     "--field-map",
     callback=_field_map,
     metavar="JSON",
-    help='Where the fields of the type are, such as \'{"image": "jpg,png"}\'; without, a file '
-    "with functions is written, to be filled in.",
+    help='Which part is which field of the type, such as \'{"image": "jpg,png"}\'. Without it, a '
+    "Python file with a function to fill in is written.",
 )
 @click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
-@click.option("--dataset-yaml-name", default=DATASET, metavar="NAME", help="Write it as this.")
+@click.option(
+    "--dataset-yaml-name",
+    default=DATASET,
+    show_default=True,
+    metavar="NAME",
+    help="Name of the dataset.yaml that is written.",
+)
 @click.option(
     "--num-workers",
     type=click.IntRange(min=1),
-    help="Processes. Default: one per CPU, at most one per shard.",
+    metavar="N",
+    help="Processes.  [default: one per GiB, at most one per CPU]",
 )
 @click.option(
     "--force-overwrite",
     "--force",
     "force",
     is_flag=True,
-    help="Prepare a prepared dataset again; its split is kept unless another one is given.",
+    help="Prepare a prepared dataset again. Its split is kept unless another one is given.",
 )
-@click.option("--tar-index-only", is_flag=True, help="Index again; keep splits and dataset.yaml.")
+@click.option(
+    "--tar-index-only", is_flag=True, help="Index the shards again; keep splits and types."
+)
 @click.option(
     "--fix-duplicates",
     is_flag=True,
-    help="If shards have keys in common, rewrite the tars with a folder in front of all names.",
+    help="If several shards have the same key, rewrite the tars with a folder in front of all "
+    "names.",
 )
 @click.option(
-    "--sqlite/--no-sqlite", default=True, help="Write index.sqlite: each part by its key.  [on]"
+    "--sqlite/--no-sqlite",
+    default=True,
+    help="Write index.sqlite, which finds each part by its key.  [default: on]",
 )
 @progress_option
 @click.option(
@@ -128,11 +148,14 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 @media_options
 @tmp_option
 def command(path: Path, **given: Any) -> None:
-    """Prepare a folder of tars, a JSONL file, or the joins of a metadataset.
+    r"""Prepare tars, a JSONL file, or the joins in a metadataset.
 
-    Writes what Energon's `prepare` writes: `shard.tar.idx` next to each tar, and `.nv-meta` with
-    the splits and the type of the samples; next to a JSONL file its index. For a metadataset, which
-    samples its joins put together.
+    \b
+    PATH             what is written, as Energon's `prepare` does
+    a folder         shard.tar.idx next to each tar, and .nv-meta with the
+                     splits and the type of the samples
+    a .jsonl file    its index, next to it
+    a metadataset    which samples its joins put together
     """
     given["media"] = media_filter(given)
     interactive = given.pop("interactive")
@@ -163,11 +186,15 @@ def command(path: Path, **given: Any) -> None:
 @click.option(
     "--num-workers",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Processes.  [default: one per GiB or 1,024 files, at most 16]",
 )
 @tmp_option
 def media_command(path: Path, **given: Any) -> None:
-    """Record size and length of the images, audio and video files below a folder.
+    """Record sizes and lengths of media files below a folder.
+
+    PATH is a folder of images, audio and video. Choose the files with one of the options
+    --media-metadata-by-...
 
     Writes what Energon's `prepare-media` writes, `.nv-meta/index.sqlite`, for the
     `get_media_metadata` of `filesystem://` stores.

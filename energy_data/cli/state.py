@@ -35,14 +35,22 @@ _FILE = click.Path(exists=True, path_type=Path)
 
 @click.group("state")
 def command() -> None:
-    """Show saved states (JSON, torch.save, or a folder of torch.distributed.checkpoint)."""
+    """Show saved states."""
 
 
 @command.command("show")
 @click.argument("file", nargs=-1, required=True, type=_FILE)
-@click.option("--key", help="The loader's name in a folder. Default: the only one.")
+@click.option(
+    "--key",
+    metavar="NAME",
+    help="Name of the loader in a folder.  [default: the only one]",
+)
 def show(file: tuple[Path, ...], key: str | None) -> None:
-    """Show where a run is, and how often each leaf was drawn. Several FILEs: those of all ranks."""
+    """Show where a run is, and how often each leaf was drawn.
+
+    FILE is a state as JSON or as `torch.save` writes it, or a folder that
+    `torch.distributed.checkpoint` has written. Give one, or those of all ranks.
+    """
     for line in _lines(saved_run(file, key)):
         click.echo(line)
 

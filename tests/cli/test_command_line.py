@@ -2,6 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from energy_data.cli import main as command_line
@@ -30,11 +31,21 @@ def test_the_installed_program_ends_with_1_and_the_message_alone(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_the_list_of_commands_cuts_no_description(energy_data):
+    done = energy_data("--help")
+    assert done.exit_code == 0
+    assert "..." not in done.output.replace("[ARGS]...", "")
+
+
 @pytest.mark.parametrize("name", command_line.COMMANDS)
-def test_every_command_of_the_table_has_help(energy_data, name):
+def test_every_command_of_the_table_has_help_and_so_have_its_options(energy_data, name):
     done = energy_data(name, "--help")
     assert done.exit_code == 0
     assert done.output.startswith(f"Usage: main {name} ")
+    assert max(map(len, done.output.splitlines())) <= 80
+    command = command_line.main.get_command(None, name)
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    assert [one.name for one in options if not one.help] == []
 
 
 @pytest.mark.parametrize(
