@@ -156,8 +156,8 @@ def extrapolated(first: RunState, second: RunState, rounds: int) -> RunState:
         }
         for lane, place in first.places.items()
     }
-    batch, clock = line(first.batch, second.batch), line(first.clock, second.clock)
-    return evolve(first, batch=batch, clock=clock, places=places)
+    nexts = {lane: line(batch, second.nexts[lane]) for lane, batch in first.nexts.items()}
+    return evolve(first, nexts=nexts, clock=line(first.clock, second.clock), places=places)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree
+from energy_data.loading.checkpoint.whole_run import merge
 
 
 def saved_run(paths: Sequence[Path], key: str | None = None) -> RunState:

@@ -35,7 +35,7 @@ def end_of_pass(dataset: SavableDataset[Any], position: RunPosition, num_lanes: 
     total = dataset.num_batches(position.epoch, num_lanes)
     if total is None:
         return None
-    first = position.batch - (position.batch - position.phase) % config.world_size
+    first = position.clock
     return first + _even_rounds(dataset, max(total - first, 0)) * config.world_size
 
 

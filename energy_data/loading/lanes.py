@@ -27,15 +27,39 @@ class RunPosition(NamedTuple):
     epoch: int = 0  # number of finished iterations
     epoch_start: int = 0  # the first micro-batch of this epoch
     batch: int = 0  # the next micro-batch; each rank continues with its first one from here on
-    phase: int = 0  # rounds of all ranks start at micro-batches g with g % ranks == phase
+    # The first micro-batch of this round, if none had been left out. In a round, each rank returns
+    # one batch, so it is the same on all ranks, even if some have left out more than others.
+    clock: int = 0
 
-    def at(self, batch: int) -> RunPosition:
-        """Return the position of another micro-batch. Faster than `_replace`; called per batch."""
-        return RunPosition(self.epoch, self.epoch_start, batch, self.phase)
+    def after(self, batch: int, round_size: int = 0) -> RunPosition:
+        """Return the position after a micro-batch, and after the round if it was returned."""
+        # Faster than `_replace`; called per batch.
+        return RunPosition(self.epoch, self.epoch_start, batch + 1, self.clock + round_size)
 
     def next_of(self, rank: int, ranks: int) -> int:
         """Return the number of a rank's next micro-batch."""
         return self.batch + (rank - self.batch) % ranks
+
+
+class LanesStart(NamedTuple):
+    """Where the lanes of a rank continue."""
+
+    batch: int  # the next micro-batch of the rank
+    num_lanes: int  # of the run
+    places: Mapping[int, State]  # lane -> its state
+    # Lane -> its first micro-batch. Those before it, from `batch` on, were returned already.
+    firsts: Mapping[int, int]
+
+    def nexts(self, batch: int) -> dict[int, int]:
+        """Return the next micro-batch of each lane if that of the rank is `batch`."""
+        lanes, firsts = self.num_lanes, self.firsts
+        return {
+            lane: max(batch + (lane - batch) % lanes, firsts.get(lane, 0)) for lane in self.places
+        }
+
+    def has(self, batch: int) -> bool:
+        """Return whether a micro-batch of these lanes was not returned before."""
+        return batch >= self.firsts.get(batch % self.num_lanes, 0)
 
 
 class LaneRunner(ABC):
@@ -50,11 +74,8 @@ class LaneRunner(ABC):
         return 0
 
     @abstractmethod
-    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:
-        """Continue with some of `num_lanes` lanes; the rank's next micro-batch is `batch`.
-
-        places: lane -> its state. The tree of the run has been restored from it before.
-        """
+    def adopt(self, start: LanesStart) -> None:
+        """Continue from a position. The tree of the run has been restored from it before."""
 
     @abstractmethod
     def take(self, lane: int, batch: int) -> Sequence[Any]:
@@ -129,10 +150,10 @@ class InProcess(LaneRunner):
         self._nodes: dict[int, Node[Any]] = {}
         self._journal = Journal()
 
-    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
+    def adopt(self, start: LanesStart) -> None:  # noqa: D102
         self._journal.clear()
-        self._context = self._dataset.context(num_lanes, profiler=self.profiler)
-        self._places, self._nodes = dict(places), {}
+        self._context = self._dataset.context(start.num_lanes, profiler=self.profiler)
+        self._places, self._nodes = dict(start.places), {}
 
     def take(self, lane: int, batch: int) -> Sequence[Any]:  # noqa: D102
         for taken in self._journal.since(batch):

@@ -13,7 +13,7 @@ from energy_data.loading.checkpoint.restore import check_stages, restore_edited
 from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
 from energy_data.loading.epoch_end import batches_of_rank, end_of_pass, padding_batch
-from energy_data.loading.lanes import InProcess, LaneRunner, Nodes, RunPosition
+from energy_data.loading.lanes import InProcess, LaneRunner, LanesStart, Nodes, RunPosition
 from energy_data.loading.reports import (
     StageLog,
     Stats,
@@ -39,6 +39,7 @@ class Loader(SavableDataLoader[T_batch]):
     """Returns the batches of one rank; saves and restores its position.
 
     Micro-batch g of the run is batch g // lanes of lane g % lanes; rank r of R has g = r (mod R).
+    It leaves out those whose samples were all skipped.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Loader(SavableDataLoader[T_batch]):
         while self._has_more(number):
             self._end_virtual_epoch(number)
             if items := self.take(number):
+                self.position = self.position.after(number, ranks)
                 batch: T_batch = items[0]
                 return batch
             if self._pass_end is not None:
@@ -111,14 +113,17 @@ class Loader(SavableDataLoader[T_batch]):
     def _padding(self, number: int) -> T_batch:
         """Return what stands for a micro-batch that has no samples."""
         batch: T_batch = padding_batch(self.dataset, self.position.epoch, self.num_lanes)
-        self.position = self.position.at(number + 1)
+        self.position = self.position.after(number, self._ranks)
         self.last_is_padding = True
         return batch
 
     def take(self, number: int) -> Sequence[T_batch]:
-        """Return micro-batch `number`; empty if it was skipped or its lane has ended."""
+        """Return micro-batch `number`.
+
+        Empty if it was skipped, if its lane has ended, or if another rank returned it before.
+        """
         lane = number % self.num_lanes
-        if lane in self._ended:
+        if lane in self._ended or not self._began.has(number):
             return ()
         began = time.perf_counter()
         self._waits.update(began)
@@ -133,7 +138,7 @@ class Loader(SavableDataLoader[T_batch]):
         if self._stage_log is not None:
             stage = self._stage_number(number)
             self._stage_log.passed(number, stage, lambda: self._nodes_before(number))
-        self.position = self.position.at(number + 1)
+        self.position = self.position.after(number)
         if not items:
             log.warning("micro-batch %d is skipped: all its samples were skipped", number)
         return items
@@ -151,8 +156,9 @@ class Loader(SavableDataLoader[T_batch]):
                 self._start_run(self.num_lanes)
                 raise StopIteration
             # Micro-batches of lanes that have ended count, although none was returned.
-            batch = max(at.batch, number - self._ranks + 1)
-            self.position = RunPosition(at.epoch + 1, at.epoch_start + length, batch, at.phase)
+            batch, start = max(at.batch, number - self._ranks + 1), at.epoch_start + length
+            self.position = RunPosition(at.epoch + 1, start, batch, start)
+            self._pass_end = end_of_pass(self.dataset, self.position, self.num_lanes)
             raise StopIteration
 
     def has_ended(self, number: int | None = None) -> bool:
@@ -231,14 +237,15 @@ class Loader(SavableDataLoader[T_batch]):
         """Return the state at the position, or an earlier one, as far back as `keep` says."""
         position = position or self.position
         number = position.next_of(self._rank, self._ranks)
+        nexts = self._began.nexts(number)
         return RunState(
             seed=self.dataset.seed,
             lanes=self.num_lanes,
             tree=self._tree,
             epoch=position.epoch,
             epoch_start=position.epoch_start,
-            batch=number,
-            clock=number - (number - position.phase) % self._ranks,
+            nexts=nexts,
+            clock=position.clock if self._ranks > 1 else min(nexts.values()),
             hosted=(self._rank, self._ranks),
             start=self._start,
             places=self._host.states(number),
@@ -257,7 +264,8 @@ class Loader(SavableDataLoader[T_batch]):
         nodes = self._nodes_before(None)
         for node in nodes.values():
             node.rewind()
-        self._move(_states(nodes), self.num_lanes, RunPosition(epoch=self.position.epoch + 1))
+        following = RunPosition(epoch=self.position.epoch + 1)
+        self._move(_states(nodes), self.num_lanes, following, {})
 
     def enter_stage(self, position: RunPosition) -> None:
         """Move to a position, and enter the next stage there. For stages that count steps."""
@@ -266,12 +274,12 @@ class Loader(SavableDataLoader[T_batch]):
             for _, inner in node.walk():
                 if isinstance(inner, StagedNode):
                     inner.enter(position.batch)
-        self._move(_states(nodes), self.num_lanes, position)
+        self._move(_states(nodes), self.num_lanes, position, self._began.firsts)
 
     def _start_run(self, num_lanes: int) -> None:
         """Move to the beginning of the run, with this number of lanes in it."""
         lanes = range(self._rank, num_lanes, self._ranks)
-        self._move(dict.fromkeys(lanes, self._start), num_lanes, RunPosition())
+        self._move(dict.fromkeys(lanes, self._start), num_lanes, RunPosition(), {})
         self._gone = RemovedLeaves()  # leaves that edits have removed from the run
 
     def _nodes_before(self, number: int | None) -> Nodes:
@@ -285,10 +293,21 @@ class Loader(SavableDataLoader[T_batch]):
             restore(node, places[lane])
         return nodes
 
-    def _move(self, places: Mapping[int, State], num_lanes: int, position: RunPosition) -> None:
-        """Continue with the lanes of this rank in these states, at a position."""
+    def _move(
+        self,
+        places: Mapping[int, State],
+        num_lanes: int,
+        position: RunPosition,
+        firsts: Mapping[int, int],
+    ) -> None:
+        """Continue with the lanes of this rank in these states, at a position.
+
+        firsts: lane -> its first micro-batch, if others from the position on were returned already.
+        """
+        number = position.next_of(self._rank, self._ranks)
         self._pass_end = end_of_pass(self.dataset, position, num_lanes)
-        self._host.adopt(places, num_lanes, position.next_of(self._rank, self._ranks))
+        self._began = LanesStart(number, num_lanes, places, firsts)
+        self._host.adopt(self._began)
         self.position, self.num_lanes, self._ended = position, num_lanes, set()
         cursors = next(iter(places.values())).values()
         # First micro-batches of the stages entered, without the first; for stages that count steps.
@@ -368,9 +387,8 @@ class Loader(SavableDataLoader[T_batch]):
                 restore(node, saved.places[lane])
         if self._plan.staged is not None:
             check_stages(saved, nodes)
-        phase = saved.clock % self._ranks
-        position = RunPosition(saved.epoch, saved.epoch_start, saved.batch, phase)
-        self._move(_states(nodes), saved.lanes, position)
+        position = RunPosition(saved.epoch, saved.epoch_start, saved.clock, saved.clock)
+        self._move(_states(nodes), saved.lanes, position, saved.nexts)
         self._gone = gone
 
 

@@ -19,7 +19,8 @@ from rich.progress import (
 )
 from torch import distributed
 
-from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.whole_run import merge
 from energy_data.loading.reports import Stats
 
 if TYPE_CHECKING:

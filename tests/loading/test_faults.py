@@ -22,6 +22,7 @@ from trees import batches, samples
 
 from energy_data import TaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 from energy_data.errors import EnergyDataError, FatalSampleError, SpecError
+from energy_data.loading.lanes import LanesStart
 from energy_data.loading.workers import process
 from energy_data.loading.workers.pool import PoolOptions
 from energy_data.loading.workers.protocol import Start, WorkerError
@@ -348,7 +349,7 @@ def test_a_lambda_is_an_error_that_says_what_to_do(method):
 
 def test_a_dataset_that_cannot_be_made_in_a_worker_is_an_error():
     worker = process.WorkerProcess(b"", 0, start_method="fork", prefetch=1, arena_bytes=1 << 20)
-    worker.begin(Start(batch=0, stride=1, num_lanes=1, places={0: {}}, traced=False))
+    worker.begin(Start(LanesStart(0, 1, {0: {}}, {}), stride=1, traced=False))
     with pytest.raises(SpecError, match=r"cannot be made in the worker .* start_method="):
         worker.open(worker.receive(10))
     worker.close()

@@ -51,7 +51,8 @@ def later(first: RunState, second: RunState, rounds: int) -> RunState:
         }
         for lane, place in first.places.items()
     }
-    return evolve(first, batch=line(first.batch, second.batch), places=places)
+    nexts = {lane: line(batch, second.nexts[lane]) for lane, batch in first.nexts.items()}
+    return evolve(first, nexts=nexts, clock=min(nexts.values()), places=places)
 
 
 def state_at(batch: int) -> dict[str, Any]:

@@ -289,7 +289,7 @@ def test_a_state_put_together_from_two_places_is_refused():
     run(loaders[:1], 3)
     states = [loader.state_dict() for loader in loaders]
     union = {**states[0], "places": {**states[0]["places"], **states[1]["places"]}}
-    with pytest.raises(StateMismatchError, match="lanes are at different places"):
+    with pytest.raises(StateError, match="ranks saved after different numbers of batches"):
         loader_of(BLEND).load_state_dict(union)
     run(loaders[1:], 3)
     union["places"] |= loaders[1].state_dict()["places"]

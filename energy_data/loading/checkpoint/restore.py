@@ -58,7 +58,7 @@ def check_stages(saved: RunState, nodes: Nodes) -> None:
             f". Use another checkpoint."
         )
     for lane, root in nodes.items():
-        staged, due = _staged_of(root), saved.next_of(lane)
+        staged, due = _staged_of(root), saved.nexts[lane]
         if staged is None:
             return
         if staged.batch != due:
@@ -302,7 +302,7 @@ def _carry_leaves(run: SavedRun, before: Stages, now: Stages, nodes: Nodes) -> N
         run.keep_grains(node, kept)
         past = run.past(lane)
         staged = _carry(node, now, past.of_leaves(kept))
-        staged.cursor.taken = saved.next_of(lane) // saved.lanes
+        staged.cursor.taken = saved.nexts[lane] // saved.lanes
         lost += len(list(past.of_leaves(ours.continuing_leaves - kept).waiting()))
         own = {} if restarting is None else run.ledgers(lane)
         for path, inner in node.walk():
@@ -333,7 +333,7 @@ def _staged_place(run: SavedRun, now: Stages, lane: int) -> State:
     if run.tree.staged is not None:
         return place
     moved = {_below_default(path, now.path): at for path, at in place.items()}
-    cursor: dict[str, Any] = {"taken": saved.next_of(lane) // saved.lanes, "carried": ()}
+    cursor: dict[str, Any] = {"taken": saved.nexts[lane] // saved.lanes, "carried": ()}
     return {now.path: cursor | ({"entered": ()} if now.counts_steps else {}), **moved}
 
 

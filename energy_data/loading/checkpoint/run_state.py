@@ -1,13 +1,14 @@
-"""The state of a run: plain data, small, versioned; read, checked and merged here.
+"""The state of a run: plain data, small, versioned; read and checked here.
 
-    format, version   "energy_data", 1
+    format, version   "energy_data", 2
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `SavedTree`), packed
     start             [node path, cursor field, value] of a lane that has not started. An empty path
-                      stands for the run: "clock", the first micro-batch of the round, modulo lanes;
-                      "gone", ids, fingerprints and grains of leaves that edits removed (and in
-                      `places`, how often the lane has drawn each), and "back", what of these the
-                      lane has drawn and not returned: number of the leaf, epoch, sample number
+                      stands for the run: "clock", the first micro-batch of the round if none had
+                      been left out; "gone", ids, fingerprints and grains of leaves that edits
+                      removed (and in `places`, how often the lane has drawn each), and "back", what
+                      the lane has drawn of these and not returned: number of the leaf, epoch,
+                      sample number
     places            lane -> [the lane's next micro-batch, iterations finished, the first
                       micro-batch of this one, of each field that is not as in `start` its number
                       in `start` and its value, and a checksum of this row and all other keys]
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from energy_data.core.cursor import State, as_tuples, is_count, shorten
 from energy_data.errors import (
@@ -44,9 +45,9 @@ from energy_data.order.grains import grain_size
 T = TypeVar("T")
 
 FORMAT = "energy_data"
-VERSION = 1
+VERSION = 2
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-_TOGETHER = "Save on all ranks after the same number of batches."
+SAVE_TOGETHER = "Save on all ranks after the same number of batches."
 _OF_RUN = ""  # in place of the path of a node
 MAX_BYTES = 1 << 26  # of a packed value, which is small; more is a bomb
 MAX_INLINE = 64  # characters up to which a value is not compressed
@@ -120,21 +121,23 @@ class RunState:
     tree: str
     epoch: int
     epoch_start: int
-    batch: int  # the next of these lanes
-    clock: int  # the first micro-batch of the round: the same on all ranks, which `batch` is not
+    nexts: Mapping[int, int]  # lane -> its next micro-batch
+    # The first micro-batch of the round if none had been left out: the same on all ranks.
+    clock: int
     hosted: tuple[int, int]  # (r, R): the lanes = r (mod R)
     places: dict[int, State]  # lane -> the state of its tree
     start: State  # of a lane that has drawn nothing
     step: dict[str, Any] | None = None
     gone: RemovedLeaves = field(factory=RemovedLeaves)  # leaves that edits removed
 
-    def next_of(self, lane: int) -> int:
-        """Return the number of a lane's next micro-batch."""
-        return self.batch + (lane - self.batch) % self.lanes
+    @property
+    def batch(self) -> int:
+        """The next micro-batch of these lanes."""
+        return min(self.nexts.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        own: dict[str, Any] = {"clock": self.clock % self.lanes}
+        own: dict[str, Any] = {"clock": self.clock}
         if self.gone.prints:
             own |= {"gone": self.gone.listed, "back": ()}
         start, places = {**self.start, _OF_RUN: own}, self.places
@@ -150,7 +153,7 @@ class RunState:
             **({} if self.step is None else {"step": self.step}),
         }
         rows = {
-            str(lane): [self.next_of(lane), self.epoch, self.epoch_start, *_differences(at, start)]
+            str(lane): [self.nexts[lane], self.epoch, self.epoch_start, *_differences(at, start)]
             for lane, at in sorted(places.items())
         }
         sums = checksums(state, rows)
@@ -182,24 +185,23 @@ class RunState:
         passes = {
             (_count(epoch), _count(epoch_start)) for _, epoch, epoch_start, *_ in rows.values()
         }
-        batches = [_count(row[0]) for row in rows.values()]
+        nexts = {lane: _count(row[0]) for lane, row in rows.items()}
         hosted = _hosted(sorted(rows), lanes)
         if wrong := [lane for lane, row in rows.items() if row[0] % lanes != lane]:
             raise ValueError(f"lane {wrong[0]} of {lanes} has no micro-batch {rows[wrong[0]][0]}")
-        clock = _clock(run, min(batches), hosted[1], lanes)
-        if len(passes) > 1 or max(batches) - min(batches) >= lanes or clock < 0:
-            raise StateMismatchError(f"state: its lanes are at different places. {_TOGETHER}")
-        ((epoch, epoch_start),) = passes
-        if epoch_start > min(batches):
-            raise ValueError(f"a pass that began at {epoch_start}, at micro-batch {min(batches)}")
         _check_sums(state)
+        if len(passes) > 1:
+            raise StateMismatchError(f"state: its lanes are in different passes. {SAVE_TOGETHER}")
+        ((epoch, epoch_start),) = passes
+        if max(epoch_start, clock := _count(run["clock"])) > (batch := min(nexts.values())):
+            raise ValueError(f"a pass from {epoch_start}, a round from {clock}, and batch {batch}")
         return cls(
             seed=_typed(int, state["seed"]),
             lanes=lanes,
             tree=_typed(str, state["tree"]),
             epoch=epoch,
             epoch_start=epoch_start,
-            batch=min(batches),
+            nexts=nexts,
             clock=clock,
             hosted=hosted,
             places=places,
@@ -227,7 +229,8 @@ def _check_sums(state: Mapping[str, Any]) -> None:
         if state["places"][lane][-1] != found:
             raise StateError(
                 f"state: it is damaged: the checksum of lane {lane} does not fit. A value was "
-                f"changed, or ranks saved at different places. Use another checkpoint."
+                f"changed, or ranks saved after different numbers of batches. Use another "
+                f"checkpoint."
             )
 
 
@@ -243,18 +246,6 @@ def _hosted(present: Sequence[int], lanes: int) -> tuple[int, int]:
             f"restore from `read_state(folder)` instead, or make the loader with lanes={lanes}."
         )
     return first, ranks
-
-
-def _clock(run: Mapping[str, Any], batch: int, ranks: int, lanes: int) -> int:
-    """Return the first micro-batch of the round, given the smallest one of the lanes of a rank.
-
-    The state holds it modulo `lanes`, and no lane is further ahead than that.
-    """
-    first = run["clock"]
-    if type(first) is not int or not 0 <= first < lanes:
-        raise ValueError(f"clock, the start of the round, of {lanes} lanes: {first!r}")
-    # A single rank hosts all lanes, so the smallest micro-batch is the clock itself.
-    return batch if ranks == 1 else batch - (batch - first) % lanes
 
 
 def _count(value: Any) -> int:
@@ -309,43 +300,6 @@ def _check_form(state: Any) -> None:
             f"state: it has format version {state.get('version')}, this energy_data reads "
             f"version {VERSION}. Load it with the version that saved it."
         )
-
-
-def merge(states: Sequence[RunState]) -> RunState:
-    """Return the state of the whole run from those of its ranks, in any order.
-
-    Raises StateIncompleteError if ranks are missing, StateMismatchError if they are of different
-    runs or places.
-    """
-    first = states[0]
-    ranks = first.hosted[1]
-    for state in states:
-        ours, theirs = (
-            (s.seed, s.lanes, s.tree, s.epoch, s.epoch_start, s.hosted[1], s.step, s.gone.listed)
-            for s in (first, state)
-        )
-        if ours != theirs:
-            raise StateMismatchError(
-                f"state: rank {state.hosted[0]}'s is of another run, epoch, step or number of "
-                f"ranks than rank {first.hosted[0]}'s. Restore states that were saved together."
-            )
-    by_rank = {state.hosted[0]: state for state in states}
-    if missing := sorted(set(range(ranks)) - by_rank.keys()):
-        raise StateIncompleteError(
-            f"state: it covers {len(by_rank)} of {ranks} ranks, missing {listed(missing)}. Pass "
-            f"the states of all ranks that saved."
-        )
-    batch = min(state.batch for state in states)  # no rank has returned it, all before it were
-    for rank, state in by_rank.items():
-        if state.batch != (due := batch + (rank - batch) % ranks):
-            raise StateMismatchError(
-                f"state: rank {rank} is at micro-batch {state.batch}, {due} would fit the others. "
-                f"{_TOGETHER}"
-            )
-    places = {lane: place for state in states for lane, place in state.places.items()}
-    lanes = {lane: past for state in states for lane, past in state.gone.lanes.items()}
-    gone = evolve(first.gone, lanes=lanes)
-    return evolve(first, batch=batch, clock=batch, hosted=(0, 1), places=places, gone=gone)
 
 
 def listed(things: Sequence[Any], most: int = 8) -> str:

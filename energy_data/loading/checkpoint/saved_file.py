@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from energy_data.errors import StateError
-from energy_data.loading.checkpoint.run_state import RunState, merge
+from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.loading.checkpoint.whole_run import merge
 
 _DAMAGED = (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError)
 

@@ -116,7 +116,7 @@ class StepGrouper(SavableDataLoader[Any]):
         """Continue at the beginning of a step."""
         self._at = at
         self._open = StepPlan(at.step)  # the step, as far as it is known
-        self.loader.keep(at.in_run(self._ranks))
+        self.loader.keep(at.in_run())
 
     def _hand_out(self, plan: StepPlan) -> Any:
         at, total = self._at, plan.counts
@@ -170,7 +170,7 @@ class StepGrouper(SavableDataLoader[Any]):
         if number == len(plan.stages):
             raise StopIteration
         if number != len(self.loader.entered):
-            self.loader.enter_stage(at.in_run(self._ranks))
+            self.loader.enter_stage(at.in_run())
             self._begin(at)
 
     def _next_step(self) -> StepPlan:
@@ -259,7 +259,7 @@ class StepGrouper(SavableDataLoader[Any]):
 
     def run_state(self) -> RunState:
         """Return the position of this rank."""
-        state = self.loader.run_state(self._at.in_run(self._ranks))
+        state = self.loader.run_state(self._at.in_run())
         return evolve(state, step=self._at.to_dict(self.rules, self._ranks))
 
     def restore(self, saved: RunState, on_mismatch: OnMismatch) -> bool:

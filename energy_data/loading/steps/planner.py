@@ -149,9 +149,9 @@ class StepPosition:
     given: int = 0  # micro-batches of each rank in this iteration, before the step
     plan: StepPlan | None = None  # of the step, once it is complete
 
-    def in_run(self, ranks: int) -> RunPosition:
+    def in_run(self) -> RunPosition:
         """Return the position of the step's first micro-batch."""
-        return RunPosition(self.epoch, self.epoch_start, self.base, self.base % ranks)
+        return RunPosition(self.epoch, self.epoch_start, self.base, self.base)
 
     def to_dict(self, rules: DocsPerStep, ranks: int) -> dict[str, Any]:
         """Return the position as plain data; epoch and epoch_start are saved by `RunState`."""
@@ -177,8 +177,10 @@ class StepPosition:
             step, index = numbers["step"], numbers["index"]
             if (plan.step, 0 < index < plan.microbatches) != (step, True) if plan else index:
                 raise ValueError(f"micro-batch {index} of step {step}, and a step {plan}")
-            if not 0 <= saved.batch - numbers["base"] < saved.lanes:
-                raise ValueError(f"a step from {numbers['base']} on, and lanes at {saved.batch}")
+            if saved.clock < numbers["base"]:
+                raise ValueError(
+                    f"a step from {numbers['base']} on, and a round from {saved.clock} on"
+                )
             numbers["given"] = numbers["given"] * numbers.pop("ranks") // ranks
             return cls(epoch=epoch, epoch_start=start, plan=plan, **numbers)
         except (AttributeError, LookupError, TypeError, ValueError) as error:

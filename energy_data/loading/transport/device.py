@@ -7,14 +7,14 @@ import logging
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from energy_data.core.cursor import State
 from energy_data.loading.epoch_end import with_values
-from energy_data.loading.lanes import LaneRunner
+from energy_data.loading.lanes import LaneRunner, LanesStart
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class OnDevice(LaneRunner):
     def __init__(self, host: LaneRunner, device: torch.device, stride: int, cuda: Cuda) -> None:
         self.profiler = host.profiler
         self._host, self._device, self._stride, self._cuda = host, device, stride, cuda
-        self._num_lanes = 1
+        self._start = LanesStart(0, 1, {}, {})
         self._ended: set[int] = set()
         self._ahead: _Copy | None = None
         self._stream: Any = None
@@ -129,9 +129,9 @@ class OnDevice(LaneRunner):
     def slots_in_use(self) -> int:  # noqa: D102
         return self._host.slots_in_use
 
-    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
-        self._ahead, self._ended, self._num_lanes = None, set(), num_lanes
-        self._host.adopt(places, num_lanes, batch)
+    def adopt(self, start: LanesStart) -> None:  # noqa: D102
+        self._ahead, self._ended, self._start = None, set(), start
+        self._host.adopt(start)
 
     def keep(self, batch: int) -> None:  # noqa: D102
         self._host.keep(batch)
@@ -149,8 +149,9 @@ class OnDevice(LaneRunner):
                 self._ended.add(lane)
             raise ahead.error
         following = batch + self._stride
-        if following % self._num_lanes not in self._ended:
-            self._ahead = self._fetch(following % self._num_lanes, following)
+        lane = following % self._start.num_lanes
+        if lane not in self._ended and self._start.has(following):
+            self._ahead = self._fetch(lane, following)
         if ahead.items:
             self._cuda.await_copies(ahead.event, ahead.tensors, self._device)
         return ahead.items

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from energy_data.core.cursor import State
 from energy_data.core.profiler import STARTING, Profiler
 from energy_data.core.recipe import check_whole
 from energy_data.errors import EnergyDataError, SpecError
-from energy_data.loading.lanes import Journal, LaneRunner, Taken
+from energy_data.loading.lanes import Journal, LaneRunner, LanesStart, Taken
 from energy_data.loading.workers.process import WorkerProcess, portable_dataset, prepare
 from energy_data.loading.workers.protocol import (
     PEER_GONE,
@@ -87,7 +87,7 @@ class WorkerPool(LaneRunner):
         self._portable: SavableDataset[Any] | bytes | None = None
         self._places: dict[int, State] = {}  # lane -> its state after the last batch handed over
         self._journal = Journal()
-        self._num_lanes = 1
+        self._began = LanesStart(0, 1, {}, {})
         self._owner: dict[int, int] = {}  # lane -> worker
         self._workers: dict[int, Worker] = {}
         self._stale: set[int] = set()  # workers that need a new start
@@ -107,12 +107,11 @@ class WorkerPool(LaneRunner):
     def slots_in_use(self) -> int:  # noqa: D102
         return sum(worker.slots_in_use for worker in self._workers.values())
 
-    def adopt(self, places: Mapping[int, State], num_lanes: int, batch: int) -> None:  # noqa: D102
+    def adopt(self, start: LanesStart) -> None:  # noqa: D102
         self._journal.clear()
-        self._places = dict(places)
-        count = max(1, min(self.dataset.worker_config.num_workers, len(places)))
-        self._owner = {lane: number % count for number, lane in enumerate(places)}
-        self._num_lanes = num_lanes
+        self._places, self._began = dict(start.places), start
+        count = max(1, min(self.dataset.worker_config.num_workers, len(start.places)))
+        self._owner = {lane: number % count for number, lane in enumerate(start.places)}
         self._stale = set(self._owner.values())
         idle = [self._workers.pop(n) for n in list(self._workers) if n not in self._stale]
         if self._process == os.getpid():
@@ -177,8 +176,9 @@ class WorkerPool(LaneRunner):
                 self._workers[number] = self._start(number)
             places = {n: self._places[n] for n, owner in self._owner.items() if owner == number}
             traced = self._failures.get(number, (-1, 0))[0] >= batch
+            lanes = self._began._replace(batch=batch, places=places)
             try:
-                self._workers[number].begin(Start(batch, stride, self._num_lanes, places, traced))
+                self._workers[number].begin(Start(lanes, stride, traced))
             except PEER_GONE:
                 self._replace(number, batch)
             else:

@@ -28,6 +28,7 @@ from energy_data.core.profiler import Usage
 from energy_data.core.sample import describe_source
 from energy_data.core.user_call import Measure, UserCall
 from energy_data.errors import EnergyDataError
+from energy_data.loading.lanes import LanesStart
 from energy_data.loading.transport.arena import BatchHandle, Slot
 
 StartMethod = Literal["fork", "forkserver", "spawn", "thread"]
@@ -51,10 +52,8 @@ _LAST_FRAME = re.compile(r'\n  File "[^"]*loading/workers/worker\.py", line \d+ 
 class Start(NamedTuple):
     """Start at a position. Messages of earlier generations are void."""
 
-    batch: int
+    lanes: LanesStart  # of the worker
     stride: int  # the world size: the rank's micro-batches are batch, batch + stride, ...
-    num_lanes: int
-    places: dict[int, Any]  # lane -> state, for the lanes of the worker
     traced: bool  # report every sample before it is encoded, since one of them kills the process
     generation: int = 0  # counts the starts of a worker
 

@@ -30,7 +30,7 @@ from energy_data.core.cursor import State, restore, save
 from energy_data.core.profiler import HELD, STARTING, Profiler, Usage
 from energy_data.core.user_call import CALL
 from energy_data.errors import SpecError
-from energy_data.loading.lanes import Nodes
+from energy_data.loading.lanes import LanesStart, Nodes
 from energy_data.loading.transport.arena import ArenaFullError, ArenaWriter, SlotAllocator
 from energy_data.loading.transport.sender import BatchSender
 from energy_data.loading.transport.unsendable import explain
@@ -74,7 +74,7 @@ class Prefetcher(ABC):
     def __init__(self, dataset: SavableDataset[Any] | bytes, prefetch: int) -> None:
         """dataset: from `process.portable_dataset`."""
         self._dataset, self.prefetch = dataset, prefetch
-        self.start = Start(0, 1, 0, {}, traced=False)
+        self.start = Start(LanesStart(0, 0, {}, {}), 1, traced=False)
         self.nodes: Nodes = {}
         self.living: set[int] = set()  # lanes that have not ended
         self.batch = 0
@@ -132,13 +132,13 @@ class Prefetcher(ABC):
             self.ahead -= order.messages
             self.free(order.slots)
             return
-        before, self.start, self.batch = self.start, order, order.batch
-        self.living = set(order.places)
+        before, self.start, self.batch = self.start, order, order.lanes.batch
+        self.living = set(order.lanes.places)
         try:
             if not self.nodes or _tree_key(order) != _tree_key(before):
                 self.nodes = {}
                 self.nodes = self._built(order)
-            for lane, state in order.places.items():
+            for lane, state in order.lanes.places.items():
                 restore(self.nodes[lane], state)
         except self.catches as error:
             self._next_lane()
@@ -160,7 +160,8 @@ class Prefetcher(ABC):
                 ) from error
             dataset = self._dataset = unpickled
         trace = self.report if start.traced else None
-        nodes = dataset.build(start.places, start.num_lanes, trace=trace, profiler=self.profiler)
+        lanes = start.lanes
+        nodes = dataset.build(lanes.places, lanes.num_lanes, trace=trace, profiler=self.profiler)
         self.profiler.add(STARTING, time.perf_counter() - began)
         return nodes
 
@@ -204,7 +205,10 @@ class Prefetcher(ABC):
 
     def _next_lane(self) -> int:
         """Move to the next micro-batch of a lane that has not ended; return the lane."""
-        while (lane := self.batch % self.start.num_lanes) not in self.living:
+        lanes = self.start.lanes
+        while (lane := self.batch % lanes.num_lanes) not in self.living or not lanes.has(
+            self.batch
+        ):
             self.batch += self.start.stride
         return lane
 
@@ -225,7 +229,7 @@ class Prefetcher(ABC):
 
 def _tree_key(start: Start) -> tuple[set[int], int, bool]:
     """Return the facts that nodes are built for."""
-    return set(start.places), start.num_lanes, start.traced
+    return set(start.lanes.places), start.lanes.num_lanes, start.traced
 
 
 class Setup(NamedTuple):
