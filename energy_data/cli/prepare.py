@@ -148,14 +148,13 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 @media_options
 @tmp_option
 def command(path: Path, **given: Any) -> None:
-    r"""Prepare tars, a JSONL file, or the joins in a metadataset.
+    """Prepare tars, a JSONL file, or the joins in a metadataset.
 
-    \b
-    PATH             what is written, as Energon's `prepare` does
-    a folder         shard.tar.idx next to each tar, and .nv-meta with the
-                     splits and the type of the samples
-    a .jsonl file    its index, next to it
-    a metadataset    which samples its joins put together
+    For a folder of tars, writes what Energon's `prepare` writes: `shard.tar.idx` next to each tar,
+    and `.nv-meta` with the splits and the type of the samples.
+
+    For a .jsonl file, writes its index next to it. For a metadataset (.yaml), writes which samples
+    its joins put together.
     """
     given["media"] = media_filter(given)
     interactive = given.pop("interactive")

@@ -43,6 +43,7 @@ def test_every_command_of_the_table_has_help_and_so_have_its_options(energy_data
     assert done.exit_code == 0
     assert done.output.startswith(f"Usage: main {name} ")
     assert max(map(len, done.output.splitlines())) <= 80
+    assert "\\b" not in done.output  # which keeps the lines of a paragraph
     command = command_line.main.get_command(None, name)
     options = [one for one in command.params if isinstance(one, click.Option)]
     assert [one.name for one in options if not one.help] == []
