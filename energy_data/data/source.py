@@ -78,6 +78,14 @@ class Source(ABC):
         return False
 
     @property
+    def run_length(self) -> int | None:
+        """How many neighbouring samples are cheap only together, as those of a compressed group.
+
+        None: any sample is read at the same cost, or little more. The order reads runs whole.
+        """
+        return None
+
+    @property
     def tokens_per_sample(self) -> Fraction | None:
         """Mean tokens per sample if the index has it, else None. Reads no shard."""
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
 from energy_data.core.keys import key
@@ -24,6 +24,8 @@ from energy_data.order.schedule import Clock
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Choice
 from energy_data.order.weighted import Place
+
+_RUNS = 2  # runs of samples that are mixed at a time
 
 
 @frozen(kw_only=True)
@@ -40,6 +42,16 @@ class Shuffle:
         if self.buffer_size <= 1:
             return 0
         return max(self.buffer_size, self.parallel_sequences * self.sequence_length)
+
+    def of(self, leaf: Leaf) -> Shuffle:
+        """Return how a leaf is shuffled, whose samples may be cheap only in runs.
+
+        Then a run is a sequence, and as few runs as mix at all are read at a time.
+        """
+        run = leaf.source.run_length
+        if run is None or not self.sequence_length:
+            return self
+        return evolve(self, sequence_length=run, parallel_sequences=_RUNS)
 
 
 @frozen(kw_only=True)
@@ -72,7 +84,8 @@ class Leaf:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of everything but the id that its samples and their order depend on."""
-        own = self.source.fingerprint
+        own, run = self.source.fingerprint, self.source.run_length
+        own = own if run is None else f"{key(own, 'run', run):016x}"
         return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
 
     def is_same(self, other: Leaf) -> bool:
@@ -146,14 +159,15 @@ class LeafTable:
         self.clock = clock
         # The draw of the current node at a position of the run; None: not known.
         self.place: Place | None = partial(clock.draws, lane=context.lane, lanes=context.lanes)
+        shuffles = [shuffle.of(leaf) for leaf in self.leaves]
         self.shares = Shares(
             sizes,
             self.keys,
             epochs=[
                 1 if in_passes and leaf.epochs is not None else leaf.epochs for leaf in self.leaves
             ],
-            sequence_length=shuffle.sequence_length,
-            window=shuffle.window,
+            sequence_length=[own.sequence_length for own in shuffles],
+            window=[own.window for own in shuffles],
             lane=context.lane,
             lanes=context.lanes,
             grains=[grains[leaf.id] for leaf in self.leaves] if grains else (),

@@ -59,15 +59,16 @@ class Shares:
     """The shares of one lane in k leaves, of all epochs.
 
     The order of a leaf depends on its number of samples, its key, its draws in a micro-batch, the
-    lane, the number of lanes and the two lengths only: not on the other leaves, nor on its place
+    lane, the number of lanes and its two lengths only: not on the other leaves, nor on its place
     among them.
 
     Args:
         num_samples: Samples of each leaf, int64 [k], 1 to 2**61.
         keys: Keys of the leaves, uint64 [k], of `keys.key` or `keys.mix`.
         sequence_length: Samples that stay neighbours, in file order; an epoch permutes the
-            sequences. 0 keeps the order of the file.
-        window: Draws of a share that are permuted among themselves; 0 or 1 keeps their order.
+            sequences. 0 keeps the order of the file. One number, or one of each leaf, int64 [k].
+        window: Draws of a share that are permuted among themselves; 0 or 1 keeps their order. One
+            number, or one of each leaf, int64 [k].
         lane: The number of this lane, 0 to lanes - 1.
         lanes: The number of lanes.
         epochs: How many epochs each leaf mixes, -1 for all that can be counted; None for the order
@@ -84,15 +85,18 @@ class Shares:
         num_samples: ArrayLike,
         keys: ArrayLike,
         *,
-        sequence_length: int,
-        window: int,
+        sequence_length: ArrayLike,
+        window: ArrayLike,
         lane: int,
         lanes: int,
         epochs: Sequence[int | None] = (),
         grains: Sequence[Fraction] = (),
     ) -> None:
         self._samples = np.array(num_samples, np.int64)
-        self._window = window
+        windows = np.asarray(window, np.int64)
+        is_one = windows.ndim == 0 or bool((windows == windows[0]).all())
+        self._window: Numbers | int = int(windows.flat[0]) if is_one else np.maximum(windows, 1)
+        self._mixes_window = bool((windows > 1).any())
         self._times = _times(epochs, self._samples.tolist())
         self._sizes = self._samples * self._times
         self._mixes = bool((self._times != 1).any())
@@ -107,11 +111,12 @@ class Shares:
         self._small = small if small.any() else None
         self._lanes = np.where(small, 1, lanes)  # among which the leaf is divided
         self._positions = np.where(small, 0, lanes - 1 - self.grains.positions)
-        lengths = np.where(small, min(sequence_length, 1), sequence_length)
+        lengths = np.asarray(sequence_length, np.int64)
+        lengths = np.where(small, np.minimum(lengths, 1), lengths)
         self._lengths = np.where(in_file_order, 0, lengths)
         self._shuffles = bool(self._lengths.any())
         width = np.where(small, draws * (draws > 1), draws + _MORE_DRAWS)
-        width = width * ((self._lengths > 0) | (window > 1)) * bool(grains)
+        width = width * ((self._lengths > 0) | (windows > 1)) * bool(grains)
         self._changes = self._sizes >= 3 * self._lanes * width
         self._apart_by = width * self._changes
         self._sequence_keys = mix(keys, _SEQUENCES)
@@ -165,7 +170,7 @@ class Shares:
         first = epoch * samples
         begin = _quotient(first + position, lanes)
         turn = epoch * self._changes[leaves]
-        if self._window > 1:
+        if self._mixes_window:
             size = _quotient(first + samples + position, lanes) - begin
             place = self._mixed(leaves, turn, place, size)
         place = place + (_start(first + samples, position, lanes) - _start(first, position, lanes))
@@ -199,10 +204,12 @@ class Shares:
 
     def _mixed(self, leaf: Numbers, epoch: Numbers, place: Numbers, size: Numbers) -> Numbers:
         """Places in the share, after permuting its windows; the last window may be short."""
-        window = _quotient(place, self._window)
-        first = window * self._window
+        # One number where all leaves have the same, which numpy divides faster by.
+        length = self._window if isinstance(self._window, int) else self._window[leaf]
+        window = _quotient(place, length)
+        first = window * length
         keys = mix(mix(self._window_keys[leaf], epoch), window)
-        return first + permute(place - first, np.minimum(size - first, self._window), keys)
+        return first + permute(place - first, np.minimum(size - first, length), keys)
 
     def _permuted(self, leaf: Numbers, epoch: Numbers, place: Numbers, length: Numbers) -> Numbers:
         """Samples of the file at these places of the epoch, whose sequences are permuted."""

@@ -301,3 +301,26 @@ def test_the_lanes_share_all_draws(lanes, grain, total):
     ]
     (next_,) = [one for one in of_lanes if one.count(0, total + 1) > one.count(0, total)]
     assert next_.numbers(leaf, np.array([next_.count(0, total)])).tolist() == [total]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 7, 30]), min_size=1, max_size=4),
+    windows=st.lists(st.sampled_from([0, 1, 12, 60]), min_size=4, max_size=4),
+    lanes=st.sampled_from([1, 3]),
+    small=st.booleans(),
+)
+def test_each_leaf_may_have_lengths_of_its_own(lengths, windows, lanes, small):
+    count = len(lengths)
+    sizes, keys = np.arange(count) * 31 + 90, mix(key("leaves"), np.arange(count))
+    grains = [Fraction(4)] * count if small else ()
+    together = make(
+        sizes, 0, lanes, sequence_length=lengths, window=windows[:count], keys=keys, grains=grains
+    )
+    for leaf, (length, window) in enumerate(zip(lengths, windows, strict=False)):
+        alone = make(
+            sizes[leaf : leaf + 1], 0, lanes, sequence_length=length, window=window,
+            keys=keys[leaf : leaf + 1], grains=grains[:1],
+        )  # fmt: skip
+        for mine, its in zip(draws(alone, 0, 0, 400), draws(together, leaf, 0, 400), strict=True):
+            assert mine.tolist() == its.tolist()

@@ -113,6 +113,11 @@ class TypedSource(Source):
         return self.inner.bytes_read
 
     @property
+    def run_length(self) -> int | None:
+        """That of the dataset."""
+        return self.inner.run_length
+
+    @property
     def tokens_per_sample(self) -> Fraction | None:
         """Mean tokens per sample if the index of the dataset has it."""
         return self.inner.tokens_per_sample
