@@ -25,9 +25,10 @@ from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
 from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
+from energy_data.data.part import index_file
 from energy_data.data.prepare import ALL_TRAIN, Summary, prepare
-from energy_data.data.registry import format_of, open_source
-from energy_data.data.shards import find_shards
+from energy_data.data.registry import FORMATS, format_of, open_source
+from energy_data.data.shards import ShardKind, find_shards
 from energy_data.data.splits import parse_patterns
 from energy_data.data.tar.source import TARS
 from energy_data.data.typed.dataset_yaml import (
@@ -87,7 +88,9 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     help="Names of the shards of a part, as a pattern: 'train:shard_0.*', 'val:*_val.tar'; may be "
     "repeated.",
 )
-@click.option("--exclude", metavar="REGEX", help="Leave out tars whose names match, in any place.")
+@click.option(
+    "--exclude", metavar="REGEX", help="Leave out shards whose names match, in any place."
+)
 @click.option(
     "--shuffle-tars", is_flag=True, help="Assign shards to the parts of a ratio in random order."
 )
@@ -136,8 +139,8 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 )
 @click.option(
     "--sqlite/--no-sqlite",
-    default=True,
-    help="Write index.sqlite, which finds each part by its key.  [default: on]",
+    default=None,
+    help="Write index.sqlite, which finds each part of tars by its key.  [default: on for tars]",
 )
 @progress_option
 @click.option(
@@ -148,12 +151,13 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 @media_options
 @tmp_option
 def command(path: Path, **given: Any) -> None:
-    """Prepare tars, a JSONL file, or the joins in a metadataset.
+    """Prepare tars, JSONL files, or the joins in a metadataset.
 
     For a folder of tars, writes what Energon's `prepare` writes: `shard.tar.idx` next to each tar,
-    and `.nv-meta` with the splits and the type of the samples.
+    and `.nv-meta` with the splits and the type of the samples; for a folder of .jsonl files, the
+    same with theirs.
 
-    For a .jsonl file, writes its index next to it. For a metadataset (.yaml), writes which samples
+    For a single file, writes its index next to it. For a metadataset (.yaml), writes which samples
     its joins put together.
     """
     given["media"] = media_filter(given)
@@ -161,21 +165,12 @@ def command(path: Path, **given: Any) -> None:
     asking = sys.stdin.isatty() if interactive is None else interactive
     if given["media"] and not path.is_dir():
         raise click.UsageError("--media-metadata-by-...: it is for folders of tars.")
-    index_file = format_of(path).index_file
-    if index_file is not None:
-        for name in ("split_ratio", "split_parts", "exclude", "sample_type"):
-            if given[name]:
-                raise click.UsageError(
-                    f"--{name.replace('_', '-')}: it is for folders of tars, found the file "
-                    f"{path}. For a part of a file, write `subset` in the metadataset."
-                )
-        click.echo(f"{path}: {index_file(str(path)):,} samples")
+    if path.is_dir():
+        _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
     elif path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(path)
-    elif path.is_dir():
-        _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
     else:
-        raise click.UsageError(f"{path}: must be a folder, a .jsonl file or a metadataset (.yaml).")
+        _prepare_file(path, given)
 
 
 @click.command("prepare-media")
@@ -221,8 +216,27 @@ def _prepare_metadataset(path: Path) -> None:
         click.echo(f"{path}: {one.split}: {one.id}: {one.table.rows:,} samples, {one.table.path}")
 
 
+def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
+    """Index one shard."""
+    kind = format_of(path).shards
+    if kind is None or not path.name.endswith(kind.endings):
+        suffixes = " or ".join(one.shards.suffix for one in FORMATS if one.shards)
+        raise click.UsageError(
+            f"{path}: must be a folder, a {suffixes} file or a metadataset (.yaml)."
+        )
+    for name in ("split_ratio", "split_parts", "exclude", "sample_type"):
+        if given[name]:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')}: it is for folders, found the file {path}. For a part "
+                "of a file, write `subset` in the metadataset."
+            )
+    click.echo(f"{path}: {index_file(str(path), kind):,} samples")
+
+
 def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:
-    _check(given)
+    kind = format_of(path, exclude=given["exclude"], prepared=given["tar_index_only"]).shards
+    assert kind is not None, "it has shards"
+    _check(path, given, kind)
     force = given["force"]
     if asking and not force and NvMeta.of(path) is not None:
         click.confirm("The dataset is prepared already. Prepare it again?", abort=True)
@@ -230,7 +244,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
     split = parse_patterns(given["split_parts"]) or given["split_ratio"]
     if asking and not split:
         split = ask_ratio(
-            path, find_shards(path, TARS, given["exclude"]), has_split=has_split(path)
+            path, find_shards(path, kind, given["exclude"]), has_split=has_split(path)
         )
     typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()
@@ -239,10 +253,13 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
 
         def declare(summary: Summary) -> dict[str, str]:
             bar.stop()  # before questions
+            if asking and typed and kind is TARS:
+                show_samples(path, next(iter(summary.shard_counts)))
             return _declaration(path, summary, given, asking=asking) if typed else {}
 
         summary = prepare(
             path,
+            kind=kind,
             split=split,
             exclude=given["exclude"],
             force=force,
@@ -250,7 +267,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
             shuffle=given["shuffle_tars"],
             fix_duplicates=given["fix_duplicates"],
             declare=declare if typed or given["skip_dataset_yaml"] else None,
-            sqlite=given["sqlite"],
+            sqlite=kind is TARS if given["sqlite"] is None else given["sqlite"],
             tmp=given["tmp_path"],
             workers=given["num_workers"],
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -269,11 +286,14 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
         click.echo(f"  recorded size and length of {count:,} files")
 
 
-def _check(given: Mapping[str, Any]) -> None:
+def _check(path: Path, given: Mapping[str, Any], kind: ShardKind) -> None:
     """Raise UsageError for invalid options before anything is written."""
     if given["split_ratio"] is not None and given["split_parts"]:
         raise click.UsageError("--split-ratio and --split-parts exclude each other: give one.")
-    if given["media"] and (given["tar_index_only"] or not given["sqlite"]):
+    if given["media"] and kind is not TARS:
+        problem = f"they are for tars, and {path} has {kind.suffix} files"
+        raise click.UsageError(f"--media-metadata-by-...: {problem}.")
+    if given["media"] and (given["tar_index_only"] or given["sqlite"] is False):
         raise click.UsageError("--media-metadata-by-...: they need a new index.sqlite.")
     if given["field_map"] is not None and given["sample_type"] is None:
         raise click.UsageError("--field-map: it needs a --sample-type.")
@@ -301,7 +321,6 @@ def _declaration(
     kind, field_map, overwrite = given["sample_type"], given["field_map"], False
     has_loader = (path / FOLDER / LOADER).exists()
     if asking:
-        show_samples(path, next(iter(summary.shard_counts)))
         answers = ask_definition(kind, field_map, summary.extensions, loader_exists=has_loader)
         if answers is None:
             click.echo("No dataset.yaml was written: samples are crude until there is one.")

@@ -67,7 +67,7 @@ class JoinMember(NamedTuple):
         if part is None or not keyed or options is None or options.subset is not None:
             raise SpecError(
                 f"{self.path}: only complete parts of datasets of tars can be joined, by the keys "
-                f"of their samples, found a {type(self.source).__name__}. Prepare it as tars; a "
+                f"of their samples, found a {type(self.source).__name__}. Write it as tars; a "
                 "`subset` is of the join."
             )
         return part

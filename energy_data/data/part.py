@@ -28,6 +28,7 @@ from energy_data.data.shards import (
     ShardKind,
     find_shards,
     named_shards,
+    refuse_packed,
     shard_opener,
 )
 from energy_data.data.source import OpenOptions, Source, reopen
@@ -156,6 +157,7 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
 
 def index_file(path: str, kind: ShardKind) -> int:
     """Write the index next to one shard; return the number of its samples."""
+    refuse_packed([path], kind, path)
     found = kind.scan(open_file(path))
     if not found.num_samples:
         raise _no_samples(path, 1, kind)

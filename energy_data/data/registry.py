@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from energy_data.core.recipe import keys_of
 from energy_data.data.decode.parts import Decoding, Overrides
 from energy_data.data.files.stores import FileStore
-from energy_data.data.jsonl import JsonlFileStore, JsonlSource, prepare_jsonl
+from energy_data.data.jsonl import JSONL, JsonlFileStore, JsonlSource
+from energy_data.data.part import prepared_at
+from energy_data.data.shards import ShardKind, find_files, named_files
 from energy_data.data.source import OpenOptions, Source
 from energy_data.data.tar.file_store import WebdatasetFileStore
-from energy_data.data.tar.source import WebdatasetSource
+from energy_data.data.tar.source import TARS, WebdatasetSource
 from energy_data.data.tokens.layouts import SUFFIXES as TOKEN_SUFFIXES
 from energy_data.data.tokens.source import TokenKeys, TokenSource
 from energy_data.data.typed.dataset_yaml import check_dataset_config
@@ -20,27 +22,68 @@ from energy_data.errors import SpecError
 
 
 class SourceFormat(NamedTuple):
-    """One format: how to recognise a dataset by its path, and how to open it."""
+    """One format: how to recognise a dataset by the names of its files, and how to open it."""
 
-    suffix: str | tuple[str, ...]  # of the path
+    suffix: str | tuple[str, ...]  # of its files
     open: Callable[[str, OpenOptions], Source]
     open_store: Callable[[str], FileStore[bytes]] | None  # the parts of all samples by key
-    index_file: Callable[[str], int] | None  # prepares a dataset of one file; returns its samples
     decodes_parts: bool  # whether its samples have parts that decoders apply to
     keys: type[Any] | None = None  # class of the keys that only this format has
+    shards: ShardKind | None = None  # for folders, patterns and `prepare`; None: single files only
+
+    @property
+    def endings(self) -> str | tuple[str, ...]:
+        """The suffixes of its files, compressed ones included."""
+        return self.shards.endings if self.shards else self.suffix
 
 
 FORMATS = [
-    SourceFormat(".jsonl", JsonlSource, JsonlFileStore, prepare_jsonl, decodes_parts=False),
-    SourceFormat(TOKEN_SUFFIXES, TokenSource, None, None, decodes_parts=False, keys=TokenKeys),
-    SourceFormat("", WebdatasetSource, WebdatasetFileStore, None, decodes_parts=True),
+    SourceFormat(".jsonl", JsonlSource, JsonlFileStore, decodes_parts=False, shards=JSONL),
+    SourceFormat(TOKEN_SUFFIXES, TokenSource, None, decodes_parts=False, keys=TokenKeys),
+    SourceFormat(".tar", WebdatasetSource, WebdatasetFileStore, decodes_parts=True, shards=TARS),
 ]
-"""All formats; the first one that fits a path is used."""
+"""All formats; the last one is that of files with other names."""
 
 
-def format_of(path: str | Path) -> SourceFormat:
-    """Return the format of a dataset by its path."""
-    return next(one for one in FORMATS if str(path).endswith(one.suffix))
+def format_of(
+    path: str | Path, *, exclude: str | None = None, prepared: bool = True
+) -> SourceFormat:
+    """Return the format of a dataset.
+
+    Args:
+        path: A folder, a file, or a pattern of files.
+        exclude: Leave out shards in a folder whose name contains a match of this regular
+            expression.
+        prepared: Whether a prepared folder has the shards that it was prepared with; otherwise all
+            that are in it now.
+
+    Raises SpecError for files of several formats, and for a folder without shards.
+    """
+    found: dict[SourceFormat, str] = {}
+    for name in _files_of(str(path), exclude, prepared=prepared):
+        for one in FORMATS:
+            if name.endswith(one.endings):
+                found.setdefault(one, name)
+                break
+    if len(found) > 1:
+        names = " and ".join(found.values())
+        raise SpecError(
+            f"{path}: a dataset has one format, found {names}. Move the files of one elsewhere, or "
+            "run `energy-data prepare` with --exclude to leave them out."
+        )
+    return next(iter(found), FORMATS[-1])
+
+
+def _files_of(path: str, exclude: str | None, *, prepared: bool) -> Iterable[str]:
+    """Return the names of the shards in a folder, or of the files that a path stands for."""
+    meta = prepared_at(path) if prepared else None
+    if meta is not None:
+        return meta.counts
+    if Path(path).is_dir():
+        return find_files(Path(path), [one.shards for one in FORMATS if one.shards], exclude)
+    if any(path.endswith(one.endings) for one in FORMATS):
+        return [path]  # also a pattern, if all it stands for end alike
+    return named_files(path)
 
 
 def open_source(
@@ -58,8 +101,9 @@ def open_source(
     """Return the samples of one part of a dataset, as dicts of parts by extension.
 
     Args:
-        path: The dataset: a folder of tars, a tar, a pattern of tars, or a JSONL file.
-        split_part: The part to read. Unprepared tars, and a JSONL file, have one part, "train".
+        path: The dataset: a folder of tars or of JSONL files, one of them, a pattern of them, or a
+            file of tokens.
+        split_part: The part to read. What is not prepared has one part, "train".
         subset: Samples [start, end) of the part; end None means to its end.
         subflavors: The `__subflavors__` of every sample; one dict that all of them share.
         dataset_config: Name of the file in `.nv-meta` that declares the sample type. It must exist,

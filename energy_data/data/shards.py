@@ -182,7 +182,7 @@ def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> li
             f"{folder}: {len(missing)} of its {len(found)} shards are not files, or links to files "
             f"that do not exist, {missing[0]} first. Restore them, or remove the links."
         )
-    return _refuse_packed(found, kind, folder)
+    return refuse_packed(found, kind, folder)
 
 
 def find_files(folder: Path, kinds: Sequence[ShardKind], exclude: str | None = None) -> list[str]:
@@ -236,7 +236,7 @@ def named_shards(path: str, kind: ShardKind) -> list[str]:
             f"Name a {kind.suffix} file, a folder of them, or a pattern such as "
             f"shard-{{000..099}}{kind.suffix}."
         )
-    return _refuse_packed(found, kind, path)
+    return refuse_packed(found, kind, path)
 
 
 def named_files(path: str) -> list[str]:
@@ -275,7 +275,7 @@ def _files_below(folder: Path) -> Iterator[str]:
         raise SpecError(f"{folder}: {problem}. Check the permissions.") from error
 
 
-def _refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list[str]:
+def refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list[str]:
     """Return `shards`. SpecError if some are compressed, as those cannot be read at random."""
     packed = [shard for shard in shards if shard.endswith(kind.packed)]
     if packed:

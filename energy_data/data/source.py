@@ -35,13 +35,13 @@ class OpenOptions:
             raise SpecError(
                 f"{path}: split_config {self.split_config!r} names a file in `.nv-meta`, and it is "
                 "not prepared. Remove `split_config`, or run `energy-data prepare` on a folder of "
-                "tars."
+                "shards."
             )
         if self.split_part != "train":
             raise SpecError(
                 f"{path}: it is not prepared, so its one split part is 'train', not "
                 f"{self.split_part!r}. Write `split_part: train` to use all of it, with `subset` "
-                "for a range; or run `energy-data prepare` on a folder of tars to split it."
+                "for a range; or run `energy-data prepare` on a folder of shards to split it."
             )
 
     def range_of(self, total: int, path: str) -> tuple[int, int]:

@@ -225,7 +225,7 @@ def test_a_jsonl_file_is_not_split(tmp_path, option):
     path.write_text("{}\n")
     done = CliRunner().invoke(main, ["prepare", str(path), option])
     assert done.exit_code == 2
-    assert f"{option.partition('=')[0]}: it is for folders of tars" in done.output
+    assert f"{option.partition('=')[0]}: it is for folders, found" in done.output
     assert not path.with_name("x.jsonl.idx").exists()
 
 

@@ -37,6 +37,14 @@ def jsonl(folder):
     return path
 
 
+def jsonl_files(folder):
+    for shard, size in enumerate((3, 30, 7)):
+        first = 40 * shard
+        lines = [json.dumps({"n": n}) for n in range(first, first + size)]
+        (folder / f"{shard}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
 def rows(folder):
     np.save(folder / "x.npy", np.arange(200).reshape(40, 5))
     return folder / "x.npy"
@@ -45,6 +53,7 @@ def rows(folder):
 SOURCES = {
     "tar": (tar, {}),
     "jsonl": (jsonl, {}),
+    "folder of jsonl": (jsonl_files, {}),
     "documents of megatron": (lambda f: write_megatron(f / "x", some_documents(40)), {}),
     "documents of datatrove": (lambda f: write_datatrove(f / "x", some_documents(40)), {}),
     "windows": (
@@ -66,6 +75,11 @@ def made(request, tmp_path):
 def source(made):
     path, keys = made
     return open_source(path, **keys)
+
+
+def file_of(path):
+    """The file of sample 5."""
+    return path / "1.jsonl" if path.is_dir() else path
 
 
 def plain(sample):
@@ -92,7 +106,7 @@ def test_samples_are_read_in_any_order_with_repeats(source):
 def test_a_sample_says_where_it_comes_from(made, source):
     (sample,) = source.read(np.array([5]))
     ((dataset, shard, _),) = sample["__sources__"]
-    assert (dataset, shard) == (str(made[0]), made[0].name)
+    assert (dataset, shard) == (str(made[0]), file_of(made[0]).name)
     assert isinstance(sample["__key__"], str)
     assert sample["__subflavors__"] == {}
 
@@ -128,16 +142,16 @@ def test_parts_that_only_prepared_data_has_are_an_error(made):
 
 
 def test_its_fingerprint_changes_with_the_data(made, source):
-    path, before = made[0], source.fingerprint
+    path, before = file_of(made[0]), source.fingerprint
     data = bytearray(path.read_bytes())
     data[-len(data) // 3] ^= 1
     path.write_bytes(data)
     with suppress(StructureError):  # noticed when it is opened
-        assert open_source(path, **made[1]).fingerprint != before
+        assert open_source(made[0], **made[1]).fingerprint != before
 
 
 def test_a_file_that_was_replaced_in_mid_run_is_an_error(made, source):
-    path, _ = made
+    path = file_of(made[0])
     read(source, [0])
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(StructureError):

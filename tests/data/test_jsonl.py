@@ -10,13 +10,19 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data import WorkerConfig, get_loader, get_train_dataset
-from energy_data.data import jsonl
+from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
+from energy_data.cli.main import main
+from energy_data.data import jsonl, shards
 from energy_data.data.files.local import keep_open, open_file
+from energy_data.data.join import open_join
+from energy_data.data.join_table import JoinMember
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source, open_store
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import DataError, SampleError, SpecError, StructureError
 
 
@@ -79,11 +85,12 @@ def test_the_index_holds_the_places_that_energon_gives(tmp_path_factory, lines, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_CHUNK", chunk)
         if not offsets:
-            with pytest.raises(StructureError, match="no samples"):
-                jsonl.scan_lines(open_file(str(path)))
-            return
+            with pytest.raises(SpecError, match="no samples"):
+                open_source(path)
         found = jsonl.scan_lines(open_file(str(path)))
     assert found.tolist() == [*offsets, len(text)]
+    if not offsets:
+        return
     samples = open_source(path).read(np.arange(len(offsets)))
     assert [one["json"] for one in samples] == [json.loads(line) for line in lines if line.strip()]
 
@@ -263,7 +270,7 @@ def test_an_index_that_is_cut_during_a_run_is_an_error(tmp_path, size):
 
 
 def test_any_number_of_files_is_read_with_few_descriptors(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "keep_open", lru_cache(4)(keep_open.__wrapped__))
+    monkeypatch.setattr(shards, "keep_open", lru_cache(4)(keep_open.__wrapped__))
     first = numbers(tmp_path / "0.jsonl", 20_000)
     paths = [first, *(tmp_path / f"{n}.jsonl" for n in range(1, 20))]
     for path in paths[1:]:
@@ -273,3 +280,70 @@ def test_any_number_of_files_is_read_with_few_descriptors(tmp_path, monkeypatch)
     for source in sources:
         assert source.read(np.array([17_000]))[0]["json"] == {"n": 17_000}
     assert len(os.listdir("/proc/self/fd")) <= before + 4  # noqa: PTH208
+
+
+def test_files_of_a_folder_may_be_empty_or_end_without_a_newline(tmp_path):
+    numbers(tmp_path / "a.jsonl", 2)
+    (tmp_path / "b.jsonl").write_bytes(b"\n\n")
+    write(tmp_path / "c.jsonl", [b'{"n": 7}\n', b'{"n": 8}'])
+    found = open_source(tmp_path).read(np.arange(4))
+    assert [(one["__sources__"][0][1:], one["json"]["n"]) for one in found] == [
+        (("a.jsonl", 0), 0),
+        (("a.jsonl", 1), 1),
+        (("c.jsonl", 0), 7),
+        (("c.jsonl", 1), 8),
+    ]
+    assert prepare(tmp_path, kind=jsonl.JSONL).empty_shards == ["b.jsonl"]
+    assert open_source(tmp_path).read(np.array([3]))[0] == found[3]
+
+
+def test_a_bad_line_names_its_file_and_moves_no_other_sample(tmp_path):
+    numbers(tmp_path / "a.jsonl", 2)
+    write(tmp_path / "b.jsonl", [b'{"n": 2}\n', b'{"n" 3}\n', b'{"n": 4}\n'])
+    _, _, _, bad, last = open_source(tmp_path).read(np.arange(5))
+    assert (bad.dataset, bad.shard, bad.key, bad.offset) == (str(tmp_path), "b.jsonl", "1", 9)
+    assert last["json"] == {"n": 4}
+
+
+def test_lines_of_several_files_have_no_keys_for_stores_and_joins(tmp_path):
+    for name in "ab":
+        numbers(tmp_path / f"{name}.jsonl", 2)
+    with pytest.raises(SpecError, match=r"its 2 files are numbered from 0\. Name one \.jsonl file"):
+        open_store(tmp_path)
+    for path in (tmp_path, tmp_path / "a.jsonl"):
+        with pytest.raises(SpecError, match="only complete parts of datasets of tars can be"):
+            open_join([JoinMember(open_source(path))] * 2)
+
+
+def test_a_prepared_folder_may_declare_a_type(tmp_path):
+    numbers(tmp_path / "a.jsonl", 2, text="hello")
+    options = ["--sample-type", "TextSample", "--field-map", '{"text": "json[text]"}']
+    done = CliRunner().invoke(main, ["prepare", str(tmp_path), *options])
+    assert done.exit_code == 0, done.output
+    assert [one.text for one in open_typed(tmp_path).read(np.arange(2))] == ["hello"] * 2
+
+
+@pytest.mark.parametrize(
+    "option", ["--sqlite", "--fix-duplicates", "--media-metadata-by-extension"]
+)
+def test_options_for_tars_are_refused_for_folders_of_lines(tmp_path, option):
+    numbers(tmp_path / "a.jsonl", 2)
+    done = CliRunner().invoke(main, ["prepare", str(tmp_path), option])
+    assert done.exit_code
+    assert f"{option[:16]}" in done.output
+    assert "are for tars" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_folder_of_lines_is_split_by_patterns_and_trains(tmp_path):
+    for shard in range(4):
+        numbers(tmp_path / f"{shard}.jsonl", 3, shard=shard)
+    parts = ["--split-parts=train:[01]", "--split-parts=val:{2..3}.jsonl", "--non-interactive"]
+    done = CliRunner().invoke(main, ["prepare", str(tmp_path), *parts])
+    assert "val             6 samples in 2 shards" in done.output
+    config = WorkerConfig(lanes=2)
+    dataset = get_val_dataset(tmp_path, batch_size=4, worker_config=config)
+    found = [one for batch in get_loader(dataset) for one in batch["json"]]
+    assert sorted((one["shard"], one["n"]) for one in found) == [
+        (shard, n) for shard in (2, 3) for n in range(3)
+    ]

@@ -350,7 +350,7 @@ def test_folders_of_other_files_are_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("energy_data.data.shards._MOST_OTHERS", 5)
     for number in range(6):
         (tmp_path / f"{number}.png").touch()
-    with pytest.raises(SpecError, match=r"more than 5 files that do not end with \.tar"):
+    with pytest.raises(SpecError, match=r"more than 5 files that do not end with \.jsonl or \.tar"):
         open_source(tmp_path)
 
 

@@ -105,8 +105,8 @@ class LocalFile:
         found = os.fstat(self.fd).st_size
         return StructureError(
             f"bytes {offset} to {offset + size} were requested, but the file has {found}. "
-            "It was cut, or its index is of another file: run `energy-data prepare "
-            "--tar-index-only`.",
+            "It was cut, or its index is of another file. Restore it, or prepare the dataset "
+            "again.",
             shard=self.path,
             offset=offset,
         )
