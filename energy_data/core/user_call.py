@@ -241,7 +241,7 @@ class UserCall:
     def _failed(self, error: Exception, item: Any, cursor: Cursor) -> None:
         add_note(error, f"while {self.doing} {describe_source(item)}")
         if self.on_failure is None or isinstance(error, SpecError):
-            raise error
+            raise _not_an_end(error, self.name, item)
         failures = getattr(cursor, self.counter) + 1
         setattr(cursor, self.counter, failures)
         self.on_failure.handle(self.name, error, item, failures)
@@ -263,8 +263,22 @@ class Measure:
         CALL.function, CALL.item, CALL.reference = self.info, document, self.reference
         try:
             return self.function(document, *others)
+        except StopIteration as error:
+            raise _not_an_end(error, self.info.name, document) from error
         finally:
             CALL.function, CALL.item, CALL.reference = None, None, ()
+
+
+def _not_an_end(error: Exception, name: str, item: Any) -> Exception:
+    """Return an error to raise: a StopIteration of a function would end the stream silently."""
+    if not isinstance(error, StopIteration):
+        return error
+    found = FatalSampleError(
+        f"{name}: it raised StopIteration for {describe_source(item)}. Give `next` a default, or "
+        f"catch it."
+    )
+    found.__cause__ = error
+    return found
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
+from loading.runs import loader_of
+from trees import A, packs, samples
 
 from energy_data import (
     TaskEncoder,
@@ -16,6 +18,8 @@ from energy_data import (
 from energy_data.core.sample import SampleSource
 from energy_data.core.user_call import ErrorPolicy, log_exception, reraise_exception
 from energy_data.errors import DataError, FatalSampleError, SampleError, StructureError
+from energy_data.nodes.batch import BatchSpec
+from energy_data.nodes.filter import FilterSpec
 
 SAMPLE = {"__key__": "k", "__sources__": (SampleSource("cats", "shard-0.tar", 3),)}
 
@@ -116,3 +120,22 @@ def test_errors_are_logged_or_raised_again(caplog):
     assert "what is wrong" in caplog.text
     with pytest.raises(ValueError, match="x"):
         reraise_exception(ValueError("x"), SAMPLE)
+
+
+def nothing_left(*_):
+    return next(iter(()))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        FilterSpec(of=samples(A, deal=2), predicate=nothing_left),
+        packs(samples(A, deal=2), limits={"tokens": 1}, over_long="truncate", cut=nothing_left),
+        samples(A, deal=2),
+    ],
+    ids=["filter", "cut", "collate"],
+)
+def test_a_stop_iteration_of_a_function_never_ends_a_stream(of):
+    spec = BatchSpec(of=of, batch_size=2, collate=nothing_left)
+    with pytest.raises(FatalSampleError, match="nothing_left: it raised StopIteration for"):
+        list(loader_of(spec, lanes=1))
