@@ -155,9 +155,10 @@ class Loader(SavableDataLoader[T_batch]):
             if self.dataset.from_start:
                 self._start_run(self.num_lanes)
                 raise StopIteration
-            # Micro-batches of lanes that have ended count, although none was returned.
-            batch, start = max(at.batch, number - self._ranks + 1), at.epoch_start + length
-            self.position = RunPosition(at.epoch + 1, start, batch, start)
+            # Micro-batches of lanes that have ended count, although none was returned. The position
+            # does not pass them: a restored run looks again which lanes have ended.
+            start = at.epoch_start + length
+            self.position = RunPosition(at.epoch + 1, start, at.batch, start)
             self._pass_end = end_of_pass(self.dataset, self.position, self.num_lanes)
             raise StopIteration
 
@@ -387,7 +388,8 @@ class Loader(SavableDataLoader[T_batch]):
                 restore(node, saved.places[lane])
         if self._plan.staged is not None:
             check_stages(saved, nodes)
-        position = RunPosition(saved.epoch, saved.epoch_start, saved.clock, saved.clock)
+        batch = min(saved.clock, *(saved.nexts[lane] for lane in hosted))
+        position = RunPosition(saved.epoch, saved.epoch_start, batch, saved.clock)
         self._move(_states(nodes), saved.lanes, position, saved.nexts)
         self._gone = gone
 

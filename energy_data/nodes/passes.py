@@ -199,7 +199,11 @@ class EpochizeNode(UnaryNode[EpochizeCursor]):
 
 @frozen(kw_only=True)
 class LimitSpec(UnarySpec):
-    """End after the first `length` items of a stream, over all lanes, in every epoch."""
+    """End after the first `length` items of a stream, over all lanes, in every epoch.
+
+    Of a stream of batches, those whose samples were all skipped count, so that the same samples are
+    returned on any number of lanes.
+    """
 
     kind = "limit"
     is_one_to_one = True
@@ -228,20 +232,21 @@ class LimitSpec(UnarySpec):
 
 @dataclass
 class LimitCursor(Cursor):
-    taken: int = 0  # items returned in this epoch
+    taken: int = 0  # items returned in this epoch; of batches, also those skipped
 
 
 class LimitNode(UnaryNode[LimitCursor]):
     def __init__(self, spec: LimitSpec, context: Context) -> None:
         super().__init__(LimitCursor(), spec, context)
         self.length = _of_lane(spec.length, context)
+        self.counts_draws = spec.item_kind == "batches"
 
     def draw(self, count: int) -> Items:
         left = self.length - self.cursor.taken
         if left <= 0:
             raise StopIteration
-        items = self.child.draw(min(count, left))
-        self.cursor.taken += len(items.values)
+        items = self.child.draw(1 if self.counts_draws else min(count, left))
+        self.cursor.taken += 1 if self.counts_draws else len(items.values)
         return items
 
 

@@ -20,7 +20,7 @@ from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.passes import LimitSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
-from loading.runs import loaders_of
+from loading.runs import in_order, loaders_of
 
 
 def tensors(batch):
@@ -147,6 +147,15 @@ def test_saved_before_and_after_the_padding_it_goes_on(even_batches):
 def test_a_limit_is_evened_too():
     loaders = loaders_of(LimitSpec(of=stream(30), length=5), 2, lanes=12, even_batches="drop")
     assert [len(batches) for batches in passes(loaders)] == [2, 2]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 12])
+def test_a_limit_counts_batches_whose_samples_were_all_skipped(lanes):
+    limited = LimitSpec(of=stream(30, bad=range(3, 6)), length=5)
+    drawn = in_order(loaders_of(limited, 1, lanes=lanes))
+    assert [batch["number"].tolist() for batch in drawn] == [
+        [n, n + 1, n + 2] for n in (0, 6, 9, 12)
+    ]
 
 
 def test_an_empty_batch_keeps_its_form():

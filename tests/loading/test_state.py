@@ -133,6 +133,21 @@ def test_virtual_epochs_of_a_pass_of_packs_can_be_saved_after_lanes_have_ended(l
         assert in_order(loaders) == in_order(others)
 
 
+def test_a_pass_ends_as_soon_if_it_is_restored_in_each_virtual_epoch():
+    facts = {"lanes": 8, "virtual_epoch_length": 1}
+    loader = loader_of(finite(leaf("x", 6), 2), **facts)
+    state = loader.state_dict()
+    epochs = [in_order([loader]) for _ in range(15)]
+    again = []
+    for _ in range(15):
+        restored = loader_of(finite(leaf("x", 6), 2), **facts)
+        restored.load_state_dict(state)
+        again.append(in_order([restored]))
+        state = restored.state_dict()
+    assert again == epochs
+    assert sum(map(bool, epochs)) > 3  # of two passes at least
+
+
 def test_a_virtual_epoch_ends_after_its_batches_and_the_next_goes_on():
     whole = in_order([loader_of(BLEND)], rounds=12)
     loader = loader_of(BLEND, virtual_epoch_length=5)

@@ -153,7 +153,7 @@ def test_damaged_numbers_of_leaves_that_are_gone_are_a_state_error(drawn):
     is_refused(lacking)
 
 
-@pytest.mark.parametrize("clock", [-1, 12, "1", None, 1.5, True, [1]])
+@pytest.mark.parametrize("clock", [-1, "1", None, 1.5, True, [1]])
 def test_a_damaged_beginning_of_rounds_is_a_state_error(clock):
     state, _ = edited_once()
     (said,) = (entry for entry in state["start"] if entry[:2] == ["", "clock"])

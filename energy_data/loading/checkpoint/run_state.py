@@ -193,8 +193,6 @@ class RunState:
         if len(passes) > 1:
             raise StateMismatchError(f"state: its lanes are in different passes. {SAVE_TOGETHER}")
         ((epoch, epoch_start),) = passes
-        if max(epoch_start, clock := _count(run["clock"])) > (batch := min(nexts.values())):
-            raise ValueError(f"a pass from {epoch_start}, a round from {clock}, and batch {batch}")
         return cls(
             seed=_typed(int, state["seed"]),
             lanes=lanes,
@@ -202,7 +200,7 @@ class RunState:
             epoch=epoch,
             epoch_start=epoch_start,
             nexts=nexts,
-            clock=clock,
+            clock=_count(run["clock"]),
             hosted=hosted,
             places=places,
             start=start,
