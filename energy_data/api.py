@@ -103,7 +103,7 @@ def get_train_dataset(
 
     Args:
         path: A metadataset (.yaml, or the same as a dict), a prepared dataset folder, a folder of
-            tars, a tar, a brace pattern of tars, or a JSONL file.
+            tars or JSONL files, one of them, a pattern of them, or a file of tokens.
         split_part: The split to read.
         worker_config: Which part of the run this process is; by default
             `WorkerConfig.default_worker_config()`.

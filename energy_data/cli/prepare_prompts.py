@@ -39,16 +39,16 @@ Answers = tuple[str, dict[str, str] | None, bool]
 """The name of a type; its field map, or None for a file with functions; whether to replace that."""
 
 
-def ask_ratio(path: Path, tars: list[str], *, has_split: bool) -> str | None:
+def ask_ratio(path: Path, shards: list[str], *, has_split: bool) -> str | None:
     """Return the ratio of the parts, or None to keep the split that the dataset has."""
-    click.echo(f"{len(tars)} tars, from {tars[0]} to {tars[-1]}.")
+    click.echo(f"{len(shards)} shards, from {shards[0]} to {shards[-1]}.")
     click.echo("To leave some out, stop here (Ctrl+C) and use --exclude.")
 
     def valid(answer: str) -> str | None:
         if has_split and answer == _KEEP:
             return None
         try:
-            by_ratio(answer, path, shuffle=False)(tars)
+            by_ratio(answer, path, shuffle=False)(shards)
         except SpecError as error:
             raise click.BadParameter(str(error)) from error
         return answer

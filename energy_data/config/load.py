@@ -69,7 +69,7 @@ def load(
 ) -> LoadedMetadataset:
     """Return a metadataset, checked with all files it names. No dataset is opened.
 
-    path: a metadataset file; a mapping; or a dataset folder, a tar or a pattern of tars, for a
+    path: a metadataset file; a mapping; or a dataset: a folder, a file or a pattern, for a
     metadataset that stands for this one dataset. base_dir: where relative paths start; the working
     folder if None. find_missing: whether to report datasets that do not exist along with other
     errors. Raises SpecError with every error of all the files, one line each:

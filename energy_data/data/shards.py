@@ -231,8 +231,9 @@ def named_shards(path: str, kind: ShardKind) -> list[str]:
     found = named_files(path)
     missing = [shard for shard in found if not Path(shard).is_file()]
     if missing or not found:
+        first = f", {missing[0]!r} first" if found else ""
         raise SpecError(
-            f"{path}: {len(missing)} of its {len(found)} files are missing, {missing[:1]} first. "
+            f"{path}: {len(missing)} of its {len(found)} files are missing{first}. "
             f"Name a {kind.suffix} file, a folder of them, or a pattern such as "
             f"shard-{{000..099}}{kind.suffix}."
         )
@@ -242,12 +243,13 @@ def named_shards(path: str, kind: ShardKind) -> list[str]:
 def named_files(path: str) -> list[str]:
     """Return the files that a path stands for: itself, or a pattern with braces or stars.
 
-    StructureError if there are more than 1,000,000.
+    Stars do not stand for indices. StructureError if braces stand for more than 1,000,000 files.
     """
     if "{" in path:
         return list(expand([path], Path(), MOST_OF_PATTERN))
     if glob.has_magic(path) and not Path(path).exists():
-        return sorted(glob.glob(path))  # noqa: PTH207 - the path may be relative or absolute
+        found = glob.glob(path)  # noqa: PTH207 - the path may be relative or absolute
+        return sorted(file for file in found if not file.endswith(SUFFIX))
     return [path]
 
 

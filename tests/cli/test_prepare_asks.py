@@ -40,7 +40,7 @@ TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}
 def test_ratio_type_and_fields_are_asked_for(dataset):
     folder = dataset("books", 3, 4)
     said = prepare(folder, answers=["1,1,0", "y", 8, "y", "txt", "json[number]"])
-    assert "2 tars, from shard-0.tar to shard-1.tar." in said
+    assert "2 shards, from shard-0.tar to shard-1.tar." in said
     assert "'number': 0" in said
     assert "8. TextSample" in said
     assert "Samples have no such part. Give another." in said

@@ -80,6 +80,11 @@ def test_folders_patterns_and_braces_are_datasets(tmp_path, kind, form):
     assert numbers(source) == [*range(4), *range(12, 17)] if "," in form else [*range(TOTAL)]
 
 
+def test_stars_do_not_stand_for_indices(tmp_path, kind):
+    write(tmp_path, kind)
+    assert [numbers(open_source(f"{tmp_path}/*")) for _ in range(2)] == [[*range(TOTAL)]] * 2
+
+
 def test_a_pattern_may_end_with_its_braces(tmp_path, kind):
     names = ",".join(f"shard-00{n}{kind.suffix}" for n in (3, 2))
     assert numbers(open_source(f"{write(tmp_path, kind)}/{{{names}}}")) == [11, *range(4, 11)]
@@ -177,6 +182,14 @@ def test_a_shard_that_is_cut_replaced_or_gone_is_named(tmp_path, kind, damage):
             use()
         assert caught.value.dataset == str(tmp_path)
         assert f"shard-002{kind.suffix}" in str(caught.value)
+
+
+def test_a_shard_that_was_written_again_is_indexed_again_and_the_split_is_kept(tmp_path, kind):
+    prepared(tmp_path, kind, split="2,1,1")
+    WRITERS[kind](tmp_path / f"shard-002{kind.suffix}", range(50, 53))
+    assert prepare(tmp_path, kind=kind, workers=1, index_only=True).num_samples == TOTAL - 4
+    assert numbers(open_source(tmp_path)) == [*range(4), 50, 51, 52]
+    assert numbers(open_source(tmp_path, split_part="val")) == [11]
 
 
 def test_an_unprepared_shard_that_is_replaced_after_it_was_opened_is_an_error(tmp_path, kind):
