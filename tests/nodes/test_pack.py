@@ -16,9 +16,12 @@ from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing import CutFields, Joined, Packing
 from energy_data.nodes.read import ReadSpec
+from energy_data.tasks.orders import uncounted
 from energy_data.testing import next_item, take
 
 LENGTHS = np.random.default_rng(0).lognormal(6, 1, 5000).clip(1, 2048).astype(int).tolist()
+
+LARGE = {"tokens": 8192}
 
 
 def log_normal(sample):
@@ -52,6 +55,18 @@ def test_packs_of_log_normal_lengths_are_98_percent_full(limits):
     assert sum(pack["__tokens__"] for pack in given) >= 0.98 * limits["tokens"] * len(given)
     for name, limit in limits.items():
         assert max(pack[f"__{name}__"] for pack in given) <= limit
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(60, [5, 7, 8, 8]), (200, [15, 17, 24, 27]), (1000, [69, 72, 77, 102])]
+)
+def test_few_lanes_pack_a_small_finite_set_fuller(size, expected):
+    spec = PackSpec(of=uncounted(samples(leaf("x", size), deal=1)), packing=packing(limits=LARGE))
+    found = [
+        sum(len(taken(spec, lane=lane, lanes=lanes)) for lane in range(lanes))
+        for lanes in (1, 4, 16, 64)
+    ]
+    assert found == expected
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 50])
