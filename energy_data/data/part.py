@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -138,17 +138,10 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
         files = named_shards(path, kind)
         root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
         shards = [os.path.relpath(file, root) for file in files]
-    console = Console(stderr=True)
-    shown = track(
-        [f"{root}/{shard}" for shard in shards],
-        "Indexing shards",
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    indices = [
-        ensure_index(shard, kind.fits, lambda file: kind.scan(file).offsets) for shard in shown
-    ]
+    paths: Iterable[str] = [f"{root}/{shard}" for shard in shards]
+    if len(shards) > 1 and (console := Console(stderr=True)).is_terminal:
+        paths = track(paths, "Indexing shards", console=console, transient=True)
+    indices = [ensure_index(one, kind.fits, lambda file: kind.scan(file).offsets) for one in paths]
     counts = [num_samples(index) for index in indices]
     if not sum(counts):
         raise _no_samples(path, len(shards), kind)
@@ -166,8 +159,8 @@ def index_file(path: str, kind: ShardKind) -> int:
 
 
 def _no_samples(path: str, count: int, kind: ShardKind) -> SpecError:
-    found = f"its {count} {kind.suffix} file{'' if count == 1 else 's'} have no samples in them"
-    return SpecError(f"{path}: {found}. Name others.")
+    found = f"{count} {kind.suffix} file{'' if count == 1 else 's'}"
+    return SpecError(f"{path}: there are no samples in {found}. Name others.")
 
 
 def _without_excluded(part: PartShards) -> PartShards:

@@ -126,12 +126,11 @@ def open_source(
         split_config=split_config,
         keys=keys,
     )
-    return open_format(path, options)
+    return open_format(format_of(path), path, options)
 
 
-def open_format(path: str | Path, options: OpenOptions) -> Source:
+def open_format(found: SourceFormat, path: str | Path, options: OpenOptions) -> Source:
     """Return the samples of a dataset. SpecError for keys that are of other formats."""
-    found = format_of(path)
     known = keys_of(found.keys) if found.keys else {}
     if wrong := sorted(options.keys.keys() - known.keys()):
         raise SpecError(f"{path}: {wrong[0]} is not for datasets of its format. Remove it.")

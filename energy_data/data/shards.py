@@ -283,6 +283,6 @@ def refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list
     if packed:
         raise SpecError(
             f"{where}: {packed[0]} and {len(packed) - 1} more are compressed, and samples in them "
-            "cannot be read at random. Decompress them (`gunzip`), or leave them out."
+            "cannot be read at random. Decompress them (`gunzip`, `unzstd`), or leave them out."
         )
     return shards

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -131,6 +132,11 @@ def test_a_bar_is_shown_to_those_who_look_on(tmp_path, monkeypatch):
     monkeypatch.setattr(part, "Console", lambda stderr: console)
     open_source(shards(tmp_path))
     assert "Indexing shards" in shown.getvalue()
+
+
+def test_opening_starts_no_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", None)
+    assert len(open_source(shards(tmp_path))) == 15
 
 
 def test_several_processes_may_index_at_once(tmp_path):

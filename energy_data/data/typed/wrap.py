@@ -81,7 +81,8 @@ def open_typed(
 
 
 def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) -> TypedSource:
-    if not format_of(path).decodes_parts:
+    found = format_of(path)
+    if not found.decodes_parts:
         decoder = DEFAULT_DECODER
     elif type(decoder) is SampleDecoder:
         options = evolve(options, decoding=decoder.decoding(typing.part_filter))
@@ -89,7 +90,7 @@ def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) 
         raw = Decoding(mode="bytes", part_filter=typing.part_filter)
         options = evolve(options, decoding=raw)
     function = None if type(decoder) is SampleDecoder else decoder
-    return TypedSource(open_format(path, options), str(path), options, typing, function)
+    return TypedSource(open_format(found, path, options), str(path), options, typing, function)
 
 
 @define(eq=False, slots=False)
