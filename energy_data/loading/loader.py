@@ -149,17 +149,17 @@ class Loader(SavableDataLoader[T_batch]):
         return self.position.next_of(self._rank, self._ranks)
 
     def _end_virtual_epoch(self, number: int) -> None:
-        length = self.dataset.virtual_epoch_length * self._ranks
-        at = self.position
-        if length and number - at.epoch_start >= length:
+        at, length = self.position, self.dataset.virtual_epoch_length * self._ranks
+        end = at.epoch_start + length
+        # The first round that begins there or later: all ranks end before it.
+        clock = end + (at.clock - end) % self._ranks
+        if length and number >= clock:
             if self.dataset.from_start:
                 self._start_run(self.num_lanes)
                 raise StopIteration
             # Micro-batches of lanes that have ended count, although none was returned. The position
             # does not pass them: a restored run looks again which lanes have ended.
-            start = at.epoch_start + length
-            self.position = RunPosition(at.epoch + 1, start, at.batch, start)
-            self._pass_end = end_of_pass(self.dataset, self.position, self.num_lanes)
+            self.position = RunPosition(at.epoch + 1, end, at.batch, clock)
             raise StopIteration
 
     def has_ended(self, number: int | None = None) -> bool:

@@ -133,6 +133,23 @@ def test_virtual_epochs_of_a_pass_of_packs_can_be_saved_after_lanes_have_ended(l
         assert in_order(loaders) == in_order(others)
 
 
+@pytest.mark.parametrize("even_batches", [None, "short"])
+@pytest.mark.parametrize(("before", "later"), [(1, 2), (2, 4), (3, 2), (4, 8), (2, 8)])
+def test_restored_inside_a_virtual_epoch_ranks_still_end_each_together(even_batches, before, later):
+    facts = {"virtual_epoch_length": 5, "even_batches": even_batches}
+    spec = finite(leaf("x", 300), 1) if even_batches else BLEND
+    saved, others = loaders_of(spec, before, **facts), loaders_of(spec, later, **facts)
+    given = run(saved, 3)
+    for loader in others:
+        loader.restore_state_global([loader.state_dict() for loader in saved])
+    for epoch in range(3):
+        drawn = [list(loader) for loader in others]
+        assert len({len(of_rank) for of_rank in drawn}) == 1
+        assert epoch == 0 or len(drawn[0]) == 5
+    assert others[0].run_state().epoch_start == 15 * later
+    assert list(given) == list(range(3 * before))
+
+
 def test_a_pass_ends_as_soon_if_it_is_restored_in_each_virtual_epoch():
     facts = {"lanes": 8, "virtual_epoch_length": 1}
     loader = loader_of(finite(leaf("x", 6), 2), **facts)
