@@ -15,7 +15,7 @@ from trees import groups, leaf, not_fifth, not_third, numbers, parts, renamed, t
 
 from energy_data import merge_states
 from energy_data.core.context import Context
-from energy_data.errors import SkipSample
+from energy_data.errors import DataError, SkipSample
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated
 from energy_data.nodes.encode import EncodeSpec, FlatMapSpec
@@ -145,7 +145,11 @@ class Player:
         """Return the next events: number, batch and whether it is padding; None for an end."""
         events = []
         for _ in range(count):
-            batch = next(self.batches, None)
+            try:
+                batch = next(self.batches, None)
+            except DataError as error:  # of a later pass, all samples of which are bad
+                events.append(str(error))
+                continue
             if batch is None:
                 self.batches = iter(self.loader)
                 events.append(None)
