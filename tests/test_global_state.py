@@ -35,6 +35,7 @@ ALLOWED = {
     "process:_OPEN": "a worker is added and discarded by the thread that uses it",
     "user_call:CALL": "of each thread its own",
     "batch_memory:_CURRENT": "of each thread its own",
+    "groups:GROUPS": "of each thread its own",
 }
 
 CHANGING = (MutableMapping, MutableSequence, MutableSet, np.ndarray, threading.local)

@@ -25,7 +25,8 @@ from energy_data.config.rules import (
 from energy_data.core import recipe
 from energy_data.core.recipe import MAPPING, POSITIVE, TEXT, Children, FieldProblem, Yaml, one_of
 from energy_data.data.join_table import Nonmatch
-from energy_data.data.tokens.source import TokenKeys
+from energy_data.data.tables.source import TableKeys
+from energy_data.data.tokens.reader import TokenKeys
 from energy_data.nodes.blend import Part
 from energy_data.nodes.leaf import LeafTable
 from energy_data.nodes.references import OrderSpec
@@ -33,7 +34,7 @@ from energy_data.order.tree import Order
 
 SUFFIXES = (".yaml", ".yml")  # of metadatasets
 
-FORMAT_KEYS = tuple(recipe.keys_of(TokenKeys))
+FORMAT_KEYS = (*recipe.keys_of(TokenKeys), *recipe.keys_of(TableKeys))
 """Keys of a path that only datasets of one format have."""
 
 _RANGE = "Contiguous range of the samples; an outer range is taken of what an inner one leaves."
@@ -119,7 +120,7 @@ class UnopenedSpec(OrderSpec):
 
 
 @frozen(kw_only=True, eq=False)
-class PathSpec(UnopenedSpec, TokenKeys):
+class PathSpec(UnopenedSpec, TokenKeys, TableKeys):
     """`path`: one dataset, or another metadataset, as written."""
 
     kind = "path"
@@ -156,7 +157,7 @@ class JoinedPart:
     kinds: ClassVar[Sequence[str]] = ("path",)
     refuses: ClassVar[Mapping[str, str]] = {
         "aux": "Cookers of joined samples get no files: remove it",
-        **dict.fromkeys(FORMAT_KEYS, "Token files have no keys to join by: remove it"),
+        **dict.fromkeys(FORMAT_KEYS, "Samples of its format have no keys to join by: remove it"),
         **dict.fromkeys(
             recipe.keys_of(LeafKeys).keys() - {"split_part", "subflavors", "subflavor"},
             "It is of the join as a whole: write it next to `join`",

@@ -305,6 +305,12 @@ def _target(found: Any) -> int | tuple[tuple[int, int], ...]:
     return tuple((whole_number(step, 0), whole_number(amount, 1)) for step, amount in found)
 
 
+def _names(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list | tuple) or not found or len(set(map(str, found))) < len(found):
+        raise ValueError
+    return tuple(map(TEXT.accept, found))
+
+
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}
 
 NUMBER = number(MAX_WEIGHT)
@@ -345,6 +351,16 @@ TARGET = Rule(
     _target,
 )
 TEXT = matching(TEXT_PATTERN, "text, not empty, without control characters")
+NAMES = Rule(
+    "a list of different texts",
+    {
+        "type": "array",
+        "items": {"type": "string", "pattern": TEXT_PATTERN.pattern},
+        "minItems": 1,
+        "uniqueItems": True,
+    },
+    _names,
+)
 NAME = matching(NAME_PATTERN, "a name without '/', '.' or blanks at its ends")
 FLAG = of_type(bool, "true or false", "boolean")
 MAPPING = of_type(dict, "a mapping of names to plain data", "object")

@@ -141,20 +141,25 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
     paths: Iterable[str] = [f"{root}/{shard}" for shard in shards]
     if len(shards) > 1 and (console := Console(stderr=True)).is_terminal:
         paths = track(paths, "Indexing shards", console=console, transient=True)
-    indices = [ensure_index(one, kind.fits, lambda file: kind.scan(file).offsets) for one in paths]
-    counts = [num_samples(index) for index in indices]
+    indices = None
+    if (fits := kind.fits) is None:
+        counts = [kind.scan(open_file(one)).num_samples for one in paths]
+    else:
+        indices = [ensure_index(one, fits, lambda file: kind.scan(file).offsets) for one in paths]
+        counts = [num_samples(index) for index in indices]
     if not sum(counts):
         raise _no_samples(path, len(shards), kind)
     return PartShards(kind, root, shards, counts, indices=indices)
 
 
 def index_file(path: str, kind: ShardKind) -> int:
-    """Write the index next to one shard; return the number of its samples."""
+    """Write the index next to one shard that needs one; return the number of its samples."""
     refuse_packed([path], kind, path)
     found = kind.scan(open_file(path))
     if not found.num_samples:
         raise _no_samples(path, 1, kind)
-    write_index(path, found.offsets, [path + SUFFIX])
+    if len(found.offsets):
+        write_index(path, found.offsets, [path + SUFFIX])
     return found.num_samples
 
 

@@ -14,7 +14,7 @@ import sqlite3
 import tarfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -222,8 +222,9 @@ def _index(root: str, scan: Callable[[LocalFile], Scan], shard: str) -> Scan:
     """Write the index of one shard; runs in worker processes."""
     path = f"{root}/{shard}"
     found = scan(open_file(path))
-    write_index(path, found.offsets, [path + SUFFIX])
-    return found if found.parts else Scan(found.offsets, [], found.extensions)
+    if len(found.offsets):
+        write_index(path, found.offsets, [path + SUFFIX])
+    return found if found.parts else replace(found, keys=[])
 
 
 def _crude(summary: Summary) -> dict[str, str]:

@@ -13,10 +13,24 @@ from energy_data.data.jsonl import JSONL, JsonlFileStore, JsonlSource
 from energy_data.data.part import prepared_at
 from energy_data.data.shards import ShardKind, find_files, named_files
 from energy_data.data.source import OpenOptions, Source
+from energy_data.data.tables.source import (
+    ARROW,
+    PARQUET,
+    ArrowSource,
+    ParquetSource,
+    TableKeys,
+)
 from energy_data.data.tar.file_store import WebdatasetFileStore
 from energy_data.data.tar.source import TARS, WebdatasetSource
-from energy_data.data.tokens.layouts import SUFFIXES as TOKEN_SUFFIXES
-from energy_data.data.tokens.source import TokenKeys, TokenSource
+from energy_data.data.tokens.reader import TokenKeys
+from energy_data.data.tokens.source import (
+    ARRAYS,
+    DATATROVE,
+    MEGATRON,
+    ArraySource,
+    DatatroveSource,
+    MegatronSource,
+)
 from energy_data.data.typed.dataset_yaml import check_dataset_config
 from energy_data.errors import SpecError
 
@@ -24,23 +38,30 @@ from energy_data.errors import SpecError
 class SourceFormat(NamedTuple):
     """One format: how to recognise a dataset by the names of its files, and how to open it."""
 
-    suffix: str | tuple[str, ...]  # of its files
+    suffix: str  # of its files
     open: Callable[[str, OpenOptions], Source]
-    open_store: Callable[[str], FileStore[bytes]] | None  # the parts of all samples by key
-    decodes_parts: bool  # whether its samples have parts that decoders apply to
+    # For folders, patterns and `prepare`; None: single files only.
+    shards: ShardKind | None = None
     keys: type[Any] | None = None  # class of the keys that only this format has
-    shards: ShardKind | None = None  # for folders, patterns and `prepare`; None: single files only
+    open_store: Callable[[str], FileStore[bytes]] | None = None  # parts of all samples by key
+    decodes_parts: bool = False  # whether its samples have parts that decoders apply to
 
     @property
-    def endings(self) -> str | tuple[str, ...]:
+    def endings(self) -> tuple[str, ...]:
         """The suffixes of its files, compressed ones included."""
-        return self.shards.endings if self.shards else self.suffix
+        return self.shards.endings if self.shards else (self.suffix,)
 
 
 FORMATS = [
-    SourceFormat(".jsonl", JsonlSource, JsonlFileStore, decodes_parts=False, shards=JSONL),
-    SourceFormat(TOKEN_SUFFIXES, TokenSource, None, decodes_parts=False, keys=TokenKeys),
-    SourceFormat(".tar", WebdatasetSource, WebdatasetFileStore, decodes_parts=True, shards=TARS),
+    SourceFormat(".jsonl", JsonlSource, JSONL, open_store=JsonlFileStore),
+    SourceFormat(".bin", MegatronSource, MEGATRON, TokenKeys),
+    SourceFormat(".ds", DatatroveSource, DATATROVE, TokenKeys),
+    SourceFormat(".npy", ArraySource, ARRAYS, TokenKeys),
+    SourceFormat(".parquet", ParquetSource, PARQUET, TableKeys),
+    SourceFormat(".arrow", ArrowSource, ARROW, TableKeys),
+    SourceFormat(
+        ".tar", WebdatasetSource, TARS, open_store=WebdatasetFileStore, decodes_parts=True
+    ),
 ]
 """All formats; the last one is that of files with other names."""
 

@@ -14,11 +14,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from energy_data.core.recipe import listed
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.data.files.offsets import BLOCK_ROWS, SUFFIX, IndexedFile, Offsets
 from energy_data.data.splits import MOST_OF_PATTERN, expand
 from energy_data.errors import SpecError
 
+NO_INDEX = np.empty(0, np.uint64)  # of shards that need none
 MOST_PARTS = 50  # different extensions that are remembered
 
 _PROBES = 32  # places of the data that a fingerprint reads
@@ -43,26 +45,30 @@ class ScannedPart(NamedTuple):
 class Scan:
     """The contents of a shard."""
 
-    offsets: Offsets  # [samples + 1], as in the index
+    offsets: Offsets  # [samples + 1], as in the index; empty: the shard needs no index
     keys: list[str]
     extensions: list[str]  # the first different ones, at most MOST_PARTS
     parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
+    rows: int = 0  # samples of a shard that needs no index
 
     @property
     def num_samples(self) -> int:
         """The number of samples."""
-        return len(self.offsets) - 1
+        return len(self.offsets) - 1 if len(self.offsets) else self.rows
 
 
 @dataclass(frozen=True, eq=False)
 class ShardKind:
-    """What the shards of one format are: files with samples, each with an index next to it."""
+    """What the shards of one format are: files with samples, most with an index next to each."""
 
     suffix: str  # of their names
     packed: tuple[str, ...]  # suffixes of compressed ones, which cannot be read at random
     scan: Callable[[LocalFile], Scan]  # StructureError for damage; runs in worker processes
-    fits: Callable[[int, int], bool]  # whether the end of an index may be of a file of some bytes
-    open_block: Callable[..., IndexedFile]  # see `shard_opener`
+    # Whether the end of an index may be of a file of some bytes; None: shards need no index.
+    fits: Callable[[int, int], bool] | None = None
+    open_block: Callable[..., IndexedFile] | None = None  # see `shard_opener`
+    # The shards of a folder, if the format lists them in a file there; None: all that are in it.
+    listed: Callable[[Path], list[str] | None] = lambda _: None
     # Where samples have keys of their own. Elsewhere the key of a sample is its row.
     scan_parts: Callable[[LocalFile], Scan] | None = None  # `scan`, with keys and parts
     key_finder: Callable[[PartShards], FindRows] | None = None
@@ -151,6 +157,7 @@ def shard_opener(part: PartShards) -> OpenShard:
         facts = known.get(number)
         if facts is None:
             facts = known[number] = facts_of(number)
+        assert part.kind.open_block is not None, "it has indices"
         shard: IndexedFile = keep_open(part.kind.open_block, *facts, row // BLOCK_ROWS)
         return shard
 
@@ -175,7 +182,7 @@ def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> li
 
     Raises SpecError if some are compressed, or are links to files that do not exist, too.
     """
-    found = find_files(folder, [kind], exclude)
+    found = kind.listed(folder) or find_files(folder, [kind], exclude)
     missing = [shard for shard in found if not (folder / shard).is_file()]
     if missing:
         raise SpecError(
@@ -194,7 +201,7 @@ def find_files(folder: Path, kinds: Sequence[ShardKind], exclude: str | None = N
     Raises SpecError if there are none, and if the folder or one in it cannot be read.
     """
     endings = tuple(ending for kind in kinds for ending in kind.endings)
-    suffixes = " or ".join(kind.suffix for kind in kinds)
+    suffixes = listed(kind.suffix for kind in kinds)
     shards, others = [], 0
     for path in _files_below(folder):
         if path.endswith(endings):

@@ -36,10 +36,10 @@ PATH = "Write it like `path: ./coco`."
             "2:20: splits.train: unknown key 'subflavours'. Did you mean 'subflavors'?",
         ),
         (
-            "{path: x, colour: red}",
-            "2:20: splits.train: unknown key 'colour'. Known here: split_part, subflavors, "
+            "{path: x, zebra: red}",
+            "2:20: splits.train: unknown key 'zebra'. Known here: split_part, subflavors, "
             "subflavor, subset, id, shuffle_over_epochs_multiplier, "
-            "tokens_per_sample, max_repetitions, seq_len, stride, add_bos, "
+            "tokens_per_sample, max_repetitions, columns, seq_len, stride, add_bos, "
             "add_eos, cu_seqlens, dtype, path, dataset_config, split_config, aux.",
         ),
         (

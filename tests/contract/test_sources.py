@@ -7,6 +7,8 @@ import pickle
 from contextlib import suppress
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from attrs import evolve
@@ -50,6 +52,20 @@ def rows(folder):
     return folder / "x.npy"
 
 
+def parquet(folder):
+    pq.write_table(pa.table({"n": range(40)}), folder / "x.parquet", row_group_size=7)
+    return folder / "x.parquet"
+
+
+def arrow_files(folder):
+    """Two files, of which the second has sample 5."""
+    for name, numbers in enumerate([range(3), range(3, 40)]):
+        table = pa.table({"n": numbers})
+        with pa.ipc.new_stream(folder / f"{name}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    return folder
+
+
 SOURCES = {
     "tar": (tar, {}),
     "jsonl": (jsonl, {}),
@@ -61,6 +77,8 @@ SOURCES = {
         {"seq_len": 32, "stride": 30, "cu_seqlens": True, "add_eos": 1},
     ),
     "rows": (rows, {}),
+    "parquet": (parquet, {}),
+    "folder of arrow": (arrow_files, {"columns": ["n"]}),
 }
 
 
@@ -79,7 +97,7 @@ def source(made):
 
 def file_of(path):
     """The file of sample 5."""
-    return path / "1.jsonl" if path.is_dir() else path
+    return next(path.glob("1.*")) if path.is_dir() else path
 
 
 def plain(sample):

@@ -6,17 +6,19 @@ import os
 import pickle
 import struct
 import time
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_files import flat, some_documents, write_datatrove, write_megatron
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.cli.main import main
 from energy_data.data.files.local import keep_open
 from energy_data.data.registry import open_source
 from energy_data.data.tokens.layouts import open_tokens
@@ -162,7 +164,10 @@ WRONG_KEYS = [
     ({"stride": 3}, "stride and cu_seqlens are for windows. Give their `seq_len`"),
     ({"cu_seqlens": True}, "stride and cu_seqlens are for windows"),
     ({"seq_len": 3, "stride": 4}, "stride must be at most `seq_len`, which is 3, found 4"),
-    ({"seq_len": 11}, "it has 10 tokens, fewer than a window of 11. Lower `seq_len`"),
+    (
+        {"seq_len": 11},
+        r"its largest file has 10 tokens, less than a window of 11\. Lower `seq_len`",
+    ),
     ({"dtype": "int32"}, "its tokens are uint16, not int32. Remove `dtype`"),
 ]
 
@@ -300,6 +305,41 @@ def test_a_source_pickles_small_and_notices_that_its_file_changed(write, tmp_pat
     write(tmp_path / "c", some_documents(5001))
     with pytest.raises(StructureError, match="was changed while it was in use"):
         pickle.loads(data)
+
+
+@both
+def test_folders_and_patterns_of_files_are_one_dataset(write, tmp_path):
+    shards = [some_documents(count) for count in (20, 1, 30)]
+    for number, documents in enumerate(shards):
+        path = write(tmp_path / f"x-{number}", documents)
+    for place in (tmp_path, f"{tmp_path}/x-*{path.suffix}", f"{tmp_path}/x-{{0..2}}{path.suffix}"):
+        assert tokens(read(place)) == [*chain(*shards)]
+    windows = [flat(one)[: len(flat(one)) // 40 * 40].reshape(-1, 40) for one in shards]
+    found = read(tmp_path, seq_len=40)  # the second file is shorter
+    assert tokens(found) == np.concatenate(windows).tolist()
+    assert found[-1]["__sources__"][0].shard == path.name
+    assert found[-1]["__key__"] == str(len(windows[2]) - 1)
+
+
+@both
+def test_a_prepared_folder_has_parts(write, tmp_path):
+    shards = [some_documents(count) for count in (20, 10, 30)]
+    for number, documents in enumerate(shards):
+        write(tmp_path / f"x-{number}", documents)
+    done = CliRunner().invoke(main, ["prepare", str(tmp_path), "--split-ratio", "2,1,0"])
+    assert "60 samples in 3 shards" in done.output
+    assert tokens(read(tmp_path)) == shards[0] + shards[1]
+    assert tokens(read(tmp_path, split_part="val")) == shards[2]
+    before = open_source(tmp_path, split_part="val", seq_len=10).fingerprint
+    CliRunner().invoke(main, ["prepare", str(tmp_path), "--force"])
+    assert open_source(tmp_path, split_part="val", seq_len=10).fingerprint == before
+
+
+def test_rows_of_several_files_have_one_length(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((2, 3), int))
+    np.save(tmp_path / "b.npy", np.zeros((2, 4), int))
+    with pytest.raises(SpecError, match=r"its files have rows of \d and of \d tokens"):
+        open_source(tmp_path)
 
 
 def test_a_subset_is_a_range_of_windows(tmp_path):

@@ -23,8 +23,6 @@ from energy_data.errors import SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
 
-SUFFIXES = (".bin", ".ds", ".npy")
-
 _MEGATRON = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents + 1
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}

@@ -1,0 +1,284 @@
+"""Rows of Parquet and Arrow files as samples.
+
+source = open_source("/data/pages.parquet", columns=["text"])
+source.read(np.arange(256))  # -> [{"__key__": "0", "text": "..."}, ...]
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from energy_data.core import recipe
+from energy_data.core.recipe import NAMES
+from energy_data.core.sample import Sample, make_source
+from energy_data.data.decode.media import extension_of
+from energy_data.data.decode.parts import Decoders
+from energy_data.data.files.local import LocalFile, version_of
+from energy_data.data.part import ShardedSource, names_dataset
+from energy_data.data.shards import NO_INDEX, Scan, ShardKind
+from energy_data.data.source import OpenOptions
+from energy_data.data.tables.files import TableFile, open_table, pyarrow
+from energy_data.data.tables.groups import GROUPS, Column
+from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
+
+Int64s = npt.NDArray[np.int64]
+
+Decode = Callable[[Any], Any]
+
+_OURS = ("__subflavors__", "__sources__", "__restore_key__")
+
+
+@frozen(kw_only=True, slots=False)  # a base next to others
+class TableKeys:
+    """The keys of a dataset of Parquet or Arrow files."""
+
+    columns: tuple[str, ...] | None = recipe.key(
+        NAMES,
+        "Of Parquet and Arrow files: the columns that are read. Default: all.",
+        "columns: [text, url]",
+        default=None,
+    )
+
+
+def _scan(file: LocalFile) -> Scan:
+    table = open_table(file.path)
+    return Scan(NO_INDEX, [], list(table.names), rows=table.num_rows)
+
+
+def _listed(folder: Path) -> list[str] | None:
+    """Return the files that `datasets` lists in a folder of `save_to_disk`; None: it is none."""
+    if (folder / "dataset_dict.json").is_file():
+        raise SpecError(
+            f"{folder}: it is a DatasetDict of several splits. Name the folder of one, such as "
+            f"{folder / 'train'}."
+        )
+    state = folder / "state.json"
+    try:
+        found = json.loads(state.read_bytes()) if state.is_file() else {}
+        chosen = found.get("_indices_data_files") or found.get("_indices_files")
+        files = [str(one["filename"]) for one in found.get("_data_files", [])]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        problem = f"it does not list the files of a dataset: {error!r}"
+        raise StructureError(f"{problem}. Save the dataset again.", shard=str(state)) from error
+    if chosen:
+        problem = f"{folder}: its rows are chosen by a file of indices"
+        raise SpecError(f"{problem}. Save it again after `flatten_indices()`.")
+    return files or None
+
+
+PARQUET = ShardKind(".parquet", (), _scan)
+ARROW = ShardKind(".arrow", (), _scan, listed=_listed)
+
+
+@frozen
+class OpenTable:
+    """A file of a dataset, with its columns."""
+
+    file: TableFile
+    decoders: Sequence[Decode | None]  # of each column; None: values are as read
+
+
+class Run(NamedTuple):
+    """A group of a file, in memory."""
+
+    end: int  # row after its last one, of all files
+    before: int  # rows of the files before
+    first: int  # its first row in its file
+    shard: str
+    columns: Sequence[Column] | str  # or why they cannot be read
+    decoders: Sequence[Decode | None]
+
+
+class TableSource(ShardedSource):
+    """Samples of Parquet or Arrow files: a row is a sample, a column an entry of its dict.
+
+    A list of numbers is a tensor, another value is as pyarrow converts it to Python. A struct of
+    `bytes` and `path`, as `datasets` stores images in, is decoded by the format of its bytes. A
+    column `__key__` is the key of samples; else that is the number of the row in its file.
+
+    Opening it reads the schema of the first file, and the footers of files that are not prepared.
+    """
+
+    def __init__(self, path: str, options: OpenOptions) -> None:
+        super().__init__(path, options)
+        self._decoders = Decoders(options.decoding)
+        self._files: dict[int, OpenTable] = {}
+        largest = next(n for n, count in enumerate(self.part.counts) if count)
+        with names_dataset(path):
+            first = self._table(largest)
+        self.columns = _chosen(first, TableKeys(**options.keys).columns, path)
+        self._run_length = max(first.counts)
+
+    @property
+    def run_length(self) -> int:
+        """The rows of the largest group of the first file."""
+        return self._run_length
+
+    def check_files(self) -> None:
+        """Raise StructureError if a file does not have the rows or columns that it should have."""
+        with names_dataset(self.path):
+            for number, count in enumerate(self.part.counts):
+                if count:
+                    self._opened(number)
+
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
+        wanted = np.asarray(indices, np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self._length:
+            raise IndexError(f"one of {wanted.tolist()} of {self._length} samples")
+        rows = np.asarray(self._rows(wanted.tolist()), np.int64) + self._row
+        order = rows.argsort(kind="stable").tolist()
+        samples: list[Sample | SampleError] = [{}] * len(wanted)
+        done, in_order = 0, rows[order].tolist()
+        with names_dataset(self.path):
+            while done < len(order):
+                run = self._run_of(in_order[done])
+                end = bisect_left(in_order, run.end, done)
+                numbers = [row - run.before for row in in_order[done:end]]
+                for place, sample in zip(order[done:end], self._samples(run, numbers), strict=True):
+                    samples[place] = sample
+                done = end
+        return samples
+
+    def _run_of(self, row: int) -> Run:
+        """Return the group of a row, with its columns."""
+        number = bisect_right(self._ends, row)
+        before = self._ends[number] - self.part.counts[number]
+        table = self._opened(number)
+        group = bisect_right(table.file.ends, row - before)
+        end = table.file.ends[group]
+        first = end - table.file.counts[group]
+        try:
+            columns: Sequence[Column] | str = GROUPS.columns(table.file, group, self.columns)
+        except StructureError as error:
+            columns = error.problem
+        return Run(before + end, before, first, self.part.shards[number], columns, table.decoders)
+
+    def _samples(self, run: Run, numbers: Sequence[int]) -> Sequence[Sample | SampleError]:
+        """Return samples by their numbers in the file of a run, all of its group."""
+        if isinstance(run.columns, str):
+            return [self._bad(run, number, run.columns) for number in numbers]
+        path, shard, flavors = self.path, run.shard, self.options.subflavors
+        try:
+            values = self._values(run, [number - run.first for number in numbers])
+        except (MissingExtraError, MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged data can raise any error
+            if len(numbers) > 1:  # which of them it is shows when they are read one by one
+                return [one for number in numbers for one in self._samples(run, [number])]
+            return [self._bad(run, numbers[0], f"it cannot be decoded: {error}.")]
+        return [
+            {
+                "__key__": str(number),
+                "__subflavors__": flavors,
+                "__sources__": (make_source((path, shard, number)),),
+                **dict(zip(self.columns, row, strict=True)),
+            }
+            for number, row in zip(numbers, zip(*values, strict=True), strict=True)
+        ]
+
+    def _values(self, run: Run, rows: Sequence[int]) -> list[list[Any]]:
+        """Return the values of each column in some rows of a group."""
+        found: list[list[Any]] = []
+        for name, column, decode in zip(self.columns, run.columns, run.decoders, strict=True):
+            values = (
+                [column(row) for row in rows] if callable(column) else [column[n] for n in rows]
+            )
+            if decode is not None:
+                try:
+                    values = [None if value is None else decode(value) for value in values]
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"{name!r}: {error}") from error
+            found.append(values)
+        return found
+
+    def _bad(self, run: Run, row: int, problem: str) -> SampleError:
+        return SampleError(problem, dataset=self.path, shard=run.shard, key=str(row), index=row)
+
+    def _table(self, number: int) -> TableFile:
+        """Return a file. StructureError if it does not have the rows that it should have."""
+        path, _ = self.part.paths(number)
+        file = open_table(path)
+        if file.num_rows != self.part.counts[number]:
+            raise StructureError(
+                f"has {file.num_rows} rows, not {self.part.counts[number]}. If it was written "
+                "again, run `energy-data prepare --tar-index-only`, and restart the run.",
+                shard=path,
+            )
+        return file
+
+    def _opened(self, number: int) -> OpenTable:
+        """Return a file with its columns. StructureError if it changed or lacks one."""
+        known = self._files.get(number)
+        path, _ = self.part.paths(number)
+        if known is None or version_of(path) != known.file.version:
+            file = self._table(number)
+            if known is not None:
+                raise StructureError(
+                    "was changed while it was in use. Restart the run.", shard=path
+                )
+            names = file.names
+            if missing := [name for name in self.columns if names.count(name) != 1]:
+                problem = f"has no column {missing[0]!r}, or several, only {', '.join(names)}"
+                raise StructureError(
+                    f"{problem}. Choose `columns` that all files have.", shard=path
+                )
+            kinds = [file.schema.field(name).type for name in self.columns]
+            decoders = list(map(self._decoder, self.columns, kinds))
+            known = self._files[number] = OpenTable(file, decoders)
+        return known
+
+    def _decoder(self, name: str, kind: Any) -> Decode | None:
+        """Return what decodes the values of a column."""
+        types, decoding = pyarrow().types, self.options.decoding
+        is_file = types.is_struct(kind) and {part.name for part in kind} == {"bytes", "path"}
+        if not (is_file or types.is_binary(kind) or types.is_large_binary(kind)):
+            return None
+        if not is_file and name not in decoding.overrides:
+            return None
+
+        def decode(value: Any) -> Any:
+            data = value["bytes"] if is_file else value
+            if data is None:
+                problem = f"its bytes are not in the table, only its path {value['path']!r}"
+                raise ValueError(f"{problem}. Embed the files when the table is written")
+            found = "" if name in decoding.overrides else extension_of(data)
+            return self._decoders.find(f"{name}.{found}" if found else name)(data)
+
+        return decode
+
+
+class ParquetSource(TableSource):
+    """Samples of Parquet files."""
+
+    kind = PARQUET
+
+
+class ArrowSource(TableSource):
+    """Samples of files or streams of Arrow, such as `datasets` writes by `save_to_disk`."""
+
+    kind = ARROW
+
+
+def _chosen(file: TableFile, columns: Sequence[str] | None, path: str) -> tuple[str, ...]:
+    """Return the names of the columns that are read. SpecError if there are no such columns."""
+    names = file.names
+    chosen = tuple(names if columns is None else columns)
+    if wrong := [name for name in chosen if names.count(name) != 1]:
+        found = "several columns" if wrong[0] in names else "no column"
+        problem = f"there are {found} {wrong[0]!r}, found {', '.join(names)}"
+        raise SpecError(f"{path}: {problem}. Choose `columns` among those.")
+    if not chosen:
+        raise SpecError(f"{path}: its files have no columns. Write them again.")
+    if ours := [name for name in chosen if name in _OURS]:
+        problem = f"samples have a field {ours[0]!r} of their own, and it has such a column"
+        raise SpecError(f"{path}: {problem}. Choose `columns` without it.")
+    return chosen

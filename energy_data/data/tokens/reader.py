@@ -1,0 +1,171 @@
+"""The samples of one file of tokens, and the keys that say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from energy_data.core import recipe
+from energy_data.core.recipe import COUNT, FLAG, TOKEN, one_of
+from energy_data.data.tokens.layouts import Int64s, TokenFile, Values
+from energy_data.errors import SpecError
+
+
+@frozen(kw_only=True, slots=False)  # a base next to others
+class TokenKeys:
+    """The keys of a dataset of tokens."""
+
+    seq_len: int | None = recipe.key(
+        COUNT,
+        "Of token files: length of a window, in tokens. Without it, samples are documents.",
+        "seq_len: 4096",
+        default=None,
+    )
+    stride: int | None = recipe.key(
+        COUNT,
+        "Of windows: tokens from the beginning of one to that of the next. Default: `seq_len`.",
+        "stride: 4095",
+        default=None,
+    )
+    add_bos: int | None = recipe.key(
+        TOKEN, "Of token files: the token put before each document.", "add_bos: 1", default=None
+    )
+    add_eos: int | None = recipe.key(
+        TOKEN, "Of token files: the token put after each document.", "add_eos: 2", default=None
+    )
+    cu_seqlens: bool = recipe.key(
+        FLAG,
+        "Of windows: whether samples have `cu_seqlens` and `position_ids` of their documents.",
+        "cu_seqlens: true",
+        default=False,
+    )
+    dtype: str | None = recipe.key(
+        one_of("uint8", "uint16", "uint32", "int16", "int32", "int64"),
+        "Of files of raw integers: the type of a token.",
+        "dtype: uint16",
+        default=None,
+    )
+
+    @property
+    def extra(self) -> int:
+        """The number of tokens put before and after each document."""
+        return (self.add_bos is not None) + (self.add_eos is not None)
+
+    def check_file(self, file: TokenFile, path: str) -> None:
+        """Raise SpecError for keys that do not fit together, or not to the file."""
+        window, length = self.seq_len, file.row_length
+        if length is not None and (self.stride or window not in (None, length)):
+            problem = f"it has rows of {length} tokens. Remove `seq_len` and `stride`"
+        elif window is None and (self.stride or self.cu_seqlens):
+            problem = "stride and cu_seqlens are for windows. Give their `seq_len`"
+        elif self.stride is not None and self.stride > (window or 0):
+            problem = f"stride must be at most `seq_len`, which is {window}, found {self.stride}"
+        elif file.documents is None and not (window or length):
+            problem = (
+                "it does not say where documents begin, so it has only windows. Give `seq_len`"
+            )
+        elif file.documents is None and (self.extra or self.cu_seqlens):
+            problem = (
+                "it does not say where documents begin, and add_bos, add_eos and cu_seqlens need "
+                "that. Use .bin with .idx, or .ds with .ds.index"
+            )
+        else:
+            return
+        raise SpecError(f"{path}: {problem}.")
+
+
+Arrays = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
+
+
+class Span(NamedTuple):
+    """Tokens [begin, end) of a file, counting those put before and after documents."""
+
+    begin: int
+    end: int
+    document: int  # that `begin` is in
+    bounds: Int64s  # where it begins, and where each document up to `end` ends
+
+    def starts(self) -> Int64s:
+        """Return where in the span documents begin, from 0 on, and its length; int64."""
+        return np.unique(np.clip(self.bounds - self.begin, 0, self.end - self.begin))
+
+
+class FileReader:
+    """The samples of one file.
+
+    window: tokens of a sample; 0: samples are documents. count: the number of its samples.
+    """
+
+    def __init__(self, file: TokenFile, keys: TokenKeys, shard: str) -> None:
+        self.file, self.keys, self.shard = file, keys, shard
+        self.window = keys.seq_len or file.row_length or 0
+        self.stride = keys.stride or self.window
+        self._is_plain = bool(self.window) and not (keys.extra or keys.cu_seqlens)
+        documents = file.documents
+        self.num_documents = 0 if documents is None else documents.count
+        self.num_tokens = file.tokens.count + self.num_documents * keys.extra
+        if self.window:
+            self.count = max((self.num_tokens - self.window) // self.stride + 1, 0)
+        else:
+            self.count = self.num_documents
+
+    def fields(self, rows: list[int]) -> dict[str, Arrays]:
+        """Return the fields of samples, an array for each; windows are rows of one array."""
+        columns = self.file.columns.items()
+        if self._is_plain:
+            begins = [row * self.stride for row in rows]
+            return {name: values.rows(begins, self.window) for name, values in columns}
+        spans = [self._span(row) for row in rows]
+        fields: dict[str, Arrays] = {}
+        for name, values in columns:
+            fields[name] = [self._values(values, span) for span in spans]
+        if self.keys.cu_seqlens:
+            starts = [span.starts() for span in spans]
+            fields["cu_seqlens"] = [one.astype(np.int32) for one in starts]
+            fields["position_ids"] = [_positions(one) for one in starts]
+        return fields
+
+    def _span(self, row: int) -> Span:
+        """Return where a sample is."""
+        documents, extra = self.file.documents, self.keys.extra
+        assert documents is not None
+        if not self.window:
+            bounds = documents.bound(row, row + 2) + extra * np.arange(row, row + 2)
+            return Span(int(bounds[0]), int(bounds[1]), row, bounds)
+        begin = row * self.stride
+        return Span(
+            begin, begin + self.window, *documents.between(begin, begin + self.window, extra)
+        )
+
+    def _values(self, values: Values, span: Span) -> npt.NDArray[Any]:
+        """Return the values of a sample in one of the files."""
+        if self.keys.extra:
+            return self._framed(values, span)
+        return values.read(span.begin, span.end)
+
+    def _framed(self, values: Values, span: Span) -> npt.NDArray[Any]:
+        """Return the values of a sample with the tokens before and after documents."""
+        bounds, size = span.bounds - span.begin, span.end - span.begin
+        is_mask = values.dtype.kind == "b"
+        found = np.ones(size, bool if is_mask else np.int64)
+        is_put = np.zeros(size, bool)
+        for token, at in ((self.keys.add_bos, bounds[:-1]), (self.keys.add_eos, bounds[1:] - 1)):
+            if token is not None:
+                inside = at[(at >= 0) & (at < size)]
+                found[inside], is_put[inside] = True if is_mask else token, True
+        # Of the tokens of the first document, those before the span are left out.
+        before = -int(bounds[0]) - (self.keys.add_bos is not None)
+        length = int(bounds[1] - bounds[0]) - self.keys.extra
+        first = span.begin + int(bounds[0]) - self.keys.extra * span.document
+        first += min(max(before, 0), length)
+        found[~is_put] = values.read(first, first + size - int(is_put.sum()))
+        return found
+
+
+def _positions(starts: Int64s) -> Int64s:
+    """Return the position of each token in its document; starts: of the documents, and the end."""
+    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
