@@ -23,6 +23,7 @@ from energy_data.cli.prepare_prompts import (
 )
 from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
+from energy_data.core.recipe import listed
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
 from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
 from energy_data.data.part import index_file
@@ -151,14 +152,13 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 @media_options
 @tmp_option
 def command(path: Path, **given: Any) -> None:
-    """Prepare tars, JSONL files, or the joins in a metadataset.
+    """Prepare a dataset, or the joins in a metadataset.
 
-    For a folder of tars, writes what Energon's `prepare` writes: `shard.tar.idx` next to each tar,
-    and `.nv-meta` with the splits and the type of the samples; for a folder of .jsonl files, the
-    same with theirs.
+    For a folder of shards (tars, or files of one other format), writes `.nv-meta` with the splits,
+    and next to each tar or JSONL file its index. For tars that is what Energon's `prepare` writes.
 
-    For a single file, writes its index next to it. For a metadataset (.yaml), writes which samples
-    its joins put together.
+    For a single file, writes its index, if it needs one. For a metadataset (.yaml), writes which
+    samples its joins put together.
     """
     given["media"] = media_filter(given)
     interactive = given.pop("interactive")
@@ -220,7 +220,7 @@ def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
     """Index one shard."""
     kind = format_of(path).shards
     if kind is None or not path.name.endswith(kind.endings):
-        suffixes = " or ".join(one.shards.suffix for one in FORMATS if one.shards)
+        suffixes = listed(one.shards.suffix for one in FORMATS if one.shards)
         raise click.UsageError(
             f"{path}: must be a folder, a {suffixes} file or a metadataset (.yaml)."
         )
