@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energy_data.core.context import Context
@@ -56,6 +56,14 @@ class LanesStart(NamedTuple):
         return {
             lane: max(batch + (lane - batch) % lanes, firsts.get(lane, 0)) for lane in self.places
         }
+
+    def first_left(self, batch: int, ended: Container[int]) -> int:
+        """Return the first micro-batch from `batch` on of a lane that has not ended.
+
+        Costs the same however far apart the lanes are. `batch` if all lanes have ended.
+        """
+        nexts = self.nexts(batch).items()
+        return min((first for lane, first in nexts if lane not in ended), default=batch)
 
     def has(self, batch: int) -> bool:
         """Return whether a micro-batch of these lanes was not returned before."""

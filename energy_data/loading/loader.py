@@ -102,6 +102,8 @@ class Loader(SavableDataLoader[T_batch]):
             if self._pass_end is not None:
                 return self._padding(number)
             number += ranks
+            if self._began.firsts:  # what other ranks returned before is passed over at once
+                number = self._began.first_left(number, self._ended)
         if not self.is_over:
             self.begin_pass()
         raise StopIteration

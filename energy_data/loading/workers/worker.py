@@ -206,11 +206,9 @@ class Prefetcher(ABC):
     def _next_lane(self) -> int:
         """Move to the next micro-batch of a lane that has not ended; return the lane."""
         lanes = self.start.lanes
-        while (lane := self.batch % lanes.num_lanes) not in self.living or not lanes.has(
-            self.batch
-        ):
-            self.batch += self.start.stride
-        return lane
+        if self.batch % lanes.num_lanes not in self.living or not lanes.has(self.batch):
+            self.batch = lanes.first_left(self.batch, lanes.places.keys() - self.living)
+        return self.batch % lanes.num_lanes
 
     def _finish(self, message: Message) -> None:
         self.waiting = not self.living or message.kind in _IDLE
