@@ -10,12 +10,14 @@ import time
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from attrs import evolve
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,7 +101,6 @@ TYPES = {
     ),
     "map": (pa.map_(pa.string(), pa.int32()), [[("a", 1)], [], [("b", 2)]]),
     "lists of texts": (pa.list_(pa.string()), [["a"], [], ["b", "c"]]),
-    "lists with nothing": (pa.list_(pa.int32()), [[1], None, [2, None]]),
     "lists of lists": (pa.list_(pa.list_(pa.int32())), [[[1], [2, 3]], [], [[]]]),
     "nothing": (pa.null(), [None, None, None]),
 }
@@ -136,6 +137,65 @@ def test_lists_of_numbers_are_tensors(write, name, tmp_path):
 
 
 @every_format
+def test_what_a_list_becomes_depends_on_itself_alone(write, tmp_path):
+    values = [[1, 2], None, [3, None], [], [4]]
+    table = pa.table({"it": pa.array(values, pa.list_(pa.int32()))})
+    found = open_source(write(tmp_path / "x", table, size=5)).read(np.arange(5))
+    tensor = torch.Tensor
+    assert [type(sample["it"]) for sample in found] == [tensor, type(None), list, tensor, tensor]
+    assert [plain(sample["it"]) for sample in found] == values
+
+
+def test_columns_with_dots_are_not_taken_for_nested_ones(tmp_path):
+    row = {"meta.url": "U", "text": {"url": 1}, "meta": {"url": 2, "n": 3}}
+    path = parquet(tmp_path / "x", pa.table({name: [value] for name, value in row.items()}))
+    assert rows(open_source(path)) == [row]
+    for columns in (["meta.url"], ["meta", "meta.url"], ["text", "meta"]):
+        wanted = {name: row[name] for name in columns}
+        assert rows(open_source(path, columns=columns)) == [wanted]
+    with pytest.raises(SpecError, match="`columns` names one twice, found text, text"):
+        open_source(path, columns=["text", "text"])
+
+
+def test_values_of_a_dictionary_are_kept_once(tmp_path):
+    text = pa.array(["x" * 4096] * 20_000).dictionary_encode()
+    source = open_source(stream(tmp_path / "x", pa.table({"text": text}), size=20_000))
+    GROUPS._kept.clear()
+    GROUPS._bytes = 0
+    assert len(rows(source, [19_999])[0]["text"]) == 4096
+    assert GROUPS._bytes < 2_000_000
+    ((columns, _),) = GROUPS._kept.values()
+    assert len(set(map(id, columns[0]))) == 1
+
+
+@every_format
+@pytest.mark.parametrize("error", [OSError(5, "I/O"), pa.lib.ArrowMemoryError("too large")])
+def test_an_error_of_the_system_is_no_bad_sample(write, error, tmp_path, monkeypatch):
+    source = open_source(write(tmp_path / "x", pa.table(VALUES)))
+
+    def fails(*_):
+        raise error
+
+    def columns(file, group, names):
+        return evolve(file, read_group=fails).read(group, list(names))
+
+    monkeypatch.setattr(GROUPS, "columns", columns)
+    with pytest.raises((StructureError, MemoryError), match=r"Check the disk|too large"):
+        source.read(np.arange(3))
+
+
+def test_any_number_of_files_is_read_with_few_descriptors(tmp_path):
+    first = parquet(tmp_path / "0000", pa.table({"n": [1]}))
+    for number in range(1, 400):
+        (tmp_path / f"{number:04d}.parquet").write_bytes(first.read_bytes())
+    source = open_source(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    source.check_files()
+    assert len(source.read(np.arange(400))) == 400
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 300
+
+
+@every_format
 def test_only_the_columns_that_are_asked_for_are_read(write, tmp_path):
     path = write(tmp_path / "x", pa.table(VALUES))
     assert rows(open_source(path, columns=["text", "n"]), [3]) == [{"text": "text 3", "n": 3}]
@@ -144,8 +204,8 @@ def test_only_the_columns_that_are_asked_for_are_read(write, tmp_path):
 
 
 def test_a_column_of_keys_is_the_key_of_samples(tmp_path):
-    path = parquet(tmp_path / "x", pa.table({"__key__": ["a", "b"], "n": [1, 2]}))
-    assert [sample["__key__"] for sample in open_source(path).read(np.arange(2))] == ["a", "b"]
+    path = parquet(tmp_path / "x", pa.table({"__key__": ["a", None], "n": [1, 2]}))
+    assert [sample["__key__"] for sample in open_source(path).read(np.arange(2))] == ["a", "1"]
     path = parquet(tmp_path / "x", pa.table({"__sources__": ["a", "b"], "n": [1, 2]}))
     with pytest.raises(SpecError, match="have a field '__sources__' of their own"):
         open_source(path)
@@ -266,6 +326,16 @@ def test_files_of_a_dataset_have_the_same_columns(tmp_path):
         open_source(tmp_path).read(np.array([7]))
 
 
+def test_a_file_that_was_replaced_before_it_was_first_read_is_an_error(tmp_path):
+    for name in "ab":
+        parquet(tmp_path / name, pa.table({"n": range(5)}))
+    source = open_source(tmp_path)
+    rows(source, [0])
+    parquet(tmp_path / "new", pa.table({"n": range(1000, 1005)})).replace(tmp_path / "b.parquet")
+    with pytest.raises(StructureError, match=r"b\.parquet: was changed while it was in use"):
+        rows(source, [7])
+
+
 def test_groups_are_read_once_where_the_order_reads_runs(tmp_path):
     path = parquet(tmp_path / "x", pa.table({"n": range(40_000)}), size=100)
     dataset = get_train_dataset(
@@ -282,11 +352,11 @@ def test_groups_are_read_once_where_the_order_reads_runs(tmp_path):
 
 
 def test_groups_in_memory_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(groups, "LARGEST_CACHE", 3000)
+    monkeypatch.setattr(groups, "LARGEST_CACHE", 12_000)
     source = open_source(parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100))
     for _ in range(2):
         rows(source)
-        assert GROUPS._bytes <= 3000
+        assert GROUPS._bytes <= 12_000
 
 
 CUTS = {"half": 0.5, "most": 0.1, "a little": 0.98}

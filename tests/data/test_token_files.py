@@ -218,6 +218,7 @@ DAMAGE = {
     "last pointer": lambda index, path: damage(index, POINTERS + 24, "<q", 2**40),
     "out of order": lambda index, path: damage(index, POINTERS + 8, "<q", 14),
     "beyond": lambda index, path: damage(index, POINTERS + 8, "<q", 2**62),
+    "inside a token": lambda index, path: damage(index, POINTERS + 8, "<q", 7),
     "negative": lambda index, path: damage(index, POINTERS + 8, "<q", -2),
 }
 
@@ -261,6 +262,21 @@ def test_a_cut_array_is_an_error(cut, tmp_path):
     np.save(tmp_path / "c.npy", np.arange(10))
     os.truncate(tmp_path / "c.npy", cut)
     with pytest.raises(StructureError, match=r"c\.npy"):
+        open_source(tmp_path / "c.npy", seq_len=1)
+
+
+@pytest.mark.parametrize("text", ["{'descr': (20", "(" * 5000, "-" * 5000 + "1", "  x\n y"])
+def test_a_hostile_header_is_an_error_of_the_file(text, tmp_path):
+    header = text.encode()
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    (tmp_path / "c.npy").write_bytes(data)
+    with pytest.raises(StructureError, match=r"c\.npy: is no \.npy file"):
+        open_source(tmp_path / "c.npy", seq_len=1)
+
+
+def test_tokens_that_int64_cannot_hold_are_an_error(tmp_path):
+    np.save(tmp_path / "c.npy", np.zeros(3, np.uint64))
+    with pytest.raises(StructureError, match="has values of uint64"):
         open_source(tmp_path / "c.npy", seq_len=1)
 
 

@@ -39,6 +39,10 @@ ReadGroup = Callable[[int, list[str]], Any]
 """Returns columns of a group, a pyarrow.Table."""
 
 
+class DamagedGroupError(StructureError):
+    """A group cannot be decoded; other groups of its file may be."""
+
+
 @frozen(kw_only=True, eq=False)
 class TableFile:
     """An open file of rows."""
@@ -61,16 +65,24 @@ class TableFile:
         return self.ends[-1] if self.ends else 0
 
     def read(self, group: int, columns: list[str]) -> Any:
-        """Return a group as a pyarrow.Table. StructureError if it cannot be read."""
+        """Return columns of a group as a pyarrow.Table.
+
+        Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
+        """
         arrow = pyarrow()
         try:
             found = self._read(group, columns)
+        except (MemoryError, StructureError):
+            raise
         except (arrow.ArrowException, OSError, ValueError) as error:
-            problem = f"group {group} cannot be read: {error}"
-            raise StructureError(f"{problem}. Write the file again.", shard=self.path) from error
+            if isinstance(error, OSError) and error.errno is not None:  # of the system
+                problem = f"cannot be read: {error.strerror}. Check the disk or the mount."
+                raise StructureError(problem, shard=self.path) from error
+            problem = f"group {group} cannot be read: {error}. Write the file again."
+            raise DamagedGroupError(problem, shard=self.path) from error
         if found.num_rows != self.counts[group]:
             problem = f"group {group} has {found.num_rows} rows, not {self.counts[group]}"
-            raise StructureError(f"{problem}. Write the file again.", shard=self.path)
+            raise DamagedGroupError(f"{problem}. Write the file again.", shard=self.path)
         return found
 
 
@@ -89,7 +101,7 @@ def _open(path: str, version: Version | None) -> TableFile:
     begin = file.read(0, min(file.size, len(_ARROW)))
     try:
         if begin[:4] == _PARQUET:
-            facts = _open_parquet(path)
+            facts = _open_parquet(file)
         elif begin == _ARROW or begin[:4] == _CONTINUED:
             facts = _open_stream(file, len(_ARROW) if begin == _ARROW else 0)
         else:
@@ -113,12 +125,15 @@ _Facts = tuple[Any, list[int], ReadGroup]
 """The schema of a file, the rows of each group, and what reads a group."""
 
 
-def _open_parquet(path: str) -> _Facts:
+def _open_parquet(opened: LocalFile) -> _Facts:
+    # By its descriptor: the path may be another file by now.
+    path = f"/proc/self/fd/{opened.fd}"
     file = pyarrow().parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
     counts = [file.metadata.row_group(n).num_rows for n in range(file.metadata.num_row_groups)]
 
     def read_group(group: int, columns: list[str]) -> Any:
-        return file.read_row_group(group, columns, use_threads=False)
+        # It reads nested columns too that have such a path.
+        return file.read_row_group(group, columns, use_threads=False).select(columns)
 
     return file.schema_arrow, counts, read_group
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from energy_data.data.tables.files import TableFile, pyarrow
+from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
 
 LARGEST_CACHE = 1 << 28  # bytes of groups that a thread keeps; at least two groups
+
+_BYTES_PER_VALUE = 40  # of an object of Python and its place in a list
 
 Column = Sequence[Any] | Callable[[int], Any]
 """The values of a group by row; or, where they can be changed, what makes one for its caller."""
@@ -35,10 +37,17 @@ class _Groups(threading.local):
             self._kept.move_to_end(key)
             return kept[0]
         table = file.read(group, list(names)).combine_chunks()
-        columns = [_column(table.column(n)) for n in range(table.num_columns)]
+        try:
+            columns = [_column(table.column(name)) for name in names]
+        except MemoryError:
+            raise
+        except Exception as error:
+            problem = f"group {group} cannot be converted: {error}"
+            raise DamagedGroupError(f"{problem}. Write the file again.", shard=file.path) from error
+        size = table.nbytes + _BYTES_PER_VALUE * table.num_rows * table.num_columns
         self.num_read += 1
-        self._kept[key] = columns, table.nbytes
-        self._bytes += table.nbytes
+        self._kept[key] = columns, size
+        self._bytes += size
         while self._bytes > LARGEST_CACHE and len(self._kept) > 2:
             _, (_, size) = self._kept.popitem(last=False)
             self._bytes -= size
@@ -52,24 +61,32 @@ def _column(column: Any) -> Column:
     """Return the values of a column by row."""
     arrow = pyarrow()
     array = column.chunk(0) if column.num_chunks else arrow.array([], column.type)
-    kind = array.type
-    if arrow.types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    types = arrow.types
+    kind, types = array.type, arrow.types
     if types.is_list(kind) or types.is_large_list(kind):
-        if _is_number(kind.value_type) and not array.null_count and not array.values.null_count:
-            return _numbers(array.values, array.offsets.to_numpy())
+        if _is_number(kind.value_type):
+            return _numbers(array, array.offsets.to_numpy())
     elif types.is_fixed_size_list(kind):
-        size = kind.list_size
-        if _is_number(kind.value_type) and not array.null_count and not array.values.null_count:
-            first = array.offset * size
-            return _numbers(array.values, np.arange(len(array) + 1) * size + first)
+        if _is_number(kind.value_type):
+            at = np.arange(len(array) + 1) + array.offset
+            return _numbers(array, at * kind.list_size)
+    elif types.is_dictionary(kind):
+        if not types.is_nested(kind.value_type):
+            with suppress(UnicodeDecodeError):
+                return _of_dictionary(array)
     elif not types.is_nested(kind):
-        with suppress(UnicodeDecodeError):  # in one row: the others are read one by one
+        try:
             values: Sequence[Any] = array.to_pylist()
             return values
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001, S110 - of one row: the others are read one by one
+            pass
     return lambda row: array[row].as_py()
+
+
+def _of_dictionary(array: Any) -> Sequence[Any]:
+    values = array.dictionary.to_pylist()
+    return [None if number is None else values[number] for number in array.indices.to_pylist()]
 
 
 def _is_number(kind: Any) -> bool:
@@ -77,9 +94,28 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind)) and kind != pyarrow().uint64()
 
 
-def _numbers(values: Any, offsets: Any) -> Column:
-    """Return lists of numbers as tensors; torch has few operations on unsigned ones."""
-    numbers, at = values.to_numpy(), offsets.tolist()
+def _numbers(array: Any, offsets: Any) -> Column:
+    """Return lists of numbers as tensors; those with nulls as lists. None for a null.
+
+    Unsigned integers become int64, as torch has few operations on them.
+    """
+    values, at = array.values, offsets.tolist()
+    # Nulls before each value, so that what a list becomes depends on itself alone.
+    nulls = None
+    if values.null_count:
+        nulls = np.concatenate([[0], np.cumsum(values.is_null().to_numpy(zero_copy_only=False))])
+        values = values.fill_null(0)
+    valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+    numbers = values.to_numpy()
     if numbers.dtype.kind == "u" and numbers.dtype != np.uint8:
         numbers = numbers.astype(np.int64)
-    return lambda row: torch.from_numpy(numbers[at[row] : at[row + 1]].copy())
+
+    def value(row: int) -> Any:
+        if valid is not None and not valid[row]:
+            return None
+        first, end = at[row], at[row + 1]
+        if nulls is not None and nulls[end] > nulls[first]:
+            return array[row].as_py()
+        return torch.from_numpy(numbers[first:end].copy())
+
+    return value

@@ -21,11 +21,11 @@ from energy_data.core.recipe import NAMES
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.parts import Decoders
-from energy_data.data.files.local import LocalFile, version_of
+from energy_data.data.files.local import LocalFile, Version, version_of
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
-from energy_data.data.tables.files import TableFile, open_table, pyarrow
+from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
 from energy_data.data.tables.groups import GROUPS, Column
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 
@@ -78,14 +78,6 @@ PARQUET = ShardKind(".parquet", (), _scan)
 ARROW = ShardKind(".arrow", (), _scan, listed=_listed)
 
 
-@frozen
-class OpenTable:
-    """A file of a dataset, with its columns."""
-
-    file: TableFile
-    decoders: Sequence[Decode | None]  # of each column; None: values are as read
-
-
 class Run(NamedTuple):
     """A group of a file, in memory."""
 
@@ -110,7 +102,11 @@ class TableSource(ShardedSource):
     def __init__(self, path: str, options: OpenOptions) -> None:
         super().__init__(path, options)
         self._decoders = Decoders(options.decoding)
-        self._files: dict[int, OpenTable] = {}
+        self._versions: dict[int, Version | None] = {}
+        if self.part.uuid is None:  # not prepared: its rows were counted now
+            paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
+            self._versions = dict(enumerate(map(version_of, paths)))
+        self._decoders_of: dict[int, Sequence[Decode | None]] = {}
         largest = next(n for n, count in enumerate(self.part.counts) if count)
         with names_dataset(path):
             first = self._table(largest)
@@ -152,15 +148,15 @@ class TableSource(ShardedSource):
         """Return the group of a row, with its columns."""
         number = bisect_right(self._ends, row)
         before = self._ends[number] - self.part.counts[number]
-        table = self._opened(number)
-        group = bisect_right(table.file.ends, row - before)
-        end = table.file.ends[group]
-        first = end - table.file.counts[group]
+        file, decoders = self._opened(number)
+        group = bisect_right(file.ends, row - before)
+        end = file.ends[group]
+        first = end - file.counts[group]
         try:
-            columns: Sequence[Column] | str = GROUPS.columns(table.file, group, self.columns)
-        except StructureError as error:
+            columns: Sequence[Column] | str = GROUPS.columns(file, group, self.columns)
+        except DamagedGroupError as error:
             columns = error.problem
-        return Run(before + end, before, first, self.part.shards[number], columns, table.decoders)
+        return Run(before + end, before, first, self.part.shards[number], columns, decoders)
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> Sequence[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
@@ -175,7 +171,7 @@ class TableSource(ShardedSource):
             if len(numbers) > 1:  # which of them it is shows when they are read one by one
                 return [one for number in numbers for one in self._samples(run, [number])]
             return [self._bad(run, numbers[0], f"it cannot be decoded: {error}.")]
-        return [
+        samples: list[Sample] = [
             {
                 "__key__": str(number),
                 "__subflavors__": flavors,
@@ -184,6 +180,11 @@ class TableSource(ShardedSource):
             }
             for number, row in zip(numbers, zip(*values, strict=True), strict=True)
         ]
+        if "__key__" in self.columns:
+            for sample, number in zip(samples, numbers, strict=True):
+                key = sample["__key__"]
+                sample["__key__"] = str(number if key is None else key)
+        return samples
 
     def _values(self, run: Run, rows: Sequence[int]) -> list[list[Any]]:
         """Return the values of each column in some rows of a group."""
@@ -204,9 +205,12 @@ class TableSource(ShardedSource):
         return SampleError(problem, dataset=self.path, shard=run.shard, key=str(row), index=row)
 
     def _table(self, number: int) -> TableFile:
-        """Return a file. StructureError if it does not have the rows that it should have."""
+        """Return a file. StructureError if it changed, or lacks rows that it should have."""
         path, _ = self.part.paths(number)
-        file = open_table(path)
+        version = self._versions.setdefault(number, version_of(path))
+        if (now := version_of(path)) is None or version is None or now[1:] != version[1:]:
+            raise StructureError("was changed while it was in use. Restart the run.", shard=path)
+        file = open_table(path, now)
         if file.num_rows != self.part.counts[number]:
             raise StructureError(
                 f"has {file.num_rows} rows, not {self.part.counts[number]}. If it was written "
@@ -215,26 +219,19 @@ class TableSource(ShardedSource):
             )
         return file
 
-    def _opened(self, number: int) -> OpenTable:
-        """Return a file with its columns. StructureError if it changed or lacks one."""
-        known = self._files.get(number)
-        path, _ = self.part.paths(number)
-        if known is None or version_of(path) != known.file.version:
-            file = self._table(number)
-            if known is not None:
-                raise StructureError(
-                    "was changed while it was in use. Restart the run.", shard=path
-                )
+    def _opened(self, number: int) -> tuple[TableFile, Sequence[Decode | None]]:
+        """Return a file, and what decodes its columns. StructureError if it lacks one."""
+        file = self._table(number)
+        if (decoders := self._decoders_of.get(number)) is None:
             names = file.names
             if missing := [name for name in self.columns if names.count(name) != 1]:
                 problem = f"has no column {missing[0]!r}, or several, only {', '.join(names)}"
                 raise StructureError(
-                    f"{problem}. Choose `columns` that all files have.", shard=path
+                    f"{problem}. Choose `columns` that all files have.", shard=file.path
                 )
             kinds = [file.schema.field(name).type for name in self.columns]
-            decoders = list(map(self._decoder, self.columns, kinds))
-            known = self._files[number] = OpenTable(file, decoders)
-        return known
+            decoders = self._decoders_of[number] = list(map(self._decoder, self.columns, kinds))
+        return file, decoders
 
     def _decoder(self, name: str, kind: Any) -> Decode | None:
         """Return what decodes the values of a column."""
@@ -276,6 +273,8 @@ def _chosen(file: TableFile, columns: Sequence[str] | None, path: str) -> tuple[
         found = "several columns" if wrong[0] in names else "no column"
         problem = f"there are {found} {wrong[0]!r}, found {', '.join(names)}"
         raise SpecError(f"{path}: {problem}. Choose `columns` among those.")
+    if len(set(chosen)) < len(chosen):
+        raise SpecError(f"{path}: `columns` names one twice, found {', '.join(chosen)}.")
     if not chosen:
         raise SpecError(f"{path}: its files have no columns. Write them again.")
     if ours := [name for name in chosen if name in _OURS]:

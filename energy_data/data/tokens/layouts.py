@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ Int64s = npt.NDArray[np.int64]
 _MEGATRON = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents + 1
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
+_BAD_HEADER = ValueError, AttributeError, TypeError, SyntaxError, TokenError, RecursionError
 _SEARCHED = 512  # values of an index that are read at once
 
 
@@ -82,6 +84,12 @@ class Documents:
         found[high - first :] = self.num_tokens
         if low < high:
             values = self.bounds.read(low - self.first, high - self.first).astype(np.int64)
+            if (values % self.unit).any():
+                raise StructureError(
+                    f"has documents that begin inside a token of {self.unit} bytes. Write it "
+                    "again.",
+                    shard=self.bounds.path,
+                )
             found[low - first : high - first] = values // self.unit
         if found[0] < 0 or found[-1] > self.num_tokens or (np.diff(found) < 0).any():
             problem = f"has documents {first} to {end - 1} at tokens {found[:3].tolist()}..."
@@ -182,8 +190,9 @@ def open_tokens(path: str, dtype: str | None = None) -> TokenFile:
     else:
         found = TokenFile(tokens=_raw(path, np.dtype(dtype)), documents=None)
     own = found.tokens.dtype
-    if own.kind not in "iu":
-        raise StructureError(f"has values of {own.name}. Tokens are integers.", shard=path)
+    if own.kind not in "iu" or (own.kind == "u" and own.itemsize == 8):
+        problem = f"has values of {own.name}. Tokens are integers that int64 can hold."
+        raise StructureError(problem, shard=path)
     if dtype is not None and np.dtype(dtype) != own.newbyteorder("="):
         raise SpecError(f"{path}: its tokens are {own.name}, not {dtype}. Remove `dtype`.")
     if not found.tokens.count:
@@ -280,7 +289,7 @@ def _numpy(path: str) -> TokenFile:
             version = np.lib.format.read_magic(file)
             header: Callable[..., Any] = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
             shape, in_columns, dtype = header(file)
-        except (ValueError, AttributeError, TypeError) as error:
+        except _BAD_HEADER as error:
             problem = f"is no .npy file: {error}"
             raise StructureError(f"{problem}. Write it with numpy.save.", shard=path) from error
         begin = file.tell()

@@ -194,8 +194,15 @@ class TokenSource(Source):
 
 
 def _scan(file: LocalFile) -> Scan:
-    found = open_tokens(file.path).documents
-    return Scan(NO_INDEX, [], ["tokens"], rows=1 if found is None else found.count)
+    """Return the number of documents or rows; a file that does not have them counts as one."""
+    rows = int(file.size > 0)
+    if not file.path.endswith(".bin") or Path(file.path).with_suffix(".idx").is_file():
+        found = open_tokens(file.path)
+        if found.documents is not None:
+            rows = found.documents.count
+        elif found.row_length is not None:
+            rows = found.tokens.count // found.row_length
+    return Scan(NO_INDEX, [], ["tokens"], rows=rows)
 
 
 MEGATRON = ShardKind(".bin", (), _scan)
