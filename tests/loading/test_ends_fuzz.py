@@ -27,7 +27,7 @@ from loading.runs import flat, loaders_of, run
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = 100 if settings.default.derandomize else 1000
+EXAMPLES = 100 if settings.default.derandomize else 150
 LANES = {1: [1, 2, 4, 6, 12], 2: [2, 4, 6, 12], 3: [3, 6, 12], 4: [4, 12]}
 WHOLE = 2000  # more batches than a pass has
 
