@@ -168,6 +168,17 @@ def test_after_any_edit_at_any_micro_batch_nothing_is_left_out_or_given_twice(fi
         check(before + in_order([again], 3 * lanes), again, lanes)
 
 
+def test_what_is_kept_of_a_removed_leaf_is_not_kept_of_those_that_stay():
+    packs = BODIES["groups of packs of x"]
+    stages = three(BODIES["groups of both"], packs, packs)
+    loader = loader_of(plan(*stages), lanes=1)
+    given, state = in_order([loader], 7), plain(loader.state_dict())
+    edited = next(edited for name, _, edited in edits(stages, 7) if name == "remove")
+    loader = loader_of(plan(*edited, resume="strict"), lanes=1)
+    loader.load_state_dict(state, **KEEPING)
+    check(given + in_order([loader], 8), loader, 1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_holds_samples_back_they_are_given_once_after_edits_of_edits(data):

@@ -329,6 +329,9 @@ class SavedRun:
         if not names:
             return RemovedLeaves()
         # Also of leaves whose samples are others now: how far they were with those before.
-        pasts = {lane: self.past(lane).with_others(self.state.gone.past(lane)) for lane in lanes}
+        pasts = {
+            lane: self.past(lane).with_others(self.state.gone.past(lane)).of_leaves(names)
+            for lane in lanes
+        }
         grains = {name: self.grains[name] for name in names}
         return RemovedLeaves({name: prints[name] for name in names}, grains, pasts)
