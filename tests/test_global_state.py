@@ -36,6 +36,7 @@ ALLOWED = {
     "user_call:CALL": "of each thread its own",
     "batch_memory:_CURRENT": "of each thread its own",
     "groups:GROUPS": "of each thread its own",
+    "registry:installed_formats": "cache of what is installed, which does not change",
 }
 
 CHANGING = (MutableMapping, MutableSequence, MutableSet, np.ndarray, threading.local)

@@ -23,12 +23,11 @@ from energy_data.cli.prepare_prompts import (
 )
 from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
-from energy_data.core.recipe import listed
 from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
 from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
 from energy_data.data.part import index_file
 from energy_data.data.prepare import ALL_TRAIN, Summary, prepare
-from energy_data.data.registry import FORMATS, format_of, open_source
+from energy_data.data.registry import format_of, open_source
 from energy_data.data.shards import ShardKind, find_shards
 from energy_data.data.splits import parse_patterns
 from energy_data.data.tar.source import TARS
@@ -219,11 +218,8 @@ def _prepare_metadataset(path: Path) -> None:
 def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
     """Index one shard."""
     kind = format_of(path).shards
-    if kind is None or not path.name.endswith(kind.endings):
-        suffixes = listed(one.shards.suffix for one in FORMATS if one.shards)
-        raise click.UsageError(
-            f"{path}: must be a folder, a {suffixes} file or a metadataset (.yaml)."
-        )
+    if kind is None:
+        raise click.UsageError(f"{path}: files of its format need no index.")
     for name in ("split_ratio", "split_parts", "exclude", "sample_type"):
         if given[name]:
             raise click.UsageError(

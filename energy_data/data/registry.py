@@ -1,17 +1,20 @@
-"""The formats of datasets: one line per format."""
+"""The formats of datasets: those of this package, one line each, and those that others add."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from energy_data.core.recipe import keys_of
+from energy_data.core.recipe import keys_of, listed
 from energy_data.data.decode.parts import Decoding, Overrides
+from energy_data.data.files.local import open_file
 from energy_data.data.files.stores import FileStore
 from energy_data.data.jsonl import JSONL, JsonlFileStore, JsonlSource
 from energy_data.data.part import prepared_at
-from energy_data.data.shards import ShardKind, find_files, named_files
+from energy_data.data.shards import ShardKind, find_files, named_files, no_shards
 from energy_data.data.source import OpenOptions, Source
 from energy_data.data.tables.source import (
     ARROW,
@@ -34,9 +37,14 @@ from energy_data.data.tokens.source import (
 from energy_data.data.typed.dataset_yaml import check_dataset_config
 from energy_data.errors import SpecError
 
+GROUP = "energy_data.sources"
+"""The entry points of packages that add formats: each is a `SourceFormat`."""
+
+_HEAD = 512  # first bytes of a file
+
 
 class SourceFormat(NamedTuple):
-    """One format: how to recognise a dataset by the names of its files, and how to open it."""
+    """One format: how to recognise a dataset, and how to open it."""
 
     suffix: str  # of its files
     open: Callable[[str, OpenOptions], Source]
@@ -45,6 +53,8 @@ class SourceFormat(NamedTuple):
     keys: type[Any] | None = None  # class of the keys that only this format has
     open_store: Callable[[str], FileStore[bytes]] | None = None  # parts of all samples by key
     decodes_parts: bool = False  # whether its samples have parts that decoders apply to
+    # Whether a path is of this format: a folder, a file that no suffix fits, or `scheme://...`.
+    detect: Callable[[str], bool] | None = None
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -52,24 +62,67 @@ class SourceFormat(NamedTuple):
         return self.shards.endings if self.shards else (self.suffix,)
 
 
+def _begins(magic: bytes, at: int = 0) -> Callable[[str], bool]:
+    """Return what detects files that have some bytes near their begin."""
+    return lambda path: _head_of(path)[at:].startswith(magic)
+
+
+def _head_of(path: str) -> bytes:
+    """Return the first bytes of a file; none of what is no file."""
+    if not Path(path).is_file():
+        return b""
+    file = open_file(path)
+    return file.read(0, min(_HEAD, file.size))
+
+
 FORMATS = [
-    SourceFormat(".jsonl", JsonlSource, JSONL, open_store=JsonlFileStore),
+    SourceFormat(".jsonl", JsonlSource, JSONL, open_store=JsonlFileStore, detect=_begins(b"{")),
     SourceFormat(".bin", MegatronSource, MEGATRON, TokenKeys),
     SourceFormat(".ds", DatatroveSource, DATATROVE, TokenKeys),
     SourceFormat(".npy", ArraySource, ARRAYS, TokenKeys),
-    SourceFormat(".parquet", ParquetSource, PARQUET, TableKeys),
-    SourceFormat(".arrow", ArrowSource, ARROW, TableKeys),
+    SourceFormat(".parquet", ParquetSource, PARQUET, TableKeys, detect=_begins(b"PAR1")),
+    SourceFormat(".arrow", ArrowSource, ARROW, TableKeys, detect=_begins(b"ARROW1")),
     SourceFormat(
-        ".tar", WebdatasetSource, TARS, open_store=WebdatasetFileStore, decodes_parts=True
+        ".tar",
+        WebdatasetSource,
+        TARS,
+        open_store=WebdatasetFileStore,
+        decodes_parts=True,
+        detect=_begins(b"ustar", at=257),
     ),
 ]
-"""All formats; the last one is that of files with other names."""
+"""The formats of this package; the first one that fits is used."""
+
+
+@cache
+def installed_formats() -> list[SourceFormat]:
+    """Return the formats of other packages that are installed, in the order of their names.
+
+    They are imported when no format of this package fits. Raises SpecError if one cannot be.
+    """
+    found = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value)):
+        try:
+            one = entry.load()
+        except Exception as error:
+            raise SpecError(
+                f"entry point {entry.name!r} of {GROUP}: {entry.value} cannot be imported: "
+                f"{error!r}. Repair or remove the package that has it."
+            ) from error
+        if not isinstance(one, SourceFormat):
+            problem = f"{entry.value} must be a SourceFormat, found {one!r}"
+            raise SpecError(f"entry point {entry.name!r} of {GROUP}: {problem}.")
+        found.append(one)
+    return found
 
 
 def format_of(
     path: str | Path, *, exclude: str | None = None, prepared: bool = True
 ) -> SourceFormat:
     """Return the format of a dataset.
+
+    A file is recognised by its suffix, or else by its first bytes. A folder is recognised by a file
+    that only one format has, or else by the suffixes of its files.
 
     Args:
         path: A folder, a file, or a pattern of files.
@@ -78,33 +131,74 @@ def format_of(
         prepared: Whether a prepared folder has the shards that it was prepared with; otherwise all
             that are in it now.
 
-    Raises SpecError for files of several formats, and for a folder without shards.
+    Raises SpecError for files of several formats, and for what no format fits.
     """
-    found: dict[SourceFormat, str] = {}
-    for name in _files_of(str(path), exclude, prepared=prepared):
-        for one in FORMATS:
-            if name.endswith(one.endings):
-                found.setdefault(one, name)
-                break
-    if len(found) > 1:
-        names = " and ".join(found.values())
-        raise SpecError(
-            f"{path}: a dataset has one format, found {names}. Move the files of one elsewhere, or "
-            "run `energy-data prepare` with --exclude to leave them out."
-        )
-    return next(iter(found), FORMATS[-1])
+    where = str(path)
+    if found := _fitting(FORMATS, where, exclude, prepared=prepared):
+        return found
+    if "://" not in where and not (Path(where).exists() or named_files(where) != [where]):
+        raise SpecError(f"{path}: there is no such file or folder. Check the path.")
+    if found := _fitting(installed_formats(), where, exclude, prepared=prepared):
+        return found
+    raise _unknown(where)
 
 
-def _files_of(path: str, exclude: str | None, *, prepared: bool) -> Iterable[str]:
-    """Return the names of the shards in a folder, or of the files that a path stands for."""
+def _fitting(
+    formats: Sequence[SourceFormat], path: str, exclude: str | None, *, prepared: bool
+) -> SourceFormat | None:
+    """Return the one of some formats that a dataset has; None: it has none of them."""
+    if "://" in path:
+        return _detected(formats, path)
     meta = prepared_at(path) if prepared else None
+    is_folder = Path(path).is_dir()
+    if is_folder and (found := _detected(formats, path)):
+        return found
     if meta is not None:
-        return meta.counts
+        names: Iterable[str] = meta.counts
+    elif is_folder:
+        endings = tuple(ending for one in formats if one.shards for ending in one.endings)
+        names = find_files(Path(path), endings, exclude)
+    elif _named(formats, path):
+        names = [path]  # also a pattern, if all it stands for end alike
+    else:
+        names = named_files(path)
+    by_name: dict[SourceFormat, str] = {}
+    for name in names:
+        if one := _named(formats, name):
+            by_name.setdefault(one, name)
+    if len(by_name) > 1:
+        several = " and ".join(by_name.values())
+        raise SpecError(
+            f"{path}: a dataset has one format, found {several}. Move the files of one elsewhere, "
+            "or run `energy-data prepare` with --exclude to leave them out."
+        )
+    if not by_name and not is_folder:
+        return next((_detected(formats, name) for name in names), None)
+    return next(iter(by_name), None)
+
+
+def _named(formats: Sequence[SourceFormat], name: str) -> SourceFormat | None:
+    return next((one for one in formats if name.endswith(one.endings)), None)
+
+
+def _detected(formats: Sequence[SourceFormat], path: str) -> SourceFormat | None:
+    return next((one for one in formats if one.detect and one.detect(path)), None)
+
+
+def _unknown(path: str) -> SpecError:
+    """Return the error for a path that no format fits."""
+    formats = [*FORMATS, *installed_formats()]
     if Path(path).is_dir():
-        return find_files(Path(path), [one.shards for one in FORMATS if one.shards], exclude)
-    if any(path.endswith(one.endings) for one in FORMATS):
-        return [path]  # also a pattern, if all it stands for end alike
-    return named_files(path)
+        return no_shards(path, [one.suffix for one in formats if one.shards])
+    file = next(iter(named_files(path)), None)
+    if file is None:
+        return SpecError(f"{path}: no file fits this pattern. Check it.")
+    known = listed(one.suffix for one in formats)
+    begin = f", and it begins with {_head_of(file)[:8]!r}" if Path(file).is_file() else ""
+    return SpecError(
+        f"{path}: no format fits: its name does not end with {known}{begin}. Rename it, or "
+        f"install a package that reads it (entry points `{GROUP}`)."
+    )
 
 
 def open_source(

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -180,9 +180,12 @@ def some_bytes(file: LocalFile, places: int = _PROBES) -> bytes:
 def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> list[str]:
     """Return the shards in a folder and the folders in it, as `find_files` does.
 
-    Raises SpecError if some are compressed, or are links to files that do not exist, too.
+    Raises SpecError if there are none, and if some are compressed, or are links to files that do
+    not exist, too.
     """
-    found = kind.listed(folder) or find_files(folder, [kind], exclude)
+    found = kind.listed(folder) or find_files(folder, kind.endings, exclude)
+    if not found:
+        raise no_shards(folder, [kind.suffix])
     missing = [shard for shard in found if not (folder / shard).is_file()]
     if missing:
         raise SpecError(
@@ -192,16 +195,20 @@ def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> li
     return refuse_packed(found, kind, folder)
 
 
-def find_files(folder: Path, kinds: Sequence[ShardKind], exclude: str | None = None) -> list[str]:
-    """Return the shards of some kinds in a folder, relative to it, in Energon's order.
+def no_shards(folder: Path | str, suffixes: Iterable[str]) -> SpecError:
+    """Return the error for a folder without shards of some formats."""
+    problem = f"there are no {listed(suffixes)} files in it"
+    return SpecError(f"{folder}: {problem}. Name a folder that has some.")
+
+
+def find_files(folder: Path, endings: tuple[str, ...], exclude: str | None = None) -> list[str]:
+    """Return the files in a folder with some endings, relative to it, in Energon's order.
 
     Folders in it are searched too; those that are links as well, but none twice. exclude: leave out
     those whose name contains a match of this regular expression.
 
-    Raises SpecError if there are none, and if the folder or one in it cannot be read.
+    Raises SpecError if the folder or one in it cannot be read, or if `exclude` leaves none.
     """
-    endings = tuple(ending for kind in kinds for ending in kind.endings)
-    suffixes = listed(kind.suffix for kind in kinds)
     shards, others = [], 0
     for path in _files_below(folder):
         if path.endswith(endings):
@@ -211,14 +218,10 @@ def find_files(folder: Path, kinds: Sequence[ShardKind], exclude: str | None = N
             if others > _MOST_OTHERS:
                 raise SpecError(
                     f"{folder}: it has more than {_MOST_OTHERS:,} files that do not end with "
-                    f"{suffixes}. Name the folder of one dataset, and move others out of it."
+                    f"{listed(endings)}. Name the folder of one dataset, and move others out of it."
                 )
-    if not shards:
-        raise SpecError(
-            f"{folder}: there are no {suffixes} files in it. Name a folder that has some."
-        )
     found = [str(shard) for shard in sorted(shards)]
-    if exclude is None:
+    if exclude is None or not found:
         return found
     try:
         found = [shard for shard in found if not re.search(exclude, shard)]

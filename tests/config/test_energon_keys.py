@@ -153,7 +153,7 @@ def test_aux_paths_start_at_their_file(write, tmp_path):
 
 @pytest.mark.parametrize(
     ("store", "problem"),
-    [("nothing", "no prepared dataset"), ("filesystem://nothing", "there is no folder")],
+    [("nothing", "no such file or folder"), ("filesystem://nothing", "there is no folder")],
 )
 def test_aux_that_is_not_there_is_a_fault_with_its_place(write, datasets, store, problem):
     path = write("m.yaml", f"splits: {{train: {{path: x, aux: {{a: '{store}'}}}}}}")

@@ -359,7 +359,7 @@ def test_folders_of_other_files_are_given_up(tmp_path, monkeypatch):
     [
         ("x.tar", gzip.compress(bytes(2000) + b"x" * 2000, mtime=0), "compressed with gzip"),
         ("x.tar", b"BZh91AY" * 200, "compressed with bzip2"),
-        ("x.zip", b"PK34" * 1000, r"it is not a tar: it begins with b'PK34PK34'"),
+        ("x.tar", b"PK34" * 1000, r"it is not a tar: it begins with b'PK34PK34'"),
     ],
 )
 def test_files_that_are_no_tars_are_called_what_they_are(tmp_path, name, data, problem):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,10 @@ RUN = {"python": run_python, "yaml": run_yaml, "console": run_console}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_runnable_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(KINDS, "repeat", KINDS["repeat"])  # pages may add to both tables
-    monkeypatch.setattr(registry, "FORMATS", [*registry.FORMATS])
+    monkeypatch.setitem(KINDS, "repeat", KINDS["repeat"])  # pages may add to it
+    monkeypatch.setattr(sys, "path", [*sys.path])  # and install packages
+    installed = cache(registry.installed_formats.__wrapped__)
+    monkeypatch.setattr(registry, "installed_formats", installed)
     names = {"__name__": "page"}
     for kind, text in BLOCK.findall(page.read_text()):
         RUN[kind](text, names)

@@ -57,7 +57,7 @@ def _check_kind(file: LocalFile) -> None:
         raise StructureError(f"{problem}. Decompress it.", shard=file.path)
     if head[257:262] != b"ustar":
         problem = f"no tar header, so it is not a tar: it begins with {head[:8]!r}"
-        advice = "Name a tar, a .jsonl file or a folder of them, or restore it if it was damaged."
+        advice = "Restore it, or name another file."
         raise StructureError(f"{problem}. {advice}", shard=file.path, offset=0)
 
 
