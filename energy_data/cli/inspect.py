@@ -67,9 +67,10 @@ def command(meta: str, *, split: str, as_json: bool, **run: Any) -> None:
 
     META is a metadataset (.yaml) or a dataset. For one with stages, see `plan`.
 
-    Columns: `weight` is as written (`x 2`: 2 repetitions), and `%` the share of all draws. `drawn`
-    and `epochs` are of a leaf (one split of one dataset), over all places that list it and all
-    lanes. They are computed from the order, not by reading, and ignore skipped samples.
+    Columns: `tokens` are those of a dataset, where they are known. `weight` is as written (`x 2`: 2
+    repetitions), and `%` the share of all draws. `drawn` and `epochs` are of a leaf (one split of
+    one dataset), over all places that list it and all lanes. They are computed from the order, not
+    by reading, and ignore skipped samples.
     """
     if bool(run["batches"]) != bool(run["batch_size"]):
         raise click.UsageError("--batches and --batch-size go together: give both, or neither.")
@@ -88,10 +89,11 @@ def command(meta: str, *, split: str, as_json: bool, **run: Any) -> None:
     click.echo(f"{meta}, split {split}: {summary(spec)}, {run['lanes']} lanes")
     if drawn:
         click.echo(f"after {run['batches']:,} micro-batches of {run['batch_size']} samples:")
-    amounts = ("samples", "weight", "%", *(("drawn", "epochs") if drawn else ()))
+    tokens = ["tokens"] if any(row.num_tokens for row in rows) else []
+    amounts = ["samples", *tokens, "weight", "%", *(("drawn", "epochs") if drawn else ())]
     table = new_table("node", *amounts, "leaf id", "where", numbers=amounts)
     for row in rows:
-        table.add_row(*_cells(row, drawn))
+        table.add_row(*_cells(row, drawn, tokens=bool(tokens)))
     print_table(table)
 
 
@@ -130,14 +132,15 @@ def draws(
     return dict(total)
 
 
-def _cells(row: TreeRow, drawn: Mapping[str, int]) -> list[str]:
+def _cells(row: TreeRow, drawn: Mapping[str, int], *, tokens: bool) -> list[str]:
     where = f"{row.place.file}:{row.place.line}" if row.place.line else row.place.file
     percent = "?" if row.fraction is None else f"{100 * row.fraction:.2f}"
-    samples = "" if row.num_samples is None else f"{row.num_samples:,}"
+    sizes = [row.num_samples, row.num_tokens] if tokens else [row.num_samples]
+    amounts = ["" if size is None else f"{size:,}" for size in sizes]
     share = "" if row.share is None else _share(row)
     if isinstance(share, float):
         share = f"{'x ' if row.share_key == 'repetitions' else ''}{share:g}"
-    cells = ["  " * row.depth + row.label, samples, share, percent]
+    cells = ["  " * row.depth + row.label, *amounts, share, percent]
     if drawn:
         seen, epochs = drawn.get(row.id or "", 0), _epochs(row, drawn)
         cells += ["" if row.id is None else f"{seen:,}", "" if epochs is None else f"{epochs:.3f}"]

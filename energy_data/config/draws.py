@@ -33,6 +33,7 @@ class TreeRow:
     share: Any  # that number or schedule, as written; None: it has none
     fraction: float | None  # of all draws; None: it changes, or needs unknown sizes
     num_samples: int | None  # of a dataset; None: not known
+    num_tokens: int | None  # of a dataset, in all its samples; None: not known
     id: str | None  # of a dataset
     place: Place
 
@@ -49,8 +50,10 @@ def describe_tree(
     spec: the result of `compile_split` or `compile_stream` for it. Without it, numbers of samples
     are not known, and only fractions that do not need them. mode: as there.
     """
-    sizes = {leaf.id: leaf.num_samples for _, leaf in leaf_entries(spec)} if spec else {}
-    describer = _Describer(sizes, mode_of(split, mode), metadataset.origins)
+    leaves = {leaf.id: leaf for _, leaf in leaf_entries(spec)} if spec else {}
+    sizes = {leaf_id: leaf.num_samples for leaf_id, leaf in leaves.items()}
+    tokens = {leaf_id: leaf.num_tokens for leaf_id, leaf in leaves.items()}
+    describer = _Describer(sizes, tokens, mode_of(split, mode), metadataset.origins)
     endless = describer.mode == "train"
     yield from describer.rows(metadataset.tree(split), None, 0, Fraction(1), endless=endless)
 
@@ -62,8 +65,14 @@ def _label(tree: Spec) -> str:
 
 
 class _Describer:
-    def __init__(self, sizes: Mapping[str, int], mode: Mode, origins: Origins) -> None:
-        self.sizes, self.mode, self.origins = sizes, mode, origins
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        tokens: Mapping[str, int | None],
+        mode: Mode,
+        origins: Origins,
+    ) -> None:
+        self.sizes, self.tokens, self.mode, self.origins = sizes, tokens, mode, origins
 
     def rows(
         self, tree: Spec, holder: Any, depth: int, fraction: Fraction | None, *, endless: bool
@@ -78,6 +87,7 @@ class _Describer:
             share=share_of(holder),
             fraction=None if fraction is None else float(fraction),
             num_samples=None if leaf is None else self.sizes.get(leaf.id),
+            num_tokens=None if leaf is None else self.tokens.get(leaf.id),
             id=None if leaf is None else leaf.id,
             place=self.origins.of(recipe).place,
         )

@@ -145,20 +145,11 @@ class JsonlSource(ShardedSource):
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        wanted = np.asarray(indices, np.int64)
-        order = wanted.argsort(kind="stable")
-        if len(wanted) and not 0 <= wanted[order[0]] <= wanted[order[-1]] < self._length:
-            raise IndexError(f"one of {wanted.tolist()} of {self._length} samples")
-        rows = np.asarray(self._rows(wanted[order].tolist()), np.int64) + self._row
-        numbers = np.searchsorted(self._ends, rows, side="right")
-        cuts = np.flatnonzero(np.diff(numbers)) + 1
-        samples: list[Sample | SampleError] = [{}] * len(wanted)
+        samples: list[Sample | SampleError] = [{}] * len(indices)
         with names_dataset(self.path):
-            for first, end in pairwise([0, *cuts.tolist(), len(rows)] if len(rows) else []):
-                number = int(numbers[first])
-                before = self._ends[number] - self.part.counts[number]
-                found = self._read_shard(number, rows[first:end] - before)
-                for place, sample in zip(order[first:end].tolist(), found, strict=True):
+            for number, places, rows in self._by_shard(np.asarray(indices, np.int64)):
+                found = self._read_shard(number, rows)
+                for place, sample in zip(places.tolist(), found, strict=True):
                     samples[place] = sample
         return samples
 

@@ -11,16 +11,24 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
 from energy_data.core.lazy import cached_property
 from energy_data.data.files.local import open_file
-from energy_data.data.files.offsets import SUFFIX, ensure_index, num_samples, write_index
+from energy_data.data.files.offsets import (
+    BLOCK_ROWS,
+    SUFFIX,
+    ensure_index,
+    num_samples,
+    write_index,
+)
 from energy_data.data.nv_meta import NvMeta
 from energy_data.data.shards import (
     FindRows,
@@ -31,8 +39,10 @@ from energy_data.data.shards import (
     refuse_packed,
     shard_opener,
 )
-from energy_data.data.source import OpenOptions, Source, reopen
+from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.errors import SpecError, StructureError
+
+Int64s = npt.NDArray[np.int64]
 
 
 class ShardedSource(Source):
@@ -93,6 +103,44 @@ class ShardedSource(Source):
     def row_of(self, index: int) -> int:
         """Return the row of a sample in its part."""
         return self.part.row_of(index + self._first)
+
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
+        """Return the bytes of each sample in its shard; None for tokens, or without an index."""
+        if unit != "bytes" or self.part.kind.open_block is None:
+            return None
+        found = np.empty(len(indices), np.int64)
+        with names_dataset(self.path):
+            for number, places, rows in self._by_shard(np.asarray(indices, np.int64)):
+                found[places] = self._bytes(number, rows)
+        return found
+
+    def _bytes(self, number: int, rows: Int64s) -> Int64s:
+        """Return the bytes of samples of a shard; `rows` is sorted."""
+        found = np.empty(len(rows), np.int64)
+        for places in np.split(
+            np.arange(len(rows)), np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
+        ):
+            block = self._open(number, int(rows[places[0]]))
+            here = rows[places] - block.first
+            found[places] = (block.offsets[here + 1] - block.offsets[here]).astype(np.int64)
+        if (found <= 0).any():
+            problem = f"its index has a sample of {found.min()} bytes"
+            path, _ = self.part.paths(number)
+            raise StructureError(f"{problem}. Run `energy-data prepare --force`.", shard=path)
+        return found
+
+    def _by_shard(self, indices: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Yield each shard with the places in `indices` that are in it, and their rows, sorted."""
+        order = indices.argsort(kind="stable")
+        if len(indices) and not 0 <= indices[order[0]] <= indices[order[-1]] < self._length:
+            raise IndexError(f"one of {indices.tolist()} of {self._length} samples")
+        rows = np.asarray(self._rows(indices[order].tolist()), np.int64) + self._row
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        for first, end in pairwise([0, *cuts.tolist(), len(rows)] if len(rows) else []):
+            number = int(numbers[first])
+            before = self._ends[number] - self.part.counts[number]
+            yield number, order[first:end], rows[first:end] - before
 
     def _rows(self, indices: list[int]) -> list[int]:
         """Return the row of each sample, from that of the first one on."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,10 @@ from energy_data.data.decode.parts import Decoding
 from energy_data.errors import SampleError, SpecError, StructureError
 
 T_source = TypeVar("T_source", bound="Source")
+
+Unit = Literal["tokens", "bytes"]
+
+_SUMMED = 1 << 20  # samples whose costs are in memory at once
 
 
 @frozen(kw_only=True)
@@ -86,11 +89,6 @@ class Source(ABC):
         return None
 
     @property
-    def tokens_per_sample(self) -> Fraction | None:
-        """Mean tokens per sample if the index has it, else None. Reads no shard."""
-        return None
-
-    @property
     def warning(self) -> str | None:
         """What is wrong and stops no run; None: nothing is. Reads no data."""
         return None
@@ -109,6 +107,26 @@ class Source(ABC):
 
         By default nothing is compared.
         """
+
+    def costs(self, indices: npt.NDArray[np.int64], unit: Unit) -> npt.NDArray[np.int64] | None:
+        """Return the tokens or bytes of each sample, int64 [n]; None if no index has them.
+
+        indices: as in `read`. Reads indices, no samples. Raises `StructureError` for a bad index.
+        """
+        return None
+
+    def total_cost(self, unit: Unit) -> int | None:
+        """Return the sum of the costs of all samples; None if no index has them.
+
+        Override it if the sum costs less than all its parts.
+        """
+        total = 0
+        for begin in range(0, len(self), _SUMMED):
+            costs = self.costs(np.arange(begin, min(begin + _SUMMED, len(self))), unit)
+            if costs is None:
+                return None
+            total += int(costs.sum())
+        return total
 
     def row_of(self, index: int) -> int:
         """Return the number of a sample in its split part, counting samples that are left out.

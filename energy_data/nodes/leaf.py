@@ -79,7 +79,16 @@ class Leaf:
     @property
     def mean_tokens(self) -> Fraction | None:
         """Tokens per sample, declared or of its source; None: not known."""
-        return self.tokens_per_sample or self.source.tokens_per_sample
+        if self.tokens_per_sample is not None:
+            return self.tokens_per_sample
+        total = self.source.total_cost("tokens")
+        return Fraction(total, self.num_samples) if total else None
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The tokens of all samples, declared or of its source; None: not known."""
+        mean = self.mean_tokens
+        return None if mean is None else round(mean * self.num_samples)
 
     @property
     def fingerprint(self) -> str:

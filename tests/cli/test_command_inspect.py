@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from token_files import write_datatrove
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energy_data.cli.main import main
@@ -179,6 +180,18 @@ def test_a_dataset_is_inspected_as_a_tree_of_one_leaf(energy_data, datasets):
     assert done.stdout.splitlines()[-1].split() == [
         *("books", "10", "100.00", "20", "2.000", "books:train", "books")
     ]
+
+
+def test_tokens_are_shown_where_they_are_known(energy_data, datasets, write, tmp_path):
+    write_datatrove(tmp_path / "tokens", [[1, 2, 3], [4], [5, 6]])
+    split = "splits:\n  train:\n    blend: [{path: ./books}, {path: ./tokens.ds}]\n"
+    shown = energy_data("inspect", write("meta.yaml", split)).stdout
+    assert re.search(r"node +samples +tokens +weight", shown)
+    assert re.search(r"books +10 +1 +50.00", shown)
+    assert re.search(r"tokens.ds +3 +6 +1 +50.00", shown)
+    declared = split.replace("books", "books, tokens_per_sample: 2.5")
+    found = nodes(energy_data("inspect", write("meta.yaml", declared), "--json"))
+    assert [node["num_tokens"] for node in found] == [None, 25, 6]
 
 
 def test_json_has_the_run_and_the_places(energy_data, datasets, write):

@@ -104,11 +104,12 @@ def test_lengths_that_change_with_weights_of_their_own_are_refused():
 
 def test_a_source_may_know_its_lengths():
     class Measured(NumberSource):
-        tokens_per_sample = Fraction(25, 2)
+        def costs(self, indices, unit):
+            return 8 + indices if unit == "tokens" else None
 
     known = LeafSpec(Leaf(id="known", source=Measured(10)))
     assert known.mean_tokens == Fraction(25, 2)
-    assert leaf("said", Fraction(3)).mean_tokens == 3
+    assert Leaf(id="declared", source=Measured(10), tokens_per_sample=Fraction(3)).mean_tokens == 3
 
 
 def test_a_metadataset_says_lengths_and_the_unit(datasets):

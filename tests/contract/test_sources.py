@@ -129,6 +129,38 @@ def test_a_sample_says_where_it_comes_from(made, source):
     assert sample["__subflavors__"] == {}
 
 
+def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, source):
+    path, keys = made
+    name = request.node.callspec.params["made"]
+    known = {"tar": "bytes", "jsonl": "bytes", "folder of jsonl": "bytes"}
+    known |= dict.fromkeys(
+        ["windows", "rows", *(name for name in SOURCES if "doc" in name)], "tokens"
+    )
+    for unit in ("tokens", "bytes"):
+        costs = source.costs(np.array([7, 3, 3, 30, 0]), unit)
+        if known.get(name) != unit:
+            assert costs is source.total_cost(unit) is None
+            continue
+        assert costs.tolist() == [cost(source, n, unit) for n in (7, 3, 3, 30, 0)]
+        assert costs.dtype == np.int64
+        some = open_source(path, subset=(5, 30), **keys)
+        assert (
+            some.costs(np.arange(25), unit).tolist()
+            == source.costs(np.arange(5, 30), unit).tolist()
+        )
+        assert some.total_cost(unit) == some.costs(np.arange(25), unit).sum()
+
+
+def cost(source, index, unit):
+    """The cost of a sample, found by reading it."""
+    before = source.bytes_read
+    (sample,) = source.read(np.array([index]))
+    if unit == "tokens":
+        return len(sample["tokens"])
+    is_line = before is None
+    return len(json.dumps(sample["json"])) + 1 if is_line else source.bytes_read - before
+
+
 @pytest.mark.parametrize("index", [-1, 1000])
 def test_an_index_out_of_range_is_an_error(source, index):
     with pytest.raises(IndexError):

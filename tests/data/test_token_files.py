@@ -51,7 +51,7 @@ def test_samples_are_documents(write, dtype, tmp_path):
     assert sample["__subflavors__"] == {"a": 1}
     assert sample["__sources__"] == ((str(path), path.name, 2),)
     assert tokens(read(path)) == DOCUMENTS
-    assert float(source.tokens_per_sample) == 2.5
+    assert source.total_cost("tokens") == 10
 
 
 @both

@@ -78,6 +78,8 @@ class TokenKeys:
         raise SpecError(f"{path}: {problem}.")
 
 
+_APART = 512  # documents between two bounds that are read one by one
+
 Arrays = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
 
@@ -112,6 +114,28 @@ class FileReader:
             self.count = max((self.num_tokens - self.window) // self.stride + 1, 0)
         else:
             self.count = self.num_documents
+
+    def lengths(self, rows: Int64s) -> Int64s:
+        """Return the tokens of each sample. Neighbouring documents are read together."""
+        documents = self.file.documents
+        if self.window or documents is None:
+            return np.full(len(rows), self.window)
+        found, order = np.empty(len(rows), np.int64), rows.argsort()
+        ordered = rows[order]
+        for places in np.split(order, np.flatnonzero(np.diff(ordered) > _APART) + 1):
+            if len(places):
+                first = int(rows[places[0]])
+                bounds = documents.bound(first, int(rows[places[-1]]) + 2)
+                found[places] = np.diff(bounds)[rows[places] - first] + self.keys.extra
+        return found
+
+    def total_length(self, first: int, end: int) -> int:
+        """Return the tokens of the samples [first, end)."""
+        documents = self.file.documents
+        if self.window or documents is None:
+            return (end - first) * self.window
+        begins = [int(documents.bound(row, row + 1)[0]) for row in (first, end)]
+        return begins[1] - begins[0] + (end - first) * self.keys.extra
 
     def fields(self, rows: list[int]) -> dict[str, Arrays]:
         """Return the fields of samples, an array for each; windows are rows of one array."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,7 +30,7 @@ from energy_data.data.shards import (
     named_shards,
     some_bytes,
 )
-from energy_data.data.source import OpenOptions, Source, reopen
+from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.tokens.layouts import Int64s, open_tokens
 from energy_data.data.tokens.reader import FileReader, TokenKeys
 from energy_data.errors import SampleError, SpecError
@@ -99,12 +98,27 @@ class TokenSource(Source):
         digest.update(repr((*facts, self._first, self._length)).encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    @property
-    def tokens_per_sample(self) -> Fraction:
-        """The length of a window, or the mean length of the documents."""
-        if self._window:
-            return Fraction(self._window)
-        return Fraction(sum(one.num_tokens for one in self._readers), self._ends[-1])
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
+        """Return the tokens of each sample; None for bytes."""
+        if unit != "tokens":
+            return None
+        found = np.empty(len(indices), np.int64)
+        with names_dataset(self.path):
+            for reader, places, rows in self._by_file(np.asarray(indices, np.int64)):
+                found[places] = reader.lengths(rows)
+        return found
+
+    def total_cost(self, unit: Unit) -> int | None:
+        """Return the tokens of all samples, at two small reads of each file; None for bytes."""
+        if unit != "tokens":
+            return None
+        total, end = 0, self._first + self._length
+        with names_dataset(self.path):
+            for reader, last in zip(self._readers, self._ends, strict=True):
+                before = last - reader.count
+                first, stop = max(self._first - before, 0), min(end - before, reader.count)
+                total += reader.total_length(first, stop) if first < stop else 0
+        return total
 
     @property
     def can_read_rows(self) -> bool:
@@ -149,17 +163,20 @@ class TokenSource(Source):
         block: RowBlock | None,
     ) -> None:
         """Put the samples of `indices` at `places`; with a block, their tokens are its rows."""
+        for reader, mine, rows in self._by_file(indices):
+            found = self._samples(reader, rows.tolist(), places[mine], block)
+            for place, sample in zip(places[mine].tolist(), found, strict=True):
+                samples[place] = sample
+
+    def _by_file(self, indices: Int64s) -> Iterator[tuple[FileReader, Int64s, Int64s]]:
+        """Yield each file with the places in `indices` that are in it, and their rows there."""
         if len(indices) and not 0 <= indices.min() <= indices.max() < self._length:
             raise IndexError(f"one of {indices.tolist()} of {self._length} samples")
         rows = indices + self._first
         files = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(files).tolist():
             reader, mine = self._readers[number], np.flatnonzero(files == number)
-            here = (rows[mine] - (self._ends[number] - reader.count)).tolist()
-            for place, sample in zip(
-                places[mine].tolist(), self._samples(reader, here, places[mine], block), strict=True
-            ):
-                samples[place] = sample
+            yield reader, mine, rows[mine] - (self._ends[number] - reader.count)
 
     def _samples(
         self, reader: FileReader, rows: list[int], places: Int64s, block: RowBlock | None

@@ -7,7 +7,6 @@ source.read(np.arange(4))  # -> [CaptioningSample(image=..., caption=...), ...]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import format_of, open_format
-from energy_data.data.source import OpenOptions, Source
+from energy_data.data.source import OpenOptions, Source, Unit
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import CrudeSample, SourceInfo
@@ -118,10 +117,13 @@ class TypedSource(Source):
         """That of the dataset."""
         return self.inner.run_length
 
-    @property
-    def tokens_per_sample(self) -> Fraction | None:
-        """Mean tokens per sample if the index of the dataset has it."""
-        return self.inner.tokens_per_sample
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
+        """Return those of the dataset."""
+        return self.inner.costs(indices, unit)
+
+    def total_cost(self, unit: Unit) -> int | None:
+        """Return that of the dataset."""
+        return self.inner.total_cost(unit)
 
     def __len__(self) -> int:
         return len(self.inner)
