@@ -13,6 +13,7 @@ from energy_data.errors import EnergyDataError
 
 COMMANDS = {
     "check": "energy_data.cli.check",
+    "import-stages": "energy_data.cli.import_stages",
     "inspect": "energy_data.cli.inspect",
     "plan": "energy_data.cli.plan",
     "prepare": "energy_data.cli.prepare",

@@ -13,9 +13,9 @@ from energy_data.config.keys import UnopenedSpec
 from energy_data.core import recipe
 from energy_data.core.recipe import (
     AMOUNT,
-    COUNT,
     MAPPING,
     NAME,
+    SEED,
     Child,
     FieldProblem,
     Group,
@@ -82,7 +82,7 @@ class StagePart:
         default="repeat",
     )
     seed: int | None = recipe.key(
-        COUNT, "Seed of the stage, in place of its name.", "seed: 7", default=None
+        SEED, "Seed of the stage, in place of its name.", "seed: 7", default=None
     )
     ramp: Ramp | None = recipe.key(
         Group(Ramp),

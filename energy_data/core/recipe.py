@@ -321,6 +321,7 @@ POSITIVE = Rule(
 )
 COUNT = Rule("a whole number >= 1", _COUNT_SCHEMA, _count(1))
 TOKEN = Rule("a token, a whole number >= 0", {**_COUNT_SCHEMA, "minimum": 0}, _count(0))
+SEED = Rule("a whole number >= 0", {**_COUNT_SCHEMA, "minimum": 0}, _count(0))
 AMOUNT = Rule(
     "a number from 0, or one with K, M, B or T, such as 20B",
     {
