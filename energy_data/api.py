@@ -17,7 +17,7 @@ from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import Options
 from energy_data.core.context import Context, WorkerConfig
 from energy_data.core.recipe import check_whole
-from energy_data.core.user_call import reraise_exception
+from energy_data.core.user_call import ErrorHandler, reraise_exception
 from energy_data.data.decode.av import AVMode
 from energy_data.data.decode.images import ImageMode
 from energy_data.data.decode.parts import Overrides, SampleDecoder, check_decoders
@@ -67,8 +67,8 @@ class MoreOptions(KeysOfPath, DecodingOptions, total=False):
     """Arguments that Energon takes, and that are not needed here."""
 
     sample_type: type[Any] | None  # SpecError if the samples of a dataset are of another type
-    handler: Any  # these are ignored, with a warning
-    ignore_decoder_errors: bool
+    handler: ErrorHandler | None  # takes the place of that of the worker config
+    ignore_decoder_errors: bool  # these are ignored, with a warning
     parallel_shard_iters: int | None
 
 
@@ -147,8 +147,9 @@ def get_train_dataset(
             needs more than `max_repetitions` of a leaf is then an error.
         budget_tokens: The same in tokens, by the mean lengths of the leaves.
         options: Keys that the node of `path` would have in a metadataset: `dataset_config`,
-            `split_config` and `subflavors`; `sample_type`, which all datasets must have; and
-            arguments that Energon takes for older programs.
+            `split_config` and `subflavors`; `sample_type`, which all datasets must have; `handler`,
+            an error handler instead of that of the worker config; and arguments that Energon takes
+            for older programs.
 
     Raises:
         SpecError: With all errors of the metadataset, each with its place.
@@ -280,8 +281,9 @@ class _Run(Generic[T_batch]):
         if samples not in get_args(Samples):
             raise SpecError(f"samples: must be 'declared' or 'dicts', got {samples!r}.")
         self.config = worker_config or WorkerConfig.default_worker_config()
-        if on_error == "raise":
-            self.config = evolve(self.config, global_error_handler=reraise_exception)
+        handler = reraise_exception if on_error == "raise" else options.get("handler")
+        if handler is not None:
+            self.config = evolve(self.config, global_error_handler=handler)
         if not isinstance(task_encoder, TaskEncoder | None):
             raise SpecError(
                 f"task_encoder: must be an instance of a TaskEncoder, got {task_encoder!r}."
@@ -302,6 +304,7 @@ class _Run(Generic[T_batch]):
         if unknown := sorted(given.keys() - MoreOptions.__annotations__.keys()):
             raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
         self.sample_type = given.pop("sample_type", None)
+        given.pop("handler", None)
         keys = {name: given.pop(name, None) for name in KeysOfPath.__annotations__}
         self.keys_of_path = {name: value for name, value in keys.items() if value is not None}
         if not given:

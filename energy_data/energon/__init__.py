@@ -24,6 +24,7 @@ from energy_data.data.files.stores import (
     SystemFileStore,
 )
 from energy_data.energon import metadatasets, webdatasets
+from energy_data.energon.alias import MODULES, install
 from energy_data.energon.metadatasets import *
 from energy_data.energon.webdatasets import *
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
@@ -46,21 +47,11 @@ _ONLY_HERE = [
     "PrimaryFileStore",
     "SystemFileStore",
     "__version__",
+    "install",
 ]
 __all__ = [*energy_data.__all__, *sorted(_ONLY_HERE)]  # noqa: PLE0604 - names of other modules
 
 # The modules that programs import these names from are all this one.
-_PATHS = (
-    *(
-        "epathlib",
-        "epathlib.epath",
-        "errors",
-        "flavors",
-        "flavors.base_dataset",
-        "flavors.webdataset",
-    ),
-    *("flavors.webdataset.base_webdataset", "task_encoder", "task_encoder.base"),
-    *("task_encoder.cooking", "task_encoder.loader"),
-)
-for _path in _PATHS:
-    sys.modules[f"{__name__}.{_path}"] = globals()[_path.split(".")[-1]] = sys.modules[__name__]
+for _path in MODULES:
+    sys.modules.setdefault(f"{__name__}.{_path}", sys.modules[__name__])
+    globals().setdefault(_path.split(".")[-1], sys.modules[__name__])

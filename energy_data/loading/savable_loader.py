@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args
 
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from torch import distributed
 
+from energy_data.errors import SpecError
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.whole_run import merge
 from energy_data.loading.reports import Stats
@@ -33,6 +34,7 @@ T_batch = TypeVar("T_batch")
 _SHOW_S, _LOG_S = 0.25, 60.0  # seconds between two updates of the bar, and between two log lines
 
 OnMismatch = Literal["error", "keep_matching", "restart"]
+Scope = Literal["rank", "run"]
 
 
 class LoaderIterator(Iterator[T_batch]):
@@ -51,9 +53,9 @@ class LoaderIterator(Iterator[T_batch]):
             self._done = True
             raise
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, scope: Scope = "rank") -> dict[str, Any]:
         """Return the position of the loader; see `SavableDataLoader.state_dict`."""
-        return self._loader.state_dict()
+        return self._loader.state_dict(scope=scope)
 
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
         """Move to a saved position; the next batch of this iteration is the saved one."""
@@ -215,9 +217,21 @@ class SavableDataLoader(ABC, Generic[T_batch]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of this rank. Reads no data, changes nothing."""
-        return self.run_state().to_dict()
+    def state_dict(self, *, scope: Scope = "rank") -> dict[str, Any]:
+        """Return the position of this rank, or of the run. Reads no data, changes nothing.
+
+        scope: "run" returns the position of the whole run on every rank. The state of one rank then
+        restores any number of ranks, as trainers need that keep the state of one. It is a
+        collective over the data-parallel group, which all ranks must call.
+        """
+        if scope not in get_args(Scope):
+            raise SpecError(f"scope: must be 'rank' or 'run', got {scope!r}.")
+        own, config = self.run_state().to_dict(), self.dataset.worker_config
+        if scope == "rank" or config.world_size == 1:
+            return own
+        gathered: list[Any] = [None] * config.world_size
+        distributed.all_gather_object(gathered, own, group=config.data_parallel_group)
+        return merge_states(gathered)
 
     def load_state_dict(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
         """Move to a saved position: of this rank, or of the whole run.
@@ -226,7 +240,12 @@ class SavableDataLoader(ABC, Generic[T_batch]):
         "keep_matching" continues unchanged leaves and starts the others at 0; "restart" starts
         from the beginning. Raises StateMissingError, StateMismatchError or StateIncompleteError,
         and then nothing has moved.
+
+        An empty dict before the first batch is a fresh start: it moves nothing, as trainers expect
+        that load what a new run has not saved.
         """
+        if state == {} and self.last_batch is None:
+            return
         saved = RunState.from_dict(state)
         config = self.dataset.worker_config
         own = saved.hosted == (config.rank, config.world_size)

@@ -9,7 +9,14 @@ import pytest
 from data import CRUDE, TEXTS, make_dataset
 from encoders import alone
 
-from energy_data import DefaultTaskEncoder, energon, get_loader, get_train_dataset, get_val_dataset
+from energy_data import (
+    DefaultTaskEncoder,
+    WorkerConfig,
+    energon,
+    get_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energy_data.energon import (
     BaseWebdatasetFactory,
     Cooker,
@@ -111,6 +118,30 @@ def test_two_kinds_of_files_need_two_subflavors(folder):
     ]
     with pytest.raises(SpecError, match="two kinds of `aux`, and equal subflavors"):
         first({"splits": {"train": {"blend": parts}}}, task_encoder=Cooking())
+
+
+@pytest.mark.parametrize("handled", ["by the argument", "by the worker config"])
+def test_an_error_handler_is_an_argument_of_the_dataset_too(folder, handled):
+    class Failing(DefaultTaskEncoder):
+        def encode_sample(self, sample):
+            if sample.__key__ == "texts-0003":
+                raise ValueError("odd")
+            return sample
+
+    heard = []
+    handler = {"handler": lambda error, key: heard.append((str(error), key))}
+    config = WorkerConfig(lanes=1, global_error_handler=lambda *_: heard.append("config"))
+    facts = handler if handled == "by the argument" else {}
+    dataset = get_train_dataset(
+        folder / "texts",
+        batch_size=1,
+        repeat=False,
+        worker_config=config,
+        task_encoder=Failing(),
+        **facts,
+    )
+    assert len(list(dataset)) == 19
+    assert heard == ([("odd", "texts-0003")] if facts else ["config"])
 
 
 def test_an_error_of_a_sample_names_its_key(folder):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from trees import A, B, batches, not_third, samples
 
-from energy_data import StateError, StateMismatchError, read_state
+from energy_data import SpecError, StateError, StateMismatchError, read_state
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.filter import FilterSpec
 from loading.runs import loader_of, run
@@ -80,6 +80,42 @@ EXPECTED = run([loader_of(SPEC, lanes=24)], rounds=48)
 @pytest.mark.parametrize(("way", "ranks"), WAYS)
 def test_saved_by_four_gloo_ranks_it_goes_on_on_another_number_of_them(folder, way, ranks):
     assert {**drawn(folder, "save", 4), **drawn(folder, way, ranks)} == EXPECTED
+
+
+SCOPE_RANK = """
+import json, sys
+from pathlib import Path
+from torch import distributed
+from loading.runs import loader_of, run
+from loading.test_checkpoint import SPEC
+
+distributed.init_process_group("gloo")
+number, ranks = distributed.get_rank(), distributed.get_world_size()
+loader = loader_of(SPEC, number, ranks)
+run([loader], 3)
+state = loader.state_dict(scope="run")
+(Path(sys.argv[1]) / f"state-{number}.json").write_text(json.dumps(state))
+distributed.destroy_process_group()
+"""
+
+
+def test_the_state_of_the_run_is_the_same_on_all_ranks_and_restores_any_number(
+    tmp_path, gloo_ranks
+):
+    gloo_ranks.run_well(SCOPE_RANK, tmp_path, 2, str(tmp_path))
+    first, second = (json.loads((tmp_path / f"state-{n}.json").read_text()) for n in range(2))
+    assert first == second
+    for ranks in (1, 3):
+        loaders = [loader_of(SPEC, number, ranks) for number in range(ranks)]
+        for loader in loaders:
+            loader.load_state_dict(first)
+        found = run(loaders, 6 // ranks)
+        assert found == {number: EXPECTED[number] for number in range(6, 12)}
+
+
+def test_a_state_is_of_the_rank_or_of_the_run():
+    with pytest.raises(SpecError, match="scope: must be 'rank' or 'run', got 'node'"):
+        loader_of(SPEC).state_dict(scope="node")
 
 
 def test_ranks_save_different_keys_and_all_else_is_the_same():

@@ -179,8 +179,16 @@ def test_a_virtual_epoch_ends_after_its_batches_and_the_next_goes_on():
 
 @pytest.mark.parametrize("nothing", [None, {}, []])
 def test_no_state_is_an_error_of_its_own(nothing):
+    loader = loader_of(BLEND)
+    next(iter(loader))
     with pytest.raises(StateMissingError, match="there is none"):
-        loader_of(BLEND).load_state_dict(nothing)
+        loader.load_state_dict(nothing)
+
+
+def test_an_empty_state_before_the_first_batch_is_a_fresh_start():
+    loader = loader_of(BLEND)
+    loader.load_state_dict({})
+    assert in_order([loader], 5) == in_order([loader_of(BLEND)], 5)
 
 
 @pytest.mark.parametrize(
