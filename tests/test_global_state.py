@@ -35,8 +35,8 @@ ALLOWED = {
     "process:_OPEN": "a worker is added and discarded by the thread that uses it",
     "user_call:CALL": "of each thread its own",
     "batch_memory:_CURRENT": "of each thread its own",
-    "groups:GROUPS": "of each thread its own",
     "registry:installed_formats": "cache of what is installed, which does not change",
+    "recent:RECENT": "of each thread its own",
 }
 
 CHANGING = (MutableMapping, MutableSequence, MutableSet, np.ndarray, threading.local)

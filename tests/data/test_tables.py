@@ -25,10 +25,11 @@ from PIL import Image
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
+from energy_data.data.files import recent
 from energy_data.data.files.local import keep_open
+from energy_data.data.files.recent import RECENT
 from energy_data.data.registry import open_source
-from energy_data.data.tables import groups
-from energy_data.data.tables.groups import GROUPS
+from energy_data.data.tables import source as table_source
 from energy_data.errors import DataError, MissingExtraError, SampleError, SpecError, StructureError
 
 
@@ -160,11 +161,10 @@ def test_columns_with_dots_are_not_taken_for_nested_ones(tmp_path):
 def test_values_of_a_dictionary_are_kept_once(tmp_path):
     text = pa.array(["x" * 4096] * 20_000).dictionary_encode()
     source = open_source(stream(tmp_path / "x", pa.table({"text": text}), size=20_000))
-    GROUPS._kept.clear()
-    GROUPS._bytes = 0
+    RECENT.clear()
     assert len(rows(source, [19_999])[0]["text"]) == 4096
-    assert GROUPS._bytes < 2_000_000
-    ((columns, _),) = GROUPS._kept.values()
+    assert RECENT._bytes < 2_000_000
+    ((columns, _),) = RECENT._kept.values()
     assert len(set(map(id, columns[0]))) == 1
 
 
@@ -179,7 +179,7 @@ def test_an_error_of_the_system_is_no_bad_sample(write, error, tmp_path, monkeyp
     def columns(file, group, names):
         return evolve(file, read_group=fails).read(group, list(names))
 
-    monkeypatch.setattr(GROUPS, "columns", columns)
+    monkeypatch.setattr(table_source, "columns_of", columns)
     with pytest.raises((StructureError, MemoryError), match=r"Check the disk|too large"):
         source.read(np.arange(3))
 
@@ -345,18 +345,18 @@ def test_groups_are_read_once_where_the_order_reads_runs(tmp_path):
         max_samples_per_sequence=100,
         worker_config=WorkerConfig(lanes=16),
     )
-    before = GROUPS.num_read
+    before = RECENT.num_made
     read = [n for batch in islice(get_loader(dataset), 2000) for n in batch["n"].tolist()]
     assert len(set(read)) == 16_000
-    assert GROUPS.num_read - before < 1.5 * 16_000 / 100
+    assert RECENT.num_made - before < 1.5 * 16_000 / 100
 
 
 def test_groups_in_memory_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(groups, "LARGEST_CACHE", 12_000)
+    monkeypatch.setattr(recent, "LARGEST", 12_000)
     source = open_source(parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100))
     for _ in range(2):
         rows(source)
-        assert GROUPS._bytes <= 12_000
+        assert RECENT._bytes <= 12_000
 
 
 CUTS = {"half": 0.5, "most": 0.1, "a little": 0.98}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from energy_data.data.files.recent import RECENT
 from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
-
-LARGEST_CACHE = 1 << 28  # bytes of groups that a thread keeps; at least two groups
 
 _BYTES_PER_VALUE = 40  # of an object of Python and its place in a list
 
@@ -21,40 +18,27 @@ Column = Sequence[Any] | Callable[[int], Any]
 """The values of a group by row; or, where they can be changed, what makes one for its caller."""
 
 
-class _Groups(threading.local):
-    """Groups by file and columns, of each thread its own: a forked process may inherit no lock."""
+def columns_of(file: TableFile, group: int, names: tuple[str, ...]) -> list[Column]:
+    """Return the columns of a group, those used last from memory.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: OrderedDict[tuple[object, ...], tuple[list[Column], int]] = OrderedDict()
-        self._bytes = 0
-        self.num_read = 0  # groups, for tests that count
-
-    def columns(self, file: TableFile, group: int, names: tuple[str, ...]) -> list[Column]:
-        """Return the columns of a group. StructureError if it cannot be read."""
-        key = file.path, file.version, group, names
-        if (kept := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
-            return kept[0]
-        table = file.read(group, list(names)).combine_chunks()
-        try:
-            columns = [_column(table.column(name)) for name in names]
-        except MemoryError:
-            raise
-        except Exception as error:
-            problem = f"group {group} cannot be converted: {error}"
-            raise DamagedGroupError(f"{problem}. Write the file again.", shard=file.path) from error
-        size = table.nbytes + _BYTES_PER_VALUE * table.num_rows * table.num_columns
-        self.num_read += 1
-        self._kept[key] = columns, size
-        self._bytes += size
-        while self._bytes > LARGEST_CACHE and len(self._kept) > 2:
-            _, (_, size) = self._kept.popitem(last=False)
-            self._bytes -= size
-        return columns
+    Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
+    """
+    return RECENT.get(
+        (file.path, file.version, group, names), lambda: _columns_of(file, group, names)
+    )
 
 
-GROUPS = _Groups()
+def _columns_of(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[list[Column], int]:
+    """Return the columns of a group, and about how many bytes they take."""
+    table = file.read(group, list(names)).combine_chunks()
+    try:
+        columns = [_column(table.column(name)) for name in names]
+    except MemoryError:
+        raise
+    except Exception as error:
+        problem = f"group {group} cannot be converted: {error}"
+        raise DamagedGroupError(f"{problem}. Write the file again.", shard=file.path) from error
+    return columns, table.nbytes + _BYTES_PER_VALUE * table.num_rows * table.num_columns
 
 
 def _column(column: Any) -> Column:

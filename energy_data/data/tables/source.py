@@ -26,7 +26,7 @@ from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
-from energy_data.data.tables.groups import GROUPS, Column
+from energy_data.data.tables.groups import Column, columns_of
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
@@ -153,7 +153,7 @@ class TableSource(ShardedSource):
         end = file.ends[group]
         first = end - file.counts[group]
         try:
-            columns: Sequence[Column] | str = GROUPS.columns(file, group, self.columns)
+            columns: Sequence[Column] | str = columns_of(file, group, self.columns)
         except DamagedGroupError as error:
             columns = error.problem
         return Run(before + end, before, first, self.part.shards[number], columns, decoders)
