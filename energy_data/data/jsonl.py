@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +22,10 @@ from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
 from energy_data.data.files.local import LocalFile, Version, open_file
-from energy_data.data.files.offsets import BLOCK_ROWS, IndexedFile, Offsets, read_block
+from energy_data.data.files.offsets import IndexedFile, Offsets, read_block
 from energy_data.data.files.stores import DatasetFileStore
-from energy_data.data.part import ShardedSource, find_plain, names_dataset, row_of_key
+from energy_data.data.part import find_plain, names_dataset, row_of_key
+from energy_data.data.records import RecordSource, locate
 from energy_data.data.shards import Scan, ShardKind, shard_opener, some_bytes
 from energy_data.errors import SampleError, SpecError, StructureError
 
@@ -33,8 +33,6 @@ Int64s = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 22  # bytes that are scanned at once
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
-_GAP = 8192  # bytes between two lines that are cheaper to read than to skip
-_MOST = 1 << 26  # bytes read at once
 _PROBES = 64  # lines checked if an index is older than its file
 _ADVICE = "Run `energy-data prepare` on the file, or with --tar-index-only on its prepared folder."
 
@@ -122,10 +120,11 @@ JSONL = ShardKind(
 )
 
 
-class JsonlSource(ShardedSource):
+class JsonlSource(RecordSource):
     """Samples of JSONL files: one part, `json`; the key of a sample is its number in its file."""
 
     kind = JSONL
+    advice = _ADVICE
 
     @cached_property
     def fingerprint(self) -> str:
@@ -143,29 +142,11 @@ class JsonlSource(ShardedSource):
         digest.update(repr((self._ends[-1], self._row, self._length)).encode())
         return digest.hexdigest()
 
-    def read(self, indices: Int64s) -> list[Sample | SampleError]:
-        """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        samples: list[Sample | SampleError] = [{}] * len(indices)
-        with names_dataset(self.path):
-            for number, places, rows in self._by_shard(np.asarray(indices, np.int64)):
-                found = self._read_shard(number, rows)
-                for place, sample in zip(places.tolist(), found, strict=True):
-                    samples[place] = sample
-        return samples
-
-    def _read_shard(self, number: int, rows: Int64s) -> Iterator[Sample | SampleError]:
-        """Yield samples of a shard; `rows` is sorted."""
-        file, begins, ends = _locate(partial(self._open, number), rows)
-        for first, end in _runs(begins, ends):
-            shift = begins[first]
-            data = memoryview(file.read(shift, ends[end - 1] - shift))
-            for n in range(first, end):
-                line = data[begins[n] - shift : ends[n] - shift]
-                yield self._sample(self.part.shards[number], int(rows[n]), line, begins[n])
-
-    def _sample(self, shard: str, row: int, line: memoryview, offset: int) -> Sample | SampleError:
+    def sample(self, number: int, row: int, data: memoryview, offset: int) -> Sample | SampleError:
+        """Return the object of a line."""
+        shard = self.part.shards[number]
         try:
-            value = decode_json(line[:-1] if line[-1] == _NEWLINE else line)
+            value = decode_json(data[:-1] if data[-1] == _NEWLINE else data)
         except (ValueError, RecursionError) as error:
             return SampleError(
                 f"its line cannot be decoded as JSON: {error}. Fix the line.",
@@ -212,36 +193,6 @@ class JsonlFileStore(DatasetFileStore):
                 f"{self.path}: there is no {key!r}, only 0.json to {len(self) - 1}.json."
             )
         with names_dataset(self.path):
-            file, (begin,), (end,) = _locate(self._open, np.array([row]))
+            file, (begin,), (end,) = locate(self._open, np.array([row]), _ADVICE)
             data = file.read(begin, end - begin)
         return data, SampleSource(self.path, self._part.shards[0], key)
-
-
-def _locate(
-    lines: Callable[[int], IndexedFile], rows: Int64s
-) -> tuple[LocalFile, list[int], list[int]]:
-    """Return a file, and where some lines of it begin and end. StructureError for a bad index.
-
-    lines: opens the file, with the block of its index that has a row. rows: sorted, at least one.
-    """
-    begins, ends = np.empty((2, len(rows)), np.uint64)
-    cuts = np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
-    for first, end in pairwise([0, *cuts.tolist(), len(rows)]):
-        file, offsets, before, _ = lines(int(rows[first]))
-        numbers = rows[first:end] - before
-        begins[first:end], ends[first:end] = offsets[numbers], offsets[numbers + 1]
-    wrong = np.flatnonzero((begins >= ends) | (ends > file.size))
-    if len(wrong):
-        at, stop = int(begins[wrong[0]]), int(ends[wrong[0]])
-        raise _misfit(f"its index has a line from byte {at} to {stop}, which is invalid", file, at)
-    return file, begins.tolist(), ends.tolist()
-
-
-def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
-    """Return the rows [first, end) that are read together: neighbours in the file."""
-    bounds, start = [0], 0
-    for n in range(1, len(begins)):
-        if begins[n] > ends[n - 1] + _GAP or ends[n] - begins[start] > _MOST:
-            bounds.append(n)
-            start = n
-    return list(pairwise([*bounds, len(begins)]))

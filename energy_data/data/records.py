@@ -1,0 +1,95 @@
+"""Sources whose samples are ranges of bytes of their shards, neighbours read together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.sample import Sample
+from energy_data.data.files.local import LocalFile
+from energy_data.data.files.offsets import BLOCK_ROWS, IndexedFile
+from energy_data.data.part import ShardedSource, names_dataset
+from energy_data.errors import SampleError, StructureError
+
+Int64s = npt.NDArray[np.int64]
+
+_GAP = 8192  # bytes between two samples that are cheaper to read than to skip
+_MOST = 1 << 26  # bytes read at once
+
+
+class RecordSource(ShardedSource):
+    """Samples of shards whose kind has an `open_block`; a subclass decodes them.
+
+    advice: what to do about an index that is wrong.
+    """
+
+    advice: ClassVar[str]
+
+    @abstractmethod
+    def sample(self, number: int, row: int, data: memoryview, offset: int) -> Sample | SampleError:
+        """Return a sample.
+
+        number: of its shard. row: its own in that shard. data: its bytes; they are to be copied.
+        offset: where they are.
+        """
+
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
+        """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
+        samples: list[Sample | SampleError] = [{}] * len(indices)
+        with names_dataset(self.path):
+            for number, places, rows in self._by_shard(np.asarray(indices, np.int64)):
+                found = self._read_shard(number, rows)
+                for place, sample in zip(places.tolist(), found, strict=True):
+                    samples[place] = sample
+        return samples
+
+    def _read_shard(self, number: int, rows: Int64s) -> Iterator[Sample | SampleError]:
+        """Yield samples of a shard; `rows` is sorted."""
+        file, begins, ends = locate(partial(self._open, number), rows, self.advice)
+        for first, end in _runs(begins, ends):
+            shift = begins[first]
+            data = memoryview(file.read(shift, ends[end - 1] - shift))
+            for n in range(first, end):
+                record = data[begins[n] - shift : ends[n] - shift]
+                yield self.sample(number, int(rows[n]), record, begins[n])
+
+
+def locate(
+    open_block: Callable[[int], IndexedFile], rows: Int64s, advice: str
+) -> tuple[LocalFile, list[int], list[int]]:
+    """Return a file, and where some samples of it begin and end.
+
+    open_block: opens the file, with the block of its index that has a row. rows: sorted, at least
+    one. Raises StructureError, with advice, for an index that is wrong.
+    """
+    begins, ends = np.empty((2, len(rows)), np.uint64)
+    cuts = np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
+    for first, end in pairwise([0, *cuts.tolist(), len(rows)]):
+        file, offsets, before, _ = open_block(int(rows[first]))
+        numbers = rows[first:end] - before
+        begins[first:end], ends[first:end] = offsets[numbers], offsets[numbers + 1]
+    wrong = np.flatnonzero((begins >= ends) | (ends > file.size))
+    if len(wrong):
+        at, stop = int(begins[wrong[0]]), int(ends[wrong[0]])
+        raise StructureError(
+            f"its index has a sample from byte {at} to {stop}, which is invalid. {advice}",
+            shard=file.path,
+            offset=at,
+        )
+    return file, begins.tolist(), ends.tolist()
+
+
+def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
+    """Return the samples [first, end) that are read together: neighbours in the file."""
+    bounds, start = [0], 0
+    for n in range(1, len(begins)):
+        if begins[n] > ends[n - 1] + _GAP or ends[n] - begins[start] > _MOST:
+            bounds.append(n)
+            start = n
+    return list(pairwise([*bounds, len(begins)]))
