@@ -240,7 +240,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
     split = parse_patterns(given["split_parts"]) or given["split_ratio"]
     if asking and not split:
         split = ask_ratio(
-            path, find_shards(path, kind, given["exclude"]), has_split=has_split(path)
+            path, list(find_shards(path, kind, given["exclude"])), has_split=has_split(path)
         )
     typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()

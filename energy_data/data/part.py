@@ -181,17 +181,22 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
     Raises SpecError if there are none or no samples in them, StructureError for a damaged shard.
     """
     if Path(path).is_dir():
-        root, shards = path, find_shards(Path(path), kind)
+        root, known = path, find_shards(Path(path), kind)
+        shards = list(known)
     else:
         files = named_shards(path, kind)
         root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
-        shards = [os.path.relpath(file, root) for file in files]
+        shards, known = [os.path.relpath(file, root) for file in files], {}
     paths: Iterable[str] = [f"{root}/{shard}" for shard in shards]
     if len(shards) > 1 and (console := Console(stderr=True)).is_terminal:
         paths = track(paths, "Indexing shards", console=console, transient=True)
     indices = None
     if (fits := kind.fits) is None:
-        counts = [kind.scan(open_file(one)).num_samples for one in paths]
+        scans = [
+            known.get(shard) or kind.scan(open_file(one))
+            for shard, one in zip(shards, paths, strict=True)
+        ]
+        counts = [scan.num_samples for scan in scans]
     else:
         indices = [ensure_index(one, fits, lambda file: kind.scan(file).offsets) for one in paths]
         counts = [num_samples(index) for index in indices]

@@ -130,7 +130,12 @@ def prepare(
             f"samples of {kind.suffix} files have no keys. Leave them out."
         )
     divide = _division(path, split, shuffle=shuffle, prepared=known is not None)
-    shards = list(known) if index_only and known else find_shards(path, kind, exclude)
+    if index_only and known:
+        listed = kind.listed(path) or {}
+        contents = {shard: listed.get(shard) for shard in known}
+    else:
+        contents = dict(find_shards(path, kind, exclude))
+    shards = list(contents)
     if fix_duplicates and has_duplicates(path, shards):
         for shard in shards:
             prefix_names(path, shard)
@@ -139,7 +144,7 @@ def prepare(
     try:
         with meta.rewritten_meta(path) as folder:
             index = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
-            scans = _scan_all(path, shards, workers, (sqlite and kind.scan_parts) or kind.scan)
+            scans = _scan_all(path, contents, workers, (sqlite and kind.scan_parts) or kind.scan)
             summary = _index_all(path, shards, scans, index, progress)
             summary.split_parts = divide(list(summary.shard_counts))
             _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
@@ -208,14 +213,23 @@ def _index_all(
 
 
 def _scan_all(
-    path: Path, shards: list[str], workers: int | None, scan: Callable[[LocalFile], Scan]
+    path: Path,
+    contents: Mapping[str, Scan | None],
+    workers: int | None,
+    scan: Callable[[LocalFile], Scan],
 ) -> Generator[Scan, None, None]:
-    """Index the shards, several at a time; yield their contents in the order of the shards."""
+    """Index the shards, several at a time; yield their contents in the order of the shards.
+
+    contents: what is known of each, and need not be scanned.
+    """
+    shards = [shard for shard, known in contents.items() if known is None]
     task = partial(_index, str(path), scan)
     if workers is None:
         size = sum((path / shard).stat().st_size for shard in shards)
         workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
-    return map_in_processes(task, shards, workers=workers, preload=__name__)
+    with closing(map_in_processes(task, shards, workers=workers, preload=__name__)) as scans:
+        for known in contents.values():
+            yield next(scans) if known is None else known
 
 
 def _index(root: str, scan: Callable[[LocalFile], Scan], shard: str) -> Scan:

@@ -67,8 +67,10 @@ class ShardKind:
     # Whether the end of an index may be of a file of some bytes; None: shards need no index.
     fits: Callable[[int, int], bool] | None = None
     open_block: Callable[..., IndexedFile] | None = None  # see `shard_opener`
-    # The shards of a folder, if the format lists them in a file there; None: all that are in it.
-    listed: Callable[[Path], list[str] | None] = lambda _: None
+    # The shards of a folder, if a file there lists them, with what that says of each (None: they
+    # have to be scanned); None: all that are in it.
+    listed: Callable[[Path], Mapping[str, Scan | None] | None] = lambda _: None
+    index: str | None = None  # the file of a folder that is the index of its shards; None: SUFFIX
     # Where samples have keys of their own. Elsewhere the key of a sample is its row.
     scan_parts: Callable[[LocalFile], Scan] | None = None  # `scan`, with keys and parts
     key_finder: Callable[[PartShards], FindRows] | None = None
@@ -108,6 +110,8 @@ class PartShards:
     def paths(self, number: int) -> tuple[str, str]:
         """Return the paths of a shard and of its index."""
         shard = f"{self.root}/{self.shards[number]}"
+        if self.kind.index:
+            return shard, f"{self.root}/{self.kind.index}"
         return shard, self.indices[number] if self.indices else shard + SUFFIX
 
     def fingerprint(self, *facts: object) -> str:
@@ -177,13 +181,20 @@ def some_bytes(file: LocalFile, places: int = _PROBES) -> bytes:
     return b"".join([repr(file.size).encode(), *(file.read(at, size) for at in begins)])
 
 
-def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> list[str]:
+def find_shards(
+    folder: Path, kind: ShardKind, exclude: str | None = None
+) -> Mapping[str, Scan | None]:
     """Return the shards in a folder and the folders in it, as `find_files` does.
 
-    Raises SpecError if there are none, and if some are compressed, or are links to files that do
-    not exist, too.
+    Each comes with its contents if a file in the folder has them, else None. Raises SpecError if
+    there are none, and if some are compressed, or are links to files that do not exist, too.
     """
-    found = kind.listed(folder) or find_files(folder, kind.endings, exclude)
+    known = kind.listed(folder)
+    found = (
+        find_files(folder, kind.endings, exclude)
+        if known is None
+        else _without(known, exclude, folder)
+    )
     if not found:
         raise no_shards(folder, [kind.suffix])
     missing = [shard for shard in found if not (folder / shard).is_file()]
@@ -192,7 +203,8 @@ def find_shards(folder: Path, kind: ShardKind, exclude: str | None = None) -> li
             f"{folder}: {len(missing)} of its {len(found)} shards are not files, or links to files "
             f"that do not exist, {missing[0]} first. Restore them, or remove the links."
         )
-    return refuse_packed(found, kind, folder)
+    refuse_packed(found, kind, folder)
+    return dict.fromkeys(found) if known is None else {shard: known[shard] for shard in found}
 
 
 def no_shards(folder: Path | str, suffixes: Iterable[str]) -> SpecError:
@@ -220,7 +232,15 @@ def find_files(folder: Path, endings: tuple[str, ...], exclude: str | None = Non
                     f"{folder}: it has more than {_MOST_OTHERS:,} files that do not end with "
                     f"{listed(endings)}. Name the folder of one dataset, and move others out of it."
                 )
-    found = [str(shard) for shard in sorted(shards)]
+    return _without([str(shard) for shard in sorted(shards)], exclude, folder)
+
+
+def _without(shards: Iterable[str], exclude: str | None, folder: Path) -> list[str]:
+    """Return shards whose names contain no match of a regular expression, if it is given.
+
+    SpecError if it is none, and if none are left.
+    """
+    found = list(shards)
     if exclude is None or not found:
         return found
     try:
@@ -229,7 +249,7 @@ def find_files(folder: Path, endings: tuple[str, ...], exclude: str | None = Non
         problem = f"it is not a regular expression: {error}"
         raise SpecError(f"exclude {exclude!r}: {problem}.") from error
     if not found:
-        raise SpecError(f"{folder}: exclude {exclude!r} leaves none of its {len(shards)} shards.")
+        raise SpecError(f"{folder}: exclude {exclude!r} leaves none of its shards.")
     return found
 
 

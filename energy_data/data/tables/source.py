@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def _scan(file: LocalFile) -> Scan:
     return Scan(NO_INDEX, [], list(table.names), rows=table.num_rows)
 
 
-def _listed(folder: Path) -> list[str] | None:
+def _listed(folder: Path) -> Mapping[str, Scan | None] | None:
     """Return the files that `datasets` lists in a folder of `save_to_disk`; None: it is none."""
     if (folder / "dataset_dict.json").is_file():
         raise SpecError(
@@ -71,7 +71,7 @@ def _listed(folder: Path) -> list[str] | None:
     if chosen:
         problem = f"{folder}: its rows are chosen by a file of indices"
         raise SpecError(f"{problem}. Save it again after `flatten_indices()`.")
-    return files or None
+    return dict.fromkeys(files) if files else None
 
 
 PARQUET = ShardKind(".parquet", (), _scan)

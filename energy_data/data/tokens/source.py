@@ -258,7 +258,7 @@ def _files(path: str, options: OpenOptions, kind: ShardKind) -> tuple[str, list[
         return part.root, part.shards
     options.check_unprepared(path)
     if Path(path).is_dir():
-        return path, find_shards(Path(path), kind)
+        return path, list(find_shards(Path(path), kind))
     found = named_shards(path, kind)
     root = os.path.commonpath([os.path.dirname(file) for file in found]) or "."  # noqa: PTH120
     return root, [os.path.relpath(file, root) for file in found]
