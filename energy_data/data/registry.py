@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from energy_data.core.recipe import keys_of, listed
+from energy_data.data.chunks.mds import MdsSource
+from energy_data.data.chunks.mds_index import MDS, is_mds
 from energy_data.data.decode.parts import Decoding, Overrides
 from energy_data.data.files.local import open_file
 from energy_data.data.files.stores import FileStore
@@ -80,6 +82,7 @@ FORMATS = [
     SourceFormat(".bin", MegatronSource, MEGATRON, TokenKeys),
     SourceFormat(".ds", DatatroveSource, DATATROVE, TokenKeys),
     SourceFormat(".npy", ArraySource, ARRAYS, TokenKeys),
+    SourceFormat(".mds", MdsSource, MDS, TableKeys, detect=is_mds),
     SourceFormat(".parquet", ParquetSource, PARQUET, TableKeys, detect=_begins(b"PAR1")),
     SourceFormat(".arrow", ArrowSource, ARROW, TableKeys, detect=_begins(b"ARROW1")),
     SourceFormat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO, Literal, get_args
 
@@ -48,6 +49,27 @@ _FORMATS = (
     *("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "TGA", "ICO", "PCX"),
 )
 
+# Of a pixel, by the mode of an image of Pillow.
+_BITS = {
+    "1": 1,
+    "L": 8,
+    "P": 8,
+    "LA": 16,
+    "PA": 16,
+    "La": 16,
+    "I;16": 16,
+    "RGB": 24,
+    "YCbCr": 24,
+    "LAB": 24,
+    "HSV": 24,
+    "RGBA": 32,
+    "RGBX": 32,
+    "RGBa": 32,
+    "CMYK": 32,
+    "I": 32,
+    "F": 32,
+}
+
 
 def check_image_mode(mode: str) -> None:
     """Raise SpecError if there is no such mode."""
@@ -63,17 +85,47 @@ def open_image(stream: BinaryIO) -> Any:
 
 def image_decoder(mode: str) -> Callable[[bytes | memoryview], Any]:
     """Return the decoder of images in a mode. MissingExtraError if Pillow is not installed."""
-    pillow = _pillow()
-    kind = next((one for one in ("torch", "pil") if mode.startswith(one)), "numpy")
-    channels = mode.removeprefix(kind).removesuffix("8").upper() or "RGB"
-    is_float = kind != "pil" and not mode.endswith("8")
+    pillow, convert = _pillow(), _converter(mode)
 
     def decode(data: bytes | memoryview) -> Any:
         try:
             with pillow.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                converted = image.convert(channels)
+                return convert(image)
         except pillow.UnidentifiedImageError as error:  # whose message is about an object of ours
             raise ValueError(f"it is none of {', '.join(_FORMATS)}") from error
+
+    return decode
+
+
+def raw_image_decoder(mode: str) -> Callable[[bytes | memoryview], Any]:
+    """Return the decoder of pixels that MosaicML Streaming and litdata store of an image of Pillow.
+
+    These are its width, its height and the length of the name of its mode, uint32 each; that name;
+    and the pixels. MissingExtraError if Pillow is not installed.
+    """
+    pillow, convert = _pillow(), _converter(mode)
+
+    def decode(data: bytes | memoryview) -> Any:
+        width, height, length = struct.unpack_from("<III", data)
+        name = str(data[12 : 12 + length], "ascii")
+        bits = _BITS.get(name)
+        pixels = data[12 + length :]
+        if bits is None or height * ((width * bits + 7) // 8) != len(pixels):  # before it allocates
+            problem = f"its {len(pixels)} bytes are no {width} x {height} pixels of mode {name!r}"
+            raise ValueError(problem)
+        return convert(pillow.Image.frombytes(name, (width, height), bytes(pixels)))
+
+    return decode
+
+
+def _converter(mode: str) -> Callable[[Any], Any]:
+    """Return what converts an image of Pillow."""
+    kind = next((one for one in ("torch", "pil") if mode.startswith(one)), "numpy")
+    channels = mode.removeprefix(kind).removesuffix("8").upper() or "RGB"
+    is_float = kind != "pil" and not mode.endswith("8")
+
+    def convert(image: Any) -> Any:
+        converted = image.convert(channels)
         if kind == "pil":
             return converted
         pixels = np.array(converted)
@@ -84,7 +136,7 @@ def image_decoder(mode: str) -> Callable[[bytes | memoryview], Any]:
             return tensor.float().div_(255) if is_float else tensor
         return pixels.astype(np.float32) / np.float32(255) if is_float else pixels
 
-    return decode
+    return convert
 
 
 def _pillow() -> Any:

@@ -42,7 +42,7 @@ class TableKeys:
 
     columns: tuple[str, ...] | None = recipe.key(
         NAMES,
-        "Of Parquet and Arrow files: the columns that are read. Default: all.",
+        "Of Parquet, Arrow and MDS: the columns that are read. Default: all.",
         "columns: [text, url]",
         default=None,
     )
@@ -110,7 +110,7 @@ class TableSource(ShardedSource):
         largest = next(n for n, count in enumerate(self.part.counts) if count)
         with names_dataset(path):
             first = self._table(largest)
-        self.columns = _chosen(first, TableKeys(**options.keys).columns, path)
+        self.columns = chosen_columns(first.names, TableKeys(**options.keys).columns, path)
         self._run_length = max(first.counts)
 
     @property
@@ -265,9 +265,13 @@ class ArrowSource(TableSource):
     kind = ARROW
 
 
-def _chosen(file: TableFile, columns: Sequence[str] | None, path: str) -> tuple[str, ...]:
-    """Return the names of the columns that are read. SpecError if there are no such columns."""
-    names = file.names
+def chosen_columns(
+    names: Sequence[str], columns: Sequence[str] | None, path: str
+) -> tuple[str, ...]:
+    """Return the names of the columns that are read, of those there are.
+
+    columns: those that the user chose; None: all. SpecError if there are no such columns.
+    """
     chosen = tuple(names if columns is None else columns)
     if wrong := [name for name in chosen if names.count(name) != 1]:
         found = "several columns" if wrong[0] in names else "no column"
