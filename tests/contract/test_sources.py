@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from attrs import evolve
+from chunk_files import numbers_as_mds
 from loading.runs import loaders_of, run
 from tars import sample_files, write_tar
 from token_files import some_documents, write_datatrove, write_megatron
@@ -79,6 +80,8 @@ SOURCES = {
     "rows": (rows, {}),
     "parquet": (parquet, {}),
     "folder of arrow": (arrow_files, {"columns": ["n"]}),
+    "mds": (lambda f: numbers_as_mds(f, [3, 30, 7]), {}),
+    "compressed mds": (lambda f: numbers_as_mds(f, [3, 30, 7], "zstd"), {"columns": ["number"]}),
 }
 
 
@@ -97,7 +100,7 @@ def source(made):
 
 def file_of(path):
     """The file of sample 5."""
-    return next(path.glob("1.*")) if path.is_dir() else path
+    return next(path.glob("*1.*")) if path.is_dir() else path
 
 
 def plain(sample):

@@ -1,0 +1,92 @@
+"""Datasets of MosaicML Streaming and of litdata for the tests, from their published layouts."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import struct
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import zstandard
+
+PACK = {"zstd": zstandard.compress, "gz": gzip.compress, "bz2": bz2.compress}
+
+
+def chunk(samples: list[bytes], config: bytes = b"") -> bytes:
+    """The number of samples, their offsets, what MDS has in between, and the samples."""
+    first = 4 * (len(samples) + 2) + len(config)
+    offsets = list(accumulate(map(len, samples), initial=first))
+    return np.array([len(samples), *offsets], "<u4").tobytes() + config + b"".join(samples)
+
+
+def mds_sample(values: list[bytes], sizes: list[int | None]) -> bytes:
+    heads = [len(value) for value, size in zip(values, sizes, strict=True) if size is None]
+    return np.array(heads, "<u4").tobytes() + b"".join(values)
+
+
+def write_mds(
+    folder: Path,
+    shards: list[list[list[bytes]]],
+    columns: dict[str, str],
+    sizes: dict[str, int] | None = None,
+    compression: str | None = None,
+) -> Path:
+    """Write shards of samples, each the bytes of its columns.
+
+    columns: their encodings. sizes: bytes of those that have a fixed number.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fixed = [(sizes or {}).get(name) for name in columns]
+    facts = {
+        "column_encodings": list(columns.values()),
+        "column_names": list(columns),
+        "column_sizes": fixed,
+        "compression": compression,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": 1 << 26,
+        "version": 2,
+    }
+    entries = []
+    for number, samples in enumerate(shards):
+        raw = chunk([mds_sample(one, fixed) for one in samples], json.dumps(facts).encode())
+        name, packed = f"shard.{number:05}.mds", None
+        files = {"raw_data": {"basename": name, "bytes": len(raw), "hashes": {}}, "zip_data": None}
+        if compression:
+            algorithm = compression.partition(":")[0]
+            name, packed = f"{name}.{algorithm}", PACK[algorithm](raw)
+            files["zip_data"] = {"basename": name, "bytes": len(packed), "hashes": {}}
+        (folder / name).write_bytes(packed or raw)
+        entries.append({**facts, **files, "samples": len(samples)})
+    (folder / "index.json").write_text(json.dumps({"shards": entries, "version": 2}))
+    return folder
+
+
+def numbers_as_mds(folder: Path, counts: list[int], compression: str | None = None) -> Path:
+    """Write shards of so many samples, which have a number and its text, numbered through."""
+    first, shards = 0, []
+    for count in counts:
+        numbers = range(first, first + count)
+        shards.append([[struct.pack("<q", n), f"text {n}".encode()] for n in numbers])
+        first += count
+    columns = {"number": "int", "text": "str"}
+    return write_mds(folder, shards, columns, {"number": 8}, compression)
+
+
+def edited(path, change):
+    """Change the index of a folder. change: called with its first shard, and all of it."""
+    index = json.loads((path / "index.json").read_text())
+    change(index["shards"][0], index)
+    (path / "index.json").write_text(json.dumps(index))
+    return path
+
+
+def put(**facts):
+    return lambda entry, index: entry.update(facts)
+
+
+def u4(*values: int) -> bytes:
+    return np.array(values, "<u4").tobytes()
