@@ -41,7 +41,8 @@ def command(file: str, output: Path | None, *, force: bool) -> None:
         return
     if output.exists() and not force:
         if not sys.stdin.isatty():
-            raise SpecError(f"{output}: it exists. Pass --force to replace it, or name another.")
+            advice = "Pass --force to replace it, or name another file."
+            raise SpecError(f"{output}: it exists. {advice}")
         click.confirm(f"{output} exists. Replace it?", abort=True)
     output.write_text(text, encoding="utf-8")
     stages = len(run.stages) + (run.default is not None)

