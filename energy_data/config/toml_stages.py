@@ -1,10 +1,10 @@
 """A trainer's TOML with `[[training.data_stages]]`, read and checked.
 
 run = read_run("run.toml")
-run.stages[0].data.dataset_folders
+run.stages[0].dataset_folders
 
-The names of the fields are the trainer's. Every problem of the file is reported. Whether stages
-have gaps or overlap is what `staged` checks, so a file that passes has a metadataset.
+The names of the fields are the trainer's. Gaps and overlaps of stages are found by the checks of
+`staged`, so that a TOML without problems has a metadataset.
 """
 
 from __future__ import annotations
@@ -42,16 +42,13 @@ from energy_data.core.spec import InvalidRecipeError
 
 T = TypeVar("T")
 
-TYPES = ("huggingface", "nanoset", "preprocessed", "packed_memmap")
-STAGES = "training.data_stages"
-
-_DEFAULTS: dict[str, Scalar] = {
-    "dataset_type": "huggingface",
-    "seq_len": 2048,
-}  # of `[training]`, in the trainer
-_ALSO_OF_RUN = ("dataset_random_seed", "seq_len")  # of these, not only stages make use
-_TOLERANCE = 0.001  # of the sum of weights, in the trainer
+_TYPES = ("huggingface", "nanoset", "preprocessed", "packed_memmap")
+_STAGES = "training.data_stages"
 _KEYS = {"start": "start_step", "end": "end_step"}  # of a stage: here -> in the TOML
+_OF_RUN = ("dataset_random_seed", "seq_len")  # of `[training]`, that stages do not replace
+# The trainer's:
+_DEFAULTS: dict[str, Scalar] = {"dataset_type": "huggingface", "seq_len": 2048}  # of `[training]`
+_TOLERANCE = 0.001  # of the sum of weights
 _AT = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
 
 
@@ -97,7 +94,7 @@ _STEP = _rule("a step, a whole number >= 0", lambda found: whole_number(found, 0
 class DataFields:
     """What `[training]` and a stage say about data."""
 
-    dataset_type: str = recipe.key(one_of(*TYPES), "The format.", 'dataset_type = "nanoset"')
+    dataset_type: str = recipe.key(one_of(*_TYPES), "The format.", 'dataset_type = "nanoset"')
     dataset: str | None = recipe.key(
         _TEXT, "A name on the hub, or a path.", 'dataset = "allenai/c4"', default=None
     )
@@ -225,15 +222,16 @@ def _training(name: str, diagnostics: Diagnostics) -> Value | None:
     try:
         with Path(name).open("rb") as file:
             tables = tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
-        problem, line, column = _AT.findall(str(error))[0]
-        problem = f"not valid TOML: {problem}. Correct this line, or the one above."
-        diagnostics.report(Place(name, int(line or 0), int(column or 0)), "", problem)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
         problem = f"not UTF-8, found the byte 0x{error.object[error.start]:02x}."
         diagnostics.report(Place(name, line, column), "", f"{problem} Save the file as UTF-8.")
+    except ValueError as error:  # TOMLDecodeError, or that of a number with too many digits
+        at = _AT.fullmatch(str(error))
+        place = Place(name, int(at[2] or 0), int(at[3] or 0)) if at else Place(name)
+        problem = f"not valid TOML: {at[1] if at else error}. Correct this line, or the one above."
+        diagnostics.report(place, "", problem)
     except RecursionError:
         diagnostics.report(Place(name), "", "nested too deeply. Flatten it.")
     else:
@@ -268,7 +266,7 @@ class _Tables:
         run = self.fields(RunFields, training, "training")
         if run is not None:
             self.check(run.wrong_sizes(), "training")
-        stages = [self.stage(one, f"{STAGES}[{n}]") for n, one in enumerate(tables)]
+        stages = [self.stage(one, f"{_STAGES}[{n}]") for n, one in enumerate(tables)]
         quiet = evolve(self, diagnostics=Diagnostics())
         steps = [quiet.fields(StepFields, one, "") for one in tables]
         known = [one for one in steps if one is not None]
@@ -279,7 +277,7 @@ class _Tables:
             self.check_sequence(known, None if run is None else run.steps)
         self.diagnostics.raise_if_any()
         assert run is not None
-        others = () if default is not None else _entries(training).keys() - {*_ALSO_OF_RUN}
+        others = () if default is not None else _entries(training).keys() - {*_OF_RUN}
         found = sorted((one for one in stages if one is not None), key=lambda one: one.start_step)
         return TomlRun(
             run=run,
@@ -296,7 +294,7 @@ class _Tables:
         if isinstance(found, list) and all(isinstance(one.data, dict) for one in found):
             return found
         problem = f"must be an array of tables, found {stages.describe()}."
-        self.report(STAGES, f"{problem} Write `[[{STAGES}]]` before each of them.")
+        self.report(_STAGES, f"{problem} Write `[[{_STAGES}]]` before each of them.")
         return []
 
     def fields(self, cls: type[T], table: Value, where: str) -> T | None:

@@ -185,6 +185,7 @@ def test_all_problems_are_reported_together():
         (b"[training", "run.toml: not valid TOML: Expected ']' at the end of a table declaration."),
         (b"a = '\xff'", "run.toml:1:6: not UTF-8, found the byte 0xff. Save the file as UTF-8."),
         (b"a = " + b"[" * 5000, "run.toml: nested too deeply. Flatten it."),
+        (b"a = " + b"9" * 5000, "run.toml: not valid TOML: Exceeds the limit (4300 digits)"),
         (b"steps = 5", "run.toml: training: must be a table, found nothing. Write `[training]`."),
         (b"training = 5", "run.toml: training: must be a table, found the number 5."),
         (b"[training.data_stages]\nname = 'a'", "run.toml: training.data_stages: must be an array"),
@@ -403,6 +404,25 @@ def test_a_valid_toml_becomes_a_metadataset_with_its_bounds(run):
         None if seed in (None, training.get("dataset_random_seed", 1234)) else seed
         for seed in (one["dataset_random_seed"] for one in ordered)
     ]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_damaged_toml_is_an_error_of_ours_or_a_metadataset(data):
+    text = (METADATASETS / "stages_ablation.toml").read_text()
+    for _ in range(data.draw(st.integers(1, 4))):
+        begin, end = sorted(data.draw(st.integers(0, len(text))) for _ in range(2))
+        end = min(end, begin + data.draw(st.integers(0, 40)))
+        put = data.draw(
+            st.sampled_from(["", "[", "]", "=", "\n", '"', "-1", "nan", "a.b", "{}", "9" * 30])
+        )
+        text = text[:begin] + put + text[end:]
+    found = []
+    try:
+        parse_metadataset(imported(text))
+    except SpecError as error:
+        found = error.faults
+    assert all(fault.startswith("run.toml:") for fault in found)
 
 
 def plan_of(metadataset, datasets):
