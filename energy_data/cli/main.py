@@ -17,7 +17,7 @@ COMMANDS = {
     "inspect": "energy_data.cli.inspect",
     "plan": "energy_data.cli.plan",
     "prepare": "energy_data.cli.prepare",
-    "prepare-media": "energy_data.cli.prepare:media_command",
+    "prepare-media": "energy_data.cli.prepare_media",
     "schema": "energy_data.cli.check:schema_command",
     "state": "energy_data.cli.state",
 }

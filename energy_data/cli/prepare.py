@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from energy_data.cli.prepare_media import (
+    counting,
+    media_filter,
+    media_options,
+    progress_bar,
+    progress_option,
+    tmp_option,
+)
 from energy_data.cli.prepare_prompts import (
     TYPES,
     ask_definition,
@@ -23,10 +27,10 @@ from energy_data.cli.prepare_prompts import (
 )
 from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
-from energy_data.data.decode.media import MediaFilter, collect_files, collect_media
+from energy_data.data.decode.media import collect_media
 from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
 from energy_data.data.part import index_file
-from energy_data.data.prepare import ALL_TRAIN, Summary, prepare
+from energy_data.data.prepare import ALL_TRAIN, Summary, prepare, prepare_part
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.shards import ShardKind, find_shards
 from energy_data.data.splits import parse_patterns
@@ -38,29 +42,18 @@ from energy_data.data.typed.dataset_yaml import (
     loader_of,
 )
 
-
-def media_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select media files to a command."""
-    flag = partial(click.option, is_flag=True)
-    about = "Record size and length of images, audio and video, recognised by their"
-    by_glob = "Record size and length of the files whose names match, such as '*.jpg,*.mp4'."
-    command = flag("--media-metadata-by-extension", help=f"{about} extensions.")(command)
-    command = flag("--media-metadata-by-header", help=f"{about} first bytes.")(command)
-    return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
-
-
-progress_option = click.option(
-    "--progress/--no-progress",
-    default=True,
-    help="Show progress on a terminal.  [default: on]",
-)
-tmp_option = click.option(
-    "--tmp-path",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Where index.sqlite is built before it is copied, such as on a local disk.  "
-    "[default: PATH]",
-)
+_OF_FINISH = {
+    "split_ratio": "--split-ratio",
+    "split_parts": "--split-parts",
+    "shuffle_tars": "--shuffle-tars",
+    "sample_type": "--sample-type",
+    "field_map": "--field-map",
+    "skip_dataset_yaml": "--skip-dataset-yaml",
+    "fix_duplicates": "--fix-duplicates",
+    "media": "--media-metadata-by-...",
+    "tmp_path": "--tmp-path",
+}
+"""The options that are not for a part, but for the command that finishes all."""
 
 
 def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[str, str] | None:
@@ -142,6 +135,16 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     default=None,
     help="Write index.sqlite, which finds each part of tars by its key.  [default: on for tars]",
 )
+@click.option(
+    "--part",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Index shards N, N + M, N + 2 M, ... only, with --of M; any part anywhere, at any time.",
+)
+@click.option("--of", type=click.IntRange(min=1), metavar="M", help="Number of parts.")
+@click.option(
+    "--finish", is_flag=True, help="Write `.nv-meta` of all parts, as one `prepare` would."
+)
 @progress_option
 @click.option(
     "--interactive/--non-interactive",
@@ -164,7 +167,10 @@ def command(path: Path, **given: Any) -> None:
     asking = sys.stdin.isatty() if interactive is None else interactive
     if given["media"] and not path.is_dir():
         raise click.UsageError("--media-metadata-by-...: it is for folders of tars.")
-    if path.is_dir():
+    _check_parts(path, given)
+    if given["part"] is not None:
+        _prepare_part(path, given)
+    elif path.is_dir():
         _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
     elif path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(path)
@@ -172,38 +178,15 @@ def command(path: Path, **given: Any) -> None:
         _prepare_file(path, given)
 
 
-@click.command("prepare-media")
-@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@media_options
-@progress_option
-@click.option(
-    "--num-workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes.  [default: one per GiB or 1,024 files, at most 16]",
-)
-@tmp_option
-def media_command(path: Path, **given: Any) -> None:
-    """Record sizes and lengths of media files below a folder.
-
-    PATH is a folder of images, audio and video. Choose the files with one of the options
-    --media-metadata-by-...
-
-    Writes what Energon's `prepare-media` writes, `.nv-meta/index.sqlite`, for the
-    `get_media_metadata` of `filesystem://` stores.
-    """
-    wanted = media_filter(given)
-    if wanted is None:
-        raise click.UsageError("choose the files: pass one of --media-metadata-by-...")
-    with _counting(given["progress"], "Reading media") as progress:
-        count = collect_files(
-            path,
-            wanted,
-            workers=given["num_workers"],
-            tmp=given["tmp_path"],
-            progress=progress,
-        )
-    click.echo(f"{path}: recorded size and length of {count:,} files")
+def _check_parts(path: Path, given: Mapping[str, Any]) -> None:
+    """Raise UsageError if --part, --of and --finish do not go together."""
+    is_part = given["part"] is not None
+    if is_part != (given["of"] is not None):
+        raise click.UsageError("--part and --of go together: give both, or neither.")
+    if is_part and given["finish"]:
+        raise click.UsageError("--part and --finish exclude each other: finish after all parts.")
+    if (is_part or given["finish"]) and not path.is_dir():
+        raise click.UsageError(f"--part, --finish: they are for folders, found {path}.")
 
 
 def _prepare_metadataset(path: Path) -> None:
@@ -229,9 +212,49 @@ def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
     click.echo(f"{path}: {index_file(str(path), kind):,} samples")
 
 
-def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:
+def _prepare_part(path: Path, given: Mapping[str, Any]) -> None:
+    """Index one part of the shards of a folder."""
+    for name, option in _OF_FINISH.items():
+        if given[name]:
+            raise click.UsageError(f"{option}: a part is only indexed. Give it with --finish.")
+    kind, began = _kind_of(path, given), perf_counter()
+    with counting(given["progress"], "Indexing shards") as progress:
+        done = prepare_part(
+            path,
+            given["part"],
+            given["of"],
+            **_indexing(given, kind),
+            force=given["force"],
+            progress=progress,
+        )
+    state = "was indexed before" if done.was_indexed else f"{perf_counter() - began:.1f} s"
+    click.echo(
+        f"{path}, part {given['part']} of {given['of']}: {done.num_samples:,} samples in "
+        f"{_shards(done.num_shards)}, {state}"
+    )
+
+
+def _kind_of(path: Path, given: Mapping[str, Any]) -> ShardKind:
+    """Return what the shards of a folder are."""
     kind = format_of(path, exclude=given["exclude"], prepared=given["tar_index_only"]).shards
-    assert kind is not None, "it has shards"
+    if kind is None:
+        raise click.UsageError(f"{path}: datasets of its format are not prepared.")
+    return kind
+
+
+def _indexing(given: Mapping[str, Any], kind: ShardKind) -> dict[str, Any]:
+    """Return the options that say what is indexed, and how."""
+    return {
+        "kind": kind,
+        "exclude": given["exclude"],
+        "index_only": given["tar_index_only"],
+        "sqlite": kind is TARS if given["sqlite"] is None else given["sqlite"],
+        "workers": given["num_workers"],
+    }
+
+
+def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> None:
+    kind = _kind_of(path, given)
     _check(path, given, kind)
     force = given["force"]
     if asking and not force and NvMeta.of(path) is not None:
@@ -244,7 +267,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
         )
     typed = not given["skip_dataset_yaml"] and (asking or given["sample_type"] is not None)
     began = perf_counter()
-    with _progress(shown=given["progress"]) as bar:
+    with progress_bar(shown=given["progress"]) as bar:
         task = bar.add_task("Indexing shards", total=None)
 
         def declare(summary: Summary) -> dict[str, str]:
@@ -255,23 +278,20 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
 
         summary = prepare(
             path,
-            kind=kind,
+            **_indexing(given, kind),
             split=split,
-            exclude=given["exclude"],
             force=force,
-            index_only=given["tar_index_only"],
             shuffle=given["shuffle_tars"],
             fix_duplicates=given["fix_duplicates"],
             declare=declare if typed or given["skip_dataset_yaml"] else None,
-            sqlite=kind is TARS if given["sqlite"] is None else given["sqlite"],
             tmp=given["tmp_path"],
-            workers=given["num_workers"],
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            finish=given["finish"],
         )
     for line in _report(summary, perf_counter() - began):
         click.echo(line)
     if given["media"]:
-        with _counting(given["progress"], "Reading media") as progress:
+        with counting(given["progress"], "Reading media") as progress:
             count = collect_media(
                 path,
                 given["media"],
@@ -295,21 +315,6 @@ def _check(path: Path, given: Mapping[str, Any], kind: ShardKind) -> None:
         raise click.UsageError("--field-map: it needs a --sample-type.")
 
 
-def media_filter(given: dict[str, Any]) -> MediaFilter | None:
-    """Remove the options of `media_options` from `given`, and return what they select.
-
-    Raises UsageError if more than one is given.
-    """
-    glob, header, extension = (
-        given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")
-    )
-    if sum(map(bool, (glob, header, extension))) > 1:
-        raise click.UsageError("--media-metadata-by-...: they exclude each other: give one.")
-    if glob:
-        return MediaFilter("GLOB", tuple(glob.split(",")))
-    return MediaFilter("HEADER") if header else MediaFilter("EXTENSION") if extension else None
-
-
 def _declaration(
     path: Path, summary: Summary, given: Mapping[str, Any], *, asking: bool
 ) -> dict[str, str]:
@@ -328,28 +333,6 @@ def _declaration(
         texts[LOADER] = loader_of(found, summary.extensions)
         click.echo(f"Fill in {path}/{FOLDER}/{LOADER}, and allow it where the dataset is used.")
     return texts
-
-
-def _progress(*, shown: bool) -> Progress:
-    """Return a progress bar; it shows on terminals only."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    )
-
-
-@contextmanager
-def _counting(shown: bool, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar in the block; yield what is called with the number done and of all."""
-    with _progress(shown=shown) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _report(summary: Summary, seconds: float) -> list[str]:

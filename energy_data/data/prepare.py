@@ -9,26 +9,24 @@ of other shards are our extension.
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sqlite3
-import tarfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 import yaml
 
-from energy_data.core.processes import map_in_processes
+from energy_data.data import indexing
 from energy_data.data import nv_meta as meta
-from energy_data.data.files.local import LocalFile, atomic_file, open_file, write_atomically
-from energy_data.data.files.offsets import SUFFIX, write_index
+from energy_data.data.files.local import write_atomically
+from energy_data.data.indexing import IndexedPart
 from energy_data.data.shards import MOST_PARTS, Scan, ShardKind, find_shards
 from energy_data.data.splits import Divide, as_before, by_patterns, by_ratio, collapse, expand
+from energy_data.data.tar.prefix import has_duplicates, prefix_names
 from energy_data.data.tar.source import TARS
 from energy_data.data.tar.sqlite import new_index
 from energy_data.data.typed.dataset_yaml import definition_of
@@ -36,8 +34,6 @@ from energy_data.errors import SpecError, StructureError
 
 ALL_TRAIN = "1,0,0"
 """The split of a dataset that has none, if none is given."""
-
-_BYTES_PER_WORKER = 1 << 30  # reading them takes about as long as starting a process
 
 Split = str | Mapping[str, Sequence[str]]
 """Shares for train, val and test; or patterns of the shards of each part."""
@@ -86,6 +82,7 @@ def prepare(
     declare: Declare | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    finish: bool = False,
 ) -> Summary:
     """Index all shards below `path` and write its `.nv-meta`; return a summary.
 
@@ -110,9 +107,106 @@ def prepare(
             None: write a dataset.yaml for crude samples if there is none.
         workers: Number of processes; by default one per GiB, at most one per CPU.
         progress: Called when a shard is finished.
+        finish: Use what `prepare_part` found in all parts of the dataset, and remove it.
 
     Raises SpecError for invalid arguments and if files cannot be written, StructureError for a
     damaged shard. In both cases `.nv-meta` stays as it was.
+    """
+    contents, prepared = _contents(path, kind, exclude, force=force, index_only=index_only)
+    shards = list(contents)
+    if kind.scan_parts is None and (sqlite or fix_duplicates):
+        raise SpecError(
+            f"{path}: `sqlite` and `fix_duplicates` (--sqlite, --fix-duplicates) are for tars: the "
+            f"samples of {kind.suffix} files have no keys. Leave them out."
+        )
+    if finish and fix_duplicates:
+        raise SpecError(
+            f"{path}: `fix_duplicates` (--fix-duplicates) rewrites shards, and parts are of shards "
+            "as they are. Leave it out, or prepare the dataset at once."
+        )
+    divide = _division(path, split, shuffle=shuffle, prepared=prepared)
+    if fix_duplicates and has_duplicates(path, shards):
+        for shard in shards:
+            prefix_names(path, shard)
+    old = path / meta.FOLDER / meta.SQLITE
+    sqlite = old.exists() if sqlite is None else sqlite
+    try:
+        with meta.rewritten_meta(path) as folder:
+            index = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
+            if finish:
+                scans = indexing.read_parts(path, shards, with_keys=sqlite)
+            else:
+                scan = (sqlite and kind.scan_parts) or kind.scan
+                scans = indexing.index_shards(path, contents, scan, workers)
+            summary = _index_all(path, shards, scans, index, progress)
+            summary.split_parts = divide(list(summary.shard_counts))
+            _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
+        if not sqlite:
+            old.unlink(missing_ok=True)
+        if finish:
+            shutil.rmtree(path / indexing.FOLDER)
+    except (OSError, sqlite3.OperationalError) as error:
+        raise _unwritable(path, error) from error
+    return summary
+
+
+def prepare_part(
+    path: Path,
+    part: int,
+    of: int,
+    *,
+    kind: ShardKind = TARS,
+    exclude: str | None = None,
+    force: bool = False,
+    index_only: bool = False,
+    sqlite: bool | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> IndexedPart:
+    """Index shards part, part + of, part + 2 of, ... of a dataset, for a `prepare` with `finish`.
+
+    Parts need nothing of each other: they may run at the same time, anywhere, in any order, several
+    times. What a part finds is kept next to `.nv-meta`, whole or not at all. A part that was
+    indexed before is left as it is if its shards did not change. The other arguments, and errors,
+    are those of `prepare`; give `prepare` the same ones.
+    """
+    if not 0 <= part < of:
+        raise SpecError(f"{path}: there is no part {part} of {of}. Give 0 <= part < {of}.")
+    contents, _ = _contents(path, kind, exclude, force=force, index_only=index_only)
+    sqlite = (path / meta.FOLDER / meta.SQLITE).exists() if sqlite is None else sqlite
+    scan = kind.scan_parts if sqlite else kind.scan
+    if scan is None:
+        raise SpecError(
+            f"{path}: `sqlite` (--sqlite) is for tars: the samples of {kind.suffix} files have no "
+            "keys. Leave it out."
+        )
+    try:
+        return indexing.index_part(
+            path,
+            contents,
+            indexing.PartOf(part, of),
+            scan=scan,
+            with_keys=sqlite,
+            workers=workers,
+            progress=progress,
+        )
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: Exception) -> SpecError:
+    return SpecError(
+        f"{path}: it cannot be prepared: {error}. Check the space and the permissions of the "
+        f"folder; its {meta.FOLDER} was not changed."
+    )
+
+
+def _contents(
+    path: Path, kind: ShardKind, exclude: str | None, *, force: bool, index_only: bool
+) -> tuple[Mapping[str, Scan | None], bool]:
+    """Return the shards to index with what is known of each, and whether the dataset is prepared.
+
+    Raises SpecError if it may not be prepared, or has no shards.
     """
     if not path.is_dir():
         raise SpecError(f"{path}: it is not a folder. Name the folder that contains the shards.")
@@ -124,38 +218,10 @@ def prepare(
             f"{path}: it is prepared. Use `force` (--force) to prepare it again with the split it "
             "has, or with another one if you give it."
         )
-    if kind.scan_parts is None and (sqlite or fix_duplicates):
-        raise SpecError(
-            f"{path}: `sqlite` and `fix_duplicates` (--sqlite, --fix-duplicates) are for tars: the "
-            f"samples of {kind.suffix} files have no keys. Leave them out."
-        )
-    divide = _division(path, split, shuffle=shuffle, prepared=known is not None)
-    if index_only and known:
-        listed = kind.listed(path) or {}
-        contents = {shard: listed.get(shard) for shard in known}
-    else:
-        contents = dict(find_shards(path, kind, exclude))
-    shards = list(contents)
-    if fix_duplicates and has_duplicates(path, shards):
-        for shard in shards:
-            prefix_names(path, shard)
-    old = path / meta.FOLDER / meta.SQLITE
-    sqlite = old.exists() if sqlite is None else sqlite
-    try:
-        with meta.rewritten_meta(path) as folder:
-            index = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
-            scans = _scan_all(path, contents, workers, (sqlite and kind.scan_parts) or kind.scan)
-            summary = _index_all(path, shards, scans, index, progress)
-            summary.split_parts = divide(list(summary.shard_counts))
-            _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
-        if not sqlite:
-            old.unlink(missing_ok=True)
-    except (OSError, sqlite3.OperationalError) as error:
-        raise SpecError(
-            f"{path}: it cannot be prepared: {error}. Check the space and the permissions of the "
-            f"folder; its {meta.FOLDER} was not changed."
-        ) from error
-    return summary
+    if not (index_only and known):
+        return find_shards(path, kind, exclude), known is not None
+    listed = kind.listed(path) or {}
+    return {shard: listed.get(shard) for shard in known}, True
 
 
 def _counts(path: Path) -> Mapping[str, int] | None:
@@ -212,35 +278,6 @@ def _index_all(
     return summary
 
 
-def _scan_all(
-    path: Path,
-    contents: Mapping[str, Scan | None],
-    workers: int | None,
-    scan: Callable[[LocalFile], Scan],
-) -> Generator[Scan, None, None]:
-    """Index the shards, several at a time; yield their contents in the order of the shards.
-
-    contents: what is known of each, and need not be scanned.
-    """
-    shards = [shard for shard, known in contents.items() if known is None]
-    task = partial(_index, str(path), scan)
-    if workers is None:
-        size = sum((path / shard).stat().st_size for shard in shards)
-        workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
-    with closing(map_in_processes(task, shards, workers=workers, preload=__name__)) as scans:
-        for known in contents.values():
-            yield next(scans) if known is None else known
-
-
-def _index(root: str, scan: Callable[[LocalFile], Scan], shard: str) -> Scan:
-    """Write the index of one shard; runs in worker processes."""
-    path = f"{root}/{shard}"
-    found = scan(open_file(path))
-    if len(found.offsets):
-        write_index(path, found.offsets, [path + SUFFIX])
-    return found if found.parts else replace(found, keys=[])
-
-
 def _crude(summary: Summary) -> dict[str, str]:
     """Return a dataset.yaml for crude samples, if there is none."""
     if Path(summary.path, meta.FOLDER, meta.DATASET).exists():
@@ -270,56 +307,3 @@ def _write(path: Path, folder: Path, summary: Summary, declared: Mapping[str, st
     }
     for name, text in texts.items():
         write_atomically(str(folder / name), text.encode(), path.stat().st_mode)
-
-
-def has_duplicates(root: Path, shards: Sequence[str]) -> bool:
-    """Return whether a key is in two shards. Reads all headers; holds all keys.
-
-    Raises StructureError if a key is twice in one shard, which no folder can fix.
-    """
-    seen: set[str] = set()
-    total = 0
-    for shard in shards:
-        keys = TARS.scan(open_file(str(root / shard))).keys
-        seen.update(keys)
-        total += len(keys)
-    return len(seen) < total
-
-
-def prefix_names(root: Path, shard: str) -> None:
-    """Rewrite a shard with a folder named like the shard in front of each name.
-
-    The new file replaces the old one when it is complete: this needs as much disk space again, and
-    a process that is killed leaves either the old or the new shard. The index, which no longer
-    fits, is removed.
-    """
-    path = root / shard
-    try:
-        with atomic_file(str(path), path.stat().st_mode) as file:
-            _copy(path, file, f"{shard}/")
-            Path(f"{path}{SUFFIX}").unlink(missing_ok=True)
-    except tarfile.TarError as error:
-        raise StructureError(f"cannot be copied: {error}. Restore it.", shard=shard) from error
-
-
-def _copy(path: Path, file: BinaryIO, prefix: str) -> None:
-    with (
-        tarfile.open(path, "r:") as old,
-        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as new,
-    ):
-        for member in old:
-            member.name = prefix + member.name.removeprefix(
-                prefix
-            )  # as a first try may have left it
-            if member.islnk():  # to another member
-                member.linkname = prefix + member.linkname.removeprefix(prefix)
-            records = member.pax_headers.items()
-            member.pax_headers = {
-                name: value for name, value in records if name not in ("path", "linkpath")
-            }
-            try:  # the simplest format that can hold the member
-                member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-                new.format = tarfile.USTAR_FORMAT
-            except ValueError:
-                new.format = tarfile.PAX_FORMAT
-            new.addfile(member, old.extractfile(member) if member.isreg() else None)

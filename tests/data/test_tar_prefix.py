@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tars import read_all, write_tar
 
-from energy_data.data.prepare import prefix_names, prepare
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
+from energy_data.data.tar.prefix import prefix_names
 from energy_data.errors import StructureError
 
 pytestmark = pytest.mark.usefixtures("reading")

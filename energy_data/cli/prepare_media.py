@@ -1,0 +1,110 @@
+"""`energy-data prepare-media`: sizes and lengths of media files; and the options for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from energy_data.data.decode.media import MediaFilter, collect_files
+
+
+def media_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select media files to a command."""
+    flag = partial(click.option, is_flag=True)
+    about = "Record size and length of images, audio and video, recognised by their"
+    by_glob = "Record size and length of the files whose names match, such as '*.jpg,*.mp4'."
+    command = flag("--media-metadata-by-extension", help=f"{about} extensions.")(command)
+    command = flag("--media-metadata-by-header", help=f"{about} first bytes.")(command)
+    return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
+
+
+progress_option = click.option(
+    "--progress/--no-progress",
+    default=True,
+    help="Show progress on a terminal.  [default: on]",
+)
+tmp_option = click.option(
+    "--tmp-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Where index.sqlite is built before it is copied, such as on a local disk.  "
+    "[default: PATH]",
+)
+
+
+@click.command("prepare-media")
+@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@media_options
+@progress_option
+@click.option(
+    "--num-workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes.  [default: one per GiB or 1,024 files, at most 16]",
+)
+@tmp_option
+def command(path: Path, **given: Any) -> None:
+    """Record sizes and lengths of media files below a folder.
+
+    PATH is a folder of images, audio and video. Choose the files with one of the options
+    --media-metadata-by-...
+
+    Writes what Energon's `prepare-media` writes, `.nv-meta/index.sqlite`, for the
+    `get_media_metadata` of `filesystem://` stores.
+    """
+    wanted = media_filter(given)
+    if wanted is None:
+        raise click.UsageError("choose the files: pass one of --media-metadata-by-...")
+    with counting(given["progress"], "Reading media") as progress:
+        count = collect_files(
+            path,
+            wanted,
+            workers=given["num_workers"],
+            tmp=given["tmp_path"],
+            progress=progress,
+        )
+    click.echo(f"{path}: recorded size and length of {count:,} files")
+
+
+def media_filter(given: dict[str, Any]) -> MediaFilter | None:
+    """Remove the options of `media_options` from `given`, and return what they select.
+
+    Raises UsageError if more than one is given.
+    """
+    glob, header, extension = (
+        given.pop(f"media_metadata_by_{how}") for how in ("glob", "header", "extension")
+    )
+    if sum(map(bool, (glob, header, extension))) > 1:
+        raise click.UsageError("--media-metadata-by-...: they exclude each other: give one.")
+    if glob:
+        return MediaFilter("GLOB", tuple(glob.split(",")))
+    return MediaFilter("HEADER") if header else MediaFilter("EXTENSION") if extension else None
+
+
+def progress_bar(*, shown: bool) -> Progress:
+    """Return a progress bar; it shows on terminals only."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    )
+
+
+@contextmanager
+def counting(shown: bool, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar in the block; yield what is called with the number done and of all."""
+    with progress_bar(shown=shown) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,251 @@
+"""Indexes the shards of a dataset: all in one go, or in parts, by programs that share a disk only.
+
+    index_part(path, contents, PartOf(3, 64), ...)  # shards 3, 67, 131, ...
+    scans = read_parts(path, shards, ...)  # all of them, in order
+
+A part is a file of JSON lines, two per shard: which file was indexed and how many samples it has,
+and what else `.nv-meta` needs of it. It gets its name when it is complete. So there is nothing to
+lock, and what a program that was killed leaves is not taken for a part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energy_data.core.processes import map_in_processes
+from energy_data.data.files.local import LocalFile, Version, atomic_file, open_file, version_of
+from energy_data.data.files.offsets import SUFFIX, write_index
+from energy_data.data.shards import NO_INDEX, Scan, ScannedPart
+from energy_data.errors import SpecError, StructureError
+
+FOLDER = ".nv-meta.parts"
+"""The folder of the parts: next to `.nv-meta`, as a dataset is prepared or it is not."""
+
+_NAME = re.compile(r"(\d+)-of-(\d+)\.part")
+_MOST_NAMED = 100  # parts in a message
+_BYTES_PER_WORKER = 1 << 30  # reading them takes about as long as starting a process
+
+ScanShard = Callable[[LocalFile], Scan]
+
+
+class PartOf(NamedTuple):
+    """One of several parts: shards number, number + of, number + 2 of, ..."""
+
+    number: int
+    of: int
+
+    def file(self, path: Path) -> Path:
+        """Return where it is kept."""
+        return path / FOLDER / f"{self.number}-of-{self.of}.part"
+
+    def choose(self, shards: Sequence[str]) -> Sequence[str]:
+        """Return its shards."""
+        return shards[self.number :: self.of]
+
+
+class IndexedPart(NamedTuple):
+    """A part of a dataset, indexed."""
+
+    num_shards: int
+    num_samples: int
+    was_indexed: bool  # before: nothing was done
+
+
+class _Facts(NamedTuple):
+    """What is noted of a shard."""
+
+    shard: str
+    size: int
+    mtime_ns: int
+    num_samples: int
+    index_size: int  # bytes; 0: it needs none
+    extensions: list[str]
+    with_keys: bool  # whether the next line has what index.sqlite needs
+
+    def is_current(self, path: Path) -> bool:
+        """Return whether the shard and its index are still those that were indexed."""
+        file = f"{path}/{self.shard}"
+        found = version_of(file)
+        if found is None or found[1:] != (self.size, self.mtime_ns):
+            return False
+        index = version_of(file + SUFFIX)
+        return not self.index_size or (index is not None and index.size == self.index_size)
+
+
+def index_shards(
+    path: Path, contents: Mapping[str, Scan | None], scan: ScanShard, workers: int | None
+) -> Generator[Scan, None, None]:
+    """Index shards, several at a time; yield their contents in the order of the shards.
+
+    contents: what is known of each, and need not be scanned.
+    """
+    shards = [shard for shard, known in contents.items() if known is None]
+    task = partial(_index, str(path), scan)
+    if workers is None:
+        size = sum((path / shard).stat().st_size for shard in shards)
+        workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
+    with closing(map_in_processes(task, shards, workers=workers, preload=__name__)) as scans:
+        for known in contents.values():
+            yield next(scans) if known is None else known
+
+
+def _index(root: str, scan: ScanShard, shard: str) -> Scan:
+    """Write the index of one shard; runs in worker processes."""
+    path = f"{root}/{shard}"
+    found = scan(open_file(path))
+    if len(found.offsets):
+        write_index(path, found.offsets, [path + SUFFIX])
+    return found if found.parts else replace(found, keys=[])
+
+
+def index_part(
+    path: Path,
+    contents: Mapping[str, Scan | None],
+    part: PartOf,
+    *,
+    scan: ScanShard,
+    with_keys: bool,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> IndexedPart:
+    """Index one part of the shards of a dataset, unless that was done before.
+
+    contents: of all shards, as in `index_shards`. with_keys: keep what index.sqlite needs. Raises
+    StructureError for a damaged shard.
+    """
+    mine, file = part.choose(list(contents)), part.file(path)
+    facts = _current_facts(path, file, mine, with_keys=with_keys) if mine else []
+    if facts is not None:
+        return IndexedPart(len(facts), sum(one.num_samples for one in facts), was_indexed=True)
+    versions = [version_of(f"{path}/{shard}") for shard in mine]  # before they are read
+    scans = index_shards(path, {shard: contents[shard] for shard in mine}, scan, workers)
+    num_samples = 0
+    with closing(scans), atomic_file(str(file), path.stat().st_mode) as stream:
+        shards_found = zip(mine, versions, scans, strict=True)
+        for done, (shard, version, found) in enumerate(shards_found, 1):
+            for line in _lines(shard, version, found, with_keys=with_keys):
+                stream.write(json.dumps(line).encode() + b"\n")
+            num_samples += found.num_samples
+            if progress:
+                progress(done, len(mine))
+    return IndexedPart(len(mine), num_samples, was_indexed=False)
+
+
+def _lines(shard: str, version: Version | None, found: Scan, *, with_keys: bool) -> list[Any]:
+    """Return the two lines of a shard."""
+    if version is None:
+        raise StructureError("was removed while it was indexed. Restore it.", shard=shard)
+    index_size = found.offsets.nbytes
+    facts = _Facts(shard, *version[1:], found.num_samples, index_size, found.extensions, with_keys)
+    return [facts, [found.offsets.tolist(), found.keys, found.parts] if with_keys else None]
+
+
+def _current_facts(
+    path: Path, file: Path, shards: Sequence[str], *, with_keys: bool
+) -> list[_Facts] | None:
+    """Return what a part notes of its shards; None if it does not exist, or must be redone."""
+    try:
+        facts = [found for found, _ in _read(file)] if file.exists() else []
+    except StructureError:
+        return None
+    if [one.shard for one in facts] != list(shards):
+        return None
+    good = all(one.with_keys >= with_keys and one.is_current(path) for one in facts)
+    return facts if good else None
+
+
+def read_parts(
+    path: Path, shards: Sequence[str], *, with_keys: bool
+) -> Generator[Scan, None, None]:
+    """Yield the contents of all shards, in their order, as their parts found them.
+
+    Raises SpecError that names the parts that are missing, or whose shards have changed since.
+    """
+    parts = _parts_of(path, len(shards))
+    outdated = [
+        one
+        for one in parts
+        if _current_facts(path, one.file(path), one.choose(shards), with_keys=with_keys) is None
+    ]
+    if outdated:
+        raise SpecError(
+            f"{path}: {_named(outdated)}: shards were added, removed or changed since, or it was "
+            "indexed with other options (--exclude, --no-sqlite). "
+            f"{_advice(path, outdated[0])}"
+        )
+    streams = [_read(one.file(path)) for one in parts]
+    for number in range(len(shards)):
+        facts, line = next(streams[number % len(streams)])
+        offsets, keys, files = json.loads(line) or ([], [], [])
+        yield Scan(
+            np.array(offsets, np.uint64) if offsets else NO_INDEX,
+            keys,
+            facts.extensions,
+            [ScannedPart(*one) for one in files],
+            rows=facts.num_samples,
+        )
+
+
+def _parts_of(path: Path, num_shards: int) -> list[PartOf]:
+    """Return the parts of a dataset that have shards. SpecError if some are not indexed."""
+    try:
+        names = [_NAME.fullmatch(file.name) for file in (path / FOLDER).iterdir()]
+    except FileNotFoundError:
+        names = []
+    found = {PartOf(int(name[1]), int(name[2])) for name in names if name}
+    if not found:
+        raise SpecError(
+            f"{path}: no part of it is indexed. Run `energy-data prepare {path} --part N --of M` "
+            "for each N from 0 to M - 1, or prepare it at once, without --finish."
+        )
+    problems = []
+    for of in sorted({one.of for one in found}):
+        parts = [PartOf(number, of) for number in range(min(of, num_shards))]
+        missing = [one for one in parts if one not in found]
+        if not missing:
+            return parts
+        problems.append(f"{path}: {_named(missing)}: not indexed. {_advice(path, missing[0])}")
+    raise SpecError(problems)
+
+
+def _named(parts: Sequence[PartOf]) -> str:
+    shown = ", ".join(str(one.number) for one in parts[:_MOST_NAMED])
+    more = f" and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
+    return f"part{'' if len(parts) == 1 else 's'} {shown}{more} of {parts[0].of}"
+
+
+def _advice(path: Path, part: PartOf) -> str:
+    return f"Run `energy-data prepare {path} --part {part.number} --of {part.of}`, and so on."
+
+
+def _read(file: Path) -> Iterator[tuple[_Facts, bytes]]:
+    """Yield the two lines of each shard of a part. StructureError if they are damaged.
+
+    The file is open only while a line is read: there may be thousands of parts.
+    """
+    at = 0
+    while True:
+        with file.open("rb") as stream:
+            stream.seek(at)
+            first, second = stream.readline(), stream.readline()
+            at = stream.tell()
+        if not first:
+            return
+        try:
+            facts = _Facts(*json.loads(first))
+            if not second.endswith(b"\n"):
+                raise ValueError("it was cut")
+        except (ValueError, TypeError) as error:
+            problem = f"it is no part of a preparation: {error}. Remove it, and index it again."
+            raise StructureError(problem, shard=str(file)) from error
+        yield facts, second
