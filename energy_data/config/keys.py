@@ -25,7 +25,7 @@ from energy_data.config.rules import (
 from energy_data.core import recipe
 from energy_data.core.recipe import MAPPING, POSITIVE, TEXT, Children, FieldProblem, Yaml, one_of
 from energy_data.data.join_table import Nonmatch
-from energy_data.data.tables.source import TableKeys
+from energy_data.data.tables.hub import HubKeys
 from energy_data.data.tokens.reader import TokenKeys
 from energy_data.nodes.blend import Part
 from energy_data.nodes.leaf import LeafTable
@@ -34,7 +34,7 @@ from energy_data.order.tree import Order
 
 SUFFIXES = (".yaml", ".yml")  # of metadatasets
 
-FORMAT_KEYS = (*recipe.keys_of(TokenKeys), *recipe.keys_of(TableKeys))
+FORMAT_KEYS = (*recipe.keys_of(TokenKeys), *recipe.keys_of(HubKeys))
 """Keys of a path that only datasets of one format have."""
 
 _RANGE = "Contiguous range of the samples; an outer range is taken of what an inner one leaves."
@@ -120,14 +120,15 @@ class UnopenedSpec(OrderSpec):
 
 
 @frozen(kw_only=True, eq=False)
-class PathSpec(UnopenedSpec, TokenKeys, TableKeys):
+class PathSpec(UnopenedSpec, TokenKeys, HubKeys):
     """`path`: one dataset, or another metadataset, as written."""
 
     kind = "path"
 
     path: str = recipe.key(
         TEXT,
-        "A dataset folder, a file, a pattern such as `{000..099}.tar`, or a metadataset.",
+        "A dataset folder, a file, a pattern such as `{000..099}.tar`, a dataset of the Hub as "
+        "`hf://datasets/OWNER/NAME`, or a metadataset.",
         "path: ./coco",
     )
     dataset_config: str | None = recipe.key(

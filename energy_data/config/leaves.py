@@ -70,6 +70,11 @@ def joined(directory: str, path: str) -> str:
     return os.path.realpath(full) if ".." in full.split("/") else os.path.normpath(full)
 
 
+def relative(folder: str, path: str) -> str:
+    """Return `path` as written in a file, from the folder of the outermost file."""
+    return path if is_remote(path) else os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - may be a pattern
+
+
 def file_key(path: str) -> str:
     """Return a key that is equal for the same file, however it is reached: its real folder."""
     folder, name = os.path.split(path)
@@ -186,8 +191,8 @@ class Scope:
         path = joined(self.file.directory, recipe.path)
         return DatasetPart(
             path=path,
-            real_path=os.path.realpath(path),
-            written=os.path.normpath(os.path.join(self.folder, recipe.path)),  # noqa: PTH118 - may be a pattern
+            real_path=path if is_remote(path) else os.path.realpath(path),
+            written=relative(self.folder, recipe.path),
             split_part=self.split_part,
             config=tuple((name, value) for name, value in config if value not in (None, False)),
             nonmatch=nonmatch,

@@ -23,6 +23,7 @@ from energy_data.config.yaml_nodes import (
 )
 from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
+from energy_data.data.tables.hub import SCHEME
 from energy_data.errors import SpecError
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -162,7 +163,7 @@ def _read(
     """
     full = joined(by.directory, path)
     key = file_key(full)
-    if not (is_remote(path) or is_metadataset(full)) or key in known:
+    if path.startswith(SCHEME) or not (is_remote(path) or is_metadataset(full)) or key in known:
         return None
     try:
         text = None

@@ -18,6 +18,7 @@ from energy_data.data.jsonl import JSONL, JsonlFileStore, JsonlSource
 from energy_data.data.part import prepared_at
 from energy_data.data.shards import ShardKind, find_files, named_files, no_shards
 from energy_data.data.source import OpenOptions, Source
+from energy_data.data.tables.hub import SCHEME, HubKeys, open_hub
 from energy_data.data.tables.source import (
     ARROW,
     PARQUET,
@@ -48,7 +49,7 @@ _HEAD = 512  # first bytes of a file
 class SourceFormat(NamedTuple):
     """One format: how to recognise a dataset, and how to open it."""
 
-    suffix: str  # of its files
+    suffix: str  # of its files; or `scheme://`
     open: Callable[[str, OpenOptions], Source]
     # For folders, patterns and `prepare`; None: single files only.
     shards: ShardKind | None = None
@@ -85,6 +86,7 @@ FORMATS = [
     SourceFormat(".mds", MdsSource, MDS, TableKeys, detect=is_mds),
     SourceFormat(".parquet", ParquetSource, PARQUET, TableKeys, detect=_begins(b"PAR1")),
     SourceFormat(".arrow", ArrowSource, ARROW, TableKeys, detect=_begins(b"ARROW1")),
+    SourceFormat(SCHEME, open_hub, keys=HubKeys, detect=lambda path: path.startswith(SCHEME)),
     SourceFormat(
         ".tar",
         WebdatasetSource,
@@ -128,7 +130,7 @@ def format_of(
     that only one format has, or else by the suffixes of its files.
 
     Args:
-        path: A folder, a file, or a pattern of files.
+        path: A folder, a file, a pattern of files, or a name such as `hf://datasets/OWNER/NAME`.
         exclude: Leave out shards in a folder whose name contains a match of this regular
             expression.
         prepared: Whether a prepared folder has the shards that it was prepared with; otherwise all
@@ -196,7 +198,7 @@ def _unknown(path: str) -> SpecError:
     file = next(iter(named_files(path)), None)
     if file is None:
         return SpecError(f"{path}: no file fits this pattern. Check it.")
-    known = listed(one.suffix for one in formats)
+    known = listed(one.suffix for one in formats if "://" not in one.suffix)
     begin = f", and it begins with {_head_of(file)[:8]!r}" if Path(file).is_file() else ""
     return SpecError(
         f"{path}: no format fits: its name does not end with {known}{begin}. Rename it, or "
@@ -219,8 +221,8 @@ def open_source(
     """Return the samples of one part of a dataset, as dicts of parts by extension.
 
     Args:
-        path: The dataset: a folder of tars or of JSONL files, one of them, a pattern of them, or a
-            file of tokens.
+        path: The dataset: a folder of shards, one of them, a pattern of them, or a name such as
+            `hf://datasets/OWNER/NAME`.
         split_part: The part to read. What is not prepared has one part, "train".
         subset: Samples [start, end) of the part; end None means to its end.
         subflavors: The `__subflavors__` of every sample; one dict that all of them share.
