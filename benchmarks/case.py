@@ -11,6 +11,12 @@ from typing import Any
 Batch = Mapping[str, Any]  # {"keys": list[str], "values": list[str]} or {"values": Tensor}
 
 
+TAR_LOADERS = (
+    "bare", "energon", "energy_data_", "energy_data_encoder", "energy_data_fork",
+    "energy_data_threads", "litdata_", "webdataset_",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One kind of data, the same for every loader, each in the loader's own format."""
@@ -25,6 +31,9 @@ class Case:
     samples_per_shard: int
     weights: tuple[int, ...] = (1,)  # one per dataset
     raw_tensor: tuple[str, tuple[int, ...]] | None = None  # dtype and shape, if a part is no more
+    # Writes files of another format to a folder; None: tars, and what is made of them.
+    write_files: Callable[[Path], None] | None = None
+    loaders: tuple[str, ...] = TAR_LOADERS
     # CPU seconds per 100,000, by number of workers: what ours must need, and what others needed
     # on the machine that this was set on, by loader. Seconds of another machine say little.
     must: Mapping[int, float] = field(default_factory=dict)
@@ -44,6 +53,8 @@ class Case:
 
     def metadataset(self, folder: Path) -> Path:
         """Return what Energon and we are given: a dataset, or the YAML that blends several."""
+        if self.write_files is not None:
+            return folder / "files"
         return folder / "metadataset.yaml" if len(self.weights) > 1 else self.tars(folder)[0]
 
 

@@ -28,6 +28,9 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     case = find_case(asked.case)
+    if asked.loader not in case.loaders:
+        print("null")
+        return
     batches = import_module(f"benchmarks.loaders.{asked.loader}").batches
     stream = batches(case, asked.folder / case.name, case.batch_size, asked.num_workers)
     read_all(asked.folder / case.name)
