@@ -135,7 +135,7 @@ def test_a_sample_says_where_it_comes_from(made, source):
 def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, source):
     path, keys = made
     name = request.node.callspec.params["made"]
-    known = {"tar": "bytes", "jsonl": "bytes", "folder of jsonl": "bytes"}
+    known = dict.fromkeys(["tar", "jsonl", "folder of jsonl", "mds"], "bytes")
     known |= dict.fromkeys(
         ["windows", "rows", *(name for name in SOURCES if "doc" in name)], "tokens"
     )
@@ -160,8 +160,11 @@ def cost(source, index, unit):
     (sample,) = source.read(np.array([index]))
     if unit == "tokens":
         return len(sample["tokens"])
-    is_line = before is None
-    return len(json.dumps(sample["json"])) + 1 if is_line else source.bytes_read - before
+    if before is not None:
+        return source.bytes_read - before
+    if "json" in sample:
+        return len(json.dumps(sample["json"])) + 1
+    return 4 + 8 + len(sample["text"])  # MDS: the size of the text, the number, the text
 
 
 @pytest.mark.parametrize("index", [-1, 1000])

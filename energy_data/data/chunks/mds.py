@@ -21,8 +21,8 @@ from energy_data.data.chunks.mds_index import MDS, Columns, find_shard, index_of
 from energy_data.data.chunks.table import ADVICE, INDEX
 from energy_data.data.decode.parts import Decoding
 from energy_data.data.part import names_dataset
-from energy_data.data.records import RecordSource
-from energy_data.data.source import OpenOptions
+from energy_data.data.records import Int64s, RecordSource
+from energy_data.data.source import OpenOptions, Unit
 from energy_data.data.tables.source import TableKeys, chosen_columns
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 
@@ -59,6 +59,10 @@ class MdsSource(RecordSource):
     def run_length(self) -> int | None:
         """The samples of the largest compressed shard; None: none is compressed."""
         return self._run_length
+
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
+        """Return the bytes of each sample in its shard; None if shards are compressed."""
+        return None if self._run_length else super().costs(indices, unit)
 
     @cached_property
     def fingerprint(self) -> str:
