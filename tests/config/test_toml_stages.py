@@ -426,28 +426,49 @@ def test_a_damaged_toml_is_an_error_of_ours_or_a_metadataset(data):
 
 
 def plan_of(metadataset, datasets):
-    """Return what each stage draws: its bounds, its rules, and the shares of its datasets."""
     encoder = AnyTask({"seq_len": 4096})
     builder = StreamBuilder(batch_size=8, task_encoder=encoder, microbatches_per_step=32)
-    spec = compile_stream(metadataset, "train", open_source=datasets, builder=builder).spec
-    plan = RunPlan(spec)
-    rules = [
-        (one.name, one.begin, one.end, one.on_enter, one.seed, plan.staged.resume)
-        for one in plan.stages
+    return RunPlan(compile_stream(metadataset, "train", open_source=datasets, builder=builder).spec)
+
+
+def plans_of(pattern, datasets):
+    """Return the plan of the TOML of a pattern, and that of its metadataset."""
+    text = metadataset_text(read_run(f"stages_{pattern}.toml"), pattern)
+    return [
+        plan_of(one, datasets) for one in (parse_metadataset(text), load(f"stages_{pattern}.yaml"))
     ]
-    shares = [
+
+
+def shares(plan):
+    """Return the share of each dataset in each stage."""
+    return [
         {leaf.leaf.source.path: pytest.approx(leaf.share, abs=1e-5) for leaf in of_stage}
         for of_stage in plan.leaves
     ]
-    return rules, shares
+
+
+def rules(plan):
+    return plan.staged.resume, [
+        (one.name, one.begin, one.end, one.on_enter, one.seed) for one in plan.stages
+    ]
 
 
 @pytest.mark.parametrize("pattern", ["mixture", "seeds", "ablation"])
 def test_the_toml_of_a_pattern_draws_as_its_metadataset_does(pattern, datasets, monkeypatch):
     monkeypatch.chdir(METADATASETS)
     datasets.num_samples = {"data/books": 256_000}  # an epoch in 1,000 steps
-    text = metadataset_text(read_run(f"stages_{pattern}.toml"), pattern)
-    found = plan_of(parse_metadataset(text), datasets)
-    assert found == plan_of(load(f"stages_{pattern}.yaml"), datasets)
-    windows = {item for _, _, _, *keys in datasets.opened for item in keys if item[0] == "seq_len"}
-    assert windows == {("seq_len", 4097)}
+    found, expected = plans_of(pattern, datasets)
+    assert rules(found) == rules(expected)
+    assert shares(found) == shares(expected)
+
+
+def test_the_toml_of_a_context_extension_has_its_mixtures_and_longer_windows(datasets, monkeypatch):
+    monkeypatch.chdir(METADATASETS)
+    found, expected = plans_of("context", datasets)
+    assert [one.name for one in found.stages] == [one.name for one in expected.stages]
+    assert shares(found) == shares(expected)
+    assert [one.num_steps for one in found.stages] == [900_000, None]
+    windows = {
+        tuple(value for key, value in keys if key in WINDOW) for _, _, _, *keys in datasets.opened
+    }
+    assert windows >= {(4097, 4096), (32769, 32768)}
