@@ -13,8 +13,7 @@ from attrs import frozen
 from energy_data.config.leaves import is_remote
 from energy_data.config.toml_stages import DataFields, StageFields, TomlRun
 from energy_data.config.yaml_nodes import scalar_of, shown
-
-HUB = "hf://datasets/"
+from energy_data.data.tables.hub import SCHEME
 
 _USED = {
     "huggingface": ("dataset", "dataset_path"),
@@ -122,7 +121,7 @@ class _Writer:
         if path is None:
             assert data.dataset is not None
             if not data.dataset.startswith((".", "/")):
-                return {"path": HUB + data.dataset}
+                return {"path": f"{SCHEME}datasets/{data.dataset}"}
             path = data.dataset
         return {"path": self.path(path)}
 
@@ -146,7 +145,7 @@ def _notes(data: DataFields) -> Iterator[str]:
         elif not path.endswith(".npy"):
             yield "Windows run over all sequences: _index.npy and _mask.npy are not read."
     elif data.dataset_type == "huggingface" and not path and "/" not in (data.dataset or ""):
-        yield "If this is a name of the trainer's own, write that of the hub."
+        yield "If this is a name of the trainer's own, write that of the Hub."
 
 
 def _names(fields: Sequence[str]) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from token_files import write_datatrove
 
@@ -156,3 +159,38 @@ def test_an_ablation_continues_a_run_without_stages_as_if_it_had_been_planned(en
     loader = start()
     loader.load_state_dict(state)
     assert drawn(loader, 20) == planned[12:]
+
+
+def rows_of_tokens():
+    np.arange(170, dtype="<u4").tofile("rows.bin")
+
+
+def packed_sequences():
+    Path("chats").mkdir()
+    for name, values in (("token", range(170)), ("mask", [0] * 170), ("index", range(10, 171, 10))):
+        np.save(f"chats/a_{name}.npy", np.array(values, np.int32))
+
+
+def preprocessed_rows():
+    Path("rows").mkdir()
+    table = pa.table({"inputs": np.arange(170).reshape(10, 17).tolist()})
+    pq.write_table(table, "rows/0.parquet")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "write_data", "field"),
+    [
+        ("packed_memmap", "rows.bin", rows_of_tokens, "tokens"),
+        ("packed_memmap", "chats", packed_sequences, "tokens"),
+        ("preprocessed", "rows", preprocessed_rows, "inputs"),
+    ],
+)
+def test_packed_and_preprocessed_rows_are_read_as_they_are(
+    energy_data, write, kind, path, write_data, field
+):
+    write_data()
+    write("run.toml", f'[training]\ndataset_type = "{kind}"\ndataset_path = "{path}"\nseq_len = 16')
+    assert energy_data("import-stages", "run.toml", "-o", "run.yaml").exit_code == 0
+    batches = list(start(batch_size=1, microbatches_per_step=None, repeat=False))
+    rows = sorted(one[field][0].tolist() for one in batches)
+    assert rows == np.arange(170).reshape(10, 17).tolist()

@@ -20,6 +20,7 @@ from energy_data.nodes.run_plan import RunPlan
 from energy_data.tasks.mixture import StreamBuilder
 
 METADATASETS = Path(__file__).parents[2] / "metadatasets"
+TYPES = ["huggingface", "nanoset", "preprocessed", "packed_memmap"]
 WINDOW = {"seq_len": 9, "stride": 8}
 
 
@@ -227,7 +228,7 @@ def test_a_nanoset_becomes_windows_whose_labels_end_one_later():
         (
             {"dataset_type": "huggingface", "dataset": "c4"},
             {"params": {"seq_len": 8}, "path": "hf://datasets/c4"},
-            "If this is a name of the trainer's own, write that of the hub.",
+            "If this is a name of the trainer's own, write that of the Hub.",
         ),
         (
             {"dataset_type": "huggingface", "dataset": "c4", "dataset_path": "/data/c4"},
@@ -372,13 +373,15 @@ def valid_runs(draw):
 @st.composite
 def data(draw):
     """Draw what a table says about data."""
-    kind = draw(st.sampled_from(["nanoset", "preprocessed", "packed_memmap"]))
+    kind = draw(st.sampled_from(TYPES))
     seed = draw(st.none() | st.integers(0, 10**9))
     found = {
         "dataset_type": kind,
         "seq_len": draw(st.integers(1, 10**6)),
         "dataset_random_seed": seed,
     }
+    if kind == "huggingface":
+        return {**found, "dataset_folders": None, "dataset": f"owner/{draw(WORD)}"}
     if kind != "nanoset":
         return {**found, "dataset_folders": None, "dataset_path": "/data/" + draw(WORD)}
     folders = draw(st.lists(WORD, min_size=1, max_size=4))
