@@ -18,6 +18,8 @@ from energy_data.core.user_call import log_exception, reraise_exception
 from energy_data.data.decode.parts import RawTensor, SampleDecoder
 from energy_data.data.files.cache import CachePool, FileStoreCachePool, Lazy, NoCachePool
 from energy_data.data.files.stores import FileStore
+from energy_data.data.text.chat import TokenizeChat
+from energy_data.data.text.tokenize import Tokenize
 from energy_data.data.typed.samples import (
     CaptioningSample,
     CrudeSample,
@@ -157,6 +159,8 @@ __all__ = [
     "StructureError",
     "TaskEncoder",
     "TextSample",
+    "Tokenize",
+    "TokenizeChat",
     "VQAOCRSample",
     "VQASample",
     "VidQASample",

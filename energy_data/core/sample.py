@@ -52,6 +52,15 @@ def describe_source(item: Any) -> str:
     return f"a {type(sample).__name__} without a source"
 
 
+def place_of(sample: Any) -> dict[str, Any]:
+    """Return where a sample is from, as the arguments of a `DataError`."""
+    place = {"key": sample_field(sample, "__key__")}
+    source = (sample_field(sample, "__sources__") or [None])[0]
+    if source is not None:
+        place |= {"dataset": source.dataset, "shard": source.shard, "index": source.index}
+    return place
+
+
 def first_of(item: Any) -> Any:
     """Return the first sample of a list, or the sample itself."""
     return item[0] if isinstance(item, list) and item else item

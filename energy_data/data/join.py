@@ -15,7 +15,7 @@ import numpy.typing as npt
 from attrs import astuple, define
 
 from energy_data.core.lazy import cached_property
-from energy_data.core.sample import Sample, sample_field
+from energy_data.core.sample import Sample, place_of
 from energy_data.data.join_table import JoinMember, JoinTable, Kept, open_table
 from energy_data.data.source import OpenOptions, Source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
@@ -122,12 +122,12 @@ class JoinSource(Source):
         try:
             return _numbered(self._join(*parts), number)
         except SkipSample:
-            return ExcludedError("left out by the joiner.", **_where(parts[0]))
+            return ExcludedError("left out by the joiner.", **place_of(parts[0]))
         except (MemoryError, RecursionError, ImportError, SpecError):
             raise
         except Exception as error:  # noqa: BLE001 - code of users: reported with the sample
             problem = f"the joiner failed with {type(error).__name__}: {error}."
-            fault = SampleError(problem, **_where(parts[0]))
+            fault = SampleError(problem, **place_of(parts[0]))
             fault.__cause__ = error
             return fault
 
@@ -192,12 +192,3 @@ def _numbered(sample: Sample, number: int) -> Sample:
     elif hasattr(sample, "__restore_key__"):
         sample.__restore_key__ = key
     return sample
-
-
-def _where(sample: Any) -> dict[str, Any]:
-    """Return where the first sample of a join is from, for an error."""
-    source = (sample_field(sample, "__sources__") or [None])[0]
-    where = {"key": sample_field(sample, "__key__")}
-    if source is not None:
-        where |= {"dataset": source.dataset, "shard": source.shard, "index": source.index}
-    return where

@@ -28,6 +28,7 @@ TITLES = {  # the module of a name, by its beginning -> the section
     "energy_data.nodes.packing": "Task encoders",
     "energy_data.nodes": "Stages and steps",
     "energy_data.order": "Stages and steps",
+    "energy_data.data.text": "Task encoders",
     "energy_data.data.typed": "Samples and batches",
     "energy_data.data": "Files and decoding",
     "energy_data.errors": "Errors",

@@ -1,0 +1,1 @@
+"""Text as tokens: documents, conversations, and how many tokens they have."""
