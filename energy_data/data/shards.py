@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from energy_data.core.recipe import listed
+from energy_data.data import wids
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.data.files.offsets import BLOCK_ROWS, SUFFIX, IndexedFile, Offsets
 from energy_data.data.splits import MOST_OF_PATTERN, expand
@@ -271,16 +272,17 @@ def named_shards(path: str, kind: ShardKind) -> list[str]:
 
 
 def named_files(path: str) -> list[str]:
-    """Return the files that a path stands for: itself, or a pattern with braces or stars.
+    """Return the files that a path stands for: itself, a pattern, or what an index of WIDS lists.
 
-    Stars do not stand for indices. StructureError if braces stand for more than 1,000,000 files.
+    A pattern has braces or stars. Stars do not stand for indices. StructureError if braces stand
+    for more than 1,000,000 files, SpecError for an index of another kind.
     """
     if "{" in path:
         return list(expand([path], Path(), MOST_OF_PATTERN))
     if glob.has_magic(path) and not Path(path).exists():
         found = glob.glob(path)  # noqa: PTH207 - the path may be relative or absolute
         return sorted(file for file in found if not file.endswith(SUFFIX))
-    return [path]
+    return wids.listed_files(path) if path.endswith(wids.SUFFIX) else [path]
 
 
 def _files_below(folder: Path) -> Iterator[str]:

@@ -67,8 +67,19 @@ def arrow_files(folder):
     return folder
 
 
+def wids(folder):
+    """An index of two tars, of which the second has sample 5."""
+    for name, numbers in enumerate([range(3), range(3, 40)]):
+        write_tar(folder / f"{name}.tar", [part for n in numbers for part in sample_files(n)])
+    shards = [{"url": "0.tar", "nsamples": 3}, {"url": "1.tar", "nsamples": 37}]
+    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}
+    (folder / "x.json").write_text(json.dumps(content))
+    return folder / "x.json"
+
+
 SOURCES = {
     "tar": (tar, {}),
+    "wids": (wids, {}),
     "jsonl": (jsonl, {}),
     "folder of jsonl": (jsonl_files, {}),
     "documents of megatron": (lambda f: write_megatron(f / "x", some_documents(40)), {}),
@@ -100,7 +111,9 @@ def source(made):
 
 def file_of(path):
     """The file of sample 5."""
-    return next(path.glob("*1.*")) if path.is_dir() else path
+    if path.suffix == ".json":
+        path = path.parent
+    return min(path.glob("*1.*"), key=lambda file: file.suffix == ".idx") if path.is_dir() else path
 
 
 def plain(sample):
