@@ -1,0 +1,106 @@
+"""What the sources of MDS and of litdata have in common: samples of columns, one after another."""
+
+from __future__ import annotations
+
+import struct
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from energy_data.core.lazy import cached_property
+from energy_data.core.sample import Sample, make_source
+from energy_data.data.chunks.encodings import Decode
+from energy_data.data.chunks.table import ADVICE
+from energy_data.data.part import names_dataset
+from energy_data.data.records import Int64s, RecordSource
+from energy_data.data.source import Unit
+from energy_data.errors import MissingExtraError, SampleError
+
+
+class ChunkSource(RecordSource):
+    """Samples of chunks, each a dict.
+
+    columns: the names of the entries that are read. facts: what else a fingerprint depends on.
+    """
+
+    advice = ADVICE
+    columns: tuple[str, ...]
+    facts: object
+    _largest_packed: int | None  # samples of a compressed chunk
+
+    @abstractmethod
+    def values(self, number: int, data: memoryview) -> dict[str, Any]:
+        """Return the columns of a sample of chunk `number`; any error for a bad one."""
+
+    @property
+    def run_length(self) -> int | None:
+        """The samples of the largest compressed chunk; None: none is compressed."""
+        return self._largest_packed
+
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
+        """Return the bytes of each sample in its chunk; None if chunks are compressed."""
+        return None if self._largest_packed else super().costs(indices, unit)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that do not depend on the path, and change with the data."""
+        with names_dataset(self.path):
+            facts = self._row, self._length, self._gaps, self.columns, self.facts
+            return self.part.fingerprint(*facts)
+
+    def sample(self, number: int, row: int, data: memoryview, offset: int) -> Sample | SampleError:
+        """Return the columns of a sample, and the fields that all samples have."""
+        shard = self.part.shards[number]
+        try:
+            values = self.values(number, data)
+        except (MissingExtraError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged data can raise any error
+            return SampleError(
+                f"it cannot be decoded: {error}. Write it again.",
+                dataset=self.path,
+                shard=shard,
+                key=str(row),
+                index=row,
+                offset=offset,
+            )
+        if "__key__" in values:
+            values["__key__"] = str(values["__key__"])
+        return {
+            "__key__": str(row),
+            "__subflavors__": self.options.subflavors,
+            "__sources__": (make_source((self.path, shard, row)),),
+            **values,
+        }
+
+
+class Layout:
+    """Where the columns of a sample are: the sizes of those of any size, uint32, come first.
+
+    sizes: the bytes of each column; None: any number. wanted: place, name and decoder of those that
+    are read.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int | None], wanted: Sequence[tuple[int, str, Decode]]
+    ) -> None:
+        self._sizes, self._wanted = sizes, wanted
+        self._heads = struct.Struct(f"<{list(sizes).count(None)}I")
+
+    def values(self, data: memoryview) -> dict[str, Any]:
+        """Return the columns of a sample; any error for a bad one."""
+        if len(data) < self._heads.size:
+            raise ValueError(f"it has {len(data)} bytes, less than the sizes of its columns")
+        given = iter(self._heads.unpack_from(data))
+        sizes = (next(given) if size is None else size for size in self._sizes)
+        bounds = list(accumulate(sizes, initial=self._heads.size))
+        if bounds[-1] != len(data):
+            raise ValueError(f"its columns end at byte {bounds[-1]}, but it has {len(data)} bytes")
+        found: dict[str, Any] = {}
+        for place, name, decode in self._wanted:
+            try:
+                found[name] = decode(data[bounds[place] : bounds[place + 1]])
+            except (ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
+                raise ValueError(f"{name!r}: {error}") from error
+        return found
