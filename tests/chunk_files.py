@@ -90,3 +90,55 @@ def put(**facts):
 
 def u4(*values: int) -> bytes:
     return np.array(values, "<u4").tobytes()
+
+
+def write_litdata(
+    folder: Path, chunks: list[list[list[bytes]]], spec: object, formats: list[str], **config
+) -> Path:
+    """Write chunks of items, each the bytes of its leaves; spec: a tree of None."""
+    folder.mkdir(parents=True, exist_ok=True)
+    is_tokens = config.get("item_loader") == "TokensLoader"
+    entries = []
+    for number, items in enumerate(chunks):
+        heads = [b"" if is_tokens else u4(*map(len, leaves)) for leaves in items]
+        data = chunk([head + b"".join(one) for head, one in zip(heads, items, strict=True)])
+        zipped = config.get("compression")
+        name = f"chunk-0-{number}{f'.{zipped}' if zipped else ''}.bin"
+        (folder / name).write_bytes(zstandard.compress(data) if zipped else data)
+        facts = {"chunk_bytes": len(data), "chunk_size": len(items), "dim": None}
+        entries.append({**facts, "filename": name})
+    config = {
+        "compression": None,
+        "chunk_size": None,
+        "chunk_bytes": 1 << 26,
+        "data_format": formats,
+        "data_spec": json.dumps([1, litdata_spec(spec)]),
+        "encryption": None,
+        "item_loader": "PyTreeLoader",
+        **config,
+    }
+    (folder / "index.json").write_text(json.dumps({"chunks": entries, "config": config}))
+    return folder
+
+
+def litdata_spec(tree):
+    """A tree of None as torch writes a pytree as JSON."""
+    if tree is None:
+        return {"type": None, "context": None, "children_spec": []}
+    inner = tree.values() if isinstance(tree, dict) else tree
+    context = list(tree) if isinstance(tree, dict) else None
+    return {
+        "type": f"builtins.{type(tree).__name__}",
+        "context": json.dumps(context),
+        "children_spec": [litdata_spec(one) for one in inner],
+    }
+
+
+def numbers_as_litdata(folder: Path, counts: list[int], **config) -> Path:
+    """Write chunks of so many items, which have a number and its text, numbered through."""
+    first, chunks = 0, []
+    for count in counts:
+        numbers = range(first, first + count)
+        chunks.append([[struct.pack("<q", n), f"text {n}".encode()] for n in numbers])
+        first += count
+    return write_litdata(folder, chunks, {"number": None, "text": None}, ["int", "str"], **config)

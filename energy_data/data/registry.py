@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from energy_data.core.recipe import keys_of, listed
+from energy_data.data.chunks.litdata import LitdataSource
+from energy_data.data.chunks.litdata_index import LITDATA, is_litdata
 from energy_data.data.chunks.mds import MdsSource
 from energy_data.data.chunks.mds_index import MDS, is_mds
 from energy_data.data.decode.parts import Decoding, Overrides
@@ -83,6 +85,7 @@ FORMATS = [
     SourceFormat(".bin", MegatronSource, MEGATRON, TokenKeys),
     SourceFormat(".ds", DatatroveSource, DATATROVE, TokenKeys),
     SourceFormat(".npy", ArraySource, ARRAYS, TokenKeys),
+    SourceFormat(".bin", LitdataSource, LITDATA, TableKeys, detect=is_litdata),
     SourceFormat(".mds", MdsSource, MDS, TableKeys, detect=is_mds),
     SourceFormat(".parquet", ParquetSource, PARQUET, TableKeys, detect=_begins(b"PAR1")),
     SourceFormat(".arrow", ArrowSource, ARROW, TableKeys, detect=_begins(b"ARROW1")),
@@ -194,7 +197,7 @@ def _unknown(path: str) -> SpecError:
     """Return the error for a path that no format fits."""
     formats = [*FORMATS, *installed_formats()]
     if Path(path).is_dir():
-        return no_shards(path, [one.suffix for one in formats if one.shards])
+        return no_shards(path, dict.fromkeys(one.suffix for one in formats if one.shards))
     file = next(iter(named_files(path)), None)
     if file is None:
         return SpecError(f"{path}: no file fits this pattern. Check it.")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from attrs import evolve
-from chunk_files import numbers_as_mds
+from chunk_files import numbers_as_litdata, numbers_as_mds
 from loading.runs import loaders_of, run
 from tars import sample_files, write_tar
 from token_files import some_documents, write_datatrove, write_megatron
@@ -93,6 +93,8 @@ SOURCES = {
     "folder of arrow": (arrow_files, {"columns": ["n"]}),
     "mds": (lambda f: numbers_as_mds(f, [3, 30, 7]), {}),
     "compressed mds": (lambda f: numbers_as_mds(f, [3, 30, 7], "zstd"), {"columns": ["number"]}),
+    "litdata": (lambda f: numbers_as_litdata(f, [3, 30, 7]), {}),
+    "compressed litdata": (lambda f: numbers_as_litdata(f, [3, 30, 7], compression="zstd"), {}),
 }
 
 

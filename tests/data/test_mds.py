@@ -273,7 +273,7 @@ def test_a_merged_index_is_one_dataset_and_folders_without_it_are_named(tmp_path
 
 def test_a_single_shard_is_no_dataset(tmp_path):
     path = numbers_as_mds(tmp_path, [3]) / "shard.00000.mds"
-    with pytest.raises(SpecError, match=r"does not list. Name the folder"):
+    with pytest.raises(SpecError, match=r"does not list it. Name the folder"):
         open_source(path)
 
 

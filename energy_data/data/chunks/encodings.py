@@ -87,20 +87,21 @@ def _decoder_of(column: str, encoding: str, decoding: Decoding) -> tuple[Decode,
         if name in _VALUES:
             return _VALUES[name], None
         if name in _PICTURES:
-            return _picture_decoder(column, name, decoding), None
+            return picture_decoder(column, name, decoding), None
         if name in _LISTS:
             picture, at = _LISTS[name]
-            return partial(_list, _picture_decoder(column, picture, decoding), at), None
+            return partial(decode_list, picture_decoder(column, picture, decoding), at), None
     raise ValueError("there is no such encoding")
 
 
-def _picture_decoder(column: str, name: str, decoding: Decoding) -> Decode:
+def picture_decoder(column: str, name: str, decoding: Decoding) -> Decode:
+    """Return what decodes the pictures of a column; name: their extension, or `pil`: raw pixels."""
     if name != "pil":
         return Decoders(decoding).find(f"{column}.{name}")
     return bytes if decoding.mode == "bytes" else raw_image_decoder(decoding.images)
 
 
-def _list(decode: Decode, at: int, data: memoryview) -> list[Any]:
+def decode_list(decode: Decode, at: int, data: memoryview) -> list[Any]:
     """Return values that come after their number and their sizes, uint32, which begin at `at`."""
     (count,) = struct.unpack_from("<I", data, at)
     first = at + 4 + 4 * count

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from energy_data.data.chunks.encodings import Decode, decoder_of
-from energy_data.data.chunks.mds_index import MDS, Columns, find_shard, index_of
+from energy_data.data.chunks.mds_index import MDS, Columns, index_of
 from energy_data.data.chunks.source import ChunkSource, Layout
-from energy_data.data.chunks.table import ADVICE, INDEX
+from energy_data.data.chunks.table import ADVICE, INDEX, find_entry
 from energy_data.data.part import names_dataset
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.source import TableKeys, chosen_columns
@@ -33,10 +33,10 @@ class MdsSource(ChunkSource):
 
     def __init__(self, path: str, options: OpenOptions) -> None:
         super().__init__(path, options)
-        root = self.part.root
+        where = f"{self.part.root}/{INDEX}"
         with names_dataset(path):
-            index = index_of(Path(root))
-            shards = [find_shard(index, name, f"{root}/") for name in self.part.shards]
+            index = index_of(Path(self.part.root))
+            shards = [find_entry(index, name, where) for name in self.part.shards]
             names = [name for name, _, _ in shards[0].columns]
             self.columns = chosen_columns(names, TableKeys(**options.keys).columns, path)
             layouts = {one: self._layout(one) for one in dict.fromkeys(s.columns for s in shards)}

@@ -9,20 +9,22 @@ from typing import Any
 from attrs import frozen
 
 from energy_data.data.chunks.table import (
-    ADVICE,
     INDEX,
     damaged,
+    find_entry,
     is_count,
     read_index,
     read_json,
     read_offsets,
+    scan_unlisted,
+    wrong_size,
 )
-from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
+from energy_data.data.files.local import Version, keep_open, open_file, version_of
 from energy_data.data.files.offsets import IndexedFile
 from energy_data.data.files.packed import ALGORITHMS, PackedFile
 from energy_data.data.nv_meta import is_inside
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
-from energy_data.errors import SpecError, StructureError
+from energy_data.errors import SpecError
 
 Columns = tuple[tuple[str, str, int | None], ...]
 """The name, the encoding and the fixed size of each column."""
@@ -57,8 +59,7 @@ class Shard:
                 f"only {', '.join(ALGORITHMS)}. Decompress it: {self.raw} is used if it exists."
             )
         if found is not None and found.size != self.files[name]:
-            problem = f"has {found.size} bytes, but {INDEX} says {self.files[name]}"
-            raise StructureError(f"{problem}. {ADVICE}", shard=str(folder / name))
+            raise wrong_size(str(folder / name), found.size, self.files[name])
         return name
 
 
@@ -133,38 +134,19 @@ def _listed(folder: Path) -> Mapping[str, Scan | None]:
     }
 
 
-def _scan(file: LocalFile) -> Scan:
-    raise SpecError(
-        f"{file.path}: it is a shard of MDS that the {INDEX} of its folder does not list. Name the "
-        f"folder of the dataset, or restore its {INDEX}."
-    )
-
-
 def _open_block(
     path: str, index: str, count: int, version: Version, of_index: Version | None, block: int
 ) -> IndexedFile:
     """Return a shard with a block of its offsets. StructureError if it does not fit its index."""
     folder = index.removesuffix(INDEX)
     name = path.removeprefix(folder)
-    shard = find_shard(keep_open(_index, index, of_index), name, folder)
+    shard = find_entry(keep_open(_index, index, of_index), name, index)
     file, size = open_file(path, version), shard.files[name]
     if file.size != size:
-        problem = f"has {file.size} bytes, but {INDEX} says {size}"
-        raise StructureError(f"{problem}. {ADVICE}", shard=path)
+        raise wrong_size(path, file.size, size)
     if name != shard.raw:
         file = PackedFile(file, shard.algorithm or "", shard.files[shard.raw])
     return read_offsets(file, count, block)
 
 
-def find_shard(shards: Mapping[str, Shard], name: str, folder: str) -> Shard:
-    """Return a shard of an index, by the name of one of its files."""
-    if (found := shards.get(name)) is None:
-        problem = f"does not list {name}, which the dataset was prepared with"
-        raise StructureError(
-            f"{problem}. Restore it, or run `energy-data prepare --force`.",
-            shard=f"{folder}{INDEX}",
-        )
-    return found
-
-
-MDS = ShardKind(".mds", (), _scan, open_block=_open_block, listed=_listed, index=INDEX)
+MDS = ShardKind(".mds", (), scan_unlisted, open_block=_open_block, listed=_listed, index=INDEX)

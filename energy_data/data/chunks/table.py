@@ -1,7 +1,7 @@
 """What chunks of MosaicML Streaming and of litdata have in common: index.json, and their offsets.
 
 A chunk is the number of its samples, uint32; where each begins and the last one ends, uint32 each;
-then, in any order of bytes, what the offsets point to.
+and the samples.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from energy_data.data.files.local import LocalFile, keep_open, version_of
 from energy_data.data.files.offsets import BLOCK_ROWS, IndexedFile
-from energy_data.errors import StructureError
+from energy_data.errors import SpecError, StructureError
+
+T = TypeVar("T")
 
 INDEX = "index.json"
 
@@ -50,6 +52,29 @@ def read_index(path: str) -> Mapping[str, Any]:
 def damaged(path: str, problem: str) -> StructureError:
     """Return the error of an index.json."""
     return StructureError(f"{problem}. {ADVICE}", shard=path)
+
+
+def find_entry(entries: Mapping[str, T], name: str, path: str) -> T:
+    """Return what an index says of a chunk. StructureError if it does not list it."""
+    if (found := entries.get(name)) is None:
+        problem = f"does not list {name}, which the dataset was prepared with"
+        raise StructureError(
+            f"{problem}. Restore it, or run `energy-data prepare --force`.", shard=path
+        )
+    return found
+
+
+def scan_unlisted(file: LocalFile) -> NoReturn:
+    """Raise SpecError: a chunk that is in no index cannot be read."""
+    raise SpecError(
+        f"{file.path}: the {INDEX} of its folder does not list it. Name the folder of the dataset, "
+        f"or restore its {INDEX}."
+    )
+
+
+def wrong_size(path: str, size: int, known: int) -> StructureError:
+    """Return the error of a file that has other bytes than its index says."""
+    return StructureError(f"has {size} bytes, but {INDEX} says {known}. {ADVICE}", shard=path)
 
 
 def is_count(value: object, most: int = 1 << 32) -> bool:

@@ -68,6 +68,11 @@ class PackedFile(LocalFile):
         self.path, self.size, self.mtime_ns = packed.path, size, packed.mtime_ns
         self._packed, self._algorithm = packed, algorithm
 
+    @classmethod
+    def head(cls, packed: LocalFile, algorithm: str, size: int) -> bytes:
+        """Return the first bytes of what a file unpacks to: at most `size`."""
+        return bytes(cls(packed, algorithm, size)._unpacked(size))
+
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`. StructureError for damage."""
         key = self.path, self._packed.size, self.mtime_ns, self._algorithm, self.size
@@ -80,15 +85,8 @@ class PackedFile(LocalFile):
         return bytes(memoryview(data)[offset : offset + size])
 
     def _unpack(self) -> tuple[bytearray, int]:
-        stream = _OPENERS[self._algorithm](self._packed.read(0, self._packed.size))
-        data = bytearray()
-        try:
-            # One byte more than there should be shows that there are more.
-            while piece := stream.read(min(_PIECE, self.size + 1 - len(data))):
-                data += piece
-        except (ValueError, EOFError, OSError, zlib.error) as error:
-            problem = f"cannot be unpacked as {self._algorithm}: {error}"
-            raise StructureError(f"{problem}. Restore it.", shard=self.path) from error
+        # One byte more than there should be shows that there are more.
+        data = self._unpacked(self.size + 1)
         if len(data) != self.size:
             found = f"more than {self.size}" if len(data) > self.size else str(len(data))
             raise StructureError(
@@ -97,3 +95,15 @@ class PackedFile(LocalFile):
                 shard=self.path,
             )
         return data, len(data)
+
+    def _unpacked(self, most: int) -> bytearray:
+        """Return what it unpacks to, or the first `most` bytes of that."""
+        stream = _OPENERS[self._algorithm](self._packed.read(0, self._packed.size))
+        data = bytearray()
+        try:
+            while piece := stream.read(min(_PIECE, most - len(data))):
+                data += piece
+        except (ValueError, EOFError, OSError, zlib.error) as error:
+            problem = f"cannot be unpacked as {self._algorithm}: {error}"
+            raise StructureError(f"{problem}. Restore it.", shard=self.path) from error
+        return data
