@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from energy_data.core.keys import finalise
 
 _U64 = NDArray[np.uint64]
-_Shape = tuple[int, ...]
 
 # Three rounds of rows and of columns leave sizes from 64 on uniform, in positions and pairs,
 # within the noise of 60,000 keys; smaller ones need twice as many.
@@ -37,69 +36,26 @@ def permute(x: ArrayLike, n: ArrayLike, key: ArrayLike) -> NDArray[np.int64]:
         int64, of the shape that x, n and key broadcast to. 50 ns per element in blocks of 4,096,
         twice that where n < 64; 110 us per call.
     """
-    grid = _Grid(x, n, key)
-    grid.turn(range(_TURNS))
-    if grid.small.size:
-        rest = grid.part(grid.small)
-        rest.turn(range(_TURNS, 2 * _TURNS))
-        grid.put(grid.small, rest)
-    return grid.numbers()
-
-
-class _Grid:
-    """Numbers as cells of grids of about sqrt(n) rows, the last one with `rest` cells.
-
-    `row` and `column` are the state, uint64 of the result's shape (of one axis at least: scalars
-    would warn where arrays wrap around). The others may have fewer elements, and broadcast.
-    """
-
-    def __init__(self, x: ArrayLike, n: ArrayLike, key: ArrayLike) -> None:
-        number, size, keys = (np.asarray(values).astype(np.uint64) for values in (x, n, key))
-        self.shape = np.broadcast_shapes(number.shape, size.shape, keys.shape)
-        number = np.broadcast_to(number, self.shape or (1,))
-        size = np.atleast_1d(size)
-        self.rows = _root(size)
-        self.columns = (size + self.rows - _ONE) // self.rows
-        self.rest = size - (self.rows - _ONE) * self.columns
-        self.row = number // self.columns
-        self.column = number - self.row * self.columns
-        self.key = finalise(np.atleast_1d(keys) + np.uint64(_STEP))
-        self.small = np.flatnonzero(np.broadcast_to(size < _SMALL, number.shape))
-
-    def part(self, chosen: NDArray[np.int64]) -> _Grid:
-        """The chosen elements (flat indices) as a grid of their own."""
-        part = object.__new__(_Grid)
-        for name in ("rows", "columns", "rest", "key", "row", "column"):
-            values = np.broadcast_to(getattr(self, name), self.row.shape)
-            setattr(part, name, values.reshape(-1)[chosen])
-        return part
-
-    def put(self, chosen: NDArray[np.int64], part: _Grid) -> None:
-        """Move the chosen elements to where they are in the part."""
-        self.row.reshape(-1)[chosen] = part.row
-        self.column.reshape(-1)[chosen] = part.column
-
-    def turn(self, turns: range) -> None:
-        """Rotate the rows, then the columns, in every turn."""
-        for turn in turns:
-            self.column = _rotated(self.column, *self._row_shift(turn))
-            self.row = _rotated(self.row, *self._column_shift(turn))
-
-    def numbers(self) -> NDArray[np.int64]:
-        """The numbers of the cells."""
-        self.row *= self.columns
-        self.row += self.column
-        return self.row.view(np.int64).reshape(self.shape)
-
-    def _row_shift(self, turn: int) -> tuple[_U64, _U64]:
-        """By how much the row of each element is rotated, and how many cells it has."""
-        cells = np.where(self.row == self.rows - _ONE, self.rest, self.columns)
-        return _below(cells, self.row + self.key, 2 * turn), cells
-
-    def _column_shift(self, turn: int) -> tuple[_U64, _U64]:
-        """By how much the column of each element is rotated, and how many cells it has."""
-        cells = self.rows - (self.column >= self.rest)
-        return _below(cells, self.column + self.key, 2 * turn + 1), cells
+    number, size, keys = (np.asarray(values).astype(np.uint64) for values in (x, n, key))
+    shape = np.broadcast_shapes(number.shape, size.shape, keys.shape)
+    # Arrays of at least one axis wrap around in silence, where scalars would warn.
+    number, size = np.broadcast_to(number, shape or (1,)), np.atleast_1d(size)
+    rows = _root(size)
+    columns = (size + rows - _ONE) // rows
+    rest = size - (rows - _ONE) * columns  # cells of the last row
+    row = number // columns
+    column = number - row * columns
+    state = finalise(np.atleast_1d(keys) + np.uint64(_STEP))
+    small = size < _SMALL
+    for turn in range(2 * _TURNS if small.any() else _TURNS):
+        cells = np.where(row == rows - _ONE, rest, columns)  # of the row of each element
+        turned = _rotated(column, _below(cells, row + state, 2 * turn), cells)
+        column = turned if turn < _TURNS else np.where(small, turned, column)
+        cells = rows - (column >= rest)  # of the column of each element
+        turned = _rotated(row, _below(cells, column + state, 2 * turn + 1), cells)
+        row = turned if turn < _TURNS else np.where(small, turned, row)
+    found: NDArray[np.int64] = (row * columns + column).view(np.int64).reshape(shape)
+    return found
 
 
 def _below(cells: _U64, state: _U64, round_number: int) -> _U64:

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energy_data.order.permutation import _TURNS, _Grid, _rotated, permute
+from energy_data.core.keys import finalise
+from energy_data.order.permutation import (
+    _SMALL,
+    _STEP,
+    _TURNS,
+    _below,
+    _root,
+    _rotated,
+    permute,
+)
 
 GOLDEN = {
     (8, 0): [2, 6, 7, 5, 4, 1, 0, 3],
@@ -37,21 +46,23 @@ GOLDEN = {
 
 def unpermute(places, n, key):
     """Return the numbers that `permute` moves to these places: its turns, undone one by one."""
-    grid = _Grid(places, n, key)
-    if grid.small.size:
-        rest = grid.part(grid.small)
-        turn_back(rest, range(_TURNS, 2 * _TURNS))
-        grid.put(grid.small, rest)
-    turn_back(grid, range(_TURNS))
-    return grid.numbers()
-
-
-def turn_back(grid, turns):
-    for turn in reversed(turns):
-        shift, cells = grid._column_shift(turn)
-        grid.row = _rotated(grid.row, cells - shift, cells)
-        shift, cells = grid._row_shift(turn)
-        grid.column = _rotated(grid.column, cells - shift, cells)
+    places, n, key = (
+        np.atleast_1d(np.asarray(each).astype(np.uint64)) for each in (places, n, key)
+    )
+    rows = _root(n)
+    columns = (n + rows - np.uint64(1)) // rows
+    rest = n - (rows - np.uint64(1)) * columns
+    row, column = np.divmod(places, columns)
+    state = finalise(key + np.uint64(_STEP))
+    for turn in reversed(range(2 * _TURNS)):
+        mine = (turn < _TURNS) | (n < _SMALL)
+        cells = rows - (column >= rest)
+        shift = cells - _below(cells, column + state, 2 * turn + 1)
+        row = np.where(mine, _rotated(row, shift, cells), row)
+        cells = np.where(row == rows - np.uint64(1), rest, columns)
+        shift = cells - _below(cells, row + state, 2 * turn)
+        column = np.where(mine, _rotated(column, shift, cells), column)
+    return (row * columns + column).view(np.int64)
 
 
 SIZES = [*range(1, 130), 255, 256, 257, 1000, 4095, 4096, 4097, 65_535, 100_003]
