@@ -138,7 +138,7 @@ def test_dealing_a_block_and_finding_single_draws_agree(name):
     phases = splits.phases(slots, 2, 9)
     for start in (0, 12_345, 10**12):
         _, remainders = splits.advance(slots, phases, start)
-        dealt, _ = splits.deal(slots, remainders, 3000)
+        dealt = splits.deal(slots, remainders, 3000)
         draws = np.arange(start, start + 3000)
         rows = np.zeros(3000, np.int64)
         found = splits.descend(slots[np.newaxis], phases[np.newaxis], rows, draws)
