@@ -72,7 +72,7 @@ def save(root: Node[Any], snapshot: Sequence[Fields] | None = None) -> State:
 
     snapshot: What `Node.snapshot` returned at that position; None: the current position.
     """
-    tree = root.tree()
+    tree = list(root.walk())
     cursors = [node.cursor.__dict__ for _, node in tree] if snapshot is None else snapshot
     pairs = zip(tree, cursors, strict=True)
     return {path: {**fields} for (path, _), fields in pairs if fields}
@@ -85,7 +85,7 @@ def restore(root: Node[Any], state: State) -> None:
         StateMismatchError: The state belongs to another tree.
         StateError: A value cannot be the value of its field.
     """
-    tree = root.tree()
+    tree = list(root.walk())
     ours = {path: set(fields) for path, fields in save(root).items()}
     saved = {path: set(fields) for path, fields in state.items()}
     if wrong := sorted(path for path in ours | saved if ours.get(path) != saved.get(path)):

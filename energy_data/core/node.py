@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from energy_data.core.cursor import Cursor, Fields, Problem
@@ -58,13 +57,10 @@ class Node(ABC, Generic[C]):
     leaves_out: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Fields of the cursor that count skipped items, each with the reason in words."""
 
-    _replaced: ClassVar[int] = 0  # children replaced so far, in all trees
-
     def __init__(self, start: C, children: Mapping[str, Node[Any]] | None = None) -> None:
-        self.children: Mapping[str, Node[Any]] = MappingProxyType(dict(children or {}))
+        self.children: Mapping[str, Node[Any]] = dict(children or {})
         self.cursor = start
         self._start = start.copy()
-        self._below: tuple[int, list[tuple[str, Node[Any]]]] = -1, []  # see `tree`
 
     @abstractmethod
     def draw(self, count: int) -> Items:
@@ -129,32 +125,18 @@ class Node(ABC, Generic[C]):
 
     def snapshot(self) -> list[Fields]:
         """Return the cursors of the whole tree, parents first; for `rollback`."""
-        return [node.cursor.__dict__.copy() for _, node in self.tree()]
+        return [node.cursor.__dict__.copy() for _, node in self.walk()]
 
     def rollback(self, cursors: Sequence[Fields]) -> None:
         """Go to the position of a snapshot."""
-        for (_, node), fields in zip(self.tree(), cursors, strict=True):
+        for (_, node), fields in zip(self.walk(), cursors, strict=True):
             node.cursor = node.cursor.with_fields(fields)
-
-    def replace_child(self, name: str, child: Node[Any]) -> None:
-        """Replace a child. The only way to change `children`."""
-        self.children = MappingProxyType({**self.children, name: child})
-        Node._replaced += 1
 
     def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any]]]:
         """Yield every node of the tree with its path, parents first."""
         yield path, self
         for name, child in self.children.items():
             yield from child.walk(f"{path}/{name}")
-
-    def tree(self) -> Sequence[tuple[str, Node[Any]]]:
-        """Return what `walk` yields. Cached, because every batch needs it."""
-        replaced, below = self._below
-        if replaced != Node._replaced:
-            replaced = Node._replaced
-            _, *below = self.walk()  # without this node, which would keep itself alive
-            self._below = replaced, below
-        return [("root", self), *below]
 
 
 class EmptyGuard:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from math import ceil
 from typing import Any, Generic, Literal, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from attrs import field, fields, frozen
 
 from energy_data.core.context import SEEDS, Context, WorkerConfig
-from energy_data.core.cursor import State, save
+from energy_data.core.cursor import State, restore, save
 from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.recipe import check_whole
@@ -114,19 +114,24 @@ class SavableDataset(Generic[T_co]):
 
     def build(
         self,
-        lanes: Iterable[int],
+        places: Mapping[int, State],
         num_lanes: int,
         *,
         trace: Callable[[Any], None] | None = None,
         profiler: Profiler | None = None,
     ) -> dict[int, Node[Any]]:
-        """Return the root nodes of some lanes, for one process. Opens no files.
+        """Return the root nodes of lanes that are in these states, for one process.
+
+        Opens no files. Raises StateError or StateMismatchError for a state that does not fit.
 
         trace: called with each sample before it is encoded; costs some time per sample.
         profiler: collects the time that nodes spend.
         """
         root = self.context(num_lanes, trace=trace, profiler=profiler)
-        return {lane: self.spec.build(root.in_lane(lane)) for lane in lanes}
+        nodes = {lane: self.spec.build(root.in_lane(lane)) for lane in places}
+        for lane, node in nodes.items():
+            restore(node, places[lane])
+        return nodes
 
     def context(
         self,

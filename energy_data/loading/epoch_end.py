@@ -55,8 +55,9 @@ def _even_rounds(dataset: SavableDataset[Any], total: int) -> int:
 
 def padding_batch(dataset: SavableDataset[Any], epoch: int, num_lanes: int) -> Any:
     """Return the batch for a rank that has none in a round: see above. Reads the first batch."""
+    start = dataset.start()
     for lane in range(num_lanes):
-        (node,) = dataset.build([lane], num_lanes).values()
+        (node,) = dataset.build({lane: start}, num_lanes).values()
         for _ in range(epoch):
             node.rewind()
         with suppress(StopIteration):

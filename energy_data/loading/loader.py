@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-from energy_data.core.cursor import State, restore, save
+from energy_data.core.cursor import State, save
 from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.restore import check_stages, restore_edited
 from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState
@@ -290,11 +290,7 @@ class Loader(SavableDataLoader[T_batch]):
 
         None: as after the last batch taken.
         """
-        places = self._host.states(number)
-        nodes = self.dataset.build(places, self.num_lanes)
-        for lane, node in nodes.items():
-            restore(node, places[lane])
-        return nodes
+        return self.dataset.build(self._host.states(number), self.num_lanes)
 
     def _move(
         self,
@@ -380,14 +376,11 @@ class Loader(SavableDataLoader[T_batch]):
     def _go_to(self, saved: RunState, on_mismatch: OnMismatch, *, changed: bool) -> None:
         """Move to a position of this run; nothing moves if it does not fit."""
         hosted = range(self._rank, saved.lanes, self._ranks)
-        nodes = self.dataset.build(hosted, saved.lanes)
+        places = {lane: self._start if changed else saved.places[lane] for lane in hosted}
+        nodes, gone = self.dataset.build(places, saved.lanes), saved.gone
         if changed:
             keep = on_mismatch == "keep_matching"
             gone = restore_edited(saved, self._tree, nodes, keep=keep)
-        else:
-            gone = saved.gone
-            for lane, node in nodes.items():
-                restore(node, saved.places[lane])
         if self._plan.staged is not None:
             check_stages(saved, nodes)
         batch = min(saved.clock, *(saved.nexts[lane] for lane in hosted))

@@ -266,7 +266,7 @@ class StagedNode(Node[StagedCursor]):
             fresh = self._built(stage)
             for new, old in zip(nodes_of(fresh), nodes_of(self.stage_node(at)), strict=True):
                 new.cursor = old.cursor
-            self.replace_child(stage.name, fresh)
+            self.children = {**self.children, stage.name: fresh}
         self._played.used = {number}
 
     def history(self, number: int) -> LeafHistory:

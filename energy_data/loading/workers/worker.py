@@ -138,8 +138,9 @@ class Prefetcher(ABC):
             if not self.nodes or _tree_key(order) != _tree_key(before):
                 self.nodes = {}
                 self.nodes = self._built(order)
-            for lane, state in order.lanes.places.items():
-                restore(self.nodes[lane], state)
+            else:
+                for lane, state in order.lanes.places.items():
+                    restore(self.nodes[lane], state)
         except self.catches as error:
             self._next_lane()
             self._finish(self.message("error", error=self.error(error)))
@@ -147,7 +148,7 @@ class Prefetcher(ABC):
             self.waiting = not self.nodes
 
     def _built(self, start: Start) -> Nodes:
-        """Return new nodes of the lanes; SpecError if the dataset cannot be made here."""
+        """Return new nodes of the lanes, restored; SpecError if the dataset cannot be made here."""
         began = time.perf_counter()
         dataset = self._dataset
         if isinstance(dataset, bytes):
