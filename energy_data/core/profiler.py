@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Protocol
 
@@ -30,18 +31,15 @@ class ReadCounter(Protocol):
     tokens_read: int | None
 
 
-class ReadAmount(NamedTuple):
-    """How much was read; None if the source does not count it."""
-
-    bytes: int | None
-    tokens: int | None
+Amounts = Counter[tuple[str, str]]
+"""Leaf id and "bytes" or "tokens" -> how many were read of the leaf."""
 
 
 class Usage(NamedTuple):
     """Time spent and data read since the last report."""
 
     seconds: dict[Activity, float]
-    read: dict[str, ReadAmount]  # leaf id -> how much
+    read: Amounts
 
 
 class Profiler:
@@ -50,10 +48,10 @@ class Profiler:
     def __init__(self) -> None:
         self.seconds: dict[Activity, float] = {}
         self.total_s = 0.0
-        self._read: dict[str, ReadAmount] = {}
+        self._read = Amounts()
         self._watched: set[Hashable] = set()
         # Source -> leaf id, the source, and what it had read when last checked.
-        self._sources: dict[int, tuple[str, ReadCounter, ReadAmount]] = {}
+        self._sources: dict[int, tuple[str, ReadCounter, Amounts]] = {}
         self._blocks = 0
 
     def add(self, what: Activity, seconds: float) -> None:
@@ -78,47 +76,35 @@ class Profiler:
         if name not in self._watched:
             self._watched.add(name)
             for leaf, source in sources:
-                self._sources.setdefault(id(source), (leaf, source, _amount(source)))
+                self._sources.setdefault(id(source), (leaf, source, _read_by(leaf, source)))
 
     @property
-    def read(self) -> dict[str, ReadAmount]:
+    def read(self) -> Amounts:
         """How much was read of each leaf."""
         self._update()
-        return dict(self._read)
+        return self._read.copy()
 
     def merge(self, usage: Usage) -> None:
         """Add the usage of another process."""
         for what, seconds in usage.seconds.items():
             self.add(what, seconds)
-        for leaf, amount in usage.read.items():
-            self._add_read(leaf, amount)
+        self._read.update(usage.read)
 
     def flush(self) -> Usage:
         """Return the usage since the last call."""
         self._update()
         usage = Usage(self.seconds, self._read)
-        self.seconds, self._read = {}, {}
+        self.seconds, self._read = {}, Amounts()
         return usage
 
     def _update(self) -> None:
         for key, (leaf, source, before) in self._sources.items():
-            now = _amount(source)
-            if now != before:
-                self._sources[key] = leaf, source, now
-                self._add_read(leaf, ReadAmount(_less(now[0], before[0]), _less(now[1], before[1])))
-
-    def _add_read(self, leaf: str, amount: ReadAmount) -> None:
-        before = self._read.get(leaf, ReadAmount(None, None))
-        self._read[leaf] = ReadAmount(_sum(before[0], amount[0]), _sum(before[1], amount[1]))
+            now = _read_by(leaf, source)
+            self._sources[key] = leaf, source, now
+            self._read.update(now - before)
 
 
-def _amount(source: ReadCounter) -> ReadAmount:
-    return ReadAmount(source.bytes_read, source.tokens_read)
-
-
-def _less(now: int | None, before: int | None) -> int | None:
-    return None if now is None else now - (before or 0)
-
-
-def _sum(one: int | None, two: int | None) -> int | None:
-    return one if two is None else two if one is None else one + two
+def _read_by(leaf: str, source: ReadCounter) -> Amounts:
+    return Amounts(
+        {(leaf, "bytes"): source.bytes_read or 0, (leaf, "tokens"): source.tokens_read or 0}
+    )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from energy_data.core.profiler import HELD, READING, STARTING, Activity, Profiler, ReadAmount
+from energy_data.core.profiler import HELD, READING, STARTING, Activity, Amounts, Profiler
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.leaf_history import held
 from energy_data.nodes.references import ReferencesNode
@@ -33,8 +33,9 @@ class LeafStats:
 
     drawn: int  # samples, including those skipped later
     epochs: float  # drawn / samples in the leaf
-    bytes: int | None  # read, also for batches not handed over yet; None: the source does not count
-    tokens: int | None  # as bytes
+    # Read, also for batches not handed over yet; None: nothing, or the source does not count.
+    bytes: int | None
+    tokens: int | None
 
 
 @frozen(kw_only=True)
@@ -59,10 +60,10 @@ class Stats:
         return 1000 * self.wait_s / self.batches if self.batches else 0.0
 
 
-def leaf_stats(nodes: Nodes, read: Mapping[str, ReadAmount]) -> dict[str, LeafStats]:
+def leaf_stats(nodes: Nodes, read: Amounts) -> dict[str, LeafStats]:
     """Return the statistics of each leaf. Reads no data.
 
-    nodes: of the lanes, at a position. read: leaf id -> how much was read of it.
+    nodes: of the lanes, at a position. read: how much was read of each leaf.
     """
     drawn: Counter[str] = Counter()
     sizes: dict[str, int] = {}
@@ -72,13 +73,14 @@ def leaf_stats(nodes: Nodes, read: Mapping[str, ReadAmount]) -> dict[str, LeafSt
             if isinstance(inner, ReferencesNode):
                 sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
                 if inner not in counted:
-                    ids = [leaf.id for leaf in inner.leaves]
-                    drawn.update(dict(zip(ids, inner.ledger().tolist(), strict=True)))
+                    drawn.update(inner.ledger())
             elif isinstance(inner, StagedNode):
                 drawn.update(inner.history(len(inner.spec.stages)).drawn)
                 counted.update(inner.continued_trees())
     return {
-        name: LeafStats(drawn[name], drawn[name] / size, *read.get(name, (None, None)))
+        name: LeafStats(
+            drawn[name], drawn[name] / size, read.get((name, "bytes")), read.get((name, "tokens"))
+        )
         for name, size in sizes.items()
     }
 
@@ -215,7 +217,7 @@ def _transition(plan: RunPlan, batch: int, before: int, number: int, nodes: Node
     for change in plan.changes(number):
         yield f"  {change}"
     if now.on_enter == "continue":
-        known = leaf_stats(nodes, {})
+        known = leaf_stats(nodes, Amounts())
         ids = [planned.leaf.id for planned in plan.leaves[number]]
         drawn = [(leaf_id, known[leaf_id]) for leaf_id in ids if leaf_id in known]
         for leaf_id, stats in [pair for pair in drawn if pair[1].drawn][:SHOWN_LEAVES]:

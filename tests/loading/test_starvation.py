@@ -21,8 +21,8 @@ from energy_data.core.profiler import (
     OTHER,
     READING,
     STARTING,
+    Amounts,
     Profiler,
-    ReadAmount,
     Usage,
 )
 from energy_data.loading import savable_loader
@@ -182,11 +182,12 @@ def test_bytes_and_tokens_are_counted_where_the_source_counts_them(workers):
     assert leaves["plain"].tokens is None
 
 
-def test_amounts_that_are_not_counted_are_none_and_others_add_up():
+def test_amounts_of_workers_add_up():
     profiler = Profiler()
-    for amount in (ReadAmount(None, None), ReadAmount(3, None), ReadAmount(4, 1)):
-        profiler.merge(Usage({}, {"x": amount}))
-    assert profiler.read == {"x": ReadAmount(7, 1)}
+    for num_bytes, tokens in ((0, 0), (3, 0), (4, 1)):
+        read = Amounts({("x", "bytes"): num_bytes, ("x", "tokens"): tokens})
+        profiler.merge(Usage({}, read))
+    assert profiler.read == {("x", "bytes"): 7, ("x", "tokens"): 1}
 
 
 def test_what_was_read_before_is_not_counted():
@@ -194,7 +195,7 @@ def test_what_was_read_before_is_not_counted():
     source.bytes_read = 100
     profiler.watch("here", [("x", source)])
     source.bytes_read = 104
-    assert profiler.flush().read["x"].bytes == 4
+    assert profiler.flush().read == {("x", "bytes"): 4}
     assert profiler.flush().read == {}
 
 
