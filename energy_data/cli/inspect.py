@@ -127,8 +127,7 @@ def draws(
         node.cursor.draws = count * batch_size
         if not endless:
             node.cursor.draws = min(node.cursor.draws, node.plan.order.begin(1))
-        for leaf, times in zip(node.leaves, node.ledger().tolist(), strict=True):
-            total[leaf.id] += times
+        total.update(node.ledger())
     return dict(total)
 
 

@@ -234,9 +234,9 @@ def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | N
     drawn: Counter[str] = Counter()
     for tree, draws in _draws(spec, samples):
         node = tree.build(Context(lanes=1))
-        for leaf, count in zip(node.leaves, node.plan.ledger(draws, ()).tolist(), strict=True):
-            leaves[leaf.id] = leaf
-            drawn[leaf.id] += count
+        node.cursor.draws = draws
+        leaves |= {leaf.id: leaf for leaf in node.leaves}
+        drawn.update(node.ledger())
     problems = [
         f"leaf {leaf.id!r}: the run draws {drawn[leaf.id]:,} samples of it, but at most "
         f"{leaf.most_draws:,} are allowed: it has {leaf.num_samples:,}, max_repetitions "

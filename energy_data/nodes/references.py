@@ -348,9 +348,12 @@ class ReferencesNode(Node[DrawsCursor]):
         at.draws += len(block)
         return Items(block, block)
 
-    def ledger(self) -> Integers:
-        """Return how often this tree has drawn each leaf in this lane, int64 [leaves]."""
-        return self.plan.ledger(self.cursor.draws, self.cursor.offsets)
+    def ledger(self) -> dict[str, int]:
+        """Return how often this tree has drawn each leaf in this lane, by id."""
+        return self._by_leaf(self.plan.ledger(self.cursor.draws, self.cursor.offsets))
+
+    def _by_leaf(self, drawn: Integers) -> dict[str, int]:
+        return dict(zip((leaf.id for leaf in self.leaves), drawn.tolist(), strict=True))
 
 
 class DealtReferences(ReferencesNode):
@@ -378,7 +381,7 @@ class DealtReferences(ReferencesNode):
         block = self.plan.block(start, count, (), most=count)
         return Items(block, block)
 
-    def ledger(self) -> Integers:
+    def ledger(self) -> dict[str, int]:
         """Return how often this lane has drawn each leaf in this pass. Looks once at each group."""
         at, deal = self.cursor, self.spec.deal
         drawn = np.zeros(len(self.leaves), np.int64)
@@ -388,7 +391,7 @@ class DealtReferences(ReferencesNode):
             start = first + self._begin(done)
             end = start + min(deal, at.draws - done)
             drawn += self.plan.ledger(end, ()) - self.plan.ledger(start, ())
-        return drawn
+        return self._by_leaf(drawn)
 
     def _pass(self, epoch: int) -> tuple[int, int]:
         """Return the first draw of a pass in the order of all lanes, and the first after it."""

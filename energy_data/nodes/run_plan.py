@@ -165,11 +165,12 @@ def _planned_leaves(stage: Stage) -> list[PlannedLeaf]:
         return [found[leaf_id] for leaf_id in sorted(found)]
     node, samples = trees[0].build(Context()), stage.num_samples
     node.cursor.draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
-    shares = [count / node.cursor.draws for count in node.ledger().tolist()]
+    drawn, draws = node.ledger(), node.cursor.draws
     one_each = not any(inner.kind in ("pack", "select_pack") for _, inner in stage.of.walk())
     return [
         PlannedLeaf(leaf, share, samples * share if samples and one_each else None)
-        for leaf, share in zip(node.leaves, shares, strict=True)
+        for leaf in node.leaves
+        for share in [drawn[leaf.id] / draws]
     ]
 
 

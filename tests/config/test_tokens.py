@@ -37,7 +37,7 @@ def drawn(spec, draws, lane=0, lanes=1, clock=None):
     """Return how often each leaf is drawn, by id."""
     node = ReferencesSpec(of=spec, clock=clock).build(Context(lane=lane, lanes=lanes))
     node.cursor.draws = draws
-    return dict(zip((each.id for each in node.leaves), node.ledger().tolist(), strict=True))
+    return node.ledger()
 
 
 def spec_of(node, datasets):

@@ -26,7 +26,7 @@ import bz2
 import json
 import zlib
 from base64 import b85decode, b85encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -314,13 +314,13 @@ def _value(plain: Any) -> Any:
     return as_tuples(unpack(plain)) if isinstance(plain, str) else plain
 
 
-def pack(value: Any, compress: Callable[[bytes], bytes] = zlib.compress) -> str:
+def pack(value: Any) -> str:
     """Return plain data as text: JSON, compressed if it is long. Equal data give equal text.
 
     A reference to a sample of a large dataset takes about 8 bytes.
     """
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return text if len(text) <= MAX_INLINE else b85encode(compress(text.encode())).decode()
+    return text if len(text) <= MAX_INLINE else b85encode(bz2.compress(text.encode())).decode()
 
 
 def unpack(text: str) -> Any:
@@ -328,13 +328,12 @@ def unpack(text: str) -> Any:
     try:
         if text.startswith("["):  # not a character of base 85
             return json.loads(text)
-        packed = b85decode(text)
-        engine = bz2.BZ2Decompressor() if packed[:3] == b"BZh" else zlib.decompressobj()
-        data = engine.decompress(packed, MAX_BYTES)
-        if not engine.eof:
-            raise ValueError("it is cut off, or larger than any state")
+        engine = bz2.BZ2Decompressor()
+        data = engine.decompress(b85decode(text), MAX_BYTES)
+        if not engine.eof or engine.unused_data:
+            raise ValueError("it is cut off, too long, or larger than any state")
         return json.loads(data)
-    except (OSError, RecursionError, ValueError, zlib.error) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise StateError(
             f"state: a packed part is damaged ({error}). Use another checkpoint."
         ) from error

@@ -6,7 +6,6 @@ functions of the user, but they report what they have drawn and hold.
 
 from __future__ import annotations
 
-import bz2
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -89,8 +88,7 @@ class SavedTree:
         tree, ids = data(spec), [leaf.id for leaf in leaves]
         sizes = [leaf.num_samples if sized else None for leaf in leaves]
         prints = "".join(leaf.fingerprint[:FINGERPRINT_DIGITS] for leaf in leaves)
-        # Packs digits, of which it mostly consists, 10 % smaller than zlib.
-        return pack([tree, ids, sizes, prints], bz2.compress)
+        return pack([tree, ids, sizes, prints])
 
     @classmethod
     def unpack(cls, text: str) -> SavedTree:
@@ -247,7 +245,7 @@ class SavedRun:
     def ledgers(self, lane: int) -> dict[str, Ledger]:
         """Return how often a lane has drawn each leaf, by the path of the order tree."""
         return {
-            path: dict(zip((leaf.id for leaf in node.leaves), node.ledger().tolist(), strict=True))
+            path: node.ledger()
             for path, node in self.node(lane).walk()
             if isinstance(node, ReferencesNode)
         }
