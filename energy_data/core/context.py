@@ -137,11 +137,6 @@ class WorkerConfig:
         """The number of lanes of the run."""
         return LANES_PER_RANK * self.world_size if self.lanes is None else self.lanes
 
-    @property
-    def hosted_lanes(self) -> range:
-        """The lanes of this rank, in the order in which they return batches."""
-        return range(self.rank, self.num_lanes, self.world_size)
-
     @staticmethod
     def default_worker_config(
         num_workers: int = 4, data_parallel_group: distributed.ProcessGroup | None = None

@@ -56,14 +56,10 @@ class Cursor:
             )
         cls.field_types = {**cls.field_types, **found}
 
-    def copy(self: C) -> C:
-        """Return a snapshot. Takes a tenth of the time of `copy.copy`."""
-        return self.with_fields(self.__dict__)
-
-    def with_fields(self: C, fields: Mapping[str, Any]) -> C:
-        """Return a cursor of this class with the given fields."""
+    def copy(self: C, fields: Mapping[str, Any] | None = None) -> C:
+        """Return a snapshot, or one with other fields. Takes a tenth of the time of `copy.copy`."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(fields)
+        twin.__dict__.update(self.__dict__ if fields is None else fields)
         return twin
 
 

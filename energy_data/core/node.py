@@ -130,7 +130,7 @@ class Node(ABC, Generic[C]):
     def rollback(self, cursors: Sequence[Fields]) -> None:
         """Go to the position of a snapshot."""
         for (_, node), fields in zip(self.walk(), cursors, strict=True):
-            node.cursor = node.cursor.with_fields(fields)
+            node.cursor = node.cursor.copy(fields)
 
     def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any]]]:
         """Yield every node of the tree with its path, parents first."""
