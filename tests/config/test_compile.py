@@ -191,6 +191,9 @@ def test_in_validation_fractions_follow_the_sizes(datasets):
     assert [row.fraction for row in rows("val", datasets)] == [1.0, 0.5, 0.5, 0.5]
 
 
-def test_without_sizes_only_fractions_that_need_none_are_told():
-    found = describe_tree(parse_metadataset(TREE), "train")
-    assert [row.fraction for row in found] == [1.0, 0.75, 0.25, None, None, 0.0]
+def test_weights_by_tokens_show_the_share_of_samples(datasets):
+    leaves = "{path: x, tokens_per_sample: 10}, {path: y, tokens_per_sample: 30}"
+    node = f"{{weight_unit: tokens, blend: [{leaves}]}}"
+    metadataset = parse_metadataset(f"splits: {{train: {node}}}")
+    spec = compile_split(metadataset, "train", open_source=datasets)
+    assert [row.fraction for row in describe_tree(metadataset, "train", spec)] == [1, 0.75, 0.25]

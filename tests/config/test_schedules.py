@@ -108,8 +108,10 @@ def test_below_what_goes_on_weights_may_change(above, datasets):
     assert compile_split(metadataset, "train", open_source=datasets).follows_run
 
 
-def test_a_share_that_changes_is_told_as_it_is_and_not_as_a_fraction():
+def test_a_share_that_changes_is_told_as_it_is_and_not_as_a_fraction(datasets):
     node = "{blend: [{path: x, weight: {linear: {0: 1, 9: 2}}}, {path: y}, {path: z, weight: 0}]}"
-    rows = list(describe_tree(parse_metadataset(f"splits: {{train: {node}}}"), "train"))
+    metadataset = parse_metadataset(f"splits: {{train: {node}}}")
+    spec = compile_split(metadataset, "train", open_source=datasets)
+    rows = list(describe_tree(metadataset, "train", spec))
     assert [row.fraction for row in rows] == [1, None, None, 0]
     assert rows[1].share == Schedule("linear", ((0, 1), (9, 2)))
