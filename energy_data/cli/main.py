@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "energy_data.cli.plan",
     "prepare": "energy_data.cli.prepare",
     "prepare-media": "energy_data.cli.prepare_media",
+    "prepare-tokens": "energy_data.cli.prepare_tokens",
     "schema": "energy_data.cli.check:schema_command",
     "state": "energy_data.cli.state",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -40,6 +40,7 @@ from energy_data.data.shards import (
     shard_opener,
 )
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
+from energy_data.data.text.counts import ShardCounts, counts_of
 from energy_data.errors import SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
@@ -105,14 +106,31 @@ class ShardedSource(Source):
         return self.part.row_of(index + self._first)
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
-        """Return the bytes of each sample in its shard; None for tokens, or without an index."""
-        if unit != "bytes" or self.part.kind.open_block is None:
-            return None
+        """Return the bytes of each sample in its shard, or its tokens; None if no index has them.
+
+        `energy-data prepare-tokens` counts tokens.
+        """
         found = np.empty(len(indices), np.int64)
         with names_dataset(self.path):
+            counts = self._token_counts if unit == "tokens" else None
+            if counts is None and (unit == "tokens" or self.part.kind.open_block is None):
+                return None
             for number, places, rows in self._by_shard(np.asarray(indices, np.int64)):
-                found[places] = self._bytes(number, rows)
+                of_shard = counts and counts[number]
+                found[places] = of_shard.read(rows) if of_shard else self._bytes(number, rows)
         return found
+
+    def total_cost(self, unit: Unit) -> int | None:
+        """Return the sum of the costs; that of all tokens of a part is known at once."""
+        if unit == "tokens" and self._length == sum(self.part.counts):
+            with names_dataset(self.path):
+                counts = self._token_counts
+            return None if counts is None else sum(one.total for one in counts if one)
+        return super().total_cost(unit)
+
+    @cached_property
+    def _token_counts(self) -> Sequence[ShardCounts | None] | None:
+        return counts_of(self.part)
 
     def _bytes(self, number: int, rows: Int64s) -> Int64s:
         """Return the bytes of samples of a shard; `rows` is sorted."""

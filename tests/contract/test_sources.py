@@ -150,7 +150,7 @@ def test_a_sample_says_where_it_comes_from(made, source):
 def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, source):
     path, keys = made
     name = request.node.callspec.params["made"]
-    known = dict.fromkeys(["tar", "jsonl", "folder of jsonl", "mds"], "bytes")
+    known = dict.fromkeys(["tar", "wids", "jsonl", "folder of jsonl", "mds"], "bytes")
     known |= dict.fromkeys(
         ["windows", "rows", *(name for name in SOURCES if "doc" in name)], "tokens"
     )

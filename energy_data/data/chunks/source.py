@@ -39,8 +39,9 @@ class ChunkSource(RecordSource):
         return self._largest_packed
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
-        """Return the bytes of each sample in its chunk; None if chunks are compressed."""
-        return None if self._largest_packed else super().costs(indices, unit)
+        """Return the costs of samples; None for bytes if chunks are compressed."""
+        is_packed = self._largest_packed is not None
+        return None if is_packed and unit == "bytes" else super().costs(indices, unit)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -74,6 +74,11 @@ class TokenizeChat(Tokenizing):
         return {"tokens": tensor_of(encoding.ids), "loss_mask": mask}
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of the messages and of the tools."""
+        return (self.field,) if self.tools is None else (self.field, self.tools)
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What decides, besides the file, which tokens a sample has."""
         return {**super().facts, "chat_template": self._source, "variables": self._variables}

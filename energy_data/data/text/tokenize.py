@@ -6,7 +6,6 @@ tokenize({"json": {"text": "Hello"}})  # -> {"tokens": int64 tensor [n]}
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
@@ -26,11 +25,15 @@ _FILE = "tokenizer.json"
 _SHOWN = 20  # fields of a sample that an error names
 
 
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).absolute())
+
+
 @frozen(slots=False)
 class Tokenizing(ABC):
     """Base of what turns samples into tokens. Its file is opened by the first sample."""
 
-    tokenizer: str = field(converter=os.path.abspath)  # workers may have another working directory
+    tokenizer: str = field(converter=_absolute)  # workers may have another working directory
     """A `tokenizer.json`, or a folder with one, as `save_pretrained` writes it."""
 
     max_length: int | None = field(default=None, kw_only=True)
@@ -91,6 +94,11 @@ class Tokenizing(ABC):
         """Return `tokens` and other fields, all of one length. SampleError if there are none."""
 
     @property
+    @abstractmethod
+    def reads(self) -> tuple[str, ...]:
+        """The fields of a sample that the tokens depend on."""
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What decides, besides the file, which tokens a sample has."""
         return attrs.asdict(self, filter=lambda one, _: one.name != "tokenizer")
@@ -136,6 +144,11 @@ class Tokenize(Tokenizing):
             raise SampleError(f"{problem}. Name the `field` of the text.")
         front, back = self._added
         return {"tokens": tensor_of([*front, *self.encode(text).ids, *back])}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The field of the text."""
+        return (self.field,)
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
