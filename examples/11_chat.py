@@ -34,10 +34,10 @@ class Chats(DefaultTaskEncoder[dict[str, Any], dict[str, Any], Any, dict[str, An
 
 with TemporaryDirectory() as folder:
     # A model comes with a tokenizer of its own. The tokens of this one are bytes, and three marks.
-    tokenizer = Tokenizer(models.BPE())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: number for number, byte in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.add_special_tokens(["<|user|>", "<|assistant|>", "<|end|>"])
     tokenizer.save(f"{folder}/tokenizer.json")
     with Path(f"{folder}/chats.jsonl").open("w") as file:
@@ -49,8 +49,7 @@ with TemporaryDirectory() as folder:
     dataset = get_train_dataset(data, task_encoder=Chats(folder), **sizes)
     loader = get_loader(dataset)
     list(islice(loader, 5))
-    state = loader.state_dict()
-    batch = next(iter(loader))
+    state, batch = loader.state_dict(), next(iter(loader))
     assert batch["tokens"].shape == batch["loss_mask"].shape == (4, LENGTH)
 
     again = get_loader(dataset)
