@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JUDGE ?= .venv-judge
 JUDGE_STAMP := $(JUDGE)/.installed
+CHUNKS ?= .venv-chunks
+CHUNKS_STAMP := $(CHUNKS)/.installed
 
 .PHONY: demo test test-slow test-sanitized format lint types imports unit bench clean
 
@@ -29,8 +31,9 @@ unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # The real Energon judges, and properties are tried on new examples. Energon is installed in an environment of its own, never in ours.
-test-slow: $(STAMP) $(JUDGE_STAMP)
-	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) $(BIN)/pytest -n 2 --dist worksteal -m 'slow or hypothesis' --hypothesis-profile=new
+test-slow: $(STAMP) $(JUDGE_STAMP) $(CHUNKS_STAMP)
+	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) \
+	  ENERGY_DATA_CHUNKS_PYTHON=$(abspath $(CHUNKS)/bin/python) $(BIN)/pytest -n 2 --dist worksteal -m 'slow or hypothesis' --hypothesis-profile=new
 
 # What is compiled, with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
 SANITIZED := build/sanitized
@@ -62,5 +65,10 @@ $(JUDGE_STAMP): constraints-judge.txt
 	$(JUDGE)/bin/pip install --quiet --requirement constraints-judge.txt
 	touch $@
 
+$(CHUNKS_STAMP): constraints-chunks.txt
+	$(PYTHON) -m venv $(CHUNKS)
+	$(CHUNKS)/bin/pip install --quiet --requirement constraints-chunks.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(JUDGE) .venv-peers demo-data bench-data
+	rm -rf $(VENV) $(JUDGE) $(CHUNKS) .venv-peers demo-data bench-data

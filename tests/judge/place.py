@@ -1,8 +1,9 @@
-"""Where the real Energon is installed."""
+"""Where the real Energon is installed, and the writers of chunks."""
 
 import os
 from pathlib import Path
 
-_OURS = Path(__file__).parents[2] / ".venv-judge" / "bin" / "python"  # `make test-slow` makes it
+_ROOT = Path(__file__).parents[2]  # `make test-slow` makes the environments
 
-PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", str(_OURS))
+PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", f"{_ROOT}/.venv-judge/bin/python")
+CHUNKS_PYTHON = os.environ.get("ENERGY_DATA_CHUNKS_PYTHON", f"{_ROOT}/.venv-chunks/bin/python")

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from place import PYTHON
+from place import CHUNKS_PYTHON
 
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not Path(PYTHON).exists(), reason="the writers are not installed"),
+    pytest.mark.skipif(not Path(CHUNKS_PYTHON).exists(), reason="the writers are not installed"),
 ]
 
 
@@ -25,7 +25,7 @@ pytestmark = [
 def folder(tmp_path_factory):
     written = tmp_path_factory.mktemp("written")
     writer = Path(__file__).parent / "chunk_writer.py"
-    subprocess.run([PYTHON, writer, written], check=True)
+    subprocess.run([CHUNKS_PYTHON, writer, written], check=True)
     return written
 
 
