@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from energy_data.data.chunks.litdata_index import LITDATA, litdata_index
-from energy_data.data.chunks.serializers import Leaf, Tree, filled, leaf_decoder
-from energy_data.data.chunks.source import ChunkSource, Layout
+from energy_data.data.chunks.serializers import Tree, TreeLeaf, filled, leaf_decoder
+from energy_data.data.chunks.source import ChunkSource, ColumnLayout
 from energy_data.data.chunks.table import INDEX, find_entry
 from energy_data.data.part import names_dataset
 from energy_data.data.source import OpenOptions
@@ -53,7 +53,7 @@ class LitdataSource(ChunkSource):
                     "Choose `columns` without it, or write the dataset with another one."
                 ) from error
             self._wanted.append((leaf.place, leaf.name, decode))
-        self._layout = Layout([None] * len(index.leaves), self._wanted)
+        self._layout = ColumnLayout([None] * len(index.leaves), self._wanted)
 
     def values(self, number: int, data: memoryview) -> dict[str, Any]:
         """Return the entries of an item."""
@@ -64,9 +64,9 @@ class LitdataSource(ChunkSource):
         return {name: filled(tree, values) for name, tree in self._entries.items()}
 
 
-def _leaves(tree: Tree) -> Iterator[Leaf]:
+def _leaves(tree: Tree) -> Iterator[TreeLeaf]:
     """Yield the leaves of a tree, in order."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, TreeLeaf):
         yield tree
     else:
         for one in tree.values() if isinstance(tree, Mapping) else tree:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
-from energy_data.data.chunks.serializers import Leaf, Tree, parse_tree
+from energy_data.data.chunks.serializers import Tree, TreeLeaf, parse_tree
 from energy_data.data.chunks.table import (
     ADVICE,
     INDEX,
@@ -48,7 +48,7 @@ class LitdataIndex:
 
     chunks: Mapping[str, Chunk]
     entries: Mapping[str, Tree]
-    leaves: list[Leaf]
+    leaves: list[TreeLeaf]
     formats: list[str]
     is_packed: bool  # compressed as a whole by zstd
     is_tokens: bool  # samples are the bytes of their one leaf, without its size

@@ -11,7 +11,7 @@ from typing import Any
 
 from energy_data.data.chunks.encodings import Decode, decoder_of
 from energy_data.data.chunks.mds_index import MDS, Columns, index_of
-from energy_data.data.chunks.source import ChunkSource, Layout
+from energy_data.data.chunks.source import ChunkSource, ColumnLayout
 from energy_data.data.chunks.table import ADVICE, INDEX, find_entry
 from energy_data.data.part import names_dataset
 from energy_data.data.source import OpenOptions
@@ -50,7 +50,7 @@ class MdsSource(ChunkSource):
         """Return the columns of a sample of a shard."""
         return self._layouts[number].values(data)
 
-    def _layout(self, columns: Columns) -> Layout:
+    def _layout(self, columns: Columns) -> ColumnLayout:
         """Return how samples with some columns are decoded."""
         index = f"{self.part.root}/{INDEX}"
         names = [name for name, _, _ in columns]
@@ -72,4 +72,4 @@ class MdsSource(ChunkSource):
                 problem = f"says that each {encoding!r} of column {name!r} has {size} bytes"
                 raise StructureError(f"{problem}, but that is {fixed}. {ADVICE}", shard=index)
             wanted.append((place, name, decode))
-        return Layout([size for _, _, size in columns], wanted)
+        return ColumnLayout([size for _, _, size in columns], wanted)

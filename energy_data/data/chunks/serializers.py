@@ -42,7 +42,7 @@ _VALUES: Mapping[str, Decode] = {
 _MEDIA = ("image", "audio", "video", "file")  # with an extension: the bytes of such a file
 
 
-class Leaf(NamedTuple):
+class TreeLeaf(NamedTuple):
     """The place of a leaf among all of its item, and the names and numbers that lead to it."""
 
     place: int
@@ -50,10 +50,10 @@ class Leaf(NamedTuple):
 
 
 Tree = Any
-"""A dict, list or tuple of trees, or a Leaf."""
+"""A dict, list or tuple of trees, or a TreeLeaf."""
 
 
-def parse_tree(spec: str) -> tuple[Mapping[str, Tree], list[Leaf]]:
+def parse_tree(spec: str) -> tuple[Mapping[str, Tree], list[TreeLeaf]]:
     """Return the entries of a sample, and all leaves in order.
 
     Entries of a list or tuple have their numbers as names; a single leaf is that of a list of one.
@@ -62,7 +62,7 @@ def parse_tree(spec: str) -> tuple[Mapping[str, Tree], list[Leaf]]:
     version, schema = json.loads(spec)
     if version != 1:
         raise ValueError(f"it is of version {version!r}, not 1")
-    leaves: list[Leaf] = []
+    leaves: list[TreeLeaf] = []
     tree = _node(schema, (), leaves) if schema["type"] else [_node(schema, ("0",), leaves)]
     if len({leaf.name for leaf in leaves}) < len(leaves):
         raise ValueError("two of its leaves have one name, with dots between keys")
@@ -71,10 +71,10 @@ def parse_tree(spec: str) -> tuple[Mapping[str, Tree], list[Leaf]]:
     return {str(number): one for number, one in enumerate(tree)}, leaves
 
 
-def _node(schema: Mapping[str, Any], path: tuple[str, ...], leaves: list[Leaf]) -> Tree:
+def _node(schema: Mapping[str, Any], path: tuple[str, ...], leaves: list[TreeLeaf]) -> Tree:
     kind, children = schema["type"], schema["children_spec"]
     if kind is None and not children:
-        leaves.append(Leaf(len(leaves), ".".join(path)))
+        leaves.append(TreeLeaf(len(leaves), ".".join(path)))
         return leaves[-1]
     if kind in ("builtins.list", "builtins.tuple"):
         items = [_node(one, (*path, str(n)), leaves) for n, one in enumerate(children)]
@@ -90,7 +90,7 @@ def _node(schema: Mapping[str, Any], path: tuple[str, ...], leaves: list[Leaf]) 
 
 def filled(tree: Tree, values: Mapping[str, Any]) -> Any:
     """Return a tree with values, by the names of leaves, in their places."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, TreeLeaf):
         return values[tree.name]
     if isinstance(tree, Mapping):
         return {key: filled(one, values) for key, one in tree.items()}

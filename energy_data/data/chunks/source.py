@@ -76,7 +76,7 @@ class ChunkSource(RecordSource):
         }
 
 
-class Layout:
+class ColumnLayout:
     """Where the columns of a sample are: the sizes of those of any size, uint32, come first.
 
     sizes: the bytes of each column; None: any number. wanted: place, name and decoder of those that
