@@ -32,8 +32,8 @@ def listed_files(path: str) -> list[str]:
         raise SpecError(f"{path}: it is no JSON: {error}. Name a dataset.") from error
     if not isinstance(content, dict) or content.get("__kind__") != _KIND:
         raise SpecError(
-            f"{path}: it is no index of WIDS: it has no `__kind__` {_KIND!r}. Name a dataset; "
-            "samples in JSON are lines of a .jsonl file."
+            f"{path}: it is no index of WIDS: it has no `__kind__` {_KIND!r}. Name a dataset: the "
+            "folder of an index.json, a .jsonl file, or others."
         )
     if content.get("wids_version") != 1:
         found = content.get("wids_version")

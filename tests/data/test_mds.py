@@ -314,6 +314,19 @@ def test_it_is_prepared_with_splits_checked_and_inspected(tmp_path):
     assert "shard.00001.mds.zstd: has 30 bytes, but index.json says" in found.output
 
 
+def test_preparing_changes_no_fingerprint_and_damage_after_it_is_noticed(tmp_path):
+    path = numbers_as_mds(tmp_path, [3, 4])
+    before = open_source(path).fingerprint
+    assert CliRunner().invoke(main, ["prepare", str(path)]).exit_code == 0
+    source = open_source(path)
+    assert source.fingerprint == before
+    os.truncate(path / "shard.00001.mds", 100)
+    with pytest.raises(
+        StructureError, match=r"shard.00001.mds: has 100 bytes, but index.json says"
+    ):
+        numbers(source)
+
+
 def test_samples_can_be_excluded_by_their_numbers(tmp_path):
     path = numbers_as_mds(tmp_path, [3, 4])
     CliRunner().invoke(main, ["prepare", str(path)])

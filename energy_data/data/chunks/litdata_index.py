@@ -133,9 +133,9 @@ def _listed(folder: Path) -> Mapping[str, Scan | None] | None:
     names = list(index.entries)
     found = {}
     for name, chunk in index.chunks.items():
-        version = version_of(str(folder / name))
+        version = version_of(f"{folder}/{name}")
         if version is not None and not index.is_packed and not _fits(version.size, chunk):
-            raise wrong_size(str(folder / name), version.size, chunk.size)
+            raise wrong_size(f"{folder}/{name}", version.size, chunk.size)
         found[name] = Scan(NO_INDEX, [], names, rows=chunk.num_samples)
     return found
 

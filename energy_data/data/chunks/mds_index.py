@@ -44,22 +44,22 @@ class Shard:
         """The file that is not compressed; it need not exist."""
         return next(iter(self.files))
 
-    def file(self, folder: Path) -> str:
+    def file(self, folder: str) -> str:
         """Return the file that is there, the raw one if both are.
 
         Raises StructureError if it has another size, SpecError for an unknown compression.
         """
-        found, name = version_of(str(folder / self.raw)), self.raw
+        found, name = version_of(f"{folder}/{self.raw}"), self.raw
         if found is None:
             name = next(reversed(self.files))
-            found = version_of(str(folder / name))
+            found = version_of(f"{folder}/{name}")
         if name != self.raw and self.algorithm not in ALGORITHMS:
             raise SpecError(
                 f"{folder}: {name} is compressed by {self.algorithm!r}, which is not supported, "
                 f"only {', '.join(ALGORITHMS)}. Decompress it: {self.raw} is used if it exists."
             )
         if found is not None and found.size != self.files[name]:
-            raise wrong_size(str(folder / name), found.size, self.files[name])
+            raise wrong_size(f"{folder}/{name}", found.size, self.files[name])
         return name
 
 
@@ -129,7 +129,9 @@ def _listed(folder: Path) -> Mapping[str, Scan | None]:
         raise SpecError(f"{folder}: it has shards of MDS, but no {INDEX}. Restore it{advice}.")
     shards = {id(shard): shard for shard in index_of(folder).values()}
     return {
-        shard.file(folder): Scan(NO_INDEX, [], [one[0] for one in shard.columns], rows=shard.count)
+        shard.file(str(folder)): Scan(
+            NO_INDEX, [], [one[0] for one in shard.columns], rows=shard.count
+        )
         for shard in shards.values()
     }
 
