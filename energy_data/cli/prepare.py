@@ -30,7 +30,7 @@ from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import collect_media
 from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
 from energy_data.data.part import index_file
-from energy_data.data.prepare import ALL_TRAIN, Summary, prepare, prepare_part
+from energy_data.data.prepare import ALL_TRAIN, Summary, prepare, prepare_part, reframer
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.shards import ShardKind, find_shards
 from energy_data.data.splits import parse_patterns
@@ -131,6 +131,12 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     "names.",
 )
 @click.option(
+    "--reframe",
+    is_flag=True,
+    help="If samples of a .jsonl.zst or .jsonl.gz file cannot be read at random, write the file "
+    "again in small frames.",
+)
+@click.option(
     "--sqlite/--no-sqlite",
     default=None,
     help="Write index.sqlite, which finds each part of tars by its key.  [default: on for tars]",
@@ -209,7 +215,10 @@ def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
                 f"--{name.replace('_', '-')}: it is for folders, found the file {path}. For a part "
                 "of a file, write `subset` in the metadataset."
             )
-    click.echo(f"{path}: {index_file(str(path), kind):,} samples")
+    rewrite = reframer(path, kind) if given["reframe"] else None
+    with counting(given["progress"], "Writing frames") as progress:
+        count = index_file(str(path), kind, rewrite, progress)
+    click.echo(f"{path}: {count:,} samples")
 
 
 def _prepare_part(path: Path, given: Mapping[str, Any]) -> None:
@@ -249,6 +258,7 @@ def _indexing(given: Mapping[str, Any], kind: ShardKind) -> dict[str, Any]:
         "exclude": given["exclude"],
         "index_only": given["tar_index_only"],
         "sqlite": kind is TARS if given["sqlite"] is None else given["sqlite"],
+        "reframe": given["reframe"],
         "workers": given["num_workers"],
     }
 

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energy_data.core.processes import map_in_processes
-from energy_data.data.files.local import LocalFile, Version, atomic_file, open_file, version_of
+from energy_data.data.files.local import LocalFile, atomic_file, open_file, version_of
 from energy_data.data.files.offsets import SUFFIX, write_index
-from energy_data.data.shards import NO_INDEX, Scan, ScannedPart
+from energy_data.data.frames.compression import LargeFrameError
+from energy_data.data.shards import NO_INDEX, Progress, Reframe, Scan, ScannedPart
 from energy_data.errors import SpecError, StructureError
 
 FOLDER = ".nv-meta.parts"
@@ -36,6 +37,7 @@ _MOST_NAMED = 100  # parts in a message
 _BYTES_PER_WORKER = 1 << 30  # reading them takes about as long as starting a process
 
 ScanShard = Callable[[LocalFile], Scan]
+IndexShard = Callable[[str], Scan]
 
 
 class PartOf(NamedTuple):
@@ -83,14 +85,17 @@ class _Facts(NamedTuple):
 
 
 def index_shards(
-    path: Path, contents: Mapping[str, Scan | None], scan: ScanShard, workers: int | None
+    path: Path,
+    contents: Mapping[str, Scan | None],
+    index: IndexShard,
+    workers: int | None,
 ) -> Generator[Scan, None, None]:
     """Index shards, several at a time; yield their contents in the order of the shards.
 
-    contents: what is known of each, and need not be scanned.
+    contents: what is known of each, and need not be scanned. index: as `index_shard`.
     """
     shards = [shard for shard, known in contents.items() if known is None]
-    task = partial(_index, str(path), scan)
+    task = partial(_index, str(path), index)
     if workers is None:
         size = sum((path / shard).stat().st_size for shard in shards)
         workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
@@ -99,13 +104,31 @@ def index_shards(
             yield next(scans) if known is None else known
 
 
-def _index(root: str, scan: ScanShard, shard: str) -> Scan:
-    """Write the index of one shard; runs in worker processes."""
-    path = f"{root}/{shard}"
-    found = scan(open_file(path))
+def _index(root: str, index: IndexShard, shard: str) -> Scan:
+    """Index one shard; runs in worker processes."""
+    found = index(f"{root}/{shard}")
+    return found if found.parts else replace(found, keys=[])
+
+
+def index_shard(
+    path: str, scan: ScanShard, reframe: Reframe | None = None, progress: Progress | None = None
+) -> Scan:
+    """Write the index next to a shard, if it needs one; return its contents.
+
+    reframe: called first if samples cannot be read at random; None: that is an error.
+    """
+    file = open_file(path)
+    try:
+        found = scan(file)
+    except LargeFrameError:
+        if reframe is None:
+            raise
+        reframe(path, progress)
+        file = open_file(path)
+        found = scan(file)
     if len(found.offsets):
         write_index(path, found.offsets, [path + SUFFIX])
-    return found if found.parts else replace(found, keys=[])
+    return replace(found, version=(file.size, file.mtime_ns))
 
 
 def index_part(
@@ -113,27 +136,25 @@ def index_part(
     contents: Mapping[str, Scan | None],
     part: PartOf,
     *,
-    scan: ScanShard,
+    index: IndexShard,
     with_keys: bool,
     workers: int | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> IndexedPart:
     """Index one part of the shards of a dataset, unless that was done before.
 
-    contents: of all shards, as in `index_shards`. with_keys: keep what index.sqlite needs. Raises
-    StructureError for a damaged shard.
+    contents, index: of all shards, as in `index_shards`. with_keys: keep what index.sqlite needs.
+    Raises StructureError for a damaged shard.
     """
     mine, file = part.choose(list(contents)), part.file(path)
     facts = _current_facts(path, file, mine, with_keys=with_keys) if mine else []
     if facts is not None:
         return IndexedPart(len(facts), sum(one.num_samples for one in facts), was_indexed=True)
-    versions = [version_of(f"{path}/{shard}") for shard in mine]  # before they are read
-    scans = index_shards(path, {shard: contents[shard] for shard in mine}, scan, workers)
+    scans = index_shards(path, {shard: contents[shard] for shard in mine}, index, workers)
     num_samples = 0
     with closing(scans), atomic_file(str(file), path.stat().st_mode) as stream:
-        shards_found = zip(mine, versions, scans, strict=True)
-        for done, (shard, version, found) in enumerate(shards_found, 1):
-            for line in _lines(shard, version, found, with_keys=with_keys):
+        for done, (shard, found) in enumerate(zip(mine, scans, strict=True), 1):
+            for line in _lines(path, shard, found, with_keys=with_keys):
                 stream.write(json.dumps(line).encode() + b"\n")
             num_samples += found.num_samples
             if progress:
@@ -141,13 +162,15 @@ def index_part(
     return IndexedPart(len(mine), num_samples, was_indexed=False)
 
 
-def _lines(shard: str, version: Version | None, found: Scan, *, with_keys: bool) -> list[Any]:
+def _lines(path: Path, shard: str, found: Scan, *, with_keys: bool) -> list[Any]:
     """Return the two lines of a shard."""
-    if version is None:
-        raise StructureError("was removed while it was indexed. Restore it.", shard=shard)
-    index_size = found.offsets.nbytes
-    facts = _Facts(shard, *version[1:], found.num_samples, index_size, found.extensions, with_keys)
-    return [facts, [found.offsets.tolist(), found.keys, found.parts] if with_keys else None]
+    version = found.version
+    if version is None:  # it was not scanned
+        facts = (path / shard).stat()
+        version = facts.st_size, facts.st_mtime_ns
+    size = found.offsets.nbytes
+    noted = _Facts(shard, *version, found.num_samples, size, found.extensions, with_keys)
+    return [noted, [found.offsets.tolist(), found.keys, found.parts] if with_keys else None]
 
 
 def _current_facts(

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,11 @@ Int64s = npt.NDArray[np.int64]
 _CHUNK = 1 << 22  # bytes that are scanned at once
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _PROBES = 64  # lines checked if an index is older than its file
-_ADVICE = "Run `energy-data prepare` on the file, or with --tar-index-only on its prepared folder."
+ADVICE = "Run `energy-data prepare` on the file, or with --tar-index-only on its prepared folder."
+
+
+class LineError(StructureError):
+    """A line is no JSON object; its offset is in the text of the file."""
 
 
 def scan_lines(file: LocalFile) -> Offsets:
@@ -43,33 +48,47 @@ def scan_lines(file: LocalFile) -> Offsets:
     Raises StructureError for a line that is no JSON object by its first and last character; the
     text between them is not checked.
     """
-    starts = [found for data, at, line in _pieces(file) for found in _samples(data, at, line, file)]
-    offsets = np.concatenate(starts) if starts else np.empty(0, np.int64)
-    offsets[:1] = 0
-    return np.append(offsets, file.size).astype(np.uint64)
+    return np.append(find_samples(_chunks(file), file.path), file.size).astype(np.uint64)
 
 
 def _scan(file: LocalFile) -> Scan:
     return Scan(scan_lines(file), [], ["json"])
 
 
-def _pieces(file: LocalFile) -> Iterator[tuple[bytes, int, int]]:
-    """Yield complete lines, some MiB at a time, with their offset and the number of the first."""
-    at, line = 0, 1
-    while at < file.size:
-        size = min(_CHUNK, file.size - at)
-        data = file.read(at, size)
-        while at + size < file.size and b"\n" not in data:  # one long line
-            size = min(2 * size, file.size - at)
-            data = file.read(at, size)
-        if at + size < file.size:
-            data = data[: data.rfind(b"\n") + 1]
-        yield data, at, line
-        at, line = at + len(data), line + data.count(b"\n")
+def _chunks(file: LocalFile) -> Iterator[bytes]:
+    for at in range(0, file.size, _CHUNK):
+        yield file.read(at, min(_CHUNK, file.size - at))
 
 
-def _samples(data: bytes, at: int, line: int, file: LocalFile) -> Iterator[Int64s]:
-    """Yield the offsets of the lines that are samples; StructureError for other ones."""
+def find_samples(chunks: Iterable[bytes], path: str) -> Int64s:
+    """Return where each sample of a text begins, int64 [samples].
+
+    chunks: the text of the file at `path`. Raises LineError for what is no line of JSONL.
+    """
+    starts = [
+        found for data, at, line in _pieces(chunks) for found in _samples(data, at, line, path)
+    ]
+    offsets = np.concatenate(starts) if starts else np.empty(0, np.int64)
+    offsets[:1] = 0
+    return offsets
+
+
+def _pieces(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """Yield complete lines, with the offset and the number of the first."""
+    waiting, at, line = list[bytes](), 0, 1
+    for chunk in chunks:
+        cut = chunk.rfind(b"\n") + 1
+        if cut:
+            data = b"".join([*waiting, chunk[:cut]])
+            yield data, at, line
+            at, line, waiting = at + len(data), line + data.count(b"\n"), []
+        waiting.append(chunk[cut:])
+    if rest := b"".join(waiting):
+        yield rest, at, line
+
+
+def _samples(data: bytes, at: int, line: int, path: str) -> Iterator[Int64s]:
+    """Yield the offsets of the lines that are samples; LineError for other ones."""
     values = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(values == _NEWLINE)
     if not data.endswith(b"\n"):
@@ -82,9 +101,9 @@ def _samples(data: bytes, at: int, line: int, file: LocalFile) -> Iterator[Int64
         text = data[starts[odd] : ends[odd]].strip()
         if text and not (text.startswith(b"{") and text.endswith(b"}")):
             shown = text[:40].decode("utf-8", "backslashreplace")
-            raise StructureError(
+            raise LineError(
                 f"line {line + odd} is no JSON object: it begins {shown!r}. Write one per line.",
-                shard=file.path,
+                shard=path,
                 offset=at + int(starts[odd]),
             )
         good[odd] = bool(text)
@@ -95,7 +114,7 @@ def _open_block(
     path: str, index: str, count: int, version: Version, _of_index: Version, block: int
 ) -> IndexedFile:
     """Return a file with a block of its index. StructureError if the index does not fit it."""
-    lines, end = read_block(index, open_file(path, version), count, block, _ADVICE)
+    lines, end = read_block(index, open_file(path, version), count, block, ADVICE)
     file, offsets = lines.file, lines.offsets
     if end != file.size or (block == 0 and offsets[0] != 0):
         raise _misfit(f"its index is of a file of {end} bytes, but it has {file.size}", file)
@@ -108,12 +127,12 @@ def _open_block(
 
 
 def _misfit(problem: str, file: LocalFile, offset: int | None = None) -> StructureError:
-    return StructureError(f"{problem}. {_ADVICE}", shard=file.path, offset=offset)
+    return StructureError(f"{problem}. {ADVICE}", shard=file.path, offset=offset)
 
 
 JSONL = ShardKind(
     suffix=".jsonl",
-    packed=(".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst"),
+    packed=(".jsonl.bz2", ".jsonl.xz"),
     scan=_scan,
     fits=operator.eq,
     open_block=_open_block,
@@ -124,7 +143,7 @@ class JsonlSource(RecordSource):
     """Samples of JSONL files: one part, `json`; the key of a sample is its number in its file."""
 
     kind = JSONL
-    advice = _ADVICE
+    advice = ADVICE
 
     @cached_property
     def fingerprint(self) -> str:
@@ -171,13 +190,15 @@ class JsonlFileStore(DatasetFileStore):
     there are several, whose samples have the same keys.
     """
 
+    kind: ClassVar[ShardKind] = JSONL
+
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self._part = part = find_plain(self.path, JSONL)
+        self._part = part = find_plain(self.path, self.kind)
         if len(part.shards) > 1:
             raise SpecError(
                 f"{path}: files are found by key, but the lines of each of its {len(part.shards)} "
-                "files are numbered from 0. Name one .jsonl file."
+                f"files are numbered from 0. Name one {self.kind.suffix} file."
             )
         self._open = partial(shard_opener(part), 0)
 
@@ -193,6 +214,9 @@ class JsonlFileStore(DatasetFileStore):
                 f"{self.path}: there is no {key!r}, only 0.json to {len(self) - 1}.json."
             )
         with names_dataset(self.path):
-            file, (begin,), (end,) = locate(self._open, np.array([row]), _ADVICE)
-            data = file.read(begin, end - begin)
-        return data, SampleSource(self.path, self._part.shards[0], key)
+            return self._line(row), SampleSource(self.path, self._part.shards[0], key)
+
+    def _line(self, row: int) -> bytes:
+        """Return a line."""
+        file, (begin,), (end,) = locate(self._open, np.array([row]), ADVICE)
+        return file.read(begin, end - begin)

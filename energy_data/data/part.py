@@ -24,15 +24,16 @@ from energy_data.core.lazy import cached_property
 from energy_data.data.files.local import open_file
 from energy_data.data.files.offsets import (
     BLOCK_ROWS,
-    SUFFIX,
     ensure_index,
     num_samples,
-    write_index,
 )
+from energy_data.data.indexing import index_shard
 from energy_data.data.nv_meta import NvMeta
 from energy_data.data.shards import (
     FindRows,
     PartShards,
+    Progress,
+    Reframe,
     ShardKind,
     find_shards,
     named_shards,
@@ -223,14 +224,17 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
     return PartShards(kind, root, shards, counts, indices=indices)
 
 
-def index_file(path: str, kind: ShardKind) -> int:
-    """Write the index next to one shard that needs one; return the number of its samples."""
+def index_file(
+    path: str, kind: ShardKind, reframe: Reframe | None = None, progress: Progress | None = None
+) -> int:
+    """Write the index next to one shard that needs one; return the number of its samples.
+
+    reframe: as in `index_shard`.
+    """
     refuse_packed([path], kind, path)
-    found = kind.scan(open_file(path))
+    found = index_shard(path, kind.scan, reframe, progress)
     if not found.num_samples:
         raise _no_samples(path, 1, kind)
-    if len(found.offsets):
-        write_index(path, found.offsets, [path + SUFFIX])
     return found.num_samples
 
 

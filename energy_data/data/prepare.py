@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from uuid import uuid4
@@ -24,7 +25,7 @@ from energy_data.data import indexing
 from energy_data.data import nv_meta as meta
 from energy_data.data.files.local import write_atomically
 from energy_data.data.indexing import IndexedPart
-from energy_data.data.shards import MOST_PARTS, Scan, ShardKind, find_shards
+from energy_data.data.shards import MOST_PARTS, Progress, Reframe, Scan, ShardKind, find_shards
 from energy_data.data.splits import Divide, as_before, by_patterns, by_ratio, collapse, expand
 from energy_data.data.tar.prefix import has_duplicates, prefix_names
 from energy_data.data.tar.source import TARS
@@ -37,8 +38,6 @@ ALL_TRAIN = "1,0,0"
 
 Split = str | Mapping[str, Sequence[str]]
 """Shares for train, val and test; or patterns of the shards of each part."""
-Progress = Callable[[int, int], None]
-"""Called with the number of finished shards and the number of all shards."""
 
 
 @dataclass
@@ -79,6 +78,7 @@ def prepare(
     tmp: Path | None = None,
     shuffle: bool = False,
     fix_duplicates: bool = False,
+    reframe: bool = False,
     declare: Declare | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -103,6 +103,7 @@ def prepare(
         shuffle: Assign shards to the parts of a ratio in Energon's random order, which is fixed.
         fix_duplicates: If a key occurs in several shards, move all files into folders named like
             their shards. This rewrites the tars.
+        reframe: Write compressed files again whose samples cannot be read at random.
         declare: Called when all shards are indexed, before anything is written to `.nv-meta`.
             None: write a dataset.yaml for crude samples if there is none.
         workers: Number of processes; by default one per GiB, at most one per CPU.
@@ -114,11 +115,8 @@ def prepare(
     """
     contents, prepared = _contents(path, kind, exclude, force=force, index_only=index_only)
     shards = list(contents)
-    if kind.scan_parts is None and (sqlite or fix_duplicates):
-        raise SpecError(
-            f"{path}: `sqlite` and `fix_duplicates` (--sqlite, --fix-duplicates) are for tars: the "
-            f"samples of {kind.suffix} files have no keys. Leave them out."
-        )
+    if kind.scan_parts is None and fix_duplicates:
+        raise _not_for(path, kind, "`fix_duplicates` (--fix-duplicates) is for tars")
     if finish and fix_duplicates:
         raise SpecError(
             f"{path}: `fix_duplicates` (--fix-duplicates) rewrites shards, and parts are of shards "
@@ -130,15 +128,15 @@ def prepare(
             prefix_names(path, shard)
     old = path / meta.FOLDER / meta.SQLITE
     sqlite = old.exists() if sqlite is None else sqlite
+    index_shard = _indexer(path, kind, with_keys=sqlite, reframe=reframe)
     try:
         with meta.rewritten_meta(path) as folder:
-            index = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
+            keys = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
             if finish:
                 scans = indexing.read_parts(path, shards, with_keys=sqlite)
             else:
-                scan = (sqlite and kind.scan_parts) or kind.scan
-                scans = indexing.index_shards(path, contents, scan, workers)
-            summary = _index_all(path, shards, scans, index, progress)
+                scans = indexing.index_shards(path, contents, index_shard, workers)
+            summary = _index_all(path, shards, scans, keys, progress)
             summary.split_parts = divide(list(summary.shard_counts))
             _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
         if not sqlite:
@@ -160,6 +158,7 @@ def prepare_part(
     force: bool = False,
     index_only: bool = False,
     sqlite: bool | None = None,
+    reframe: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> IndexedPart:
@@ -174,24 +173,41 @@ def prepare_part(
         raise SpecError(f"{path}: there is no part {part} of {of}. Give 0 <= part < {of}.")
     contents, _ = _contents(path, kind, exclude, force=force, index_only=index_only)
     sqlite = (path / meta.FOLDER / meta.SQLITE).exists() if sqlite is None else sqlite
-    scan = kind.scan_parts if sqlite else kind.scan
-    if scan is None:
-        raise SpecError(
-            f"{path}: `sqlite` (--sqlite) is for tars: the samples of {kind.suffix} files have no "
-            "keys. Leave it out."
-        )
     try:
         return indexing.index_part(
             path,
             contents,
             indexing.PartOf(part, of),
-            scan=scan,
+            index=_indexer(path, kind, with_keys=sqlite, reframe=reframe),
             with_keys=sqlite,
             workers=workers,
             progress=progress,
         )
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def _indexer(
+    path: Path, kind: ShardKind, *, with_keys: bool, reframe: bool
+) -> Callable[[str], Scan]:
+    """Return what indexes a shard. SpecError for what shards of this kind do not have."""
+    scan = kind.scan_parts if with_keys else kind.scan
+    if scan is None:
+        raise _not_for(path, kind, "`sqlite` (--sqlite) is for tars, whose samples have keys")
+    return partial(
+        indexing.index_shard, scan=scan, reframe=reframer(path, kind) if reframe else None
+    )
+
+
+def reframer(path: Path, kind: ShardKind) -> Reframe:
+    """Return what writes shards again. SpecError if those of this kind need not be."""
+    if kind.reframe is None:
+        raise _not_for(path, kind, "`reframe` (--reframe) is for compressed JSONL files")
+    return kind.reframe
+
+
+def _not_for(path: Path, kind: ShardKind, problem: str) -> SpecError:
+    return SpecError(f"{path}: {problem}, found {kind.suffix} files. Leave it out.")
 
 
 def _unwritable(path: Path, error: Exception) -> SpecError:

@@ -61,12 +61,13 @@ class RecordSource(ShardedSource):
 
 
 def locate(
-    open_block: Callable[[int], IndexedFile], rows: Int64s, advice: str
+    open_block: Callable[[int], IndexedFile], rows: Int64s, advice: str, *, bits: int = 0
 ) -> tuple[LocalFile, list[int], list[int]]:
     """Return a file, and where some samples of it begin and end.
 
     open_block: opens the file, with the block of its index that has a row. rows: sorted, at least
-    one. Raises StructureError, with advice, for an index that is wrong.
+    one. bits: the lowest ones of each offset, which are a place in what begins at a byte. Raises
+    StructureError, with advice, for an index that is wrong.
     """
     begins, ends = np.empty((2, len(rows)), np.uint64)
     cuts = np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
@@ -74,7 +75,7 @@ def locate(
         file, offsets, before, _ = open_block(int(rows[first]))
         numbers = rows[first:end] - before
         begins[first:end], ends[first:end] = offsets[numbers], offsets[numbers + 1]
-    wrong = np.flatnonzero((begins >= ends) | (ends > file.size))
+    wrong = np.flatnonzero((begins >= ends) | (ends > file.size << bits))
     if len(wrong):
         at, stop = int(begins[wrong[0]]), int(ends[wrong[0]])
         raise StructureError(

@@ -16,6 +16,14 @@ from energy_data.data.chunks.mds_index import MDS, is_mds
 from energy_data.data.decode.parts import Decoding, Overrides
 from energy_data.data.files.local import open_file
 from energy_data.data.files.stores import FileStore
+from energy_data.data.frames.source import (
+    JSONL_GZIP,
+    JSONL_ZSTD,
+    GzipFileStore,
+    GzipJsonlSource,
+    ZstdFileStore,
+    ZstdJsonlSource,
+)
 from energy_data.data.jsonl import JSONL, JsonlFileStore, JsonlSource
 from energy_data.data.part import prepared_at
 from energy_data.data.shards import ShardKind, find_files, named_files, no_shards
@@ -82,6 +90,8 @@ def _head_of(path: str) -> bytes:
 
 FORMATS = [
     SourceFormat(".jsonl", JsonlSource, JSONL, open_store=JsonlFileStore, detect=_begins(b"{")),
+    SourceFormat(".jsonl.zst", ZstdJsonlSource, JSONL_ZSTD, open_store=ZstdFileStore),
+    SourceFormat(".jsonl.gz", GzipJsonlSource, JSONL_GZIP, open_store=GzipFileStore),
     SourceFormat(".bin", MegatronSource, MEGATRON, TokenKeys),
     SourceFormat(".ds", DatatroveSource, DATATROVE, TokenKeys),
     SourceFormat(".npy", ArraySource, ARRAYS, TokenKeys),

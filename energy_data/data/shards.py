@@ -33,6 +33,13 @@ FindRows = Callable[[int, Sequence[str]], list[int | None]]
 """Returns the row of each key in a shard, which comes by its number; None: it has none."""
 
 
+Progress = Callable[[int, int], None]
+"""Called with how much is done, in shards or bytes, and how much there is."""
+
+Reframe = Callable[[str, Progress | None], None]
+"""Writes a shard again so that its samples can be read at random."""
+
+
 class ScannedPart(NamedTuple):
     """One part of one sample."""
 
@@ -51,6 +58,7 @@ class Scan:
     extensions: list[str]  # the first different ones, at most MOST_PARTS
     parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
     rows: int = 0  # samples of a shard that needs no index
+    version: tuple[int, int] | None = None  # size and mtime_ns of the file, if it is kept
 
     @property
     def num_samples(self) -> int:
@@ -75,6 +83,7 @@ class ShardKind:
     # Where samples have keys of their own. Elsewhere the key of a sample is its row.
     scan_parts: Callable[[LocalFile], Scan] | None = None  # `scan`, with keys and parts
     key_finder: Callable[[PartShards], FindRows] | None = None
+    reframe: Reframe | None = None  # of formats whose files may be compressed in one frame
 
     @property
     def endings(self) -> tuple[str, ...]:

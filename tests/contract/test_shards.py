@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import yaml
+from frame_files import frame, write_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import write_tar
@@ -19,6 +20,12 @@ from trees import batches, samples
 
 from energy_data.data import shards
 from energy_data.data.files.local import keep_open
+from energy_data.data.frames.source import (
+    JSONL_GZIP,
+    JSONL_ZSTD,
+    GzipJsonlSource,
+    ZstdJsonlSource,
+)
 from energy_data.data.jsonl import JSONL, JsonlSource
 from energy_data.data.part import index_file
 from energy_data.data.prepare import prepare
@@ -39,8 +46,18 @@ def jsonl(path, numbers):
     path.write_text("".join(f'{{"number": {n}}}\n' for n in numbers))
 
 
-WRITERS = {TARS: tar, JSONL: jsonl}
-SOURCES = {TARS: WebdatasetSource, JSONL: JsonlSource}
+def framed(path, numbers):
+    lines = [f'{{"number": {n}}}\n' for n in numbers]
+    write_frames(path, ["".join(lines[n : n + 3]).encode() for n in range(0, len(lines), 3)])
+
+
+WRITERS = {TARS: tar, JSONL: jsonl, JSONL_ZSTD: framed, JSONL_GZIP: framed}
+SOURCES = {
+    TARS: WebdatasetSource,
+    JSONL: JsonlSource,
+    JSONL_ZSTD: ZstdJsonlSource,
+    JSONL_GZIP: GzipJsonlSource,
+}
 SIZES = (4, 0, 7, 1, 5)
 TOTAL = sum(SIZES)
 
@@ -167,6 +184,8 @@ def replace(path):
     """Write as many bytes with other samples; copying leaves data newer than their index."""
     if path.suffix == ".tar":
         write_tar(path, [("a" * 90 + ".txt", b"x" * 4000)])
+    elif path.suffix in (".zst", ".gz"):
+        path.write_bytes(frame(path.suffix, b'{"n": 1}').ljust(path.stat().st_size, b"x"))
     else:
         path.write_text('{"n": 1}' + " " * (path.stat().st_size - 9) + "\n")
     os.utime(path, (time.time() + 9,) * 2)
@@ -200,7 +219,8 @@ def test_an_unprepared_shard_that_is_replaced_after_it_was_opened_is_an_error(tm
         numbers(source)
 
 
-@pytest.mark.parametrize("packed", ["gz", "zst"])
+@pytest.mark.parametrize("kind", [TARS, JSONL], ids=lambda kind: kind.suffix)
+@pytest.mark.parametrize("packed", ["bz2", "xz"])
 def test_compressed_shards_are_an_error_that_says_what_to_do(tmp_path, kind, packed):
     path = write(tmp_path, kind) / f"more{kind.suffix}.{packed}"
     path.touch()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from attrs import evolve
 from chunk_files import numbers_as_litdata, numbers_as_mds
+from frame_files import write_numbers
 from loading.runs import loaders_of, run
 from tars import sample_files, write_tar
 from token_files import some_documents, write_datatrove, write_megatron
@@ -82,6 +83,8 @@ SOURCES = {
     "wids": (wids, {}),
     "jsonl": (jsonl, {}),
     "folder of jsonl": (jsonl_files, {}),
+    "jsonl.zst": (lambda f: write_numbers(f / "x.jsonl.zst", range(40)), {}),
+    "jsonl.gz": (lambda f: write_numbers(f / "x.jsonl.gz", range(40)), {}),
     "documents of megatron": (lambda f: write_megatron(f / "x", some_documents(40)), {}),
     "documents of datatrove": (lambda f: write_datatrove(f / "x", some_documents(40)), {}),
     "windows": (

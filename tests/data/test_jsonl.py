@@ -331,7 +331,7 @@ def test_options_for_tars_are_refused_for_folders_of_lines(tmp_path, option):
     done = CliRunner().invoke(main, ["prepare", str(tmp_path), option])
     assert done.exit_code
     assert f"{option[:16]}" in done.output
-    assert "are for tars" in done.output
+    assert "for tars" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
