@@ -41,7 +41,7 @@ def decode(raw: bytes) -> str:
 
 
 def check(batch: Batch) -> None:
-    """Check types, size and contents, and that pages are shuffled."""
+    """Check types, size and contents, and that pages are shuffled, unless they are in order."""
     values = list(batch["values"])
     assert len(values) == CASE.batch_size, len(values)
     assert values == [write(int(value[:9])).decode() for value in values]

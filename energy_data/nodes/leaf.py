@@ -177,6 +177,7 @@ class LeafTable:
             ],
             sequence_length=[own.sequence_length for own in shuffles],
             window=[own.window for own in shuffles],
+            runs=[leaf.source.run_length is not None for leaf in self.leaves],
             lane=context.lane,
             lanes=context.lanes,
             grains=[grains[leaf.id] for leaf in self.leaves] if grains else (),

@@ -19,6 +19,10 @@ A share is a range of the epoch's order, on a circle. There, sequences of neighb
 permuted, the last and shorter one among them, the circle is turned, and windows of a share are
 permuted once more. In a small leaf each sequence has one sample: reading neighbours saves nothing.
 
+The sequences of a leaf may be runs, of samples that are cheap only together. Then a small leaf has
+sequences too, and windows begin where sequences do, so that a lane is within few runs at a time.
+Behind the file's last sequence, which may be short, that is so from the next share on.
+
 Epochs are permuted independently, so a micro-batch that ends one and begins the next could have a
 sample twice. Therefore, with w the draws in a micro-batch, those of the first 2 w samples of a
 share that are among the last w of the share before come last of them. A leaf of fewer than 3 w
@@ -59,8 +63,8 @@ class Shares:
     """The shares of one lane in k leaves, of all epochs.
 
     The order of a leaf depends on its number of samples, its key, its draws in a micro-batch, the
-    lane, the number of lanes and its two lengths only: not on the other leaves, nor on its place
-    among them.
+    lane, the number of lanes, its two lengths and its runs only: not on the other leaves, nor on
+    its place among them.
 
     Args:
         num_samples: Samples of each leaf, int64 [k], 1 to 2**61.
@@ -71,6 +75,7 @@ class Shares:
             number, or one of each leaf, int64 [k].
         lane: The number of this lane, 0 to lanes - 1.
         lanes: The number of lanes.
+        runs: Whether the sequences are runs. One for all leaves, or one of each, bool [k].
         epochs: How many epochs each leaf mixes, -1 for all that can be counted; None for the order
             of the file in every epoch. Default: 1 of each.
         grains: The draws of each leaf in a micro-batch, as `grain_size` returns them. Default: all
@@ -87,6 +92,7 @@ class Shares:
         *,
         sequence_length: ArrayLike,
         window: ArrayLike,
+        runs: ArrayLike = False,
         lane: int,
         lanes: int,
         epochs: Sequence[int | None] = (),
@@ -112,8 +118,10 @@ class Shares:
         self._lanes = np.where(small, 1, lanes)  # among which the leaf is divided
         self._positions = np.where(small, 0, lanes - 1 - self.grains.positions)
         lengths = np.asarray(sequence_length, np.int64)
-        lengths = np.where(small, np.minimum(lengths, 1), lengths)
+        lengths = np.where(small & ~np.asarray(runs, bool), np.minimum(lengths, 1), lengths)
         self._lengths = np.where(in_file_order, 0, lengths)
+        self._runs = np.asarray(runs, bool) & (self._lengths > 0)
+        self._has_runs = bool(self._runs.any())
         self._shuffles = bool(self._lengths.any())
         width = np.where(small, draws * (draws > 1), draws + _MORE_DRAWS)
         width = width * ((self._lengths > 0) | (windows > 1)) * bool(grains)
@@ -170,10 +178,11 @@ class Shares:
         first = epoch * samples
         begin = _quotient(first + position, lanes)
         turn = epoch * self._changes[leaves]
+        offset = _start(first + samples, position, lanes) - _start(first, position, lanes)
         if self._mixes_window:
             size = _quotient(first + samples + position, lanes) - begin
-            place = self._mixed(leaves, turn, place, size)
-        place = place + (_start(first + samples, position, lanes) - _start(first, position, lanes))
+            place = self._mixed(leaves, turn, place, size, offset)
+        place = place + offset
         if self._shuffles:
             length = self._lengths[leaves]
             permuted = self._permuted(leaves, turn, place, np.maximum(length, 1))
@@ -202,17 +211,42 @@ class Shares:
         chosen: Numbers = apart[starts[each] + place]
         return chosen
 
-    def _mixed(self, leaf: Numbers, epoch: Numbers, place: Numbers, size: Numbers) -> Numbers:
-        """Places in the share, after permuting its windows; the last window may be short."""
+    def _mixed(
+        self, leaf: Numbers, epoch: Numbers, place: Numbers, size: Numbers, offset: Numbers
+    ) -> Numbers:
+        """Places in the share, after permuting its windows; the first and last may be short."""
         # One number where all leaves have the same, which numpy divides faster by.
         length = self._window if isinstance(self._window, int) else self._window[leaf]
-        window = _quotient(place, length)
-        first = window * length
+        before: Numbers | int = 0  # places of the first window that are of the share before
+        if self._has_runs:
+            sequence = np.maximum(self._lengths[leaf], 1)
+            _, _, at = self._on_circle(leaf, epoch, offset, sequence)
+            before = at % sequence * self._runs[leaf]
+        window = _quotient(place + before, length)
+        first = np.maximum(window * length - before, 0)
+        end = np.minimum((window + 1) * length - before, size)
         keys = mix(mix(self._window_keys[leaf], epoch), window)
-        return first + permute(place - first, np.minimum(size - first, length), keys)
+        mixed: Numbers = first + permute(place - first, end - first, keys)
+        return mixed
 
     def _permuted(self, leaf: Numbers, epoch: Numbers, place: Numbers, length: Numbers) -> Numbers:
         """Samples of the file at these places of the epoch, whose sequences are permuted."""
+        sequences = _quotient(self._sizes[leaf] + (length - 1), length)
+        keys, short, place = self._on_circle(leaf, epoch, place, length)
+        sequence = _quotient(place, length)
+        others = np.maximum(sequences - 1, 1)
+        other = np.minimum(sequence - (sequence > short), others - 1)
+        chosen: Numbers = np.where(sequence == short, sequences - 1, permute(other, others, keys))
+        found: Numbers = chosen * length + (place - sequence * length)
+        return found
+
+    def _on_circle(
+        self, leaf: Numbers, epoch: Numbers, place: Numbers, length: Numbers
+    ) -> tuple[NDArray[np.uint64], Numbers, Numbers]:
+        """The keys of the circles, where the short sequence is, and the places on the circles.
+
+        Places count as if all sequences had `length` samples.
+        """
         samples = self._sizes[leaf]
         sequences = _quotient(samples + (length - 1), length)
         missing = sequences * length - samples
@@ -225,13 +259,7 @@ class Shares:
         # permuted around it: so where it is takes no inverse permutation.
         short = _remainder(mix(keys, 0), sequences)
         # Behind it, count as if it were as long as the others.
-        place = place + missing * (place >= (short + 1) * length - missing)
-        sequence = _quotient(place, length)
-        others = np.maximum(sequences - 1, 1)
-        other = np.minimum(sequence - (sequence > short), others - 1)
-        chosen: Numbers = np.where(sequence == short, sequences - 1, permute(other, others, keys))
-        found: Numbers = chosen * length + (place - sequence * length)
-        return found
+        return keys, short, place + missing * (place >= (short + 1) * length - missing)
 
 
 def _start(total: Numbers, position: Numbers, lanes: Numbers | int) -> Numbers:

@@ -163,9 +163,9 @@ def test_values_of_a_dictionary_are_kept_once(tmp_path):
     source = open_source(stream(tmp_path / "x", pa.table({"text": text}), size=20_000))
     RECENT.clear()
     assert len(rows(source, [19_999])[0]["text"]) == 4096
-    assert RECENT._bytes < 2_000_000
-    ((columns, _),) = RECENT._kept.values()
-    assert len(set(map(id, columns[0]))) == 1
+    assert RECENT._bytes < 5_000_000
+    ((group, _),) = RECENT._kept.values()
+    assert len({id(row["text"]) for row in group.rows}) == 1
 
 
 @every_format
@@ -176,10 +176,10 @@ def test_an_error_of_the_system_is_no_bad_sample(write, error, tmp_path, monkeyp
     def fails(*_):
         raise error
 
-    def columns(file, group, names):
+    def read(file, group, names):
         return evolve(file, read_group=fails).read(group, list(names))
 
-    monkeypatch.setattr(table_source, "columns_of", columns)
+    monkeypatch.setattr(table_source, "read_group", read)
     with pytest.raises((StructureError, MemoryError), match=r"Check the disk|too large"):
         source.read(np.arange(3))
 
@@ -336,8 +336,17 @@ def test_a_file_that_was_replaced_before_it_was_first_read_is_an_error(tmp_path)
         rows(source, [7])
 
 
-def test_groups_are_read_once_where_the_order_reads_runs(tmp_path):
-    path = parquet(tmp_path / "x", pa.table({"n": range(40_000)}), size=100)
+def group_bytes(path):
+    """The bytes of the first group in memory."""
+    RECENT.clear()
+    open_source(path).read(np.array([0]))
+    size = RECENT._bytes
+    RECENT.clear()
+    return size
+
+
+def test_groups_are_read_once_where_the_order_reads_runs(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "x", pa.table({"n": range(20_000)}), size=100)
     dataset = get_train_dataset(
         {"splits": {"train": {"path": str(path)}}},
         batch_size=8,
@@ -345,18 +354,34 @@ def test_groups_are_read_once_where_the_order_reads_runs(tmp_path):
         max_samples_per_sequence=100,
         worker_config=WorkerConfig(lanes=16),
     )
+    monkeypatch.setattr(recent, "LARGEST", 3 * 16 * group_bytes(path))
     before = RECENT.num_made
-    read = [n for batch in islice(get_loader(dataset), 2000) for n in batch["n"].tolist()]
-    assert len(set(read)) == 16_000
-    assert RECENT.num_made - before < 1.5 * 16_000 / 100
+    read = [n for batch in islice(get_loader(dataset), 2480) for n in batch["n"].tolist()]
+    assert len(set(read)) == 19_840
+    assert RECENT.num_made - before < 1.15 * 200
+
+
+def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100)
+    dataset = get_train_dataset(
+        {"splits": {"train": {"path": str(path)}}},
+        batch_size=8,
+        worker_config=WorkerConfig(lanes=16),
+    )
+    monkeypatch.setattr(recent, "LARGEST", 3 * group_bytes(path))
+    before = RECENT.num_made
+    read = [n for batch in islice(get_loader(dataset), 125) for n in batch["n"].tolist()]
+    assert len(set(read)) == 1000
+    assert RECENT.num_made - before <= 12
 
 
 def test_groups_in_memory_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(recent, "LARGEST", 12_000)
-    source = open_source(parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100))
+    path = parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100)
+    monkeypatch.setattr(recent, "LARGEST", most := 3 * group_bytes(path))
+    source = open_source(path)
     for _ in range(2):
         rows(source)
-        assert RECENT._bytes <= 12_000
+        assert 0 < RECENT._bytes <= most
 
 
 CUTS = {"half": 0.5, "most": 0.1, "a little": 0.98}

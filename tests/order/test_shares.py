@@ -32,11 +32,27 @@ GOLDEN = {
         1158,
     ],
     (103, Fraction(20, 1), 10, 20): [50, 75, 42, 18, 76, 61, 47, 51, 40, 52, 32, 31],
+    (103, 0, 10, 20, True): [96, 90, 92, 91, 55, 59, 58, 56, 99, 57, 95, 94],
+    (5003, Fraction(7, 2), 10, 20, True): [
+        1154,
+        1151,
+        1153,
+        1159,
+        2998,
+        1150,
+        1155,
+        1152,
+        2999,
+        1158,
+        1157,
+        1156,
+    ],
+    (40, Fraction(20, 1), 10, 20, True): [20, 8, 9, 3, 22, 5, 21, 26, 25, 24, 6, 4],
     (40, Fraction(20, 1), 10, 20): [33, 18, 11, 27, 28, 12, 19, 9, 22, 15, 8, 32],
 }
 
 
-def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None, grains=()):
+def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None, **options):
     keys = mix(key("leaves"), np.arange(len(num_samples))) if keys is None else keys
     return Shares(
         num_samples,
@@ -45,8 +61,12 @@ def make(num_samples, lane, lanes, *, sequence_length=0, window=0, keys=None, gr
         window=window,
         lane=lane,
         lanes=lanes,
-        grains=grains,
+        **options,
     )
+
+
+def options(sequence_length, window, runs=False):
+    return {"sequence_length": sequence_length, "window": window, "runs": runs}
 
 
 def draws(shares, leaf, begin, end):
@@ -78,13 +98,15 @@ def consumed(num_samples, lanes, grain, count, **lengths):
     return found
 
 
-@pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (3, 5), (7, 100), (0, 4)])
+@pytest.mark.parametrize(
+    "lengths", [(0, 0), (1, 0), (3, 5), (7, 100), (0, 4), (7, 14, True), (1, 2, True)]
+)
 @pytest.mark.parametrize("lanes", [*range(1, 17), 31, 32, 33, 47, 63, 64])
 def test_shares_of_every_size_are_disjoint_and_complete(lanes, lengths):
     sizes = np.arange(1, 201)
     found = []
     for lane in range(lanes):
-        shares = make(sizes, lane, lanes, sequence_length=lengths[0], window=lengths[1])
+        shares = make(sizes, lane, lanes, **options(*lengths))
         counts = np.array([shares.begin(leaf, 2) for leaf in range(len(sizes))])
         leaf = np.repeat(np.arange(len(sizes)), counts)
         draw = np.arange(len(leaf)) - np.repeat(counts.cumsum() - counts, counts)
@@ -140,6 +162,35 @@ def test_sequences_stay_together_and_move_as_a_whole():
     assert all(sequence[0] % 10 == 0 for sequence in sequences)
     assert len(sequences) > 90
     assert order.tolist() != list(range(1003))
+
+
+def most_runs(samples, length):
+    """How many runs of samples have begun and not ended at a time, at most."""
+    runs = samples // length
+    first, last = (
+        [order.tolist().index(run) for run in set(runs.tolist())] for order in (runs, runs[::-1])
+    )
+    change = np.zeros(len(runs) + 1, np.int64)
+    np.add.at(change, first, 1)
+    np.add.at(change, len(runs) - np.array(last), -1)
+    return change.cumsum().max()
+
+
+@pytest.mark.parametrize("lanes", [3, 16])
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_a_lane_is_within_two_runs_at_a_time(lanes, epoch):
+    for lane in range(lanes):
+        shares = make([4000], lane, lanes, **options(50, 100, runs=True))
+        _, samples = draws(shares, 0, shares.begin(0, epoch), shares.begin(0, epoch + 1))
+        assert most_runs(samples, 50) == 2
+
+
+def test_all_lanes_are_within_two_runs_of_a_small_leaf():
+    whole = slice(50, 950)  # an epoch may begin within a run, and ends within it then
+    _, samples = consumed(1000, 16, 8, 1000, **options(50, 100, runs=True))
+    assert most_runs(samples[whole], 50) == 2
+    _, samples = consumed(1000, 16, 8, 1000, **options(50, 100))
+    assert most_runs(samples[whole], 50) == 20
 
 
 def test_the_short_sequence_is_not_always_last():
@@ -219,9 +270,8 @@ def test_a_draw_beyond_2_to_the_62_is_refused():
 
 
 def test_the_order_is_the_same_for_ever():
-    for (size, grain, sequence_length, window), samples in GOLDEN.items():
-        options = {"sequence_length": sequence_length, "window": window}
-        shares = make([size], 1, 3, grains=[Fraction(grain)], **options)
+    for (size, grain, *lengths), samples in GOLDEN.items():
+        shares = make([size], 1, 3, grains=[Fraction(grain)], **options(*lengths))
         begin = shares.begin(0, 2)
         assert draws(shares, 0, begin, begin + len(samples))[1].tolist() == samples
 
@@ -231,15 +281,15 @@ GRAINS = st.one_of(
     st.integers(1, 40).map(Fraction),
     st.fractions(1, 40, max_denominator=LARGEST_DENOMINATOR),
 )
-LENGTHS = st.sampled_from([(0, 0), (1, 0), (3, 5), (7, 100), (0, 4), (100, 1600)])
+LENGTHS = st.sampled_from(
+    [(0, 0), (1, 0), (3, 5), (7, 100), (0, 4), (100, 1600), (7, 14, True), (50, 100, True)]
+)
 
 
 @settings(max_examples=150)
 @given(size=st.integers(1, 400), lanes=st.integers(1, 20), grain=GRAINS, lengths=LENGTHS)
 def test_every_epoch_has_each_sample_once_in_the_order_of_the_consumer(size, lanes, grain, lengths):
-    epochs, samples = consumed(
-        size, lanes, grain, 5 * size, sequence_length=lengths[0], window=lengths[1]
-    )
+    epochs, samples = consumed(size, lanes, grain, 5 * size, **options(*lengths))
     assert np.array_equal(epochs, np.arange(5 * size) // size)
     assert np.array_equal(np.sort(samples.reshape(5, size)), np.tile(np.arange(size), (5, 1)))
 
@@ -255,9 +305,8 @@ def test_every_epoch_has_each_sample_once_in_the_order_of_the_consumer(size, lan
 def test_a_grain_never_has_a_sample_twice_if_the_leaf_has_more(grain, lanes, times, lengths, key_):
     size = int(grain * times) + 1
     keys = mix(key("grains", key_), [0])
-    options = {"sequence_length": lengths[0], "window": lengths[1], "keys": keys}
     for lane in range(lanes):
-        shares = make([size], lane, lanes, grains=[Fraction(grain)], **options)
+        shares = make([size], lane, lanes, grains=[Fraction(grain)], keys=keys, **options(*lengths))
         end = 12 * size // (lanes * grain) * grain
         _, samples = draws(shares, 0, 0, end)
         assert (np.diff(np.sort(samples.reshape(-1, grain))) > 0).all()
@@ -269,9 +318,10 @@ def test_a_lane_of_a_large_leaf_never_has_a_sample_twice_in_neighbouring_draws(
 ):
     draw = max(ceil(grain), 1)
     size = 16 * lanes * draw + more
-    options = {"sequence_length": lengths[0], "window": lengths[1], "grains": [grain]}
     for lane in range(lanes):
-        _, samples = draws(make([size], lane, lanes, **options), 0, 0, 5 * size // lanes)
+        _, samples = draws(
+            make([size], lane, lanes, grains=[grain], **options(*lengths)), 0, 0, 5 * size // lanes
+        )
         near = np.lib.stride_tricks.sliding_window_view(samples, draw + 4)
         assert (np.diff(np.sort(near)) > 0).all()
 

@@ -1,47 +1,53 @@
-"""Groups of rows as columns of values, those used last in memory."""
+"""Groups of rows as dicts of values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from energy_data.data.files.recent import RECENT
 from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
 
-_BYTES_PER_VALUE = 40  # of an object of Python and its place in a list
+_BYTES_PER_ROW, _BYTES_PER_VALUE = 120, 64  # of a dict, and of an object and its place there
 
-Column = Sequence[Any] | Callable[[int], Any]
-"""The values of a group by row; or, where they can be changed, what makes one for its caller."""
+Make = Callable[[int], Any]
+"""Makes the value of a row for its caller."""
 
 
-def columns_of(file: TableFile, group: int, names: tuple[str, ...]) -> list[Column]:
-    """Return the columns of a group, those used last from memory.
+class Group(NamedTuple):
+    """The rows of a group in memory."""
+
+    rows: Sequence[Mapping[str, Any]]  # values by column; None where `made` has the column
+    made: Mapping[str, Make]  # columns whose values can be changed, or are no good in some rows
+
+
+def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[Group, int]:
+    """Return columns of a group, and about how many bytes they take.
 
     Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
     """
-    return RECENT.get(
-        (file.path, file.version, group, names), lambda: _columns_of(file, group, names)
-    )
-
-
-def _columns_of(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[list[Column], int]:
-    """Return the columns of a group, and about how many bytes they take."""
     table = file.read(group, list(names)).combine_chunks()
     try:
-        columns = [_column(table.column(name)) for name in names]
+        columns = {name: _column(table.column(name)) for name in names}
     except MemoryError:
         raise
     except Exception as error:
         problem = f"group {group} cannot be converted: {error}"
         raise DamagedGroupError(f"{problem}. Write the file again.", shard=file.path) from error
-    return columns, table.nbytes + _BYTES_PER_VALUE * table.num_rows * table.num_columns
+    made = {name: column for name, column in columns.items() if callable(column)}
+    kept = [
+        repeat(None, table.num_rows) if callable(column) else column for column in columns.values()
+    ]
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*kept, strict=True)]
+    size = table.nbytes + len(rows) * (_BYTES_PER_ROW + _BYTES_PER_VALUE * len(names))
+    return Group(rows, made), size
 
 
-def _column(column: Any) -> Column:
+def _column(column: Any) -> Sequence[Any] | Make:
     """Return the values of a column by row."""
     arrow = pyarrow()
     array = column.chunk(0) if column.num_chunks else arrow.array([], column.type)
@@ -78,7 +84,7 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind)) and kind != pyarrow().uint64()
 
 
-def _numbers(array: Any, offsets: Any) -> Column:
+def _numbers(array: Any, offsets: Any) -> Make:
     """Return lists of numbers as tensors; those with nulls as lists. None for a null.
 
     Unsigned integers become int64, as torch has few operations on them.

@@ -22,11 +22,12 @@ from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.parts import Decoders
 from energy_data.data.files.local import LocalFile, Version, version_of
+from energy_data.data.files.recent import RECENT
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
-from energy_data.data.tables.groups import Column, columns_of
+from energy_data.data.tables.groups import Group, read_group
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
@@ -78,6 +79,14 @@ PARQUET = ShardKind(".parquet", (), _scan)
 ARROW = ShardKind(".arrow", (), _scan, listed=_listed)
 
 
+class Layout(NamedTuple):
+    """What is known of a file once it was opened."""
+
+    key: str  # of its path, version and columns
+    ends: Sequence[int]  # rows up to the end of each group
+    decoders: Mapping[str, Decode]  # of the columns that have one
+
+
 class Run(NamedTuple):
     """A group of a file, in memory."""
 
@@ -85,8 +94,8 @@ class Run(NamedTuple):
     before: int  # rows of the files before
     first: int  # its first row in its file
     shard: str
-    columns: Sequence[Column] | str  # or why they cannot be read
-    decoders: Sequence[Decode | None]
+    group: Group | str  # or why it cannot be read
+    decoders: Mapping[str, Decode]
 
 
 class TableSource(ShardedSource):
@@ -106,7 +115,7 @@ class TableSource(ShardedSource):
         if self.part.uuid is None:  # not prepared: its rows were counted now
             paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
             self._versions = dict(enumerate(map(version_of, paths)))
-        self._decoders_of: dict[int, Sequence[Decode | None]] = {}
+        self._layouts: dict[int, Layout] = {}
         largest = next(n for n, count in enumerate(self.part.counts) if count)
         with names_dataset(path):
             first = self._table(largest)
@@ -127,79 +136,78 @@ class TableSource(ShardedSource):
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        wanted = np.asarray(indices, np.int64)
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self._length:
-            raise IndexError(f"one of {wanted.tolist()} of {self._length} samples")
-        rows = np.asarray(self._rows(wanted.tolist()), np.int64) + self._row
-        order = rows.argsort(kind="stable").tolist()
-        samples: list[Sample | SampleError] = [{}] * len(wanted)
-        done, in_order = 0, rows[order].tolist()
+        wanted: list[int] = indices.tolist()
+        if wanted and not 0 <= min(wanted) <= max(wanted) < self._length:
+            raise IndexError(f"one of {wanted} of {self._length} samples")
+        rows = [self._row + row for row in self._rows(wanted)]
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        samples: list[Sample | SampleError] = [{}] * len(rows)
+        done = 0
         with names_dataset(self.path):
             while done < len(order):
-                run = self._run_of(in_order[done])
-                end = bisect_left(in_order, run.end, done)
-                numbers = [row - run.before for row in in_order[done:end]]
-                for place, sample in zip(order[done:end], self._samples(run, numbers), strict=True):
+                run = self._run_of(rows[order[done]])
+                end = bisect_left(order, run.end, done, key=rows.__getitem__)
+                places = order[done:end]
+                found = self._samples(run, [rows[place] - run.before for place in places])
+                for place, sample in zip(places, found, strict=True):
                     samples[place] = sample
                 done = end
         return samples
 
     def _run_of(self, row: int) -> Run:
-        """Return the group of a row, with its columns."""
+        """Return the group of a row."""
         number = bisect_right(self._ends, row)
         before = self._ends[number] - self.part.counts[number]
-        file, decoders = self._opened(number)
-        group = bisect_right(file.ends, row - before)
-        end = file.ends[group]
-        first = end - file.counts[group]
+        layout = self._layouts.get(number) or self._opened(number)
+        at = bisect_right(layout.ends, row - before)
+        first, end = (layout.ends[at - 1] if at else 0), layout.ends[at]
         try:
-            columns: Sequence[Column] | str = columns_of(file, group, self.columns)
+            group: Group | str = RECENT.get(
+                (layout.key, at), lambda: read_group(self._table(number), at, self.columns)
+            )
         except DamagedGroupError as error:
-            columns = error.problem
-        return Run(before + end, before, first, self.part.shards[number], columns, decoders)
+            group = error.problem
+        return Run(before + end, before, first, self.part.shards[number], group, layout.decoders)
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> Sequence[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
-        if isinstance(run.columns, str):
-            return [self._bad(run, number, run.columns) for number in numbers]
+        if isinstance(run.group, str):
+            return [self._bad(run, number, run.group) for number in numbers]
         path, shard, flavors = self.path, run.shard, self.options.subflavors
-        try:
-            values = self._values(run, [number - run.first for number in numbers])
-        except (MissingExtraError, MemoryError, RecursionError):
-            raise
-        except Exception as error:  # noqa: BLE001 - damaged data can raise any error
-            if len(numbers) > 1:  # which of them it is shows when they are read one by one
-                return [one for number in numbers for one in self._samples(run, [number])]
-            return [self._bad(run, numbers[0], f"it cannot be decoded: {error}.")]
+        rows, first = run.group.rows, run.first
         samples: list[Sample] = [
             {
                 "__key__": str(number),
                 "__subflavors__": flavors,
                 "__sources__": (make_source((path, shard, number)),),
-                **dict(zip(self.columns, row, strict=True)),
+                **rows[number - first],
             }
-            for number, row in zip(numbers, zip(*values, strict=True), strict=True)
+            for number in numbers
         ]
         if "__key__" in self.columns:
             for sample, number in zip(samples, numbers, strict=True):
                 key = sample["__key__"]
                 sample["__key__"] = str(number if key is None else key)
-        return samples
+        if not run.group.made and not run.decoders:
+            return samples
+        return [self._completed(run, *each) for each in zip(samples, numbers, strict=True)]
 
-    def _values(self, run: Run, rows: Sequence[int]) -> list[list[Any]]:
-        """Return the values of each column in some rows of a group."""
-        found: list[list[Any]] = []
-        for name, column, decode in zip(self.columns, run.columns, run.decoders, strict=True):
-            values = (
-                [column(row) for row in rows] if callable(column) else [column[n] for n in rows]
-            )
-            if decode is not None:
+    def _completed(self, run: Run, sample: Sample, number: int) -> Sample | SampleError:
+        """Return a sample with the values that are made for it alone, decoded."""
+        assert not isinstance(run.group, str)
+        try:
+            for name, make in run.group.made.items():
+                sample[name] = make(number - run.first)
+            for name, decode in run.decoders.items():
                 try:
-                    values = [None if value is None else decode(value) for value in values]
+                    sample[name] = None if sample[name] is None else decode(sample[name])
                 except (ValueError, TypeError) as error:
                     raise ValueError(f"{name!r}: {error}") from error
-            found.append(values)
-        return found
+        except (MissingExtraError, MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged data can raise any error
+            return self._bad(run, number, f"it cannot be decoded: {error}.")
+        return sample
 
     def _bad(self, run: Run, row: int, problem: str) -> SampleError:
         return SampleError(problem, dataset=self.path, shard=run.shard, key=str(row), index=row)
@@ -207,8 +215,9 @@ class TableSource(ShardedSource):
     def _table(self, number: int) -> TableFile:
         """Return a file. StructureError if it changed, or lacks rows that it should have."""
         path, _ = self.part.paths(number)
-        version = self._versions.setdefault(number, version_of(path))
-        if (now := version_of(path)) is None or version is None or now[1:] != version[1:]:
+        now = version_of(path)
+        version = self._versions.setdefault(number, now)
+        if now is None or version is None or now[1:] != version[1:]:
             raise StructureError("was changed while it was in use. Restart the run.", shard=path)
         file = open_table(path, now)
         if file.num_rows != self.part.counts[number]:
@@ -219,19 +228,24 @@ class TableSource(ShardedSource):
             )
         return file
 
-    def _opened(self, number: int) -> tuple[TableFile, Sequence[Decode | None]]:
-        """Return a file, and what decodes its columns. StructureError if it lacks one."""
+    def _opened(self, number: int) -> Layout:
+        """Return where groups of a file are and what decodes it. StructureError if it is not so."""
         file = self._table(number)
-        if (decoders := self._decoders_of.get(number)) is None:
+        if (layout := self._layouts.get(number)) is None:
             names = file.names
             if missing := [name for name in self.columns if names.count(name) != 1]:
                 problem = f"has no column {missing[0]!r}, or several, only {', '.join(names)}"
                 raise StructureError(
                     f"{problem}. Choose `columns` that all files have.", shard=file.path
                 )
-            kinds = [file.schema.field(name).type for name in self.columns]
-            decoders = self._decoders_of[number] = list(map(self._decoder, self.columns, kinds))
-        return file, decoders
+            decoders = {
+                name: decode
+                for name in self.columns
+                if (decode := self._decoder(name, file.schema.field(name).type)) is not None
+            }
+            key = repr((file.path, file.version, self.columns))
+            layout = self._layouts[number] = Layout(key, file.ends, decoders)
+        return layout
 
     def _decoder(self, name: str, kind: Any) -> Decode | None:
         """Return what decodes the values of a column."""
