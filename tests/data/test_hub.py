@@ -82,6 +82,53 @@ def numbers(source):
     return [sample["n"] for sample in source.read(np.arange(len(source)))]
 
 
+FEATURES = datasets.Features(
+    {
+        "n": datasets.Value("int64"),
+        "text": datasets.Value("large_string"),
+        "label": datasets.ClassLabel(names=["no", "yes"]),
+        "ids": datasets.List(datasets.Value("int32")),
+        "turns": datasets.List(
+            {"role": datasets.Value("string"), "text": datasets.Value("string")}
+        ),
+        "image": datasets.Image(),
+    }
+)
+
+
+def written(how, folder):
+    """A shuffled dataset, and the path that it was written to."""
+    rows = [
+        {
+            "n": n,
+            "text": f"text {n}",
+            "label": n % 2,
+            "ids": list(range(n % 5)),
+            "turns": [{"role": "user", "text": str(n)}] * (n % 3),
+            "image": {"bytes": png(), "path": None},
+        }
+        for n in range(50)
+    ]
+    dataset = datasets.Dataset.from_list(rows, features=FEATURES).shuffle(seed=1)
+    dataset = dataset.filter(lambda row: row["n"] % 7 > 0)
+    if how == "parquet":
+        dataset.to_parquet(folder / "x.parquet", batch_size=10)
+        return dataset, folder / "x.parquet"
+    dataset.save_to_disk(folder / "x", num_shards=3)
+    return dataset, folder / "x"
+
+
+@pytest.mark.parametrize("how", ["parquet", "save_to_disk"])
+def test_what_datasets_wrote_is_read_as_it_was_written(how, tmp_path):
+    dataset, path = written(how, tmp_path)
+    found = open_source(path).read(np.arange(len(dataset)))
+    for wanted, sample in zip(dataset, found, strict=True):
+        picture = np.asarray(wanted.pop("image")).transpose(2, 0, 1)
+        assert np.array_equal(sample["image"], picture)
+        assert sample["ids"].tolist() == wanted.pop("ids")
+        assert {name: sample[name] for name in wanted} == wanted
+
+
 def test_a_dataset_is_downloaded_once(hub):
     for _ in range(2):
         source = open_source("hf://datasets/me/pages", columns=["text"], subset=(40, None))

@@ -203,6 +203,15 @@ def test_only_the_columns_that_are_asked_for_are_read(write, tmp_path):
         open_source(path, columns=["url"])
 
 
+@every_format
+def test_of_columns_of_one_name_none_is_read(write, tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "a", "b"])
+    path = write(tmp_path / "x", table)
+    with pytest.raises(SpecError, match="there are several columns 'a', found a, a, b"):
+        open_source(path)
+    assert rows(open_source(path, columns=["b"])) == [{"b": 3}]
+
+
 def test_a_column_of_keys_is_the_key_of_samples(tmp_path):
     path = parquet(tmp_path / "x", pa.table({"__key__": ["a", None], "n": [1, 2]}))
     assert [sample["__key__"] for sample in open_source(path).read(np.arange(2))] == ["a", "1"]
@@ -301,7 +310,7 @@ def test_datasets_are_read_as_they_are_listed(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps(listed))
     assert len(open_source(tmp_path)) == 10
     (tmp_path / "state.json").write_text(json.dumps({**listed, "_indices_data_files": ["x.arrow"]}))
-    with pytest.raises(SpecError, match=r"Save it again after `flatten_indices\(\)`"):
+    with pytest.raises(SpecError, match=r"Save it again with one, after `flatten_indices\(\)`"):
         open_source(tmp_path)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(StructureError, match=r"state\.json: it does not list"):

@@ -70,8 +70,11 @@ def _listed(folder: Path) -> Mapping[str, Scan | None] | None:
         problem = f"it does not list the files of a dataset: {error!r}"
         raise StructureError(f"{problem}. Save the dataset again.", shard=str(state)) from error
     if chosen:
-        problem = f"{folder}: its rows are chosen by a file of indices"
-        raise SpecError(f"{problem}. Save it again after `flatten_indices()`.")
+        problem = f"{folder}: its rows are chosen by a file of indices, which only old versions of"
+        raise SpecError(
+            f"{problem} `datasets` write and read. Save it again with one, after "
+            "`flatten_indices()`."
+        )
     return dict.fromkeys(files) if files else None
 
 
