@@ -82,7 +82,7 @@ PARQUET = ShardKind(".parquet", (), _scan)
 ARROW = ShardKind(".arrow", (), _scan, listed=_listed)
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """What is known of a file once it was opened."""
 
     key: str  # of its path, version and columns
@@ -118,7 +118,7 @@ class TableSource(ShardedSource):
         if self.part.uuid is None:  # not prepared: its rows were counted now
             paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
             self._versions = dict(enumerate(map(version_of, paths)))
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, FileLayout] = {}
         largest = next(n for n, count in enumerate(self.part.counts) if count)
         with names_dataset(path):
             first = self._table(largest)
@@ -231,7 +231,7 @@ class TableSource(ShardedSource):
             )
         return file
 
-    def _opened(self, number: int) -> Layout:
+    def _opened(self, number: int) -> FileLayout:
         """Return where groups of a file are and what decodes it. StructureError if it is not so."""
         file = self._table(number)
         if (layout := self._layouts.get(number)) is None:
@@ -247,7 +247,7 @@ class TableSource(ShardedSource):
                 if (decode := self._decoder(name, file.schema.field(name).type)) is not None
             }
             key = repr((file.path, file.version, self.columns))
-            layout = self._layouts[number] = Layout(key, file.ends, decoders)
+            layout = self._layouts[number] = FileLayout(key, file.ends, decoders)
         return layout
 
     def _decoder(self, name: str, kind: Any) -> Decode | None:
