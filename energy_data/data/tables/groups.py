@@ -18,14 +18,14 @@ Make = Callable[[int], Any]
 """Makes the value of a row for its caller."""
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """The rows of a group in memory."""
 
     rows: Sequence[Mapping[str, Any]]  # values by column; None where `made` has the column
     made: Mapping[str, Make]  # columns whose values can be changed, or are no good in some rows
 
 
-def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[Group, int]:
+def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[RowGroup, int]:
     """Return columns of a group, and about how many bytes they take.
 
     Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
@@ -44,7 +44,7 @@ def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[Gro
     ]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*kept, strict=True)]
     size = table.nbytes + len(rows) * (_BYTES_PER_ROW + _BYTES_PER_VALUE * len(names))
-    return Group(rows, made), size
+    return RowGroup(rows, made), size
 
 
 def _column(column: Any) -> Sequence[Any] | Make:

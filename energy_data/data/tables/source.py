@@ -27,7 +27,7 @@ from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
-from energy_data.data.tables.groups import Group, read_group
+from energy_data.data.tables.groups import RowGroup, read_group
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 
 Int64s = npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ class Run(NamedTuple):
     before: int  # rows of the files before
     first: int  # its first row in its file
     shard: str
-    group: Group | str  # or why it cannot be read
+    group: RowGroup | str  # or why it cannot be read
     decoders: Mapping[str, Decode]
 
 
@@ -165,7 +165,7 @@ class TableSource(ShardedSource):
         at = bisect_right(layout.ends, row - before)
         first, end = (layout.ends[at - 1] if at else 0), layout.ends[at]
         try:
-            group: Group | str = RECENT.get(
+            group: RowGroup | str = RECENT.get(
                 (layout.key, at), lambda: read_group(self._table(number), at, self.columns)
             )
         except DamagedGroupError as error:
