@@ -110,11 +110,8 @@ def _children(
         return iter([(order, Fraction(1))])
     parts: Sequence[Fraction | None]
     if isinstance(order, WeightedSpec) and not endless:  # a pass takes one pass of each
-        sizes = [child.size for child in order.ordered]
-        weights = [part.weight for part in order.parts]
-        parts = parts_of(
-            [size * (weight != 0) for size, weight in zip(sizes, weights, strict=True)]
-        )
+        pairs = zip(order.ordered, order.parts, strict=True)
+        parts = parts_of([of.size if part.weight else Fraction(0) for of, part in pairs])
     elif isinstance(order, BlendSpec) and order.own_units:
         parts = [Fraction(0) if part.weight == 0 else None for part in order.parts]
     else:
