@@ -49,7 +49,7 @@ def command(
     progress: bool,
     **fields: str | None,
 ) -> None:
-    """Count the tokens of each sample of a dataset of texts or conversations.
+    """Count the tokens of each text or conversation.
 
     PATH is a folder of tars, JSONL, Parquet, Arrow or MDS files; one of them; or a pattern. Of a
     prepared folder, all split parts are counted.
