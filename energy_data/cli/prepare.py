@@ -29,7 +29,7 @@ from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import collect_media
 from energy_data.data.nv_meta import DATASET, FOLDER, NvMeta, has_split
-from energy_data.data.part import index_file
+from energy_data.data.part import index_files
 from energy_data.data.prepare import ALL_TRAIN, Summary, prepare, prepare_part, reframer
 from energy_data.data.registry import format_of, open_source
 from energy_data.data.shards import ShardKind, find_shards
@@ -205,7 +205,7 @@ def _prepare_metadataset(path: Path) -> None:
 
 
 def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
-    """Index one shard."""
+    """Index a file, or the files that it lists."""
     kind = format_of(path).shards
     if kind is None:
         raise click.UsageError(f"{path}: files of its format need no index.")
@@ -217,7 +217,7 @@ def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
             )
     rewrite = reframer(path, kind) if given["reframe"] else None
     with counting(given["progress"], "Writing frames") as progress:
-        count = index_file(str(path), kind, rewrite, progress)
+        count = index_files(str(path), kind, rewrite, progress)
     click.echo(f"{path}: {count:,} samples")
 
 

@@ -37,7 +37,6 @@ from energy_data.data.shards import (
     ShardKind,
     find_shards,
     named_shards,
-    refuse_packed,
     shard_opener,
 )
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
@@ -224,18 +223,18 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
     return PartShards(kind, root, shards, counts, indices=indices)
 
 
-def index_file(
+def index_files(
     path: str, kind: ShardKind, reframe: Reframe | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the index next to one shard that needs one; return the number of its samples.
+    """Write the index next to each file that `path` stands for; return the number of samples.
 
     reframe: as in `index_shard`.
     """
-    refuse_packed([path], kind, path)
-    found = index_shard(path, kind.scan, reframe, progress)
-    if not found.num_samples:
-        raise _no_samples(path, 1, kind)
-    return found.num_samples
+    files = named_shards(path, kind)
+    count = sum(index_shard(file, kind.scan, reframe, progress).num_samples for file in files)
+    if not count:
+        raise _no_samples(path, len(files), kind)
+    return count
 
 
 def _no_samples(path: str, count: int, kind: ShardKind) -> SpecError:

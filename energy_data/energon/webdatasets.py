@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from braceexpand import braceexpand
 
 from energy_data.data.jsonl import JSONL
-from energy_data.data.part import index_file
+from energy_data.data.part import index_files
 from energy_data.data.prepare import prepare
 from energy_data.data.typed import samples
 from energy_data.errors import SpecError
@@ -134,7 +134,7 @@ class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[samples.CrudeSample]):
     @classmethod
     def prepare_dataset(cls, path: str | Path) -> int:  # type: ignore[override]  # as in Energon
         """Write the index next to a JSONL file, and return its number of samples."""
-        return index_file(str(path), JSONL)
+        return index_files(str(path), JSONL)
 
 
 class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T]):

@@ -27,7 +27,7 @@ from energy_data.data.frames.source import (
     ZstdJsonlSource,
 )
 from energy_data.data.jsonl import JSONL, JsonlSource
-from energy_data.data.part import index_file
+from energy_data.data.part import index_files
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import FORMATS, open_source
 from energy_data.data.tar.source import TARS, WebdatasetSource
@@ -227,7 +227,7 @@ def test_compressed_shards_are_an_error_that_says_what_to_do(tmp_path, kind, pac
     for use in (open_source, lambda path: prepare(path, kind=kind)):
         with pytest.raises(SpecError, match=r"compressed.* Decompress them"):
             use(tmp_path)
-    for use in (open_source, lambda path: index_file(str(path), kind)):
+    for use in (open_source, lambda path: index_files(str(path), kind)):
         with pytest.raises(SpecError, match=r"compressed.* Decompress them"):
             use(path)
 

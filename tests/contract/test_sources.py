@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from attrs import evolve
 from chunk_files import numbers_as_litdata, numbers_as_mds
+from click.testing import CliRunner
 from frame_files import write_numbers
 from loading.runs import loaders_of, run
 from tars import sample_files, write_tar
@@ -20,6 +22,7 @@ from token_files import some_documents, write_datatrove, write_megatron
 from trees import batches
 
 from energy_data.api import get_train_dataset
+from energy_data.cli.main import main
 from energy_data.core.context import WorkerConfig
 from energy_data.data.chunks.mds import MdsSource
 from energy_data.data.registry import open_source
@@ -188,6 +191,25 @@ def cost(source, index, unit):
         return len(json.dumps(sample["json"])) + 1
     # Of chunks: the sizes of columns, in MDS only of the text; the number; the text.
     return (4 if isinstance(source, MdsSource) else 8) + 8 + len(sample["text"])
+
+
+def run_command(*arguments):
+    done = CliRunner().invoke(main, list(map(str, arguments)))
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    return done.stdout
+
+
+def test_the_commands_prepare_check_and_inspect_take_it_and_its_folder(made, tmp_path, source):
+    path, keys = made
+    meta = tmp_path / "meta.yaml"
+    for dataset in dict.fromkeys([path, path if path.is_dir() else path.parent]):
+        meta.write_text(yaml.safe_dump({"splits": {"train": {"path": str(dataset), **keys}}}))
+        for _ in range(2):  # not prepared, and prepared
+            assert f"{len(source)} samples" in run_command("check", meta)
+            nodes = json.loads(run_command("inspect", meta, "--json"))["nodes"]
+            assert nodes[0]["num_samples"] == len(source)
+            run_command("prepare", dataset, "--force", "--non-interactive")
+        assert len(open_source(dataset, **keys)) == len(source)
 
 
 @pytest.mark.parametrize("index", [-1, 1000])

@@ -157,15 +157,14 @@ class _FramedLines:
             part = memoryview(data)[first : rest if at == last else None]
             parts.append(part)
             size += len(part)
+            fits = len(data) >= rest if at == last else following <= last
+            if not fits or not size or size > 2 * LARGEST_FRAME:
+                problem = "its index does not fit its frames"
+                raise StructureError(f"{problem}. {ADVICE}", shard=file.path, offset=at)
             if at == last:
                 break
             at, first = following, 0
-            if at > last or size > 2 * LARGEST_FRAME:
-                problem = "its index does not fit its frames"
-                raise StructureError(f"{problem}. {ADVICE}", shard=file.path, offset=at)
-        if len(parts) == 1:
-            return parts[0]
-        return memoryview(b"".join(parts))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _frame(self, file: LocalFile, at: int) -> tuple[bytes, int]:
         key = file.path, file.size, file.mtime_ns, at
