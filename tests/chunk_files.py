@@ -142,3 +142,10 @@ def numbers_as_litdata(folder: Path, counts: list[int], **config) -> Path:
         chunks.append([[struct.pack("<q", n), f"text {n}".encode()] for n in numbers])
         first += count
     return write_litdata(folder, chunks, {"number": None, "text": None}, ["int", "str"], **config)
+
+
+def documents_as_litdata(folder: Path, documents: list[list[int]], first: int = 3) -> Path:
+    """Write documents of tokens for a TokensLoader, so many in the first of two chunks."""
+    items = [[np.array(one, "<u2").tobytes()] for one in documents]
+    chunks = [items[:first], items[first:]]
+    return write_litdata(folder, chunks, None, ["no_header_numpy:5"], item_loader="TokensLoader")

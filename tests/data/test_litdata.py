@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from chunk_files import numbers_as_litdata, u4, write_litdata
+from chunk_files import documents_as_litdata, numbers_as_litdata, u4, write_litdata
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,14 +135,11 @@ def test_an_item_that_is_one_leaf_is_the_entry_0(tmp_path):
 
 def test_items_of_a_tokens_loader_are_documents(tmp_path):
     documents = [[1, 2, 3], [4], [5, 6]]
-    data = [[np.array(one, "<u2").tobytes()] for one in documents]
-    path = write_litdata(
-        tmp_path, [[data[0], data[1]], [data[2]]], None, ["no_header_numpy:5"],
-        item_loader="TokensLoader",
-    )  # fmt: skip
+    path = documents_as_litdata(tmp_path, documents, first=2)
     samples = open_source(path).read(np.array([2, 0, 1]))
     assert [sample["tokens"].tolist() for sample in samples] == [[5, 6], [1, 2, 3], [4]]
     assert samples[0]["tokens"].dtype == torch.int64
+    assert open_source(path).costs(np.array([2, 0, 1]), "tokens").tolist() == [2, 3, 1]
     with pytest.raises(SpecError, match="seq_len is not for datasets of its format"):
         open_source(path, seq_len=2)
 

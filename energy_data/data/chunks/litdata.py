@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from energy_data.data.chunks.litdata_index import LITDATA, litdata_index
-from energy_data.data.chunks.serializers import Tree, TreeLeaf, filled, leaf_decoder
+from energy_data.data.chunks.serializers import Tree, TreeLeaf, filled, itemsize_of, leaf_decoder
 from energy_data.data.chunks.source import ChunkSource, ColumnLayout
 from energy_data.data.chunks.table import INDEX, find_entry
 from energy_data.data.part import names_dataset
-from energy_data.data.source import OpenOptions
+from energy_data.data.records import Int64s
+from energy_data.data.source import OpenOptions, Source, Unit
 from energy_data.data.tables.source import TableKeys, chosen_columns
 from energy_data.errors import SpecError
 
@@ -53,7 +54,20 @@ class LitdataSource(ChunkSource):
                     "Choose `columns` without it, or write the dataset with another one."
                 ) from error
             self._wanted.append((leaf.place, leaf.name, decode))
+        self._bytes_per_token = itemsize_of(index.formats[0]) if self._is_tokens else None
         self._layout = ColumnLayout([None] * len(index.leaves), self._wanted)
+
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
+        """Return the costs of samples; the tokens of documents are known by their bytes."""
+        if self._bytes_per_token is None or unit != "tokens":
+            return super().costs(indices, unit)
+        found = super().costs(indices, "bytes")
+        return None if found is None else found // self._bytes_per_token
+
+    def total_cost(self, unit: Unit) -> int | None:
+        """Return the sum of the costs of all samples; None if no index has them."""
+        of = ChunkSource if self._bytes_per_token is None else Source
+        return of.total_cost(self, unit)
 
     def values(self, number: int, data: memoryview) -> dict[str, Any]:
         """Return the entries of an item."""

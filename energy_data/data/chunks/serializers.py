@@ -126,6 +126,15 @@ def _leaf_decoder(name: str, written: str, decoding: Decoding) -> Decode:
     raise ValueError("there is no such serializer")
 
 
+def itemsize_of(written: str) -> int | None:
+    """Return the bytes of a value of an array without a header; None: the serializer is unknown."""
+    kind, _, setting = written.partition(":")
+    number = int(setting) if setting.isdecimal() else -1
+    if kind == "no_header_numpy":
+        return np.dtype(_NUMPY[number]).itemsize if number in _NUMPY else None
+    return _TORCH[number].itemsize if kind == "no_header_tensor" and number in _TORCH else None
+
+
 def _array(data: memoryview) -> torch.Tensor:
     dtype, axes = struct.unpack_from("<II", data)
     return _numpy(dtype, struct.unpack_from(f"<{axes}I", data, 8), data[8 + 4 * axes :])

@@ -7,52 +7,34 @@ written.
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
-import zlib
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from energy_data.data.files.local import LocalFile
 from energy_data.data.files.recent import RECENT
-from energy_data.errors import MissingExtraError, StructureError
+from energy_data.data.frames.compression import GZIP, ZSTD, texts
+from energy_data.errors import StructureError
 
-_PIECE = 1 << 20  # bytes unpacked at once: memory follows the data, not what their header says
-
-
-class _Stream(Protocol):
-    """What unpacks."""
-
-    def read(self, size: int, /) -> bytes: ...
+_PIECE = 1 << 20  # bytes unpacked at once
 
 
-class _Zstd:
-    """Unpacks zstd; its errors are ValueErrors."""
-
-    def __init__(self, data: bytes) -> None:
-        try:
-            import zstandard  # noqa: PLC0415 - optional
-        except ImportError as error:
-            raise MissingExtraError("reading files compressed by zstd", "zstd") from error
-        self._error = zstandard.ZstdError
-        self._stream = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)
-
-    def read(self, size: int, /) -> bytes:
-        try:
-            return self._stream.read(size)
-        except self._error as error:
-            raise ValueError(str(error)) from error
+def _bzip2(file: LocalFile) -> Iterator[bytes]:
+    """Yield what a file of bzip2 unpacks to, piece by piece."""
+    stream = bz2.BZ2File(io.BytesIO(file.read(0, file.size)))
+    try:
+        while piece := stream.read(_PIECE):
+            yield piece
+    except (ValueError, EOFError, OSError) as error:
+        problem = f"cannot be decompressed: {error}"
+        raise StructureError(f"{problem}. Restore the file.", shard=file.path) from error
 
 
-def _gzip(data: bytes) -> _Stream:
-    return gzip.GzipFile(fileobj=io.BytesIO(data))
-
-
-def _bzip2(data: bytes) -> _Stream:
-    return bz2.BZ2File(io.BytesIO(data))
-
-
-_OPENERS: dict[str, Callable[[bytes], _Stream]] = {"zstd": _Zstd, "gz": _gzip, "bz2": _bzip2}
+_OPENERS: dict[str, Callable[[LocalFile], Iterator[bytes]]] = {
+    "zstd": partial(texts, ZSTD),
+    "gz": partial(texts, GZIP),
+    "bz2": _bzip2,
+}
 
 ALGORITHMS = tuple(_OPENERS)
 """Names of compressions, as MosaicML Streaming has them."""
@@ -98,12 +80,9 @@ class PackedFile(LocalFile):
 
     def _unpacked(self, most: int) -> bytearray:
         """Return what it unpacks to, or the first `most` bytes of that."""
-        stream = _OPENERS[self._algorithm](self._packed.read(0, self._packed.size))
         data = bytearray()
-        try:
-            while piece := stream.read(min(_PIECE, most - len(data))):
-                data += piece
-        except (ValueError, EOFError, OSError, zlib.error) as error:
-            problem = f"cannot be unpacked as {self._algorithm}: {error}"
-            raise StructureError(f"{problem}. Restore it.", shard=self.path) from error
-        return data
+        for piece in _OPENERS[self._algorithm](self._packed):
+            data += piece
+            if len(data) >= most:
+                break
+        return data[:most]
