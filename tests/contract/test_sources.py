@@ -162,8 +162,8 @@ def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, sour
     path, keys = made
     name = request.node.callspec.params["made"]
     by_tokens = ["windows", "rows", *(name for name in SOURCES if "doc" in name)]
-    known = dict.fromkeys(BY_BYTES, ["bytes"]) | dict.fromkeys(by_tokens, ["tokens"])
-    known["documents of litdata"] = ["tokens", "bytes"]
+    known = dict.fromkeys(BY_BYTES, ("bytes",)) | dict.fromkeys(by_tokens, ("tokens",))
+    known["documents of litdata"] = ("tokens", "bytes")
     for unit in ("tokens", "bytes"):
         costs = source.costs(np.array([7, 3, 3, 30, 0]), unit)
         if unit not in known.get(name, []):
