@@ -80,4 +80,4 @@ def test_a_folder_without_tars_is_an_error(energy_data, tmp_path):
     (tmp_path / "empty").mkdir()
     done = energy_data("prepare", "empty")
     assert done.exit_code == 1
-    assert done.stderr.startswith("empty: there are no .jsonl, .bin, ")
+    assert done.stderr.startswith("empty: there are no .jsonl, .jsonl.zst, ")
