@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Count the tokens of each text or conversation.
 
-    PATH is a folder of tars, JSONL, Parquet, Arrow or MDS files; one of them; or a pattern. Of a
+    PATH is a folder of tars, JSONL, Parquet or Arrow files; one of them; or a pattern. Of a
     prepared folder, all split parts are counted.
 
     Writes next to each shard its counts. Then weights by tokens need no `tokens_per_sample`, and

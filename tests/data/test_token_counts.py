@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chunk_files import numbers_as_mds
 from click.testing import CliRunner
 from tars import write_tar
 from text_files import MARKED, TALK, TEXT, write_tokenizer
@@ -197,10 +198,17 @@ def test_two_programs_do_not_count_one_shard_at_once(tmp_path, tokenizer):
     assert problems == [50]
 
 
-def test_of_what_are_no_texts_no_tokens_are_counted(tmp_path, tokenizer):
-    np.save(tmp_path / "x.npy", np.zeros((3, 4), np.int64))
-    with pytest.raises(SpecError, match="Name tars, JSONL, Parquet, Arrow or MDS files"):
-        count_tokens(str(tmp_path / "x.npy"), Tokenize(tokenizer))
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: np.save(folder / "x.npy", np.zeros((3, 4), np.int64)),
+        lambda folder: numbers_as_mds(folder, [3, 4]),
+    ],
+)
+def test_formats_whose_tokens_are_not_counted_are_refused(tmp_path, tokenizer, write):
+    write(tmp_path)
+    with pytest.raises(SpecError, match="Of others, declare `tokens_per_sample`"):
+        count_tokens(str(tmp_path), Tokenize(tokenizer))
 
 
 def test_the_command_counts_and_weights_by_tokens_need_no_means(tmp_path, tokenizer, monkeypatch):
@@ -217,15 +225,12 @@ def test_the_command_counts_and_weights_by_tokens_need_no_means(tmp_path, tokeni
     assert re.search(
         r"short: [\d,]+ tokens in 50 samples of 2 shards, [\d.]+ in each", done[0].output
     )
-    shown = CliRunner().invoke(
-        main, ["inspect", "m.yaml", "--batches", "100", "--batch-size", "100"]
-    )
-    rows = re.findall(r"(\w+) +50 +([\d,]+) +1 +\? +([\d,]+)", shown.output)
+    run = ["--json", "--batches", "100", "--batch-size", "100"]
+    shown = json.loads(CliRunner().invoke(main, ["inspect", "m.yaml", *run]).stdout)
     drawn = {
-        name: int(tokens.replace(",", "")) * int(times.replace(",", ""))
-        for name, tokens, times in rows
+        node["id"]: node["drawn"] * node["num_tokens"] for node in shown["nodes"] if node["id"]
     }
-    assert drawn["short"] == pytest.approx(drawn["long"], rel=0.02)
+    assert drawn["short:train"] == pytest.approx(drawn["long:train"], rel=0.02)
 
 
 @pytest.mark.parametrize(

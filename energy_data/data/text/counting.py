@@ -111,14 +111,17 @@ def count_tokens(
 def _shards(path: str) -> tuple[SourceFormat, list[tuple[str, int]]]:
     """Return the format of a dataset, and its shards that have samples, with their number."""
     found = format_of(path)
-    if found.shards is None or not issubclass(_class_of(found), ShardedSource):
-        problem = "samples of its format are no texts in shards"
-        raise SpecError(f"{path}: {problem}. Name tars, JSONL, Parquet, Arrow or MDS files.")
+    kind = found.shards
+    if kind is None or kind.index or not issubclass(_class_of(found), ShardedSource):
+        raise SpecError(
+            f"{path}: tokens of its format are not counted. Name tars, JSONL, Parquet or Arrow "
+            "files. Of others, declare `tokens_per_sample`."
+        )
     prepared = prepared_at(path)
     if prepared is not None:
         named = [(f"{path}/{shard}", count) for shard, count in prepared.counts.items()]
     else:
-        plain = find_plain(path, found.shards)
+        plain = find_plain(path, kind)
         named = [(plain.paths(n)[0], count) for n, count in enumerate(plain.counts)]
     return found, [(shard, count) for shard, count in named if count]
 
@@ -226,6 +229,7 @@ class _Counter:
         self.files, self.step, self.progress = files, step, progress
         self.blocks = [block for file in files for block in file.blocks(step)]
         self.samples = sum(file.empty.samples for file in files)
+        self.before = sum(file.begin for file in files)  # counted by earlier calls
         self.counted = self.problems = self.in_a_row = 0
         self.problem: SampleError | None = None
 
@@ -245,8 +249,7 @@ class _Counter:
                 raise problem
             yield counts
             if self.progress:
-                left = sum(block.end - block.first for block in self.blocks)
-                self.progress(self.samples - left + self.counted, self.samples)
+                self.progress(self.before + self.counted, self.samples)
         if self.problem is not None and self.problems == self.counted:
             raise self.problem
 
