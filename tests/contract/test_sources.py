@@ -166,7 +166,7 @@ def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, sour
     known["documents of litdata"] = ("tokens", "bytes")
     for unit in ("tokens", "bytes"):
         costs = source.costs(np.array([7, 3, 3, 30, 0]), unit)
-        if unit not in known.get(name, []):
+        if unit not in known.get(name, ()):
             assert costs is source.total_cost(unit) is None
             continue
         assert costs.tolist() == [cost(source, n, unit) for n in (7, 3, 3, 30, 0)]
