@@ -30,6 +30,7 @@ class Case:
     num_samples: int  # over all datasets; also how many are measured if nothing else is asked
     samples_per_shard: int
     weights: tuple[int, ...] = (1,)  # one per dataset
+    neighbours: int = 100  # samples that ours reads together, as Energon does
     raw_tensor: tuple[str, tuple[int, ...]] | None = None  # dtype and shape, if a part is no more
     # Writes files of another format to a folder; None: tars, and what is made of them.
     write_files: Callable[[Path], None] | None = None
@@ -51,10 +52,15 @@ class Case:
         """Return the folders of litdata's chunks, one per dataset."""
         return [folder / "litdata" / f"{i:03d}" for i in range(len(self.weights))]
 
+    def files(self, folder: Path) -> Path:
+        """Return the folder of what `write_files` writes."""
+        return folder / "files"
+
     def metadataset(self, folder: Path) -> Path:
         """Return what Energon and we are given: a dataset, or the YAML that blends several."""
         if self.write_files is not None:
-            return folder / "files"
+            yaml = self.files(folder) / "metadataset.yaml"
+            return yaml if yaml.is_file() else yaml.parent
         return folder / "metadataset.yaml" if len(self.weights) > 1 else self.tars(folder)[0]
 
 

@@ -36,7 +36,7 @@ def make(case: Case, folder: Path) -> None:
     print(f"making {folder} ...", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     if case.write_files is not None:
-        case.write_files(case.metadataset(folder))
+        case.write_files(case.files(folder))
         done.write_text(told)
         return
     each = case.num_samples // len(case.weights)

@@ -23,7 +23,7 @@ def batches(
         case.metadataset(folder),
         batch_size=batch_size,
         shuffle_buffer_size=100,
-        max_samples_per_sequence=100,
+        max_samples_per_sequence=case.neighbours,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
         task_encoder=task_encoder,
         decoders=decoders,

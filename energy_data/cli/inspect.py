@@ -127,7 +127,9 @@ def draws(
         node.cursor.draws = count * batch_size
         if not endless:
             node.cursor.draws = min(node.cursor.draws, node.plan.order.begin(1))
-        total.update(node.ledger())
+        strides = {leaf.id: leaf.cut.stride for leaf in node.leaves}
+        for leaf_id, units in node.ledger().items():
+            total[leaf_id] += units // strides[leaf_id]
     return dict(total)
 
 

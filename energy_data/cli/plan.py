@@ -353,12 +353,13 @@ class _Edit:
                 fate = "is no longer drawn from"
             elif leaf_id not in before:
                 fate = "begins"
-            elif before[leaf_id][1] != now[leaf_id][1]:
+            elif before[leaf_id].fingerprint != now[leaf_id].fingerprint:
                 fate = "begins again: its samples are others"
             else:
                 fate = kept
             shares = " -> ".join(_shares(plan, leaf_id) for plan in self.plans)
-            yield f"leaf {leaf_id}: {fate} after {drawn[leaf_id]:,} samples; {shares}"
+            unit = (before.get(leaf_id) or now[leaf_id]).unit
+            yield f"leaf {leaf_id}: {fate} after {drawn[leaf_id]:,} {unit}; {shares}"
 
 
 def _shares(plan: RunPlan, leaf_id: str) -> str:

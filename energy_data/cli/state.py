@@ -21,7 +21,7 @@ def saved_run(paths: Sequence[Path], key: str | None = None) -> RunState:
 
 
 def drawn_by(state: RunState) -> Counter[str] | None:
-    """Return how often each leaf was drawn in the lanes of a state; None: a finite stream."""
+    """Return the units of each leaf drawn in the lanes of a state; None: a finite stream."""
     run = SavedRun(state)
     if run.tree.is_finite:
         return None
@@ -73,12 +73,13 @@ def _lines(state: RunState) -> Iterator[str]:
     yield f"leaves: {len(record.leaves)}"
     drawn = drawn_by(state)
     of = "" if len(state.places) == state.lanes else f" in {len(state.places)} of the lanes"
-    for leaf_id, (size, _) in sorted(record.leaves.items()):
+    for leaf_id, leaf in sorted(record.leaves.items()):
         if drawn is None:
             yield f"  {leaf_id}"
             continue
+        size = (leaf.chunks or 0) * leaf.chunk
         epochs = f", {drawn[leaf_id] / size:.3g} epochs of {size:,}" if size else ""
-        yield f"  {leaf_id}: {drawn[leaf_id]:,} samples drawn{epochs}{of}"
+        yield f"  {leaf_id}: {drawn[leaf_id]:,} {leaf.unit} drawn{epochs}{of}"
 
 
 def _left_out(state: RunState) -> Counter[str]:

@@ -178,7 +178,8 @@ class _Compiler:
             source = self.opener.samples(leaf)
             if leaf.subset != FULL:
                 key = "subset"
-                source = self.opener.samples(leaf, leaf.subset.bounds(len(source), str(leaf)))
+                chunks = len(source) // source.cut.samples
+                source = self.opener.samples(leaf, leaf.subset.bounds(chunks, str(leaf)))
             elif not len(source):
                 problem = f"it has no samples, found 0 in {leaf}."
                 raise SpecError(f"{problem} Remove it, or check its split.yaml.")
@@ -238,11 +239,12 @@ def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | N
         leaves |= {leaf.id: leaf for leaf in node.leaves}
         drawn.update(node.ledger())
     problems = [
-        f"leaf {leaf.id!r}: the run draws {drawn[leaf.id]:,} samples of it, but at most "
-        f"{leaf.most_draws:,} are allowed: it has {leaf.num_samples:,}, max_repetitions "
-        f"{float(leaf.max_repetitions):g}. Lower its weight, shorten the run, or allow more."
+        f"leaf {leaf.id!r}: the run draws {drawn[leaf.id] // leaf.cut.stride:,} samples of it, but "
+        f"at most {most * leaf.cut.samples:,} are allowed: it has {leaf.num_samples:,}, "
+        f"max_repetitions {float(leaf.max_repetitions or 0):g}. Lower its weight, shorten the run, "
+        f"or allow more."
         for leaf in leaves.values()
-        if leaf.max_repetitions is not None and drawn[leaf.id] > (leaf.most_draws or 0)
+        if (most := leaf.most_chunks) is not None and drawn[leaf.id] > most * leaf.cut.chunk
     ]
     if problems:
         raise SpecError(problems)

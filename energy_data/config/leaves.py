@@ -23,7 +23,8 @@ from energy_data.config.keys import (
     UnopenedSpec,
 )
 from energy_data.config.rules import FULL, Aux, Subset
-from energy_data.config.staged import DocsPerStepSpec
+from energy_data.config.staged import DocsPerStepSpec, mixtures
+from energy_data.config.windows import set_longest, two_lengths_in
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.recipe import listed
 from energy_data.core.spec import Spec
@@ -93,6 +94,8 @@ class DatasetPart:
     written: str = field(eq=False)  # as the files write it, from the outermost file's folder
     split_part: str
     config: tuple[tuple[str, Any], ...] = ()  # keys of its format and of files in `.nv-meta`
+    # The same of windows of tokens, which stages may read with other values.
+    windows: tuple[tuple[str, Any], ...] = field(default=(), eq=False)
     nonmatch: Nonmatch = "error"  # in a join
     subflavors: Mapping[str, Any] = field(eq=False)
 
@@ -227,7 +230,12 @@ class Expander:
             advice = "Look for files that name each other many times."
             self.report(recipe, "", f"{problem} {advice}")
             return recipe
-        self.identify(list(leaf_uses(tree)))
+        leaves = list(leaf_uses(tree))
+        set_longest(leaves)
+        self.identify(leaves)
+        for mixture in mixtures(tree):
+            for leaf, problem in two_lengths_in(leaf_uses(mixture)):
+                self.report(leaf.recipe, "seq_len", problem)
         return tree
 
     def report(self, recipe: Spec, key: str, problem: str) -> None:

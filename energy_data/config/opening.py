@@ -149,7 +149,7 @@ class Opener:
         self, part: DatasetPart, subset: Range | None, typed: OpenSource | None = None
     ) -> Source:
         subflavors = json.dumps(part.subflavors, sort_keys=True, default=str)
-        key = (part, subset, subflavors, typed)
+        key = (part, part.windows, subset, subflavors, typed)
         if key not in self._sources:
             source = self._sources[key] = (typed or self._open_source)(
                 part.path,
@@ -157,6 +157,7 @@ class Opener:
                 subset=subset,
                 subflavors=part.subflavors,
                 **dict(part.config),
+                **dict(part.windows),
             )
             if source.warning:
                 log.warning("%s", source.warning)

@@ -296,6 +296,12 @@ def below_steps(tree: Spec) -> Spec:
     return tree.below if isinstance(tree, DocsPerStepSpec) else tree
 
 
+def mixtures(tree: Spec) -> Iterator[Spec]:
+    """Yield the mixture of a split, or of each of its stages."""
+    below = below_steps(tree)
+    yield from below.children.values() if isinstance(below, StagedRecipe) else [below]
+
+
 def stage_params(tree: Spec) -> dict[str, Mapping[str, Any]]:
     """Return the parameters that each stage of a split changes, by its name."""
     staged = below_steps(tree)

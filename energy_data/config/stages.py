@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -20,6 +20,7 @@ from energy_data.config.staged import (
     changed_params,
     ramped,
 )
+from energy_data.config.windows import params_with_windows, seq_len_of
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
 from energy_data.core.recipe import did_you_mean, listed
@@ -182,7 +183,7 @@ class StageCompiler:
         self, builder: Builder[Any], order: OrderSpec, per_step: int | None
     ) -> Fraction | None:
         """Return how much of `unit` a micro-batch is; None: not known."""
-        samples, tokens = Fraction(builder.samples_per_batch), builder.params.get("seq_len")
+        samples, tokens = Fraction(builder.samples_per_batch), seq_len_of(builder, order)
         match self.staged.unit:
             case "microbatches":
                 return Fraction(1)
@@ -199,7 +200,7 @@ class StageCompiler:
         """Return whether `unit` can be counted in a stage; if not, report it."""
         if body.worth is not None:
             return True
-        keys, found = ["for", "end"], body.builder.params.get("seq_len")
+        keys, found = ["for", "end"], seq_len_of(body.builder, body.order)
         if self.staged.unit == "steps":
             problem = (
                 "the number of micro-batches in a step is not known. Give `microbatches_per_step`, "
@@ -208,7 +209,7 @@ class StageCompiler:
         elif found is None:
             problem = (
                 "the number of tokens in a sample is not known. Give the task encoder a parameter "
-                "`seq_len`, or count samples."
+                "`seq_len`, read windows of one length, or count samples."
             )
         else:
             problem = f"seq_len: must be a whole number >= 1 to count tokens, got {found!r}."
@@ -260,7 +261,7 @@ class StageCompiler:
             )
         elif not batches:
             problem = "the ramp has no length. Make `over` larger, or remove the ramp"
-        elif changed := _changed(previous[0].builder.params, body.builder.params):
+        elif changed := _changed(previous[0], body):
             problem = (
                 f"a ramp blends samples of both stages within a batch, and {listed(changed)} "
                 "differ from the stage before. Make them equal, or remove the ramp"
@@ -303,7 +304,7 @@ class StageCompiler:
             seed=written.seed,
             params={
                 name: value
-                for name, value in builder.params.items()
+                for name, value in params_with_windows(builder, body.order).items()
                 if name in reported and isinstance(value, bool | int | float | str | None)
             },
             microbatches_per_step=None if self.counts_steps else builder.microbatches_per_step,
@@ -393,6 +394,7 @@ class StageCompiler:
         self.diagnostics.report(place, origin.where, problem)
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the parameters that differ and decide what becomes of a sample."""
+def _changed(*bodies: StageBody) -> list[str]:
+    """Return the parameters of two stages that differ and decide what becomes of a sample."""
+    before, now = (params_with_windows(body.builder, body.order) for body in bodies)
     return [n for n in sorted(now.keys() - {STEP_SIZE}) if before.get(n) != now.get(n)]

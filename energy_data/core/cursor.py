@@ -112,8 +112,13 @@ def is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < MAX_COUNT
 
 
+def is_index(value: Any) -> TypeGuard[int]:
+    """Return whether a value can be the index of a sample, or of a part of one."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
 def _is_reference(value: Any) -> bool:
-    return isinstance(value, tuple) and all(is_count(one) or _is_reference(one) for one in value)
+    return isinstance(value, tuple) and all(is_index(one) or _is_reference(one) for one in value)
 
 
 FIELD_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -125,7 +130,7 @@ FIELD_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "numbers up to 2**48",
     ),
     "tuple[str, ...]": (lambda value: isinstance(value, str), "names"),
-    "tuple[ItemRef, ...]": (_is_reference, "lists of numbers from 0 to 2**48"),
+    "tuple[ItemRef, ...]": (_is_reference, "lists of numbers from 0 to 2**63"),
 }
 """The annotations that fields of cursors may have: a test of a value or an item, and its name."""
 

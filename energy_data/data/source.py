@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
+from energy_data.core.cut import WHOLE, Cut
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoding
 from energy_data.errors import SampleError, SpecError, StructureError
@@ -87,6 +88,14 @@ class Source(ABC):
         None: any sample is read at the same cost, or little more. The order reads runs whole.
         """
         return None
+
+    @property
+    def cut(self) -> Cut:
+        """How samples are cut from chunks, if other stages may read samples of another length.
+
+        Then `read` also takes indices of parts of samples. By default each sample is a chunk.
+        """
+        return WHOLE
 
     @property
     def warning(self) -> str | None:

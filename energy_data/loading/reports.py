@@ -13,6 +13,7 @@ from attrs import frozen
 
 from energy_data.core.profiler import HELD, READING, STARTING, Activity, Amounts, Profiler
 from energy_data.loading.lanes import Nodes
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.leaf_history import held
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.run_plan import RULE, SHOWN_LEAVES, RunPlan, data_end_note
@@ -31,8 +32,8 @@ _NEGLIGIBLE = 0.05  # the share of the trainer's time below which it does not wa
 class LeafStats:
     """Samples drawn from one leaf since the run began, and what this process has read of it."""
 
-    drawn: int  # samples, including those skipped later
-    epochs: float  # drawn / samples in the leaf
+    drawn: int  # samples, including those skipped later; of windows, as long as in the last stage
+    epochs: float
     # Read, also for batches not handed over yet; None: nothing, or the source does not count.
     bytes: int | None
     tokens: int | None
@@ -65,23 +66,26 @@ def leaf_stats(nodes: Nodes, read: Amounts) -> dict[str, LeafStats]:
 
     nodes: of the lanes, at a position. read: how much was read of each leaf.
     """
-    drawn: Counter[str] = Counter()
-    sizes: dict[str, int] = {}
+    units: Counter[str] = Counter()
+    leaves: dict[str, Leaf] = {}
     for node in nodes.values():
         counted: set[ReferencesNode] = set()  # order trees that the stages have counted
         for _, inner in node.walk():
             if isinstance(inner, ReferencesNode):
-                sizes |= {leaf.id: leaf.num_samples for leaf in inner.leaves}
+                leaves |= {leaf.id: leaf for leaf in inner.leaves}
                 if inner not in counted:
-                    drawn.update(inner.ledger())
+                    units.update(inner.ledger())
             elif isinstance(inner, StagedNode):
-                drawn.update(inner.history(len(inner.spec.stages)).drawn)
+                units.update(inner.history(len(inner.spec.stages)).drawn)
                 counted.update(inner.continued_trees())
     return {
         name: LeafStats(
-            drawn[name], drawn[name] / size, read.get((name, "bytes")), read.get((name, "tokens"))
+            units[name] // leaf.cut.stride,
+            units[name] / leaf.num_units,
+            read.get((name, "bytes")),
+            read.get((name, "tokens")),
         )
-        for name, size in sizes.items()
+        for name, leaf in leaves.items()
     }
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen
 
 from energy_data.core.context import Context
+from energy_data.core.cut import Cut
 from energy_data.core.keys import key
 from energy_data.core.references import Integers
 from energy_data.core.spec import Spec
@@ -71,10 +72,29 @@ class Leaf:
         return len(self.source)
 
     @property
-    def most_draws(self) -> int | None:
-        """The most draws over the run; None: no limit."""
+    def cut(self) -> Cut:
+        """How its samples are cut from chunks."""
+        return self.source.cut
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks, which the order deals to the lanes."""
+        return self.num_samples // self.cut.samples
+
+    @property
+    def num_units(self) -> int:
+        """The number of units that the places of lanes are counted in: of samples, or of tokens."""
+        return self.num_samples * self.cut.stride
+
+    def has(self, index: int) -> bool:
+        """Return whether there is a sample, or a part of one, of this index."""
+        return self.cut.has(index, self.num_samples)
+
+    @property
+    def most_chunks(self) -> int | None:
+        """The most chunks drawn over the run; None: no limit."""
         most = self.max_repetitions
-        return None if most is None else int(most * self.num_samples)
+        return None if most is None else int(most * self.num_chunks)
 
     @property
     def mean_tokens(self) -> Fraction | None:
@@ -122,6 +142,14 @@ def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
     return [by_id[leaf_id] for leaf_id in sorted(by_id)]
 
 
+def two_lengths(leaf_id: str, one: int, other: int) -> str:
+    """Return the problem of a leaf whose samples have two lengths in one mixture."""
+    return (
+        f"leaf {leaf_id!r} is read in windows of {one} and of {other} tokens in one mixture, and "
+        f"would have one order. Make them equal, or give each an `id:`."
+    )
+
+
 def shared_leaf_ids(spec: Spec) -> frozenset[str]:
     """Return the ids of leaves that more than one order tree under `spec` draws from.
 
@@ -162,16 +190,18 @@ class LeafTable:
         *,
         in_passes: bool,
     ) -> None:
-        self.leaves, self.entry_of_path, self.leaf_of_entry, sizes, self.keys = context.shared(
+        known = context.shared(
             ("leaves", context.path, context.leaf_seed), lambda: _numbered(spec, context)
         )
+        self.leaves, self.entry_of_path, self.leaf_of_entry = known[:3]
+        self.keys, self.strides = known.keys, known.strides
         self.clock = clock
         # The draw of the current node at a position of the run; None: not known.
         self.place: Place | None = partial(clock.draws, lane=context.lane, lanes=context.lanes)
         shuffles = [shuffle.of(leaf) for leaf in self.leaves]
         self.shares = Shares(
-            sizes,
-            self.keys,
+            known.chunks,
+            known.keys,
             epochs=[
                 1 if in_passes and leaf.epochs is not None else leaf.epochs for leaf in self.leaves
             ],
@@ -181,6 +211,7 @@ class LeafTable:
             lane=context.lane,
             lanes=context.lanes,
             grains=[grains[leaf.id] for leaf in self.leaves] if grains else (),
+            per_chunk=known.per_chunk,
         )
 
     def at(self, place: Place | None) -> LeafTable:
@@ -200,15 +231,29 @@ class LeafTable:
         return self.at(lambda samples: int(choice.counts_before(place(samples))[child]))
 
 
-def _numbered(
-    spec: Spec, context: Context
-) -> tuple[list[Leaf], dict[tuple[str, ...], int], Integers, Integers, npt.NDArray[np.uint64]]:
-    """Return the leaves, the entry of each path, the leaf of each entry, and sizes and keys.
+class _Numbered(NamedTuple):
+    """The leaves of an order tree, and facts of each."""
+
+    leaves: list[Leaf]
+    entry_of_path: dict[tuple[str, ...], int]
+    leaf_of_entry: Integers
+    chunks: Integers
+    keys: npt.NDArray[np.uint64]
+    strides: Integers  # units of a sample
+    per_chunk: list[int]  # samples of a chunk
+
+
+def _numbered(spec: Spec, context: Context) -> _Numbered:
+    """Return the leaves of an order tree. SpecError if one is read by samples of two lengths.
 
     The order of a leaf depends on its id alone, unless several pipelines draw from it.
     """
     paths, entries = zip(*leaf_entries(spec), strict=True)
     leaves = distinct_leaves(entries)
+    cuts = {leaf.id: leaf.cut for leaf in leaves}
+    for leaf in entries:
+        if leaf.cut != cuts[leaf.id]:
+            raise SpecError(two_lengths(leaf.id, leaf.cut.stride, cuts[leaf.id].stride))
     number = {leaf.id: n for n, leaf in enumerate(leaves)}
     keys = [
         key(context.leaf_seed, "leaf", leaf.id, *context.path)
@@ -216,10 +261,12 @@ def _numbered(
         else key(context.leaf_seed, "leaf", leaf.id)
         for leaf in leaves
     ]
-    return (
+    return _Numbered(
         leaves,
         {path: entry for entry, path in enumerate(paths)},
         np.array([number[leaf.id] for leaf in entries], np.int64),
-        np.array([leaf.num_samples for leaf in leaves], np.int64),
+        np.array([leaf.num_chunks for leaf in leaves], np.int64),
         np.array(keys, np.uint64),
+        np.array([cuts[leaf.id].stride for leaf in leaves], np.int64),
+        [cuts[leaf.id].samples for leaf in leaves],
     )

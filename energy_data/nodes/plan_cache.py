@@ -23,7 +23,15 @@ KEPT_LEDGERS = 2  # stages that take turns ask for the same ledgers repeatedly
 
 _NO_LIMIT = np.iinfo(np.int64).max
 
-Offsets = tuple[int, ...]
+Returned = Mapping[int, tuple[tuple[int, int], ...]]
+
+
+class Offsets(NamedTuple):
+    """What others have drawn of the leaves before a draw of an order tree."""
+
+    units: tuple[int, ...] = ()  # of each leaf, less those of earlier draws of the tree; empty: 0
+    since: int = 0  # that draw of the tree
+    returned: tuple[int, ...] = ()  # of each leaf: draws from there on that are given back samples
 
 
 class _Block(NamedTuple):
@@ -40,7 +48,7 @@ class _Block(NamedTuple):
 
 
 _NONE = np.empty(0, np.int64)
-_EMPTY = _Block(0, (), References(_NONE, _NONE, _NONE), None)
+_EMPTY = _Block(0, Offsets(), References(_NONE, _NONE, _NONE), None)
 
 
 class LanePlan:
@@ -56,10 +64,10 @@ class LanePlan:
         # Lanes share the draws that a leaf allows as they share an epoch of so many samples.
         self._most = np.full(len(table.leaves), _NO_LIMIT)
         for number, leaf in enumerate(table.leaves):
-            if (most := leaf.most_draws) is not None:
-                self._most[number] = min(table.shares.grains.count(number, most), _NO_LIMIT)
+            if (most := leaf.most_chunks) is not None:
+                self._most[number] = min(table.shares.own(number, most), _NO_LIMIT)
         self._block, self._ahead = _EMPTY, FIRST_PLANNED
-        self._ledgers: dict[int, Integers] = {}  # of the last places that were asked for
+        self._counts: dict[int, Integers] = {}  # of the last places that were asked for
 
     def block(
         self, start: int, count: int, offsets: Offsets, most: int = MOST_PLANNED
@@ -88,21 +96,70 @@ class LanePlan:
         """Return the block of the draws start .. start + count."""
         entries = self.order.choose(start, count)
         leaf = self.table.leaf_of_entry[entries]
-        numbers = self.ledger(start, offsets)[leaf] + rank_within(leaf)
+        before, rank = self.ledger(start, offsets), rank_within(leaf)
+        # Where samples are given back first, the numbers of their draws mean nothing.
+        numbers = np.maximum((before // self.table.strides)[leaf] + rank, 0)
         references = References(entries.astype(np.int64), *self.table.shares.locate(leaf, numbers))
+        for place in np.flatnonzero(before % self.table.strides).tolist():
+            regular = self._regular(start, offsets)[place]
+            for at in np.flatnonzero((leaf == place) & (rank == -regular)).tolist():
+                inside = int(before[place] % self.table.strides[place])
+                cut, indices = self.table.leaves[place].cut, references.indices
+                begin, end = cut.bounds(int(indices[at]))
+                indices[at] = cut.index(begin + inside, end)
         beyond = np.flatnonzero(numbers >= self._most[leaf])
         refused = (int(beyond[0]), int(leaf[beyond[0]])) if len(beyond) else None
         return _Block(start, offsets, references, refused)
 
-    def ledger(self, draws: int, offsets: Offsets) -> Integers:
-        """Return how often each leaf was drawn before draw number `draws`, int64 [leaves]."""
-        known = self._ledgers.get(draws)
+    def counts(self, draws: int) -> Integers:
+        """Return how many of the first `draws` draws went to each leaf, int64 [leaves]."""
+        known = self._counts.get(draws)
         if known is None:
-            for oldest in list(self._ledgers)[: len(self._ledgers) - KEPT_LEDGERS + 1]:
-                del self._ledgers[oldest]
-            known = self._ledgers[draws] = np.zeros(len(self.table.leaves), np.int64)
-            np.add.at(known, self.table.leaf_of_entry, self.order.counts(draws))
-        return known + np.array(offsets, np.int64) if offsets else known.copy()
+            for oldest in list(self._counts)[: len(self._counts) - KEPT_LEDGERS + 1]:
+                del self._counts[oldest]
+            known = self._counts[draws] = np.zeros(len(self.table.leaves), np.int64)
+            if draws:
+                np.add.at(known, self.table.leaf_of_entry, self.order.counts(draws))
+        return known.copy()
+
+    def ledger(self, draws: int, offsets: Offsets) -> Integers:
+        """Return how many units of each leaf come before draw number `draws`, int64 [leaves]."""
+        units = self.counts(draws) * self.table.strides
+        if not offsets.units:
+            return units
+        units += np.array(offsets.units, np.int64)
+        inside = units % self.table.strides
+        if inside.any():  # the first sample was short, and those after it are whole
+            units -= inside * (self._regular(draws, offsets) > 0)
+        return units
+
+    def is_before_start(self, draws: int, offsets: tuple[int, ...]) -> bool:
+        """Return whether a leaf is at a negative place before draw number `draws`."""
+        return bool(self.ledger(draws, Offsets(offsets)).min() < 0)
+
+    def _regular(self, draws: int, offsets: Offsets) -> Integers:
+        """Return the draws of each leaf since the offsets, without samples that were given back.
+
+        Negative: so many are still to be given back.
+        """
+        returned = np.array(offsets.returned or 0, np.int64)
+        return self.counts(draws) - self.counts(offsets.since) - returned
+
+    def with_returned(
+        self, block: References, draws: int, since: int, returned: Returned
+    ) -> References:
+        """Return a block from draw `draws` on, with returned samples in place of the first draws.
+
+        The first ones of each leaf from draw `since` on.
+        """
+        leaf = self.table.leaf_of_entry[block.entries]
+        rank = (self.counts(draws) - self.counts(since))[leaf] + rank_within(leaf)
+        epochs, indices = block.epochs.copy(), block.indices.copy()
+        for place, samples in returned.items():
+            mine = (leaf == place) & (rank >= 0) & (rank < len(samples))
+            for at in np.flatnonzero(mine).tolist():
+                epochs[at], indices[at] = samples[rank[at]]
+        return References(block.entries, epochs, indices)
 
     def _drawn_too_often(self, number: int) -> DataError:
         leaf = self.table.leaves[number]
@@ -118,35 +175,34 @@ class LanePlan:
 class LeafOffsets:
     """Where the leaves of an order tree continue that other trees of its lane have drawn from."""
 
-    drawn: tuple[int, ...]  # draws of each leaf, by all order trees of the lane
-    # Position of a leaf -> samples (epoch, number) that were drawn and not returned; they are next.
-    returned: Mapping[int, tuple[tuple[int, int], ...]] = field(factory=dict)
-    own: tuple[int, ...] = ()  # draws of each leaf by this tree before; empty: none
-    starts: tuple[int, ...] = field(init=False)  # added to the draws of this tree
+    drawn: tuple[int, ...]  # units of each leaf, by all order trees of the lane
+    # Position of a leaf -> samples (epoch, index) that were drawn and not returned; they are next.
+    returned: Returned = field(factory=dict)
+    own: tuple[int, ...] = ()  # units of each leaf by this tree before; empty: none
+    strides: tuple[int, ...] = ()  # units of a sample of each leaf; empty: 1
+    starts: tuple[int, ...] = field(init=False)  # added to the units of this tree
+    counts: tuple[int, ...] = field(init=False)  # of the returned samples of each leaf; empty: 0
 
     @starts.default
     def _without_returned(self) -> tuple[int, ...]:
-        own = self.own or (0,) * len(self.drawn)
+        own, strides = self.own or (0,) * len(self.drawn), self.strides or (1,) * len(self.drawn)
         return tuple(
-            drawn - own[place] - len(self.returned.get(place, ()))
+            drawn - own[place] - len(self.returned.get(place, ())) * strides[place]
             for place, drawn in enumerate(self.drawn)
         )
 
-    def offsets(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Return what is added to the draws of each leaf, including a tree's own offsets."""
-        return tuple(map(add, self.starts, own)) if own and self.starts else own or self.starts
+    @counts.default
+    def _returned_of_each(self) -> tuple[int, ...]:
+        each = tuple(len(self.returned.get(place, ())) for place in range(len(self.drawn)))
+        return each if any(each) else ()
 
-    def put_in(self, epochs: Integers, indices: Integers, leaf: Integers, rank: Integers) -> None:
-        """Replace the first draws of leaves by the returned samples. All arrays are int64 [n].
+    def offsets(self, own: tuple[int, ...], since: int) -> Offsets:
+        """Return what is added to the units of each leaf, including a tree's own offsets.
 
-        leaf: Of each draw. rank: How often the tree has drawn that leaf before.
+        since: the draw of the tree from which on these count.
         """
-        for place, samples in self.returned.items():
-            # Negative offsets only place weights that follow the run; they are no draws.
-            first = max(self.own[place], 0) if self.own else 0
-            mine = (leaf == place) & (rank >= first) & (rank < first + len(samples))
-            for at in np.flatnonzero(mine).tolist():
-                epochs[at], indices[at] = samples[rank[at] - first]
+        units = tuple(map(add, self.starts, own)) if own and self.starts else own or self.starts
+        return Offsets(units, since, self.counts)
 
 
 NO_OFFSETS = LeafOffsets(())

@@ -20,11 +20,11 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, Signed, shorten
 from energy_data.core.lazy import cached_property
 from energy_data.core.node import ItemRef, Items, Node
-from energy_data.core.references import Integers, References, rank_within
+from energy_data.core.references import Integers
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
-from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets
+from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets, Offsets
 from energy_data.nodes.unary import UnarySpec
 from energy_data.order.grains import grain_size
 from energy_data.order.schedule import Clock, Unit
@@ -96,7 +96,7 @@ class OrderSpec(Spec):
         return [Fraction(0)] * len(self.ordered)
 
     def draws_in_batch(self, draws: Fraction, *, endless: bool) -> Iterator[tuple[str, Fraction]]:
-        """Yield each leaf's id and its draws in a batch with so many draws of this tree."""
+        """Yield each leaf's id and its chunks in a batch with so many draws of this tree."""
         parts = self.parts_of_batch(endless=endless)
         for child, part in zip(self.ordered, parts, strict=True):
             yield from child.draws_in_batch(draws * part, endless=endless)
@@ -165,7 +165,7 @@ class LeafSpec(OrderSpec):
         return super().mean_tokens if known is None else known
 
     def draws_in_batch(self, draws: Fraction, *, endless: bool) -> Iterator[tuple[str, Fraction]]:
-        yield self.leaf.id, draws
+        yield self.leaf.id, draws / self.leaf.cut.samples
 
     def to_dict(
         self, child: Callable[[Spec], Any] | None = None, *, defaults: bool = False
@@ -184,7 +184,8 @@ class LeafSpec(OrderSpec):
 class DrawsCursor(Cursor):
     epoch: int = 0  # passes finished, of a finite stream
     draws: int = 0  # draws made in this pass
-    offsets: tuple[Signed, ...] = ()  # per leaf: draws before the mixture changed; empty: none
+    offsets: tuple[Signed, ...] = ()  # per leaf: units before the mixture changed; empty: none
+    since: int = 0  # the draw at which it changed
     # Per leaf, numerator and denominator: its grains, kept from before an edit; empty: of the spec.
     grains: tuple[int, ...] = ()
 
@@ -312,13 +313,14 @@ class ReferencesNode(Node[DrawsCursor]):
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         if at.grains and not self._are_grains(at.grains):
             yield "grains", f"must be the grains of each leaf, got {shorten(at.grains)}"
+        elif not at.offsets:
             return
-        if not at.offsets:
-            return
-        if len(at.offsets) != (count := len({leaf.id for leaf in self.entries})):
+        elif at.since > at.draws:
+            yield "since", f"must be up to draw {at.draws}, got {at.since}"
+        elif len(at.offsets) != (count := len({leaf.id for leaf in self.entries})):
             yield "offsets", f"must have a number for each of {count} leaves, has {len(at.offsets)}"
-        elif min(at.offsets) < 0 and self._plan_at(at).ledger(at.draws, at.offsets).min() < 0:
-            yield "offsets", f"make the draws of a leaf negative, after {at.draws} draws"
+        elif min(at.offsets) < 0 and self._plan_at(at).is_before_start(at.draws, at.offsets):
+            yield "offsets", f"make the place in a leaf negative, after {at.draws} draws"
 
     def _are_grains(self, pairs: tuple[int, ...]) -> bool:
         if len(pairs) != 2 * len(self.spec.grains) or not all(pairs[1::2]):
@@ -330,8 +332,8 @@ class ReferencesNode(Node[DrawsCursor]):
 
     def has_sample(self, reference: ItemRef) -> bool:
         """Return whether there is a sample of that reference."""
-        entry, _, number = reference
-        return bool(entry < len(self.entries) and number < self.entries[entry].num_samples)
+        entry, _, index = reference
+        return bool(entry < len(self.entries) and self.entries[entry].has(index))
 
     def continue_from(self, before: LeafOffsets) -> None:
         """Continue leaves where other trees stopped. A parent calls it again after a restore."""
@@ -339,18 +341,16 @@ class ReferencesNode(Node[DrawsCursor]):
 
     def draw(self, count: int) -> Items:
         at, before = self.cursor, self._before
-        block = self.plan.block(at.draws, count, before.offsets(at.offsets))
+        block = self.plan.block(at.draws, count, before.offsets(at.offsets, at.since))
         if before.returned:
-            leaf = self.plan.table.leaf_of_entry[block.entries]
-            rank = self.plan.ledger(at.draws, at.offsets)[leaf] + rank_within(leaf)
-            block = References(block.entries, block.epochs.copy(), block.indices.copy())
-            before.put_in(block.epochs, block.indices, leaf, rank)
+            block = self.plan.with_returned(block, at.draws, at.since, before.returned)
         at.draws += len(block)
         return Items(block, block)
 
     def ledger(self) -> dict[str, int]:
-        """Return how often this tree has drawn each leaf in this lane, by id."""
-        return self._by_leaf(self.plan.ledger(self.cursor.draws, self.cursor.offsets))
+        """Return how many units of each leaf this tree has drawn in this lane, by id."""
+        at = self.cursor
+        return self._by_leaf(self.plan.ledger(at.draws, Offsets(at.offsets, at.since)))
 
     def _by_leaf(self, drawn: Integers) -> dict[str, int]:
         return dict(zip((leaf.id for leaf in self.leaves), drawn.tolist(), strict=True))
@@ -378,11 +378,11 @@ class DealtReferences(ReferencesNode):
         if count <= 0:
             raise StopIteration
         at.draws += count
-        block = self.plan.block(start, count, (), most=count)
+        block = self.plan.block(start, count, Offsets(), most=count)
         return Items(block, block)
 
     def ledger(self) -> dict[str, int]:
-        """Return how often this lane has drawn each leaf in this pass. Looks once at each group."""
+        """Return the units of each leaf drawn by this lane in this pass. Looks at each group."""
         at, deal = self.cursor, self.spec.deal
         drawn = np.zeros(len(self.leaves), np.int64)
         first, _ = self._pass(at.epoch)
@@ -390,8 +390,8 @@ class DealtReferences(ReferencesNode):
         for done in range(0, at.draws, deal):
             start = first + self._begin(done)
             end = start + min(deal, at.draws - done)
-            drawn += self.plan.ledger(end, ()) - self.plan.ledger(start, ())
-        return self._by_leaf(drawn)
+            drawn += self.plan.counts(end) - self.plan.counts(start)
+        return self._by_leaf(drawn * self.plan.table.strides)
 
     def _pass(self, epoch: int) -> tuple[int, int]:
         """Return the first draw of a pass in the order of all lanes, and the first after it."""

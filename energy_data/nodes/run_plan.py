@@ -164,13 +164,12 @@ def _planned_leaves(stage: Stage) -> list[PlannedLeaf]:
         found = {leaf.id: PlannedLeaf(leaf, None, None) for _, leaf in stage.leaves}
         return [found[leaf_id] for leaf_id in sorted(found)]
     node, samples = trees[0].build(Context()), stage.num_samples
-    node.cursor.draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
-    drawn, draws = node.ledger(), node.cursor.draws
+    draws = max(1, min(samples or COUNTED_DRAWS, COUNTED_DRAWS))
+    shares = [count / draws for count in node.plan.counts(draws).tolist()]
     one_each = not any(inner.kind in ("pack", "select_pack") for _, inner in stage.of.walk())
     return [
         PlannedLeaf(leaf, share, samples * share if samples and one_each else None)
-        for leaf in node.leaves
-        for share in [drawn[leaf.id] / draws]
+        for leaf, share in zip(node.leaves, shares, strict=True)
     ]
 
 

@@ -91,9 +91,10 @@ class StagedSpec(Spec):
         return found
 
     @cached_property
-    def leaf_sizes(self) -> dict[str, int]:
-        """The number of samples of each leaf, by id."""
-        return {leaf.id: leaf.num_samples for stage in self.stages for _, leaf in stage.leaves}
+    def spans(self) -> dict[str, int]:
+        """The first number of each leaf, by id, that is none of a span of its units."""
+        leaves = (leaf for stage in self.stages for _, leaf in stage.leaves)
+        return {leaf.id: leaf.num_units * leaf.cut.chunk for leaf in leaves}
 
     def check_ranks(self, world_size: int) -> None:
         """Raise SpecError if this number of ranks cannot share each stage evenly."""
@@ -117,8 +118,8 @@ class StagedCursor(Cursor):
     """The position of all stages in one lane."""
 
     taken: int = 0  # micro-batches of this lane
-    carried: tuple[int, ...] = ()  # per leaf, by id: draws before the stages were edited
-    # Of these, the samples to be drawn again: number of the leaf, epoch, sample number.
+    carried: tuple[int, ...] = ()  # per leaf, by id: units before the stages were edited
+    # Of these, the samples to be drawn again: number of the leaf, epoch, span.
     returned: tuple[ItemRef, ...] = ()
 
 
@@ -173,13 +174,13 @@ class StagedNode(Node[StagedCursor]):
                 yield "entered", f"must be up to micro-batch {beyond}, got {shorten(at.entered)}"
 
     def _wrong_carried(self, at: StagedCursor) -> Iterator[Problem]:
-        ids, sizes = self.spec.leaf_ids, self.spec.leaf_sizes
+        ids, spans = self.spec.leaf_ids, self.spec.spans
         if at.carried and len(at.carried) != len(ids):
             count = len(at.carried)
             yield "carried", f"must have a number for each of {len(ids)} leaves, has {count}"
         if not are_references(at.returned, len(ids)):
             yield "returned", f"must be references to {len(ids)} leaves"
-        elif missing := [ref for ref in at.returned if ref[2] >= sizes[ids[ref[0]]]]:
+        elif missing := [ref for ref in at.returned if ref[2] >= spans[ids[ref[0]]]]:
             yield "returned", f"has references to missing samples, {shorten(missing[0])}"
 
     @property

@@ -28,6 +28,9 @@ sample twice. Therefore, with w the draws in a micro-batch, those of the first 2
 share that are among the last w of the share before come last of them. A leaf of fewer than 3 w
 samples has the same order in every epoch instead.
 
+If q samples are cut from each chunk of a leaf, all of this is about chunks: draw n of a lane is
+sample n mod q of its chunk n // q. So a lane reads the samples of a chunk one after another.
+
 A leaf that mixes m epochs has the order of one epoch of m N samples, sample j of which is sample
 j mod N. Each sample comes m times in m epochs, and each copy of a sequence has its own place.
 """
@@ -62,12 +65,12 @@ _MORE_DRAWS = 4
 class Shares:
     """The shares of one lane in k leaves, of all epochs.
 
-    The order of a leaf depends on its number of samples, its key, its draws in a micro-batch, the
+    The order of a leaf depends on its number of chunks, its key, its draws in a micro-batch, the
     lane, the number of lanes, its two lengths and its runs only: not on the other leaves, nor on
     its place among them.
 
     Args:
-        num_samples: Samples of each leaf, int64 [k], 1 to 2**61.
+        num_chunks: Chunks of each leaf, int64 [k], 1 to 2**61; mostly each is one sample.
         keys: Keys of the leaves, uint64 [k], of `keys.key` or `keys.mix`.
         sequence_length: Samples that stay neighbours, in file order; an epoch permutes the
             sequences. 0 keeps the order of the file. One number, or one of each leaf, int64 [k].
@@ -78,8 +81,9 @@ class Shares:
         runs: Whether the sequences are runs. One for all leaves, or one of each, bool [k].
         epochs: How many epochs each leaf mixes, -1 for all that can be counted; None for the order
             of the file in every epoch. Default: 1 of each.
-        grains: The draws of each leaf in a micro-batch, as `grain_size` returns them. Default: all
+        grains: The chunks of each leaf in a micro-batch, as `grain_size` returns them. Default: all
             leaves are large, and epochs are independent.
+        per_chunk: The number of samples in a chunk of each leaf. Default: 1 of each.
 
     Raises:
         ValueError: If a leaf has no samples, or too many, also in all epochs that it mixes.
@@ -87,7 +91,7 @@ class Shares:
 
     def __init__(  # noqa: PLR0913 - facts of the leaves, of the shuffling and of the lane
         self,
-        num_samples: ArrayLike,
+        num_chunks: ArrayLike,
         keys: ArrayLike,
         *,
         sequence_length: ArrayLike,
@@ -97,8 +101,10 @@ class Shares:
         lanes: int,
         epochs: Sequence[int | None] = (),
         grains: Sequence[Fraction] = (),
+        per_chunk: Sequence[int] = (),
     ) -> None:
-        self._samples = np.array(num_samples, np.int64)
+        self._samples = np.array(num_chunks, np.int64)
+        self._per_chunk = np.array(per_chunk, np.int64) if any(n > 1 for n in per_chunk) else None
         windows = np.asarray(window, np.int64)
         is_one = windows.ndim == 0 or bool((windows == windows[0]).all())
         self._window: Numbers | int = int(windows.flat[0]) if is_one else np.maximum(windows, 1)
@@ -132,7 +138,12 @@ class Shares:
 
     def begin(self, leaf: int, epoch: int) -> int:
         """How many draws this lane makes from the leaf before the epoch begins; any size."""
-        return self.grains.count(leaf, epoch * int(self._samples[leaf]))
+        return self.own(leaf, epoch * int(self._samples[leaf]))
+
+    def own(self, leaf: int, chunks: int) -> int:
+        """How many draws of this lane are of the first `chunks` chunks of a leaf; any size."""
+        per_chunk = 1 if self._per_chunk is None else int(self._per_chunk[leaf])
+        return self.grains.count(leaf, chunks) * per_chunk
 
     def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
         """The epoch of each draw and its sample, 0 to N - 1: two int64 [m].
@@ -151,6 +162,15 @@ class Shares:
             OverflowError: If a draw times the lanes is 2**62 or more.
         """
         leaves, draws = np.asarray(leaf, np.intp), np.asarray(draw, np.int64)
+        if self._per_chunk is None:
+            return self._located(leaves, draws)
+        per_chunk = self._per_chunk[leaves]
+        draws, part = np.divmod(draws, per_chunk)
+        epoch, chunk = self._located(leaves, draws)
+        return epoch, chunk * per_chunk + part
+
+    def _located(self, leaves: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
+        """The epoch of each chunk that is drawn, and the number of the chunk."""
         self.grains.check(draws)
         if self._small is not None:
             draws = np.where(self._small[leaves], self.grains.numbers(leaves, draws), draws)

@@ -39,8 +39,9 @@ PATH = "Write it like `path: ./coco`."
             "{path: x, zebra: red}",
             "2:20: splits.train: unknown key 'zebra'. Known here: split_part, subflavors, "
             "subflavor, subset, id, shuffle_over_epochs_multiplier, "
-            "tokens_per_sample, max_repetitions, columns, config_name, seq_len, stride, add_bos, "
-            "add_eos, cu_seqlens, dtype, path, dataset_config, split_config, aux.",
+            "tokens_per_sample, max_repetitions, columns, config_name, seq_len, stride, "
+            "max_seq_len, add_bos, add_eos, cu_seqlens, dtype, path, dataset_config, split_config, "
+            "aux.",
         ),
         (
             "{path: x, weight: 2}",

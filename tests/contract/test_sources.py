@@ -95,6 +95,10 @@ SOURCES = {
         lambda f: write_megatron(f / "x", some_documents(40, 30, 30)),
         {"seq_len": 32, "stride": 30, "cu_seqlens": True, "add_eos": 1},
     ),
+    "windows of stages": (
+        lambda f: write_datatrove(f / "x", some_documents(40, 30, 30)),
+        {"seq_len": 30, "max_seq_len": 30},
+    ),
     "rows": (rows, {}),
     "parquet": (parquet, {}),
     "folder of arrow": (arrow_files, {"columns": ["n"]}),

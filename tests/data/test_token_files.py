@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import struct
@@ -82,6 +83,94 @@ def test_tokens_are_put_before_and_after_documents(write, tmp_path):
     assert tokens(read(path, add_eos=2, seq_len=7)) == [ends[:7], ends[7:14]]
 
 
+@both
+def test_windows_of_framed_documents_have_their_bounds(write, tmp_path):
+    # 1 5 6 7 2 1 8 | 2 1 9 10 11 12 2 | 1 13 14 2, cut every 6 tokens
+    path = write(tmp_path / "c", DOCUMENTS)
+    found = read(path, add_bos=1, add_eos=2, seq_len=7, stride=6, cu_seqlens=True)
+    assert tokens(found) == [[1, 5, 6, 7, 2, 1, 8], [8, 2, 1, 9, 10, 11, 12]]
+    assert [one["cu_seqlens"].tolist() for one in found] == [[0, 5, 7], [0, 2, 7]]
+    assert found[0]["position_ids"].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    # The first document began two tokens before.
+    assert found[1]["position_ids"].tolist() == [0, 1, 0, 1, 2, 3, 4]
+
+
+@both
+def test_empty_documents_have_no_positions_of_their_own(write, tmp_path):
+    path = write(tmp_path / "c", [[], [5, 6], [], [], [7, 8, 9], []])
+    (sample,) = read(path, seq_len=5, cu_seqlens=True)
+    assert sample["cu_seqlens"].tolist() == [0, 2, 5]
+    assert sample["position_ids"].tolist() == [0, 1, 0, 1, 2]
+
+
+def part(source, begin, end):
+    (sample,) = source.read(np.array([source.cut.index(begin, end)]))
+    return sample
+
+
+@both
+def test_a_part_of_a_window_is_filled_with_a_document_that_the_loss_leaves_out(write, tmp_path):
+    # 5 6 7 | 8 | 9 10 11 12 | 13 14
+    source = open_source(
+        write(tmp_path / "c", DOCUMENTS), seq_len=8, max_seq_len=8, cu_seqlens=True
+    )
+    sample = part(source, 2, 8)
+    assert sample["tokens"].tolist() == [7, 8, 9, 10, 11, 12, 0, 0]
+    assert sample["loss_mask"].tolist() == [True] * 6 + [False] * 2
+    assert sample["cu_seqlens"].tolist() == [0, 1, 2, 6, 8]
+    assert sample["position_ids"].tolist() == [0, 0, 0, 1, 2, 3, 0, 1]
+    assert sample["__key__"] == "0[2:8]"
+    (whole,) = source.read(np.array([0]))
+    assert whole["loss_mask"].all()
+    for index in (source.cut.index(6, 8) + 8 * 8, source.cut.index(7, 9)):
+        with pytest.raises(IndexError):
+            source.read(np.array([index]))
+
+
+@both
+def test_a_part_of_a_window_has_the_labels_of_its_tokens(write, tmp_path):
+    path = write(tmp_path / "c", DOCUMENTS)
+    sample = part(open_source(path, seq_len=5, stride=4, max_seq_len=9), 6, 8)
+    assert sample["tokens"].tolist() == [11, 12, 13, 0, 0]
+    assert sample["loss_mask"].tolist() == [True, True, True, False, False]
+    framed = open_source(path, seq_len=4, max_seq_len=8, add_eos=2)
+    assert part(framed, 1, 4)["tokens"].tolist() == [6, 7, 2, 0]
+
+
+def test_parts_of_windows_keep_the_loss_mask_of_the_file(tmp_path):
+    path = write_datatrove(tmp_path / "c", DOCUMENTS)
+    Path(f"{path}.loss").write_bytes(bytes([1, 0] * 5))
+    sample = part(open_source(path, seq_len=5, max_seq_len=5), 5, 8)
+    assert sample["tokens"].tolist() == [10, 11, 12, 0, 0]
+    assert sample["loss_mask"].tolist() == [False, True, False, False, False]
+
+
+def test_windows_of_any_length_are_of_the_same_tokens_and_have_one_fingerprint(tmp_path):
+    for name, count in (("a", 50), ("b", 29)):
+        np.arange(count, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    facts = {"max_seq_len": 12, "dtype": "uint16"}
+    sources = [open_source(tmp_path, seq_len=size, **facts) for size in (2, 3, 12)]
+    assert len({source.fingerprint for source in sources}) == 1
+    for source in sources:
+        found = tokens(source.read(np.arange(len(source))))
+        # What fills no longest window is left out.
+        assert [*chain(*found)] == [*range(48), *range(24)]
+    others = [{"seq_len": 12, "stride": 11}, {"seq_len": 6, "max_seq_len": 6}]
+    for keys in others:
+        assert open_source(tmp_path, **{**facts, **keys}).fingerprint != sources[0].fingerprint
+
+
+def test_parts_and_windows_of_a_batch_are_rows_of_one_tensor(tmp_path):
+    np.arange(4096, dtype=np.uint16).tofile(tmp_path / "c.bin")
+    source = open_source(tmp_path / "c.bin", seq_len=1024, max_seq_len=1024, dtype="uint16")
+    indices = np.array([3, source.cut.index(1000, 1024), 1])
+    found = type(source).read_together([source], np.zeros(3, int), indices, rows=True)
+    block = found[0]["tokens"].block
+    assert all(sample["tokens"].block is block for sample in found)
+    assert block[:, 0].tolist() == [3072, 1000, 1024]
+    assert block[1].tolist() == [*range(1000, 1024)] + [0] * 1000
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60).filter(sum),
@@ -134,10 +223,18 @@ def test_arrays_and_raw_integers_have_windows(tmp_path):
     assert tokens(found) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
+def test_rows_of_a_packed_memmap_are_windows(tmp_path):
+    rows = np.arange(27, dtype=np.uint32).reshape(3, 9)
+    rows.tofile(tmp_path / "rows.bin")
+    facts = {"status": "complete", "num_samples": 3, "seq_length": 8}
+    (tmp_path / "rows.bin.json").write_text(json.dumps(facts))
+    assert tokens(read(tmp_path / "rows.bin", seq_len=9, dtype="uint32")) == rows.tolist()
+
+
 def test_rows_of_an_array_are_samples(tmp_path):
     np.save(tmp_path / "c.npy", np.arange(12, dtype=np.int32).reshape(3, 4))
     assert tokens(read(tmp_path / "c.npy")) == np.arange(12).reshape(3, 4).tolist()
-    with pytest.raises(SpecError, match=r"it has rows of 4 tokens\. Remove `seq_len` and `stride`"):
+    with pytest.raises(SpecError, match=r"it has rows of 4 tokens\. Remove the keys of windows"):
         open_source(tmp_path / "c.npy", seq_len=3)
 
 
@@ -161,8 +258,8 @@ def test_windows_of_a_batch_are_read_into_its_tensor(tmp_path, stacked):
 
 
 WRONG_KEYS = [
-    ({"stride": 3}, "stride and cu_seqlens are for windows. Give their `seq_len`"),
-    ({"cu_seqlens": True}, "stride and cu_seqlens are for windows"),
+    ({"stride": 3}, "stride, max_seq_len and cu_seqlens are for windows. Give their `seq_len`"),
+    ({"cu_seqlens": True}, "stride, max_seq_len and cu_seqlens are for windows"),
     ({"seq_len": 3, "stride": 4}, "stride must be at most `seq_len`, which is 3, found 4"),
     (
         {"seq_len": 11},

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
 from energy_data.core import recipe
 from energy_data.core.recipe import COUNT, FLAG, TOKEN, one_of
@@ -29,6 +29,13 @@ class TokenKeys:
         COUNT,
         "Of windows: tokens from the beginning of one to that of the next. Default: `seq_len`.",
         "stride: 4095",
+        default=None,
+    )
+    max_seq_len: int | None = recipe.key(
+        COUNT,
+        "Of windows: the largest `seq_len` that any stage reads them with. Default: that of the "
+        "stages of this file.",
+        "max_seq_len: 131072",
         default=None,
     )
     add_bos: int | None = recipe.key(
@@ -55,15 +62,28 @@ class TokenKeys:
         """The number of tokens put before and after each document."""
         return (self.add_bos is not None) + (self.add_eos is not None)
 
+    @property
+    def overlap(self) -> int:
+        """The number of tokens that a window has in common with the next one."""
+        return (self.seq_len or 0) - (self.stride or self.seq_len or 0)
+
+    @property
+    def without_lengths(self) -> TokenKeys:
+        """The keys without those of the lengths of windows."""
+        return evolve(self, seq_len=None, stride=None, max_seq_len=None)
+
     def check_file(self, file: TokenFile, path: str) -> None:
         """Raise SpecError for keys that do not fit together, or not to the file."""
         window, length = self.seq_len, file.row_length
-        if length is not None and (self.stride or window not in (None, length)):
-            problem = f"it has rows of {length} tokens. Remove `seq_len` and `stride`"
-        elif window is None and (self.stride or self.cu_seqlens):
-            problem = "stride and cu_seqlens are for windows. Give their `seq_len`"
+        others = self.stride or self.max_seq_len
+        if length is not None and (others or window not in (None, length)):
+            problem = f"it has rows of {length} tokens. Remove the keys of windows"
+        elif window is None and (others or self.cu_seqlens):
+            problem = "stride, max_seq_len and cu_seqlens are for windows. Give their `seq_len`"
         elif self.stride is not None and self.stride > (window or 0):
             problem = f"stride must be at most `seq_len`, which is {window}, found {self.stride}"
+        elif self.max_seq_len is not None and (wrong := self._misfit(self.max_seq_len)):
+            problem = wrong
         elif file.documents is None and not (window or length):
             problem = (
                 "it does not say where documents begin, so it has only windows. Give `seq_len`"
@@ -77,10 +97,25 @@ class TokenKeys:
             return
         raise SpecError(f"{path}: {problem}.")
 
+    def _misfit(self, longest: int) -> str:
+        """Return why windows do not fill the longest ones; empty: they do."""
+        length, overlap = self.seq_len or 0, self.overlap
+        stride = length - overlap
+        if longest < length:
+            return f"seq_len must be at most `max_seq_len`, which is {longest}, found {length}"
+        if (longest - overlap) % stride:
+            less = f", less the {overlap} that windows overlap" if overlap else ""
+            return (
+                f"max_seq_len {longest} is no multiple of `seq_len` {length}{less}: the longest "
+                f"windows must be whole numbers of all others"
+            )
+        return ""
+
 
 _APART = 512  # documents between two bounds that are read one by one
 
 Arrays = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
+_NONE = np.empty(0, np.int64)
 
 
 class Span(NamedTuple):
@@ -106,12 +141,14 @@ class FileReader:
         self.file, self.keys, self.shard = file, keys, shard
         self.window = keys.seq_len or file.row_length or 0
         self.stride = keys.stride or self.window
+        self.chunk = (keys.max_seq_len or self.window) - (self.window - self.stride)
         self._is_plain = bool(self.window) and not (keys.extra or keys.cu_seqlens)
         documents = file.documents
         self.num_documents = 0 if documents is None else documents.count
         self.num_tokens = file.tokens.count + self.num_documents * keys.extra
         if self.window:
-            self.count = max((self.num_tokens - self.window) // self.stride + 1, 0)
+            tokens = max(self.num_tokens - (self.window - self.stride), 0)
+            self.count = tokens // self.chunk * (self.chunk // self.stride)
         else:
             self.count = self.num_documents
 
@@ -139,18 +176,37 @@ class FileReader:
 
     def fields(self, rows: list[int]) -> dict[str, Arrays]:
         """Return the fields of samples, an array for each; windows are rows of one array."""
-        columns = self.file.columns.items()
+        columns, fields = self.file.columns.items(), dict[str, Arrays]()
         if self._is_plain:
             begins = [row * self.stride for row in rows]
-            return {name: values.rows(begins, self.window) for name, values in columns}
-        spans = [self._span(row) for row in rows]
-        fields: dict[str, Arrays] = {}
-        for name, values in columns:
-            fields[name] = [self._values(values, span) for span in spans]
+            fields |= {name: values.rows(begins, self.window) for name, values in columns}
+        else:
+            spans = [self._span(row) for row in rows]
+            for name, values in columns:
+                fields[name] = [self._values(values, span) for span in spans]
+            if self.keys.cu_seqlens:
+                fields |= _bounds([span.starts() for span in spans])
+        if self.keys.max_seq_len and self.file.loss_mask is None:
+            fields["loss_mask"] = np.ones((len(rows), self.window), bool)
+        return fields
+
+    def part(self, begin: int, end: int) -> dict[str, Arrays]:
+        """Return the fields of a sample that is a part of a window: from token `begin` on.
+
+        end: where the next part begins. The rest of the sample is filled with 0, which is a
+        document of its own, and which the loss mask leaves out.
+        """
+        length = end - begin + self.window - self.stride
+        is_plain = self._is_plain
+        span = Span(begin, begin + length, 0, _NONE) if is_plain else self._between(begin, length)
+        fields: dict[str, Arrays] = {
+            name: [_filled(self._values(values, span), self.window)]
+            for name, values in self.file.columns.items()
+        }
+        if self.file.loss_mask is None:
+            fields["loss_mask"] = [_filled(np.ones(length, bool), self.window)]
         if self.keys.cu_seqlens:
-            starts = [span.starts() for span in spans]
-            fields["cu_seqlens"] = [one.astype(np.int32) for one in starts]
-            fields["position_ids"] = [_positions(one) for one in starts]
+            fields |= _bounds([np.append(span.starts(), self.window)])
         return fields
 
     def _span(self, row: int) -> Span:
@@ -160,10 +216,13 @@ class FileReader:
         if not self.window:
             bounds = documents.bound(row, row + 2) + extra * np.arange(row, row + 2)
             return Span(int(bounds[0]), int(bounds[1]), row, bounds)
-        begin = row * self.stride
-        return Span(
-            begin, begin + self.window, *documents.between(begin, begin + self.window, extra)
-        )
+        return self._between(row * self.stride, self.window)
+
+    def _between(self, begin: int, length: int) -> Span:
+        """Return so many tokens from `begin` on, with their documents."""
+        end, documents = begin + length, self.file.documents
+        assert documents is not None
+        return Span(begin, end, *documents.between(begin, end, self.keys.extra))
 
     def _values(self, values: Values, span: Span) -> npt.NDArray[Any]:
         """Return the values of a sample in one of the files."""
@@ -188,6 +247,21 @@ class FileReader:
         first += min(max(before, 0), length)
         found[~is_put] = values.read(first, first + size - int(is_put.sum()))
         return found
+
+
+def _filled(values: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Return values followed by zeros."""
+    found = np.zeros(size, values.dtype)
+    found[: len(values)] = values
+    return found
+
+
+def _bounds(starts: list[Int64s]) -> dict[str, Arrays]:
+    """Return the fields that say where the documents of samples begin."""
+    return {
+        "cu_seqlens": [one.astype(np.int32) for one in starts],
+        "position_ids": [_positions(one) for one in starts],
+    }
 
 
 def _positions(starts: Int64s) -> Int64s:

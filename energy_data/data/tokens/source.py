@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from attrs import astuple
 
 from energy_data.core.batch_memory import RowBlock, make_row, new_rows
+from energy_data.core.cut import PARTS, WHOLE, Cut
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.files.local import LocalFile, open_file
@@ -32,7 +34,7 @@ from energy_data.data.shards import (
 )
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.tokens.layouts import Int64s, open_tokens
-from energy_data.data.tokens.reader import FileReader, TokenKeys
+from energy_data.data.tokens.reader import Arrays, FileReader, TokenKeys
 from energy_data.errors import SampleError, SpecError
 
 _PROBES = 32  # places of the files that a fingerprint reads
@@ -41,9 +43,9 @@ _PROBES = 32  # places of the files that a fingerprint reads
 class TokenSource(Source):
     """Samples of files of tokens: their documents, or windows of `seq_len` tokens.
 
-    A sample has `tokens`, int64 [tokens]; of a file with a loss mask also `loss_mask`, bool
-    [tokens]; with `cu_seqlens` also `cu_seqlens`, int32 [documents + 1], and `position_ids`, int64
-    [tokens], which start again at 0 with each document.
+    A sample has `tokens`, int64 [tokens]; of a file with a loss mask, or with `max_seq_len`, also
+    `loss_mask`, bool [tokens]; with `cu_seqlens` also `cu_seqlens`, int32 [documents + 1], and
+    `position_ids`, int64 [tokens], which start again at 0 with each document.
 
     Opening it reads headers only. Raises SpecError for keys that do not fit the files,
     StructureError if a file is damaged.
@@ -63,11 +65,15 @@ class TokenSource(Source):
         self._ends = list(accumulate(reader.count for reader in self._readers))
         if not self._ends[-1]:
             most = max(reader.num_tokens for reader in self._readers)
-            problem = (
-                f"its largest file has {most:,} tokens, less than a window of {self._window:,}"
-            )
-            raise SpecError(f"{path}: {problem}. Lower `seq_len`, or remove the dataset.")
-        self._first, self._length = options.range_of(self._ends[-1], path)
+            name, longest = "seq_len", self._window
+            if self.keys.max_seq_len is not None:
+                name, longest = "max_seq_len", self.keys.max_seq_len
+            problem = f"its largest file has {most:,} tokens, less than a window of {longest:,}"
+            raise SpecError(f"{path}: {problem}. Lower `{name}`, or remove the dataset.")
+        self._cut = self._checked_cut(self._readers[0])
+        chunk = self._cut.samples
+        first, length = options.range_of(self._ends[-1] // chunk, path)
+        self._first, self._length = first * chunk, length * chunk
         self.bytes_read: int = 0
         self.tokens_read: int = 0
 
@@ -77,6 +83,19 @@ class TokenSource(Source):
         self.keys.check_file(file, path)
         return FileReader(file, self.keys, shard)
 
+    def _checked_cut(self, reader: FileReader) -> Cut:
+        if not reader.window:
+            return WHOLE
+        if (tokens := self._ends[-1] * reader.stride) * reader.chunk >= PARTS:
+            problem = f"it has {tokens:,} tokens, too many for windows of {reader.chunk:,} tokens"
+            raise SpecError(f"{self.path}: {problem}. Make several datasets of its files.")
+        return Cut(reader.chunk, reader.stride)
+
+    @property
+    def cut(self) -> Cut:
+        """The tokens of a window, and of the longest one that a stage reads."""
+        return self._cut
+
     def __len__(self) -> int:
         return self._length
 
@@ -84,8 +103,9 @@ class TokenSource(Source):
     def fingerprint(self) -> str:
         """Return 16 hex digits that do not depend on the path, and change with the samples.
 
-        They depend on the keys, on the names and sizes of several files, and on 4 KiB at 32 places:
-        of one file and of its index, or of up to 32 of several.
+        They depend on the keys, but of windows only on the longest one that a stage reads; on the
+        names and sizes of several files, and on 4 KiB at 32 places: of one file and of its index,
+        or of up to 32 of several.
         """
         digest, readers = hashlib.blake2b(digest_size=8), self._readers
         chosen = np.unique(np.linspace(0, len(readers) - 1, _PROBES).astype(np.int64)).tolist()
@@ -94,8 +114,10 @@ class TokenSource(Source):
                 for path in readers[number].file.paths:
                     digest.update(some_bytes(open_file(path), _PROBES // len(chosen)))
         named = [(one.shard, one.num_tokens) for one in readers] if len(readers) > 1 else ()
-        facts = astuple(self.keys), readers[0].file.tokens.dtype.str, named
-        digest.update(repr((*facts, self._first, self._length)).encode(errors="surrogateescape"))
+        facts = astuple(self.keys.without_lengths), readers[0].file.tokens.dtype.str, named
+        cut, overlap = self._cut, self._window - readers[0].stride
+        chunks = cut.chunk, overlap, self._first // cut.samples, self._length // cut.samples
+        digest.update(repr((*facts, *chunks)).encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
@@ -130,6 +152,8 @@ class TokenSource(Source):
 
     def row_of(self, index: int) -> int:
         """Return the number of a document or window, of all files."""
+        if index >= PARTS:
+            index = self._cut.bounds(index)[0] // self._cut.stride
         return index + self._first
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
@@ -148,9 +172,8 @@ class TokenSource(Source):
         window, *others = {source._window for source in sources}
         block = new_rows(len(indices), (window,), torch.int64) if rows and not others else None
         samples: list[Sample | SampleError] = [{}] * len(indices)
-        for number in np.unique(numbers).tolist():
+        for number, places in _places(numbers):
             source = sources[number]
-            places = np.flatnonzero(numbers == number)
             with names_dataset(source.path):
                 source._read(indices[places], places, samples, block)
         return samples
@@ -163,8 +186,14 @@ class TokenSource(Source):
         block: RowBlock | None,
     ) -> None:
         """Put the samples of `indices` at `places`; with a block, their tokens are its rows."""
+        if len(indices) and indices.max() >= PARTS:
+            is_part = indices >= PARTS
+            for index, place in zip(indices[is_part].tolist(), places[is_part], strict=True):
+                self._read_part(index, place, samples, block)
+            indices, places = indices[~is_part], places[~is_part]
         for reader, mine, rows in self._by_file(indices):
-            found = self._samples(reader, rows.tolist(), places[mine], block)
+            here = rows.tolist()
+            found = self._samples(reader, here, reader.fields(here), places[mine], block)
             for place, sample in zip(places[mine].tolist(), found, strict=True):
                 samples[place] = sample
 
@@ -174,17 +203,39 @@ class TokenSource(Source):
             raise IndexError(f"one of {indices.tolist()} of {self._length} samples")
         rows = indices + self._first
         files = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(files).tolist():
-            reader, mine = self._readers[number], np.flatnonzero(files == number)
+        for number, mine in _places(files):
+            reader = self._readers[number]
             yield reader, mine, rows[mine] - (self._ends[number] - reader.count)
 
+    def _read_part(
+        self, index: int, place: Any, samples: list[Sample | SampleError], block: RowBlock | None
+    ) -> None:
+        """Put a part of a window at `place`; with a block, its tokens are that row."""
+        if not self._cut.has(index, self._length):
+            raise IndexError(f"part {index - PARTS} of {self._length} samples")
+        stride, first = self._cut.stride, self._first
+        begin, end = self._cut.bounds(index)
+        window, inside = divmod(begin, stride)
+        number = bisect_right(self._ends, window + first)
+        reader = self._readers[number]
+        row = window + first - (self._ends[number] - reader.count)
+        begin, end = row * stride + inside, row * stride + inside + end - begin
+        fields = reader.part(begin, end)
+        (sample,) = self._samples(reader, [row], fields, np.array([place]), block)
+        sample["__key__"] += f"[{inside}:{inside + end - begin}]"
+        samples[place] = sample
+
     def _samples(
-        self, reader: FileReader, rows: list[int], places: Int64s, block: RowBlock | None
+        self,
+        reader: FileReader,
+        rows: list[int],
+        fields: dict[str, Arrays],
+        places: Int64s,
+        block: RowBlock | None,
     ) -> list[Sample]:
         """Return samples of a file; with a block, their tokens are its rows `places`."""
-        fields = reader.fields(rows)
         tokens = fields.pop("tokens")
-        number = sum(map(len, tokens))
+        number = tokens.size if isinstance(tokens, np.ndarray) else sum(map(len, tokens))
         self.tokens_read += number
         self.bytes_read += number * reader.file.tokens.dtype.itemsize
         if block is None:
@@ -208,6 +259,15 @@ class TokenSource(Source):
             for sample, array in zip(samples, arrays, strict=True):
                 sample[field] = torch.tensor(array)
         return samples
+
+
+def _places(numbers: Int64s) -> Iterator[tuple[int, Int64s]]:
+    """Yield each distinct number, and where it is."""
+    if len(numbers) and (numbers == numbers[0]).all():  # as mostly, at a third of the cost
+        yield int(numbers[0]), np.arange(len(numbers))
+        return
+    for number in np.unique(numbers).tolist():
+        yield number, np.flatnonzero(numbers == number)
 
 
 def _scan(file: LocalFile) -> Scan:

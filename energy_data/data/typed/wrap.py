@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import astuple, define, evolve
 
+from energy_data.core.cut import Cut
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
@@ -111,6 +112,11 @@ class TypedSource(Source):
     def bytes_read(self) -> int | None:  # type: ignore[override]  # counted by the inner source
         """What the inner source has read so far."""
         return self.inner.bytes_read
+
+    @property
+    def cut(self) -> Cut:
+        """That of the dataset."""
+        return self.inner.cut
 
     @property
     def run_length(self) -> int | None:

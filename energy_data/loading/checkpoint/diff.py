@@ -29,7 +29,7 @@ def differences(saved: SavedTree, ours: SavedTree) -> list[str]:
     changed = [
         f"leaf {leaf_id!r} has other samples{_sizes(saved.leaves[leaf_id], leaf)}"
         for leaf_id, leaf in ours.leaves.items()
-        if saved.leaves.get(leaf_id, leaf)[1] != leaf[1]
+        if saved.leaves.get(leaf_id, leaf).fingerprint != leaf.fingerprint
     ]
     found = [*sorted(gone), *sorted(new), *changed, *_edits(saved.spec, ours.spec, "")]
     if not found and _above_leaves(saved.spec) != _above_leaves(ours.spec):
@@ -38,7 +38,11 @@ def differences(saved: SavedTree, ours: SavedTree) -> list[str]:
 
 
 def _sizes(saved: SavedLeaf, ours: SavedLeaf) -> str:
-    return "" if None in (saved[0], ours[0]) else f": it had {saved[0]}, and has {ours[0]}"
+    if saved.chunk != ours.chunk:
+        lengths = f"{saved.chunk} tokens, and are {ours.chunk}"
+        return f": its longest windows were {lengths} (`max_seq_len`)"
+    was, now = saved.chunks, ours.chunks
+    return "" if None in (was, now) else f": it had {was}, and has {now}"
 
 
 def _above_leaves(spec: Spec) -> Any:
@@ -53,7 +57,11 @@ def _edits(saved: Spec, ours: Spec, where: str) -> Iterator[str]:
     if saved.kind != ours.kind:
         yield f"{where}{_shown(saved)} became {_shown(ours)}"
         return
-    if isinstance(saved, LeafSpec):
+    if isinstance(saved, LeafSpec) and isinstance(ours, LeafSpec):
+        lengths = [one.leaf.cut.stride for one in (saved, ours)]
+        if saved.leaf.id == ours.leaf.id and lengths[0] != lengths[1]:
+            which = f"{where}windows of leaf {saved.leaf.id!r}"
+            yield f"{which} began every {lengths[0]} tokens, now every {lengths[1]}"
         return
     if isinstance(saved, StagedSpec) and isinstance(ours, StagedSpec):
         yield from stage_edits(saved.stages, ours.stages)

@@ -37,7 +37,8 @@ from energy_data.loading.lanes import Nodes
 from energy_data.nodes.buffered import BufferedNode
 from energy_data.nodes.leaf import leaf_entries
 from energy_data.nodes.leaf_history import LeafHistory
-from energy_data.nodes.references import ReferencesNode, ReferencesSpec
+from energy_data.nodes.plan_cache import Offsets
+from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.stage import DEFAULT, Resume, Stage
 from energy_data.nodes.staged import StagedNode
 
@@ -167,13 +168,17 @@ def _move_pending(
 
     def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
         assert isinstance(order, ReferencesNode)
-        was, now = _entries(saved[paths[order]]), _entries(order.spec)
-        leaf_id = was[reference[0]]
+        entry, epoch, index = reference
+        before = [leaf for _, leaf in leaf_entries(saved[paths[order]].of)]
+        was, now = [leaf.id for leaf in before], [leaf.id for leaf in order.entries]
+        leaf_id = was[entry]
         if leaf_id not in kept or leaf_id not in now:
             return None
         places = [place for place, name in enumerate(now) if name == leaf_id]
-        which = was[: reference[0]].count(leaf_id)
-        return (places[min(which, len(places) - 1)], *reference[1:])
+        place = places[min(was[:entry].count(leaf_id), len(places) - 1)]
+        span = before[entry].cut.span(index)
+        same = order.entries[place].cut.indices([(epoch, span)])
+        return (place, *same[0]) if len(same) == 1 else None  # shorter windows cannot stand for it
 
     for path, before in run.node(lane).walk():
         if not isinstance(before, BufferedNode) or not before.cursor.pending or not of(path):
@@ -189,22 +194,18 @@ def _move_pending(
     return lost
 
 
-def _entries(tree: ReferencesSpec) -> list[str]:
-    """Return the id of the leaf of each entry of an order tree."""
-    return [leaf.id for _, leaf in leaf_entries(tree.of)]
-
-
 def _put(node: ReferencesNode, drawn: list[int], batch: int) -> None:
-    """Let an order tree continue after so many draws of its leaves, at a micro-batch of the run."""
+    """Let an order tree continue after so many units of its leaves, at a micro-batch of the run."""
     clock = node.spec.clock
     if clock is not None and node.spec.of.follows_run:
         # Its weights must be those of this place of the run.
         batches = max(batch - clock.first_microbatch, 0)
         samples = Fraction(batches * clock.samples_per_microbatch)
         node.cursor.draws = clock.draws(samples, node.context.lane, node.context.lanes)
-    before = node.plan.ledger(node.cursor.draws, ()).tolist() if node.cursor.draws else []
+    at, none = node.cursor, Offsets()
+    before = node.plan.ledger(at.draws, none).tolist() if at.draws else []
     offsets = tuple(map(sub, drawn, before)) if before else tuple(drawn)
-    node.cursor.offsets = offsets if any(offsets) else ()
+    at.offsets, at.since = offsets if any(offsets) else (), at.draws
 
 
 def _restore_stages(run: SavedRun, now: Stages, nodes: Nodes, *, keep: bool) -> None:

@@ -1,6 +1,6 @@
 """The state of a run: plain data, small, versioned; read and checked here.
 
-    format, version   "energy_data", 2
+    format, version   "energy_data", 3
     seed, lanes       of the run; fixed for its life
     tree              what decides the stream (see `SavedTree`), packed
     start             [node path, cursor field, value] of a lane that has not started. An empty path
@@ -45,7 +45,7 @@ from energy_data.order.grains import grain_size
 T = TypeVar("T")
 
 FORMAT = "energy_data"
-VERSION = 2
+VERSION = 3
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 SAVE_TOGETHER = "Save on all ranks after the same number of batches."
 _OF_RUN = ""  # in place of the path of a node

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
+from energy_data.core.cut import Cut
 from energy_data.core.keys import key
 from energy_data.core.node import Node
 from energy_data.core.sample import Sample
@@ -37,26 +38,40 @@ _UNKNOWN_SIZE = 1 << 40  # accepts every sample number of a leaf whose size was 
 
 
 class SavedSource(Source):
-    """The source of a leaf of a saved run: its size and fingerprint, without samples."""
+    """The source of a leaf of a saved run: its size, cut and fingerprint, without samples."""
 
-    def __init__(self, num_samples: int | None, fingerprint: str) -> None:
-        self.num_samples, self._fingerprint = num_samples, fingerprint
+    def __init__(self, leaf: SavedLeaf, stride: int | None = None) -> None:
+        self.leaf, self._cut = leaf, Cut(leaf.chunk, stride or leaf.chunk)
 
     def __len__(self) -> int:
-        return _UNKNOWN_SIZE if self.num_samples is None else self.num_samples
+        return (self.leaf.chunks or _UNKNOWN_SIZE) * self.cut.samples
+
+    @property
+    def cut(self) -> Cut:
+        """How samples were cut from chunks."""
+        return self._cut
 
     @property
     def fingerprint(self) -> str:
         """The first digits of the fingerprint of the leaf."""
-        return self._fingerprint
+        return self.leaf.fingerprint
 
     def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
         """Raise TypeError."""
         raise TypeError(f"the source of a saved run has no samples, asked for {len(indices)}")
 
 
-SavedLeaf = tuple[int | None, str]
-"""The number of samples (None: not saved), and the first digits of the fingerprint."""
+class SavedLeaf(NamedTuple):
+    """A leaf of a saved run."""
+
+    chunks: int | None  # how many it has; None: not saved
+    chunk: int  # units of a chunk; mostly 1, a sample
+    fingerprint: str  # the first digits
+
+    @property
+    def unit(self) -> str:
+        """What its places are counted in."""
+        return "samples" if self.chunk == 1 else "tokens"
 
 
 @frozen
@@ -78,15 +93,22 @@ class SavedTree:
         last = -1
 
         def data(of: Spec) -> Any:
-            """Return a leaf as the step from the last one, mostly 1, which packs to nothing."""
+            """Return a leaf as the step from the last one, mostly 1, which packs to nothing.
+
+            With the units of its samples, if a chunk has several of these.
+            """
             nonlocal last
             if not isinstance(of, LeafSpec):
                 return of.to_dict(data)
             step, last = number[of.leaf.id] - last, number[of.leaf.id]
-            return step
+            return step if of.leaf.cut.samples == 1 else [step, of.leaf.cut.stride]
 
         tree, ids = data(spec), [leaf.id for leaf in leaves]
-        sizes = [leaf.num_samples if sized else None for leaf in leaves]
+        chunks = [leaf.num_chunks if sized else None for leaf in leaves]
+        sizes = [
+            size if leaf.cut.chunk == 1 else [size, leaf.cut.chunk]
+            for size, leaf in zip(chunks, leaves, strict=True)
+        ]
         prints = "".join(leaf.fingerprint[:FINGERPRINT_DIGITS] for leaf in leaves)
         return pack([tree, ids, sizes, prints])
 
@@ -98,18 +120,25 @@ class SavedTree:
             tree, ids, sizes, digits = packed
             ends = range(FINGERPRINT_DIGITS, len(digits) + 1, FINGERPRINT_DIGITS)
             prints = [digits[end - FINGERPRINT_DIGITS : end] for end in ends]
-            leaves = dict(zip(ids, zip(sizes, prints, strict=True), strict=True))
-            specs = [
-                LeafSpec(Leaf(id=name, source=SavedSource(*of))) for name, of in leaves.items()
+            pairs = [size if isinstance(size, list) else [size, 1] for size in sizes]
+            known = [
+                SavedLeaf(chunks, chunk, own)
+                for (chunks, chunk), own in zip(pairs, prints, strict=True)
             ]
+            leaves = dict(zip(ids, known, strict=True))
+            specs: dict[tuple[int, int | None], LeafSpec] = {}
             last = -1
 
             def spec(of: Any) -> Spec:
                 nonlocal last
-                if not isinstance(of, int):
+                step, stride = of if isinstance(of, list) else (of, None)
+                if not isinstance(step, int):
                     return Spec.from_dict(of, spec)
-                last += of
-                return specs[last]
+                last += step
+                if (last, stride) not in specs:
+                    source = SavedSource(known[last], stride)
+                    specs[last, stride] = LeafSpec(Leaf(id=ids[last], source=source))
+                return specs[last, stride]
 
             return cls(spec(tree), leaves)
         except (
@@ -162,7 +191,7 @@ class SavedTree:
                         orders[leaf.id].add(f"{shuffle.window} {shuffle.sequence_length} {own}")
         return {
             name: f"{key(digits, *sorted(orders[name])):016x}"[:FINGERPRINT_DIGITS]
-            for name, (_, digits) in self.leaves.items()
+            for name, (_, _, digits) in self.leaves.items()
         }
 
     @property
@@ -204,7 +233,7 @@ def _order_nodes(root: Node[Any]) -> dict[str, ReferencesNode]:
 
 
 Ledger = dict[str, int]
-"""Leaf id -> number of samples one lane has drawn from it."""
+"""Leaf id -> number of its units that one lane has drawn."""
 
 
 class SavedRun:
@@ -243,7 +272,7 @@ class SavedRun:
         return root
 
     def ledgers(self, lane: int) -> dict[str, Ledger]:
-        """Return how often a lane has drawn each leaf, by the path of the order tree."""
+        """Return how many units a lane has drawn of each leaf, by the path of the order tree."""
         return {
             path: node.ledger()
             for path, node in self.node(lane).walk()
@@ -251,7 +280,7 @@ class SavedRun:
         }
 
     def ledger(self, lane: int, path: str = "") -> Ledger:
-        """Return how often a lane has drawn each leaf, for the order tree at a path.
+        """Return how many units a lane has drawn of each leaf, for the order tree at a path.
 
         Leaves that it did not have are counted as others have drawn them.
         """
