@@ -214,6 +214,10 @@ class LeafTable:
             per_chunk=known.per_chunk,
         )
 
+    def by_leaf(self, numbers: Integers) -> dict[str, int]:
+        """Return the number of each leaf, int64 [leaves], by its id."""
+        return dict(zip((leaf.id for leaf in self.leaves), numbers.tolist(), strict=True))
+
     def at(self, place: Place | None) -> LeafTable:
         """Return the table for a node with other draws at positions of the run."""
         table = copy(self)

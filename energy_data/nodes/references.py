@@ -20,7 +20,6 @@ from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor, Problem, Signed, shorten
 from energy_data.core.lazy import cached_property
 from energy_data.core.node import ItemRef, Items, Node
-from energy_data.core.references import Integers
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
@@ -350,10 +349,8 @@ class ReferencesNode(Node[DrawsCursor]):
     def ledger(self) -> dict[str, int]:
         """Return how many units of each leaf this tree has drawn in this lane, by id."""
         at = self.cursor
-        return self._by_leaf(self.plan.ledger(at.draws, Offsets(at.offsets, at.since)))
-
-    def _by_leaf(self, drawn: Integers) -> dict[str, int]:
-        return dict(zip((leaf.id for leaf in self.leaves), drawn.tolist(), strict=True))
+        units = self.plan.ledger(at.draws, Offsets(at.offsets, at.since))
+        return self.plan.table.by_leaf(units)
 
 
 class DealtReferences(ReferencesNode):
@@ -391,7 +388,7 @@ class DealtReferences(ReferencesNode):
             start = first + self._begin(done)
             end = start + min(deal, at.draws - done)
             drawn += self.plan.counts(end) - self.plan.counts(start)
-        return self._by_leaf(drawn * self.plan.table.strides)
+        return self.plan.table.by_leaf(drawn * self.plan.table.strides)
 
     def _pass(self, epoch: int) -> tuple[int, int]:
         """Return the first draw of a pass in the order of all lanes, and the first after it."""
