@@ -165,7 +165,12 @@ BY_BYTES = ["tar", "wids", "jsonl", "folder of jsonl", "mds", "litdata"]
 def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, source):
     path, keys = made
     name = request.node.callspec.params["made"]
-    by_tokens = ["windows", "rows", *(name for name in SOURCES if "doc" in name)]
+    by_tokens = [
+        "windows",
+        "windows of stages",
+        "rows",
+        *(name for name in SOURCES if "doc" in name),
+    ]
     known = dict.fromkeys(BY_BYTES, ("bytes",)) | dict.fromkeys(by_tokens, ("tokens",))
     known["documents of litdata"] = ("tokens", "bytes")
     for unit in ("tokens", "bytes"):

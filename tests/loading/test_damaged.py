@@ -97,7 +97,7 @@ def test_any_value_that_was_changed_is_found_by_the_checksum(tree):
     state, make = of_tree(TREES[tree])
     loader = make()
     for _, _, changed in sampled(state, 10 * FEW, tree):
-        if json.dumps(changed) != json.dumps(state):
+        if changed != {} and json.dumps(changed) != json.dumps(state):  # {} is no state at all
             with pytest.raises(StateError):
                 loader.load_state_dict(changed)
 
