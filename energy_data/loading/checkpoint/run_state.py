@@ -328,9 +328,10 @@ def unpack(text: str) -> Any:
     try:
         if text.startswith("["):  # not a character of base 85
             return json.loads(text)
-        engine = bz2.BZ2Decompressor()
-        data = engine.decompress(b85decode(text), MAX_BYTES)
-        if not engine.eof or engine.unused_data:
+        engine, packed = bz2.BZ2Decompressor(), b85decode(text)
+        data = engine.decompress(packed, MAX_BYTES)
+        # A single character more is no byte more.
+        if not engine.eof or engine.unused_data or len(text) != len(b85encode(packed)):
             raise ValueError("it is cut off, too long, or larger than any state")
         return json.loads(data)
     except (OSError, RecursionError, ValueError) as error:
