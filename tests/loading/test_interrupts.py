@@ -12,6 +12,7 @@ from itertools import islice
 
 import pytest
 
+from energy_data.loading.workers import process
 from loading import encoders, test_device
 from loading.encoders import encoding
 from loading.own_time import until
@@ -27,6 +28,10 @@ def interrupts_once(sample):
         INTERRUPTED = True
         raise KeyboardInterrupt
     return sample
+
+
+def interrupts(*_):
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +79,16 @@ def test_an_interrupt_while_the_trainer_waits_is_prompt_and_loses_no_batch(worke
         assert again.next_batch() == GOOD[at]
         again.close()
         assert one.next_batch() == GOOD[at]
+    one.close()
+
+
+def test_an_interrupt_right_after_a_worker_has_started_leaves_no_worker(monkeypatch):
+    one = worker_loader(encoding(encoders.plain), start_method="fork")
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_open_process", interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            one.next_batch()
+    assert one.next_batch() == GOOD[0]
     one.close()
 
 

@@ -163,6 +163,11 @@ class Channel:
         self._files.close()
         self.connection.close()
 
+    def __del__(self) -> None:
+        # Of a worker that an interrupt discards: it has a copy of this end, and would wait forever.
+        with contextlib.suppress(AttributeError):  # __init__ failed
+            self.close()
+
     def send(self, fields: tuple[Any, ...] | None) -> None:
         """Send plain data, which pickles several times as fast as classes.
 
