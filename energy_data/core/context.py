@@ -43,6 +43,8 @@ class Context:
         default=None, eq=False, repr=False
     )  # called with a description of each item
     shared_leaves: frozenset[str] = frozenset()  # ids of leaves that several order trees draw from
+    # Leaf id -> its place in the list of the leaves of the run.
+    leaf_numbers: Mapping[str, int] = field(factory=dict, eq=False, repr=False)
     profiler: Profiler = field(factory=Profiler, eq=False, repr=False)  # of the process
     own_leaf_seed: int | None = None  # seed of the orders of leaves; None: `seed`
     # Leaf id -> the size of its grains, in trees that continue the leaves of others.

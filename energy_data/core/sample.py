@@ -9,8 +9,11 @@ Sample = dict[str, Any]
 """One sample without a declared type: part extension -> decoded value, plus the `__` fields below.
 
 `__key__`: str, the sample's name in its shard. `__subflavors__`: dict given by the metadataset.
-`__sources__`: tuple of `SampleSource`, one per dataset that contributed.
+`__sources__`: tuple of `SampleSource`, one per dataset that contributed. `__leaf__`: int, the
+place of its leaf in `loader.leaves`.
 """
+
+LEAF = "__leaf__"
 
 
 class SampleSource(NamedTuple):

@@ -20,7 +20,7 @@ from energy_data.loading.epoch_end import batches_of_rank
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import shared_leaf_ids
+from energy_data.nodes.leaf import leaf_entries, shared_leaf_ids
 from energy_data.nodes.passes import EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.run_plan import RunPlan
@@ -64,6 +64,11 @@ class SavableDataset(Generic[T_co]):
     def plan(self) -> RunPlan:
         """The stages of the run: their ranges, sizes and parameters."""
         return RunPlan(self.spec)
+
+    @property
+    def leaves(self) -> list[str]:
+        """The ids of all leaves of the run, sorted; `__leaf__` of a sample is a place in it."""
+        return sorted({leaf.id for _, leaf in leaf_entries(self.spec)})
 
     def __iter__(self) -> Iterator[T_co]:
         rules = self.docs_per_step
@@ -146,6 +151,7 @@ class SavableDataset(Generic[T_co]):
             lanes=num_lanes,
             trace=trace,
             shared_leaves=shared_leaf_ids(self.spec),
+            leaf_numbers={leaf: number for number, leaf in enumerate(self.leaves)},
             profiler=profiler or Profiler(),
             cache=self.cache,
         )

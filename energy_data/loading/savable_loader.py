@@ -183,6 +183,11 @@ class SavableDataLoader(ABC, Generic[T_batch]):
     def stage(self) -> tuple[int, str] | None:
         """Number and name of the stage of the last batch returned; None before the first."""
 
+    @property
+    def leaves(self) -> list[str]:
+        """The ids of all leaves of the run; `__leaf__` in a batch counts in this list."""
+        return self.dataset.leaves
+
     @abstractmethod
     def stats(self) -> Stats:
         """Return the statistics of this rank so far. Reads no data, changes nothing."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from attrs import frozen
 
 from energy_data.core.context import Context
@@ -16,7 +17,7 @@ from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import READING
 from energy_data.core.references import References
-from energy_data.core.sample import Sample, SampleSource
+from energy_data.core.sample import LEAF, Sample, SampleSource
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorHandler, handle_failure, log_exception
 from energy_data.data.source import Source
@@ -75,6 +76,9 @@ class ReadNode(UnaryNode[ReadCursor]):
         self.leaves, self.sources, self.kind = context.shared(
             ("read", context.path), lambda: _sources_of(spec.of)
         )
+        self.numbers = context.shared(
+            ("numbers", context.path), lambda: _numbers_of(self.leaves, context.leaf_numbers)
+        )
         self.rows_join = False
         self.trace, self.profiler = context.trace, context.profiler
         self.profiler.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
@@ -86,8 +90,7 @@ class ReadNode(UnaryNode[ReadCursor]):
         block = self.child.draw(count).refs
         assert isinstance(block, References)
         drawn = self._read(block, rows=self.rows_join)
-        if self.spec.keys:
-            self._identify(block, drawn)
+        self._identify(block, drawn)
         if {*map(type, drawn)} <= {dict}:  # none is bad
             self.cursor.failures = 0
             return Items(drawn, block)
@@ -106,8 +109,7 @@ class ReadNode(UnaryNode[ReadCursor]):
             )
         block = References(*columns)
         drawn = self._read(block)
-        if self.spec.keys:
-            self._identify(block, drawn)
+        self._identify(block, drawn)
         samples = []
         for sample in drawn:
             if isinstance(sample, SampleError):
@@ -122,13 +124,16 @@ class ReadNode(UnaryNode[ReadCursor]):
         return [change(self.child, ref) for ref in refs]
 
     def _identify(self, block: References, drawn: Sequence[Any]) -> None:
+        """Add the fields that tell which sample it is."""
+        _set(LEAF, drawn, self.numbers[block.entries].tolist())
+        if not self.spec.keys:
+            return
         ids = [self.leaves[entry].id for entry in block.entries.tolist()]
-        keys = zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True)
-        for sample, key in zip(drawn, keys, strict=True):
-            if isinstance(sample, dict):
-                sample[RESTORE_KEY] = key
-            elif not isinstance(sample, SampleError):
-                setattr(sample, RESTORE_KEY, key)
+        _set(
+            RESTORE_KEY,
+            drawn,
+            zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True),
+        )
 
     def _read(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
         if self.trace is not None:
@@ -186,6 +191,20 @@ class ReadNode(UnaryNode[ReadCursor]):
                     f"{at.failures} bad samples in a row, the last: {sample} Check the dataset."
                 ) from sample
             handle_failure(self.spec.handler, sample, _known_fields(sample), at.failures)
+
+
+def _set(name: str, samples: Sequence[Any], values: Iterable[Any]) -> None:
+    """Set a field of each sample that is not an error."""
+    for sample, value in zip(samples, values, strict=True):
+        if isinstance(sample, dict):
+            sample[name] = value
+        elif not isinstance(sample, SampleError):
+            setattr(sample, name, value)
+
+
+def _numbers_of(leaves: Sequence[Leaf], numbers: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    """Return for each entry the place of its leaf among those of the run, int64 [entries]."""
+    return np.array([numbers.get(leaf.id, -1) for leaf in leaves], np.int64)
 
 
 def _known_fields(error: SampleError) -> Sample:

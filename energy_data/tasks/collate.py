@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from energy_data.core.batch_memory import TensorRow, as_tensors, detach, empty, stack_rows
+from energy_data.core.sample import LEAF
 from energy_data.data.typed.dataset_yaml import has_default
 from energy_data.data.typed.samples import (
     BASIC_FIELDS,
@@ -114,7 +115,24 @@ def _field(name: str, values: list[Any], pad: bool) -> Any:
         longest = max(map(len, values))
         rows = [torch.cat([row, row[-1:].expand(longest - len(row))]) for row in values]
         return torch.stack(rows).to(torch.int32)
+    if name == LEAF:
+        return batch_leaves(values)
     return values if name.startswith("__") else stack_or_list(values, pad=pad)
+
+
+def batch_leaves(values: list[Any]) -> torch.Tensor | None:
+    """Return `__leaf__` of samples as int64 [n], of packs as [n, most documents].
+
+    -1: not known, or filled up. None if none is known.
+    """
+    if not any(isinstance(value, Sequence) for value in values):
+        known = [-1 if value is None else value for value in values]
+        return None if max(known) < 0 else torch.from_numpy(np.array(known, np.int64))
+    rows = [value if isinstance(value, Sequence) else (value,) for value in values]
+    leaves = np.full((len(rows), max(map(len, rows))), -1)
+    for row, value in zip(leaves, rows, strict=True):
+        row[: len(value)] = [-1 if one is None else one for one in value]
+    return torch.from_numpy(leaves)
 
 
 def _can_pad(values: list[Any]) -> bool:
@@ -222,6 +240,7 @@ def batch_fields(
 ) -> dict[str, Any]:
     """Return the fields of the samples, each batched by its own batcher, or by `default`."""
     rows = [fields_of(sample) for sample in samples]
+    batchers = {LEAF: batch_leaves, **batchers}
     return {name: batchers.get(name, default)([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -284,6 +303,7 @@ class Batch(PinMemoryMixin, ExtendableDataclassMixin):
     __restore_key__: Any  # which samples they are
     __subflavors__: list[dict[str, Any] | None] | None = None  # of each sample that has some
     __sources__: tuple[Any, ...] | None = None  # of all samples, in one row
+    __leaf__: torch.Tensor | None = None  # int64 [samples], places in `loader.leaves`
 
     @classmethod
     def derive_from(cls, base_batch: Any, **kwargs: Any) -> Self:
@@ -318,4 +338,6 @@ def _gathered(name: str, values: list[Any]) -> Any:
         return tuple(source for value in values for source in value or ()) or None
     if name == "__subflavors__":
         return [value for value in values if value] or None
+    if name == LEAF:
+        return batch_leaves(values)
     return values

@@ -109,6 +109,7 @@ class Sample(ABC, PinMemoryMixin, ExtendableDataclassMixin):
     __restore_key__: RestoreKey  # ("Webdataset", index in the split part), nested if joined
     __subflavors__: dict[str, Any] | None = None  # given by dataset.yaml and the metadataset
     __sources__: tuple[Any, ...] | None = None  # `SourceInfo` of each dataset that contributed
+    __leaf__: int | None = None  # place of its leaf in `loader.leaves`
 
     @classmethod
     def derive_from(cls, base_sample: Any, **kwargs: Any) -> Self:
