@@ -142,7 +142,7 @@ def test_pickled_or_built_twice_it_is_the_same(spec):
     assert again.to_dict() == spec.to_dict()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(spec=random_trees(), lanes=st.sampled_from([1, 2, 5]), data=st.data())
 def test_random_trees_resume_exactly(spec, lanes, data):
     lane = data.draw(st.integers(0, lanes - 1))

@@ -32,7 +32,7 @@ from loading import encoders
 from loading.encoders import collating, encoding
 from loading.own_time import OwnTime, until
 from loading.runs import next_batch
-from loading.workers import QUICK, crew, processes, worker_loader
+from loading.workers import QUICK, SPAWN, crew, processes, worker_loader
 
 
 def place_of(loader, wanted=encoders.POISON) -> int:
@@ -382,14 +382,14 @@ def test_options_are_checked():
             PoolOptions(**wrong)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", SPAWN])
 def test_workers_have_one_thread_and_no_cuda(method):
     loader = worker_loader(collating(encoders.threads), workers=1, start_method=method)
     assert next(iter(loader)) == (1, False)
     loader.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn", "thread"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", SPAWN, "thread"])
 def test_workers_see_the_environment_of_now(method, monkeypatch):
     for value in ("1", "2"):
         monkeypatch.setenv("SOME_SETTING", value)

@@ -19,7 +19,7 @@ from energy_data.nodes.references import ReferencesSpec
 from loading.runs import in_order, loader_of, loaders_of, run, run_in_step
 
 RANKS = [1, 2, 3, 4, 8]
-EXAMPLES = 12 if settings.default.derandomize else 50  # more in `make test-slow`
+EXAMPLES = 6 if settings.default.derandomize else 50  # more in `make test-slow`
 BLEND = BlendSpec((Part(A, 5), Part(B, 2), Part(C, 1), Part(leaf("d", 23), 0.5)))
 
 

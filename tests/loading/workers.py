@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from trees import A, B, C, batches, leaf, not_third, samples
 
 from energy_data.core.context import WorkerConfig
@@ -27,6 +28,7 @@ STREAM = batches(FilterSpec(of=samples(BLEND), predicate=not_third), 4)
 
 SHARED = Path("/dev/shm")
 QUICK = ["fork", "thread"]  # start methods: one of processes, and the one of threads
+SPAWN = pytest.param("spawn", marks=pytest.mark.slow)  # each process imports torch again
 OPTIONS = {
     "prefetch",
     "start_method",
