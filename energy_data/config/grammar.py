@@ -182,26 +182,34 @@ class Grammar:
         """Return the arguments of every class of `owners`, from the keys of one mapping."""
         assert isinstance(value.data, dict)
         before = self.diagnostics.num_reports
-        known = {name: owner for owner, keys in owners.items() for name in keys}
+        known = {
+            name: (owner, one)
+            for owner, keys in owners.items()
+            for one in keys.values()
+            for name in one.names
+        }
         refused = {k: v for owner in owners for k, v in getattr(owner, "refuses", {}).items()}
         found: dict[type[Any], dict[str, Any]] = {owner: {} for owner in owners}
         meant: set[str | None] = set()
         for name, each in value.data.items():
-            if (owner := known.get(name)) is None:
+            if name not in known:
                 problem = _unknown(name, known)
                 if name in refused:
                     problem = f"'{name}' does not belong here. {refused[name]}."
                 self.diagnostics.report(value.keys[name], where, problem)
                 meant.add(did_you_mean(name, known))
-            elif each.data is not None or not owners[owner][name].or_null:
-                one = owners[owner][name]
+                continue
+            owner, one = known[name]
+            if name == one.alias and one.name in value.data:
+                problem = f"'{name}' is another name of '{one.name}'. Keep one of them."
+                self.diagnostics.report(value.keys[name], where, problem)
+            elif each.data is not None or not one.or_null:
                 held = self.held(one, each, f"{where}.{name}" if where else name)
                 found[owner][one.attribute] = held
                 if isinstance(one.holds, Children) and one.holds.form == "list or mapping":
                     names = tuple(each.data) if isinstance(each.data, dict) else None
                     found[owner]["names"] = names
-        for name, owner in known.items():
-            one = owners[owner][name]
+        for name, (_, one) in known.items():
             if one.required and name not in meant and name not in value.data:
                 problem = f"the key '{name}' is missing, found {value.describe()}."
                 advice = f"Add it, such as `{one.example}`."
@@ -306,18 +314,21 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def _places_of_keys() -> dict[str, str]:
     """Return where each key of the grammar belongs."""
     owners = [
-        *((SPLITS, "the mapping below `splits`"), (KINDS, "nodes")),
-        (keys_of(NodeKeys), "nodes, next to their kind"),
-        (keys_of(LeafKeys), "nodes with `path` or `join`"),
-        *((keys_of(c), f"nodes with `{kind}`") for kind, c in KINDS.items() if not is_below(c)),
-        *((keys_of(part), f"children of `{kind}`") for part, kind in PARTS.items()),
-        *((keys_of(cls), f"the mapping below `{kind}`") for cls, kind in GROUPS.items()),
-        (keys_of(FileKeys), "the top of a file"),
+        (NodeKeys, "nodes, next to their kind"),
+        (LeafKeys, "nodes with `path` or `join`"),
+        *((cls, f"nodes with `{kind}`") for kind, cls in KINDS.items() if not is_below(cls)),
+        *((part, f"children of `{kind}`") for part, kind in PARTS.items()),
+        *((cls, f"the mapping below `{kind}`") for cls, kind in GROUPS.items()),
+        (FileKeys, "the top of a file"),
     ]
-    belongs: dict[str, str] = {}
-    for names, place in owners:
-        for name in names:
-            belongs.setdefault(name, place)
+    belongs = {
+        **dict.fromkeys(KINDS, "nodes"),
+        **dict.fromkeys(SPLITS, "the mapping below `splits`"),
+    }
+    for cls, place in owners:
+        for one in keys_of(cls).values():
+            for name in one.names:
+                belongs.setdefault(name, place)
     return belongs
 
 

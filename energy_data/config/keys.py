@@ -6,6 +6,7 @@ files are followed (`leaves`), so that no running node has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -23,7 +24,16 @@ from energy_data.config.rules import (
     subset_range,
 )
 from energy_data.core import recipe
-from energy_data.core.recipe import MAPPING, POSITIVE, TEXT, Children, FieldProblem, Yaml, one_of
+from energy_data.core.recipe import (
+    MAPPING,
+    POSITIVE,
+    TEXT,
+    Children,
+    FieldProblem,
+    Yaml,
+    matching,
+    one_of,
+)
 from energy_data.data.join_table import Nonmatch
 from energy_data.data.tables.hub import HubKeys
 from energy_data.data.tokens.reader import TokenKeys
@@ -33,6 +43,8 @@ from energy_data.nodes.references import OrderSpec
 from energy_data.order.tree import Order
 
 SUFFIXES = (".yaml", ".yml")  # of metadatasets
+
+_FILTER = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 
 FORMAT_KEYS = (*recipe.keys_of(TokenKeys), *recipe.keys_of(HubKeys))
 """Keys of a path that only datasets of one format have."""
@@ -58,9 +70,10 @@ class NodeKeys:
     )
     subflavors: Mapping[str, Any] = recipe.key(
         MAPPING,
-        "Plain data put into `__subflavors__` of every sample. The outermost counts.",
+        "Plain data put into `__subflavors__` of every sample. The outermost counts. Or: `tags`.",
         "subflavors: {task: captioning}",
         factory=dict,
+        alias="tags",
     )
     subflavor: str | None = recipe.key(
         TEXT,
@@ -143,6 +156,12 @@ class PathSpec(UnopenedSpec, TokenKeys, HubKeys):
         "split_config: split-half.yaml",
         default=None,
     )
+    filter: str | None = recipe.key(
+        matching(_FILTER, "the name of a filter index: letters, digits, '_', '-' and '.'"),
+        "Filter index of the dataset, by its name: only the samples that it keeps are drawn.",
+        "filter: quality_v1",
+        default=None,
+    )
     aux: Mapping[str, Aux] = recipe.key(
         STORES,
         "Files that cookers get by name: a prepared dataset, or a folder by `filesystem://`.",
@@ -158,6 +177,7 @@ class JoinedPart:
     kinds: ClassVar[Sequence[str]] = ("path",)
     refuses: ClassVar[Mapping[str, str]] = {
         "aux": "Cookers of joined samples get no files: remove it",
+        "filter": "A filter index is of one dataset, and a join has rows of its own: remove it",
         **dict.fromkeys(FORMAT_KEYS, "Samples of its format have no keys to join by: remove it"),
         **dict.fromkeys(
             recipe.keys_of(LeafKeys).keys() - {"split_part", "subflavors", "subflavor"},

@@ -35,7 +35,7 @@ MAX_NODES = 200_000  # of one split, with nested files written out
 MAX_DEPTH = 64  # nodes below each other, with nested files written out; also files
 
 _FOR_ONE_DATASET = (
-    "tokens_per_sample", "max_repetitions", "id", "dataset_config", "split_config", "aux",
+    "tokens_per_sample", "max_repetitions", "id", "dataset_config", "split_config", "filter", "aux",
     *FORMAT_KEYS,
 )  # fmt: skip
 """Keys that mean nothing where a path is that of a metadataset."""
@@ -189,7 +189,7 @@ class Scope:
 
     def part(self, recipe: PathSpec, nonmatch: Nonmatch = "error") -> DatasetPart:
         """Return where a dataset is read from."""
-        names = ("split_config", "dataset_config", *FORMAT_KEYS)
+        names = ("split_config", "dataset_config", "filter", *FORMAT_KEYS)
         config = [(name, getattr(recipe, name)) for name in names]
         path = joined(self.file.directory, recipe.path)
         return DatasetPart(

@@ -69,8 +69,8 @@ class FileKeys:
         name="__module__",
     )
     class_: str | None = key(
-        one_of("MetadatasetV2", "Metadataset"),
-        "Energon's header; may be left out. `Metadataset` is the older one, with `datasets`.",
+        one_of("Recipe", "MetadatasetV2", "Metadataset"),
+        "Energon's header; may be left out. `Metadataset` is the oldest one, with `datasets`.",
         "__class__: MetadatasetV2",
         default=None,
         name="__class__",
@@ -149,8 +149,8 @@ def metadataset_schema() -> Schema:
 
     It accepts what the loader accepts of one file, except for what a schema cannot express: the
     order of a range's two ends and of places in a schedule, schedules that are all 0 somewhere,
-    slips in the names of splits, `nonmatch` of the first dataset of a join, NaN, duplicate keys,
-    and everything about other files.
+    a key next to its alias, slips in the names of splits, `nonmatch` of the first dataset of a
+    join, NaN, duplicate keys, and everything about other files.
     """
     parts: list[type[Any]] = [InNode, InSplit, *PARTS]
     return {
@@ -175,7 +175,7 @@ def _node(part: type[Any]) -> Schema:
     for kind in getattr(part, "kinds", InNode.kinds):
         _, shared_keys, own_keys = keys_in(part, KINDS[kind]).values()
         owners[kind] = _mapping({**shared_keys, **own_keys})["properties"]
-    shared = {name for name in keys_of(NodeKeys) if _alike(name, owners)}
+    shared = {name for name in _mapping(keys_of(NodeKeys))["properties"] if _alike(name, owners)}
     own = _mapping(keys_of(part))
     properties: Schema = dict(own["properties"])
     for schemas in owners.values():
@@ -207,7 +207,7 @@ def _mapping(keys: Keys) -> Schema:
     required = [name for name, one in keys.items() if one.required]
     schema: Schema = {
         "type": "object",
-        "properties": {name: _schema(one) for name, one in keys.items()},
+        "properties": {name: _schema(one) for one in keys.values() for name in one.names},
         "additionalProperties": False,
     }
     return {**schema, "required": required} if required else schema

@@ -130,6 +130,12 @@ class Key:
     attribute: str = ""
     default: Any = None
     or_null: bool = False  # null is allowed, as in Energon, and means the default
+    alias: str = ""  # another name of the key, which Energon has
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and its alias if it has one."""
+        return (self.name, self.alias) if self.alias else (self.name,)
 
 
 def declare(
@@ -139,13 +145,14 @@ def declare(
     *,
     name: str = "",
     required: bool = False,
+    alias: str = "",
 ) -> dict[str, Any]:
     """Return the metadata of an attrs field that is a key.
 
     name: the key, if it is not the attribute's name. required: whether YAML must have it, although
-    the attribute has a default.
+    the attribute has a default. alias: another name of the key, for Energon's metadatasets.
     """
-    return {_METADATA: Key(holds, about, example, name, required)}
+    return {_METADATA: Key(holds, about, example, name, required, alias=alias)}
 
 
 def key(

@@ -154,7 +154,7 @@ class JsonlSource(RecordSource):
         other samples; a change of single bytes in it may not be. Costs 32 small reads.
         """
         files = [number for number, count in enumerate(self.part.counts) if count]
-        if len(files) > 1 or self._gaps:
+        if len(files) > 1 or self._gaps or self.part.kept is not None:
             return super().fingerprint
         with names_dataset(self.path):
             digest = hashlib.blake2b(some_bytes(self._open(files[0]).file), digest_size=8)

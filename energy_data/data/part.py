@@ -27,6 +27,7 @@ from energy_data.data.files.offsets import (
     ensure_index,
     num_samples,
 )
+from energy_data.data.filter_index import FilterIndex
 from energy_data.data.indexing import index_shard
 from energy_data.data.nv_meta import NvMeta
 from energy_data.data.shards import (
@@ -62,12 +63,18 @@ class ShardedSource(Source):
         self._first, self._length = options.range_of(part.num_samples, path)
         first, end = self._first, self._first + self._length
         self._row = part.row_of(first)
+        self._first_place = first + bisect_right(part.gaps, first)  # among what a filter keeps
         self._gaps = [gap - first for gap in part.gaps if first < gap < end]
         self._ends = list(accumulate(part.counts))  # [shards] the row after the last one of each
         self._open = shard_opener(part)
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it has only the samples that a filter index keeps."""
+        return self.part.kept is not None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,7 +97,7 @@ class ShardedSource(Source):
         )
 
     def check_files(self) -> None:
-        """Raise StructureError if a shard does not fit its index. Opens all shards.
+        """Raise StructureError if a shard does not fit its index, or the filter. Opens all shards.
 
         Raises SpecError if samples or shards are excluded that do not exist.
         """
@@ -100,6 +107,8 @@ class ShardedSource(Source):
             for number, count in enumerate(self.part.counts):
                 if count:
                     self._open(number)
+            if self.part.kept is not None:
+                self.part.kept.check()
 
     def row_of(self, index: int) -> int:
         """Return the row of a sample in its part."""
@@ -162,7 +171,14 @@ class ShardedSource(Source):
 
     def _rows(self, indices: list[int]) -> list[int]:
         """Return the row of each sample, from that of the first one on."""
-        return [one + bisect_right(self._gaps, one) for one in indices] if self._gaps else indices
+        if self._gaps:
+            indices = [one + bisect_right(self._gaps, one) for one in indices]
+        if self.part.kept is None:
+            return indices
+        with names_dataset(self.path):
+            rows = self.part.kept.rows(np.array(indices, np.int64) + self._first_place)
+        found: list[int] = (rows - self._row).tolist()
+        return found
 
 
 @contextmanager
@@ -187,10 +203,17 @@ def prepared_at(path: str) -> NvMeta | None:
 def part_of(path: str, options: OpenOptions, kind: ShardKind) -> PartShards:
     """Return the part of a dataset that `options` name, without what its split.yaml excludes."""
     prepared = prepared_at(path)
-    if prepared is not None:
-        return _without_excluded(prepared.part(kind, options.split_part, options.split_config))
-    options.check_unprepared(path)
-    return find_plain(path, kind)
+    if prepared is None:
+        options.check_unprepared(path)
+        part = find_plain(path, kind)
+        every = dict(zip(part.shards, part.counts, strict=True))
+    else:
+        part = prepared.part(kind, options.split_part, options.split_config)
+        every = prepared.counts
+    if options.filter is None:
+        return _without_excluded(part, None)
+    kept = FilterIndex(path, options.filter, part.shards, part.counts, every)
+    return _without_excluded(replace(part, kept=kept), kept)
 
 
 def find_plain(path: str, kind: ShardKind) -> PartShards:
@@ -242,7 +265,7 @@ def _no_samples(path: str, count: int, kind: ShardKind) -> SpecError:
     return SpecError(f"{path}: there are no samples in {found}. Name others.")
 
 
-def _without_excluded(part: PartShards) -> PartShards:
+def _without_excluded(part: PartShards, kept: FilterIndex | None) -> PartShards:
     """Return a part with the `gaps` of its excluded samples.
 
     Keys that do not exist are added to `unknown`. In tars it costs a query per excluded sample;
@@ -261,9 +284,12 @@ def _without_excluded(part: PartShards) -> PartShards:
                 unknown.append(f"{shard}/{key}")
             else:
                 rows.add(begins[number] + row)
-    if len(rows) == begins[-1]:
+    places = sorted(rows)
+    if kept is not None:
+        places = kept.places(np.array(places, np.int64)).tolist()
+    if len(places) == part.num_samples:
         raise SpecError(f"{part.root}: all samples of its part are excluded. Correct split.yaml.")
-    gaps = [row - before for before, row in enumerate(sorted(rows))]
+    gaps = [place - before for before, place in enumerate(places)]
     return replace(part, gaps=gaps, unknown=unknown)
 
 

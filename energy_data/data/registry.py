@@ -227,6 +227,7 @@ def open_source(
     subflavors: Mapping[str, Any] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    filter: str | None = None,  # noqa: A002 - the key of a metadataset
     decode: Literal["auto", "bytes"] = "auto",
     decoders: Overrides | None = None,
     **keys: Any,
@@ -242,6 +243,7 @@ def open_source(
         dataset_config: Name of the file in `.nv-meta` that declares the sample type. It must exist,
             but dicts have no type: `energy_data.data.typed.wrap.open_typed` uses it.
         split_config: Name of the file in `.nv-meta` that defines the parts; None: split.yaml.
+        filter: Name of the filter index whose samples are read; None: all are.
         decode: "auto" decodes parts by extension; "bytes" decodes nothing.
         decoders: Extension (`png`, or more specific `seg.png`) -> function of the part's bytes, or
             "bytes"; takes precedence over `decode`.
@@ -257,6 +259,7 @@ def open_source(
         subflavors=dict(subflavors or {}),
         decoding=Decoding(decode, dict(decoders or {})),
         split_config=split_config,
+        filter=filter,
         keys=keys,
     )
     return open_format(format_of(path), path, options)
@@ -267,7 +270,11 @@ def open_format(found: SourceFormat, path: str | Path, options: OpenOptions) -> 
     known = keys_of(found.keys) if found.keys else {}
     if wrong := sorted(options.keys.keys() - known.keys()):
         raise SpecError(f"{path}: {wrong[0]} is not for datasets of its format. Remove it.")
-    return found.open(str(path), options)
+    source = found.open(str(path), options)
+    if options.filter is not None and not source.is_filtered:
+        problem = f"samples of its format have no filter index, found filter {options.filter!r}"
+        raise SpecError(f"{path}: {problem}. Remove it.")
+    return source
 
 
 def open_store(path: str | Path) -> FileStore[bytes]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from energy_data.core.recipe import listed
 from energy_data.data import wids
@@ -91,6 +92,22 @@ class ShardKind:
         return self.suffix, *self.packed
 
 
+class KeptRows(Protocol):
+    """The rows of a part that a filter keeps."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """What a fingerprint depends on."""
+
+    def rows(self, kept: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the rows of kept samples, by their numbers."""
+
+    def check(self) -> None:
+        """Raise StructureError if it does not fit the part. Reads all of it."""
+
+
 @dataclass(frozen=True)
 class PartShards:
     """The shards of one part of a dataset, and the rows of them that are its samples.
@@ -107,15 +124,17 @@ class PartShards:
     unknown: Sequence[str] = ()  # what split.yaml excludes, but does not exist
     uuid: str | None = None  # of the preparation
     indices: list[str] | None = None  # [shards] paths; None: next to the shards
+    kept: KeptRows | None = None  # those of a filter, which samples and gaps then count; None: all
 
     @property
     def num_samples(self) -> int:
         """The number of samples."""
-        return sum(self.counts) - len(self.gaps)
+        return (sum(self.counts) if self.kept is None else len(self.kept)) - len(self.gaps)
 
     def row_of(self, sample: int) -> int:
         """Return the row of a sample."""
-        return sample + bisect_right(self.gaps, sample)
+        place = sample + bisect_right(self.gaps, sample)
+        return place if self.kept is None else int(self.kept.rows(np.array([place]))[0])
 
     def paths(self, number: int) -> tuple[str, str]:
         """Return the paths of a shard and of its index."""
@@ -134,6 +153,8 @@ class PartShards:
         digest = blake2b(digest_size=8)
         rows = [row for row, count in enumerate(self.counts) if count]
         named = [(self.shards[row], self.counts[row]) for row in rows]
+        if self.kept is not None:
+            facts = (*facts, self.kept.facts)
         digest.update(repr((facts, named)).encode(errors="surrogateescape"))
         chosen = np.unique(np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)).tolist()
         for number in chosen:

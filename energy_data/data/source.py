@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ class OpenOptions:
     subflavors: dict[str, Any] = field(factory=dict)  # `__subflavors__` of every sample
     decoding: Decoding = field(factory=Decoding)
     split_config: str | None = None  # name of the file in `.nv-meta` that is used as split.yaml
+    filter: str | None = None  # name of the filter index whose samples are read
     keys: Mapping[str, Any] = field(factory=dict)  # that only some formats have, such as `seq_len`
 
     def check_unprepared(self, path: str) -> None:
@@ -40,6 +42,11 @@ class OpenOptions:
                 f"{path}: split_config {self.split_config!r} names a file in `.nv-meta`, and it is "
                 "not prepared. Remove `split_config`, or run `energy-data prepare` on a folder of "
                 "shards."
+            )
+        if self.filter is not None and not Path(path).is_file():
+            raise SpecError(
+                f"{path}: a filter index, here {self.filter!r}, is of one file or of a prepared "
+                f"dataset, and it is neither. Run `energy-data prepare` on a folder of shards."
             )
         if self.split_part != "train":
             raise SpecError(
@@ -75,6 +82,11 @@ class Source(ABC):
     # Statistics: what this object has read so far; None if it is not counted.
     bytes_read: int | None = None
     tokens_read: int | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it has only the samples that a filter index keeps."""
+        return False
 
     @property
     def can_read_rows(self) -> bool:

@@ -109,9 +109,11 @@ class BlendSpec(WeightedSpec):
     )
     weight_unit: Literal["samples", "tokens"] = recipe.key(
         one_of("samples", "tokens"),
-        "What weights are shares of: of tokens, each is divided by the mean length of its child.",
+        "What weights are shares of: of tokens, each is divided by the mean length of its child. "
+        "Or: `blend_weight_unit`.",
         "weight_unit: tokens",
         default="samples",
+        alias="blend_weight_unit",
     )
 
     @property

@@ -38,10 +38,10 @@ PATH = "Write it like `path: ./coco`."
         (
             "{path: x, zebra: red}",
             "2:20: splits.train: unknown key 'zebra'. Known here: split_part, subflavors, "
-            "subflavor, subset, id, shuffle_over_epochs_multiplier, "
+            "tags, subflavor, subset, id, shuffle_over_epochs_multiplier, "
             "tokens_per_sample, max_repetitions, columns, config_name, seq_len, stride, "
             "max_seq_len, add_bos, add_eos, cu_seqlens, dtype, path, dataset_config, split_config, "
-            "aux.",
+            "filter, aux.",
         ),
         (
             "{path: x, weight: 2}",
@@ -291,9 +291,9 @@ def test_a_split_may_have_any_name_that_is_no_slip(written, meant):
         ),
         (
             "__class__: MetadatasetV3\nsplits: {train: {path: x}}",
-            "m.yaml:1:12: __class__: must be 'MetadatasetV2' or 'Metadataset', found the text "
-            "'MetadatasetV3'. A metadataset is data and runs no code, so nothing else can be named "
-            "here: remove the line.",
+            "m.yaml:1:12: __class__: must be 'Recipe', 'MetadatasetV2' or 'Metadataset', found the "
+            "text 'MetadatasetV3'. A metadataset is data and runs no code, so nothing else can be "
+            "named here: remove the line.",
         ),
     ],
 )

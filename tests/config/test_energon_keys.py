@@ -159,3 +159,62 @@ def test_aux_that_is_not_there_is_a_fault_with_its_place(write, datasets, store,
     path = write("m.yaml", f"splits: {{train: {{path: x, aux: {{a: '{store}'}}}}}}")
     with pytest.raises(SpecError, match=rf"m.yaml:1:32: splits.train: leaf 'x:train': .*{problem}"):
         leaves(path, datasets)
+
+
+@pytest.mark.parametrize("header", ["__class__: Recipe", "__class__: MetadatasetV2", ""])
+def test_the_header_of_every_version_is_accepted(header):
+    text = f"__module__: megatron.energon\n{header}\nsplits: {{train: {{path: x}}}}"
+    assert parse_metadataset(text).splits == ("train",)
+
+
+def test_tags_are_subflavors(write, datasets):
+    write("n.yaml", "splits: {train: {path: x, tags: {a: 1, b: 2}}}")
+    path = write("m.yaml", "splits: {train: {path: n.yaml, subflavors: {b: 3}}}")
+    assert [leaf.source.subflavors for leaf in leaves(path, datasets)] == [{"a": 1, "b": 3}]
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        (
+            "{path: x, subflavors: {a: 1}, tags: {b: 2}}",
+            "m.yaml:1:47: splits.train: 'tags' is another name of 'subflavors'. Keep one of them.",
+        ),
+        (
+            "{weight_unit: tokens, blend_weight_unit: tokens, blend: [{path: x}]}",
+            "m.yaml:1:39: splits.train: 'blend_weight_unit' is another name of 'weight_unit'. "
+            "Keep one of them.",
+        ),
+        (
+            "{path: x, filter: ../keep}",
+            "m.yaml:1:35: splits.train.filter: must be the name of a filter index: letters, digits,"
+            " '_', '-' and '.', found the text '../keep'. Write it like `filter: quality_v1`.",
+        ),
+    ],
+)
+def test_a_key_of_energon_8_that_is_wrong_is_reported(node, problem):
+    with pytest.raises(SpecError) as caught:
+        parse_metadataset(f"splits: {{train: {node}}}", name="m.yaml")
+    assert str(caught.value) == problem
+
+
+def test_a_filter_is_of_one_dataset_and_part_of_its_id(write, datasets):
+    path = write("m.yaml", "splits: {train: {blend: [{path: x}, {path: x, filter: keep}]}}")
+    assert [leaf.id for leaf in leaves(path, datasets)] == ["x:train", "x:train;filter=keep"]
+    assert [opened[3:] for opened in datasets.opened] == [(), (("filter", "keep"),)]
+    outer = write("o.yaml", "splits: {train: {path: m.yaml, filter: keep}}")
+    with pytest.raises(SpecError, match="filter: it is for a single dataset, found a metadataset"):
+        load(outer)
+
+
+def test_a_join_has_no_filter(write):
+    path = write("m.yaml", "splits: {train: {join: [{path: x, filter: keep}, {path: y}]}}")
+    with pytest.raises(SpecError, match="'filter' does not belong here. A filter index is of one"):
+        load(path)
+
+
+def test_a_blend_by_tokens_may_have_the_name_of_energon_8(write, datasets):
+    node = "[{path: x, tokens_per_sample: 2}, {path: y, tokens_per_sample: 1}]"
+    path = write("m.yaml", f"splits: {{train: {{blend_weight_unit: tokens, blend: {node}}}}}")
+    spec = compile_split(load(path), "train", open_source=datasets)
+    assert spec.weights == (1, 2)

@@ -23,6 +23,7 @@ from energy_data.core.cut import PARTS, WHOLE, Cut
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.files.local import LocalFile, open_file
+from energy_data.data.filter_index import FilterIndex
 from energy_data.data.part import names_dataset, prepared_at
 from energy_data.data.shards import (
     NO_INDEX,
@@ -71,8 +72,10 @@ class TokenSource(Source):
             problem = f"its largest file has {most:,} tokens, less than a window of {longest:,}"
             raise SpecError(f"{path}: {problem}. Lower `{name}`, or remove the dataset.")
         self._cut = self._checked_cut(self._readers[0])
+        self._kept = None if options.filter is None else self._filter(options.filter, shards)
         chunk = self._cut.samples
-        first, length = options.range_of(self._ends[-1] // chunk, path)
+        total = self._ends[-1] if self._kept is None else len(self._kept)
+        first, length = options.range_of(total // chunk, path)
         self._first, self._length = first * chunk, length * chunk
         self.bytes_read: int = 0
         self.tokens_read: int = 0
@@ -83,6 +86,16 @@ class TokenSource(Source):
         self.keys.check_file(file, path)
         return FileReader(file, self.keys, shard)
 
+    def _filter(self, name: str, shards: list[str]) -> FilterIndex:
+        """Return the documents that a filter index keeps."""
+        if self._window:
+            problem = f"the filter index {name!r} keeps documents, and its samples are windows"
+            raise SpecError(f"{self.path}: {problem}. Remove `filter`, or `seq_len`.")
+        counts = [reader.count for reader in self._readers]
+        prepared = prepared_at(self.path)
+        every = dict(zip(shards, counts, strict=True)) if prepared is None else prepared.counts
+        return FilterIndex(self.path, name, shards, counts, every)
+
     def _checked_cut(self, reader: FileReader) -> Cut:
         if not reader.window:
             return WHOLE
@@ -90,6 +103,16 @@ class TokenSource(Source):
             problem = f"it has {tokens:,} tokens, too many for windows of {reader.chunk:,} tokens"
             raise SpecError(f"{self.path}: {problem}. Make several datasets of its files.")
         return Cut(reader.chunk, reader.stride)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it has only the documents that a filter index keeps."""
+        return self._kept is not None
+
+    def check_files(self) -> None:
+        """Raise StructureError if the filter index does not fit the files."""
+        if self._kept is not None:
+            self._kept.check()
 
     @property
     def cut(self) -> Cut:
@@ -117,7 +140,8 @@ class TokenSource(Source):
         facts = astuple(self.keys.without_lengths), readers[0].file.tokens.dtype.str, named
         cut, overlap = self._cut, self._window - readers[0].stride
         chunks = cut.chunk, overlap, self._first // cut.samples, self._length // cut.samples
-        digest.update(repr((*facts, *chunks)).encode(errors="surrogateescape"))
+        kept = () if self._kept is None else self._kept.facts
+        digest.update(repr((*facts, *chunks, *kept)).encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
@@ -132,8 +156,8 @@ class TokenSource(Source):
 
     def total_cost(self, unit: Unit) -> int | None:
         """Return the tokens of all samples, at two small reads of each file; None for bytes."""
-        if unit != "tokens":
-            return None
+        if unit != "tokens" or self._kept is not None:
+            return super().total_cost(unit)
         total, end = 0, self._first + self._length
         with names_dataset(self.path):
             for reader, last in zip(self._readers, self._ends, strict=True):
@@ -154,7 +178,8 @@ class TokenSource(Source):
         """Return the number of a document or window, of all files."""
         if index >= PARTS:
             index = self._cut.bounds(index)[0] // self._cut.stride
-        return index + self._first
+        row = index + self._first
+        return row if self._kept is None else int(self._kept.rows(np.array([row]))[0])
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order."""
@@ -202,6 +227,8 @@ class TokenSource(Source):
         if len(indices) and not 0 <= indices.min() <= indices.max() < self._length:
             raise IndexError(f"one of {indices.tolist()} of {self._length} samples")
         rows = indices + self._first
+        if self._kept is not None:
+            rows = self._kept.rows(rows)
         files = np.searchsorted(self._ends, rows, side="right")
         for number, mine in _places(files):
             reader = self._readers[number]

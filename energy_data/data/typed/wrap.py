@@ -44,6 +44,7 @@ def open_typed(
     subflavors: Mapping[str, Any] | None = None,
     dataset_config: str | None = None,
     split_config: str | None = None,
+    filter: str | None = None,  # noqa: A002 - the key of a metadataset
     decoder: SampleDecoder | SampleCallable | None = DEFAULT_DECODER,
     policy: ImportPolicy | None = None,
     typing: Typing | None = None,
@@ -60,6 +61,7 @@ def open_typed(
         subflavors: Added to `__subflavors__`; takes precedence over those of dataset.yaml.
         dataset_config: Name of another file in `.nv-meta` to use as dataset.yaml.
         split_config: Name of another file in `.nv-meta` to use as split.yaml.
+        filter: Name of the filter index whose samples are read; None: all are.
         decoder: Decodes parts, unless dataset.yaml declares a decoder; None: they stay bytes.
         policy: The code that dataset.yaml may name; None: what the environment allows.
         typing: What dataset.yaml declares; None: it is read.
@@ -75,6 +77,7 @@ def open_typed(
         subset=subset,
         subflavors={**typing.subflavors, **(subflavors or {})},
         split_config=typing.split_config or split_config,
+        filter=filter,
         keys=keys,
     )
     return _open(path, typing, decoder if typing.decoder == "unset" else typing.decoder, options)
