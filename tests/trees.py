@@ -20,7 +20,11 @@ from energy_data.nodes.packing import Packing
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
-from energy_data.nodes.select_pack import SelectPackSpec
+from energy_data.nodes.select_pack import (
+    PackedSamplesOutput,
+    PartialSample,
+    SelectPackSpec,
+)
 from energy_data.nodes.share import ShareSpec
 from energy_data.nodes.stage import Stage
 from energy_data.nodes.staged import StagedSpec
@@ -126,6 +130,39 @@ def selected(of: Spec, buffer_size: int = 6, **facts) -> SelectPackSpec:
     return SelectPackSpec(of=of, select=pairs, pack=joined, buffer_size=buffer_size, **facts)
 
 
+def piece(item: object) -> tuple:
+    """Return a sample and the tokens of it that an item is."""
+    if isinstance(item, PartialSample):
+        return item.sample, *item.slice
+    return item, 0, lengths(item)["tokens"]
+
+
+def cut_to_ten(items: list) -> PackedSamplesOutput:
+    """One pack of ten tokens; the rest of the sample that is cut and all others come again."""
+    pack, room = [], 10
+    for place, item in enumerate(items):
+        sample, start, stop = piece(item)
+        if stop - start > room:
+            cut_at = start + room
+            pack += [PartialSample(sample, (start, cut_at))] if room else []
+            rest = PartialSample(sample, (cut_at, stop)) if room else item
+            return PackedSamplesOutput([pack], [rest, *items[place + 1 :]])
+        pack.append(item)
+        room -= stop - start
+    return PackedSamplesOutput([pack])
+
+
+def joined_pieces(items: list) -> dict:
+    pieces = [(sample["__key__"], start, stop) for sample, start, stop in map(piece, items)]
+    return {"__key__": tuple(pieces), "number": len(pieces)}
+
+
+def filled(of: Spec, buffer_size: int = 6, **facts) -> SelectPackSpec:
+    return SelectPackSpec(
+        of=of, select=cut_to_ten, pack=joined_pieces, buffer_size=buffer_size, **facts
+    )
+
+
 def parity(sample: dict) -> tuple:
     """Groups of even and odd numbers; those of odd ones are larger by one."""
     return sample["number"] % 2, None if sample["number"] % 2 == 0 else 3
@@ -223,6 +260,8 @@ KINDS: dict[str, list[Spec]] = {
         selected(samples(A)),
         selected(STREAM_A),
         selected(EncodeSpec(of=samples(A), encode=parts), encode=not_fifth),
+        filled(STREAM_A),
+        filled(EncodeSpec(of=samples(A), encode=parts), 4, encode=not_fifth),
     ],
     "group": [
         groups(samples(A)),
@@ -231,6 +270,7 @@ KINDS: dict[str, list[Spec]] = {
         groups(FilterSpec(of=samples(BAD), predicate=not_third)),
         groups(packs(samples(A), limits={"tokens": 5}, over_long="split")),
         groups(packs(STREAM_A)),
+        groups(filled(STREAM_A)),
         groups(selected(EncodeSpec(of=STREAM_A, encode=parts), encode=not_fifth)),
     ],
     "share": [

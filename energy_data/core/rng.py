@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from random import Random
 from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+from torch import Generator
 
 from energy_data.core.keys import key
+from energy_data.core.lazy import cached_property
 from energy_data.core.user_call import CALL, RESTORE_KEY, restore_key
 from energy_data.errors import EnergyDataError, SpecError
 
@@ -77,6 +80,44 @@ def _flat(parts: tuple[Any, ...]) -> Iterator[int | str]:
             yield from _flat(part)
         else:
             yield part if isinstance(part, int) else str(part)
+
+
+class SampleRng:
+    """Generators for one call of a user function, each made when it is first used.
+
+    Within the call they continue, also from one part of a generator function to the next.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @cached_property
+    def numpy(self) -> np.random.Generator:
+        """A generator of numpy, as `sample_rng()` returns."""
+        return np.random.Generator(np.random.Philox(key=self._seed))
+
+    @cached_property
+    def torch(self) -> Generator:
+        """A CPU generator of torch, as `sample_rng("torch")` returns."""
+        return Generator().manual_seed(self._seed)
+
+    @cached_property
+    def torch_cuda(self) -> Generator:
+        """A generator on the current CUDA device."""
+        return Generator("cuda").manual_seed(self._seed)
+
+    @cached_property
+    def random(self) -> Random:
+        """A generator of Python."""
+        return Random(self._seed)  # noqa: S311 - no secrets
+
+
+def call_rng() -> SampleRng:
+    """Return the generators of the running user function. Raises as `sample_rng` does."""
+    if CALL.rng is None:
+        CALL.rng = SampleRng(sample_seed())
+    found: SampleRng = CALL.rng
+    return found
 
 
 class GlobalSeeds:

@@ -144,8 +144,20 @@ class CallContext(threading.local):
     item: Any = None  # a sample, or the list of samples that are packed or batched
     reference: tuple[int, ...] = ()  # of an item without identity, as in states
     mark: tuple[int, ...] = ()  # of an item that has neither
+    rng: Any = None  # its generators, once they were used
     batch: int = 0  # number in the run of the micro-batch being made
     in_worker_thread: bool = False  # which shares the global generators with the trainer
+
+    def enter(
+        self, function: FunctionInfo, item: Any, reference: tuple[int, ...], rng: Any = None
+    ) -> None:
+        """Begin a call, or continue one with its generators."""
+        self.function, self.item, self.reference, self.rng = function, item, reference, rng
+
+    def leave(self) -> None:
+        """End the call."""
+        self.function = self.item = self.rng = None
+        self.reference = ()
 
 
 CALL = CallContext()
@@ -191,7 +203,7 @@ class UserCall:
             for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
                 if self.trace is not None:  # the item may kill the process
                     self.trace(describe_source(item))
-                CALL.function, CALL.item, CALL.reference = info, item, reference
+                CALL.enter(info, item, reference)
                 try:
                     made.append(function(item))
                 except SkipSample:
@@ -203,7 +215,7 @@ class UserCall:
                     if tolerant:
                         setattr(cursor, self.counter, 0)
         finally:
-            CALL.function, CALL.item, CALL.reference = None, None, ()
+            CALL.leave()
             if self.activity is not None:
                 self.profiler.add(self.activity, time.perf_counter() - began)
         return made
@@ -217,11 +229,12 @@ class UserCall:
         cursor: Returns the cursor that counts failures; it may change between two parts.
         """
         made: Iterator[Any] | None = None
+        rng = None
         if self.trace is not None:
             self.trace(describe_source(item))
         while True:
             began = time.perf_counter()
-            CALL.function, CALL.item, CALL.reference = self.info, item, reference
+            CALL.enter(self.info, item, reference, rng)
             try:
                 made = self.function(item) if made is None else made
                 part = next(made)
@@ -231,7 +244,8 @@ class UserCall:
                 self._failed(error, item, cursor())
                 return
             finally:
-                CALL.function, CALL.item, CALL.reference = None, None, ()
+                rng = CALL.rng
+                CALL.leave()
                 if self.activity is not None:
                     self.profiler.add(self.activity, time.perf_counter() - began)
             if self.on_failure is not None:
@@ -260,13 +274,13 @@ class Measure:
 
     def __call__(self, document: Any, *others: Any) -> Any:
         """Return the function's result."""
-        CALL.function, CALL.item, CALL.reference = self.info, document, self.reference
+        CALL.enter(self.info, document, self.reference)
         try:
             return self.function(document, *others)
         except StopIteration as error:
             raise _not_an_end(error, self.info.name, document) from error
         finally:
-            CALL.function, CALL.item, CALL.reference = None, None, ()
+            CALL.leave()
 
 
 def _not_an_end(error: Exception, name: str, item: Any) -> Exception:

@@ -92,7 +92,8 @@ class FilterIndex:
         inside = self._read(self._places[shard] + kept - before) - self._first[shard]
         if ((inside < 0) | (inside >= self._counts[shard])).any():
             raise self._damaged("it has a number that is of another shard than its place")
-        return inside + self._row[shard]
+        found: Int64s = inside + self._row[shard]
+        return found
 
     def places(self, rows: Int64s) -> Int64s:
         """Return the numbers among the kept samples of those rows that are kept, in order."""

@@ -10,16 +10,15 @@ from typing import Any, Generic, Self, TypeVar
 import attrs
 
 from energy_data.core.context import WorkerConfig
-from energy_data.core.rng import sample_seed
-from energy_data.core.user_call import CALL, gives_parts
+from energy_data.core.user_call import gives_parts
 from energy_data.data.decode.parts import SampleDecoder
-from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import FileStore, PrimaryFileStore
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing import Packing
+from energy_data.nodes.select_pack import PackedSamplesOutput
 from energy_data.tasks.collate import (
     Batcher,
     as_type,
@@ -41,6 +40,7 @@ from energy_data.tasks.functions import (
     DEFAULT_TOLERANCE,
     BatchAndEncode,
     Cooker,
+    RunningCall,
     cooked,
     recipe_of,
     stateless,
@@ -62,7 +62,7 @@ _OF_LISTS = ("select_samples_to_pack", "pack_selected_samples", "batch")
 HOOKS = (*_OF_SAMPLES, *_OF_LISTS, "batch_group_criterion", "encode_batch")
 
 
-class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+class TaskEncoder(RunningCall, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """Turns samples into batches. Override the methods that the task needs.
 
     sample -> `cookers`, for crude samples -> `encode_sample` or `preencode_sample` ->
@@ -100,8 +100,14 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Return the encoded form of a sample that was selected."""
         return sample
 
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Return packs: lists of samples of a full buffer, in order."""
+    def select_samples_to_pack(
+        self, samples: list[Any]
+    ) -> list[list[Any]] | PackedSamplesOutput[Any]:
+        """Return packs: lists of samples of a full buffer, in order.
+
+        A `PackedSamplesOutput` also has samples, or parts of them, that the next buffer begins
+        with.
+        """
         raise NotImplementedError("select_samples_to_pack: packing needs it; it is not overridden.")
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
@@ -158,21 +164,6 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         if cooker.need_primary:
             needs["primary"] = PrimaryFileStore(aux["primary"], current_key=sample["__key__"])
         return cooker.cook(sample, **needs)
-
-    @property
-    def cache(self) -> CachePool:
-        """The cache pool of the loader. Without one, a pool that reads on demand."""
-        return (CALL.function and CALL.function.cache) or NoCachePool()
-
-    @property
-    def current_batch_index(self) -> int:
-        """The number in the run of the micro-batch that is being made."""
-        return CALL.batch
-
-    @property
-    def current_sample_index(self) -> int:
-        """A 63-bit hash of the seed, the running function and its sample; it is not a count."""
-        return sample_seed() >> 1
 
     @property
     def params(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from attrs import evolve, field, frozen
 
 from energy_data.core.recipe import check_whole
-from energy_data.core.rng import GlobalSeeds, sample_seed
+from energy_data.core.rng import GlobalSeeds, SampleRng, call_rng, sample_seed
 from energy_data.core.user_call import CALL, restore_key
+from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import DecodeFileStore, FileStore
 from energy_data.data.join import JoinSource
 from energy_data.data.registry import open_store
@@ -37,10 +38,20 @@ _END = object()
 def stateless(fn: F) -> F: ...
 @overload
 def stateless(
-    fn: None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+    fn: None = None,
+    *,
+    restore_seeds: bool = False,
+    restore_task_encoder_seeds: bool = False,
+    skip_safe: bool = False,
+    failure_tolerance: int | None = None,
 ) -> Callable[[F], F]: ...
 def stateless(
-    fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+    fn: F | None = None,
+    *,
+    restore_seeds: bool = False,
+    restore_task_encoder_seeds: bool = False,
+    skip_safe: bool = False,
+    failure_tolerance: int | None = None,
 ) -> F | Callable[[F], F]:
     """Declare that a function of a task depends on its arguments alone.
 
@@ -54,6 +65,8 @@ def stateless(
             restored afterwards, so the augmentation of a sample is the same in any process.
             Not possible in worker threads (SpecError), which share these generators with the
             trainer. `energy_data.sample_rng()` needs no global state, and costs less.
+        restore_task_encoder_seeds: Accepted and ignored: `TaskEncoder.rng` is seeded for each call.
+        skip_safe: Accepted and ignored: no lane makes what another one returns.
         failure_tolerance: The run stops with FatalSampleError after this many failures in a row in
             one lane; 0: never. None: that of the task encoder, 100 by default.
     """
@@ -68,6 +81,14 @@ def stateless(
         return made
 
     return marked if fn is None else marked(fn)
+
+
+def skip_safe(fn: F) -> F:
+    """Return the function. Energon 8 may leave it out for batches that are not returned.
+
+    Here each batch is made once, on the lane that returns it.
+    """
+    return fn
 
 
 def _seeding(function: F) -> F:
@@ -91,6 +112,33 @@ def _seeding(function: F) -> F:
     return generate if inspect.isgeneratorfunction(function) else call  # type: ignore[return-value]  # called as `function` is
 
 
+class RunningCall:
+    """What a task encoder knows of its function that runs now, and of the item."""
+
+    @property
+    def cache(self) -> CachePool:
+        """The cache pool of the loader. Without one, a pool that reads on demand."""
+        return (CALL.function and CALL.function.cache) or NoCachePool()
+
+    @property
+    def current_batch_index(self) -> int:
+        """The number in the run of the micro-batch that is being made."""
+        return CALL.batch
+
+    @property
+    def current_sample_index(self) -> int:
+        """A 63-bit hash of the seed, the running function and its sample; it is not a count."""
+        return sample_seed() >> 1
+
+    @property
+    def rng(self) -> SampleRng:
+        """Generators for the function and its sample: `rng.numpy`, `rng.torch`, `rng.random`.
+
+        They are seeded for each call, as those of `sample_rng()`, and continue within it.
+        """
+        return call_rng()
+
+
 @frozen
 class BatchAndEncode:
     """`batch`, followed by `encode_batch`. A batch that the latter skips is made up for, too."""
@@ -104,7 +152,7 @@ class BatchAndEncode:
         """Return the batch. Each function has its own random numbers."""
         raw = self.batch(samples)
         if CALL.function is not None:
-            CALL.function = evolve(CALL.function, name="encode_batch")
+            CALL.enter(evolve(CALL.function, name="encode_batch"), CALL.item, CALL.reference)
         return self.encode(raw)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,9 +137,8 @@ def test_windows_of_tokens_have_no_filter(tmp_path):
     ],
 )
 def test_numbers_that_cannot_be_kept_are_refused(tars, indexes, problem):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
         build_filter_index(tars, "keep", indexes)
-    assert str(caught.value) == problem
     assert not (tars / ".nv-meta/filter_keep.idx").exists()
 
 
@@ -154,7 +154,7 @@ def test_shards_may_be_given_and_must_exist(tars):
     shards = [SimpleNamespace(name=name, count=count) for name, count in SHARDS.items()]
     build_filter_index(tars, "keep", [14], shards=shards)
     assert numbers(open_source(tars, filter="keep")) == [14]
-    with pytest.raises(ValueError, match="there is no shard 'd.tar'"):
+    with pytest.raises(ValueError, match=r"there is no shard 'd\.tar'"):
         build_filter_index_from_shard_indexes(tars, "other", {"d.tar": [0]})
 
 
@@ -223,7 +223,7 @@ def test_a_filter_that_keeps_nothing_is_refused(tars, name, problem):
 
 def test_a_folder_that_is_not_prepared_has_no_filter(tmp_path):
     write_tar(tmp_path / "a.tar", sample_files(0))
-    with pytest.raises(SpecError, match="is not prepared. Run `energy-data prepare` first"):
+    with pytest.raises(SpecError, match="is not prepared"):
         build_filter_index(tmp_path, "keep", [0])
     with pytest.raises(SpecError, match="is of one file or of a prepared dataset"):
         open_source(tmp_path, filter="keep")

@@ -8,10 +8,12 @@ import pytest
 from attrs import evolve
 from trees import (
     batches,
+    filled,
     finite,
     groups,
     joined,
     leaf,
+    lengths,
     not_fifth,
     packing,
     packs,
@@ -29,6 +31,7 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.select_pack import PackedSamplesOutput, PartialSample
 from energy_data.testing import next_item, take
 
 ONE_PASS = samples(leaf("x", 23), deal=4)
@@ -133,8 +136,67 @@ def test_copies_of_samples_cannot_be_selected():
     spec = type(spec)(
         of=spec.of, select=lambda s: pairs([dict(one) for one in s]), pack=spec.pack, buffer_size=4
     )
-    with pytest.raises(DataError, match="not among its arguments, the first a dict"):
+    with pytest.raises(DataError, match="returned a dict that is not among its arguments"):
         taken(spec)
+
+
+@pytest.mark.parametrize("buffer_size", [1, 4, 50])
+def test_samples_that_are_cut_or_pushed_back_come_next_and_none_is_lost(buffer_size):
+    node = filled(ONE_PASS, buffer_size).build(Context())
+    packs_made = [pack["__key__"] for pack in take(node, 100)]
+    every = [lengths({"number": n})["tokens"] for n in range(23)]
+    sizes = [sum(stop - start for _, start, stop in pack) for pack in packs_made]
+    assert sum(sizes) == sum(every)
+    assert all(size == 10 for size in sizes[:-1]) == (buffer_size > 1)
+    ends: dict[str, int] = {}
+    for key, start, stop in (piece for pack in packs_made for piece in pack):
+        assert start == ends.get(key, 0)
+        ends[key] = stop
+    assert ends == {f"x/{n}": size for n, size in enumerate(every)}
+    assert node.cursor.skipped == 0
+
+
+def test_the_state_has_the_slices_of_what_is_pushed_back():
+    node = filled(ONE_PASS, 4).build(Context())
+    take(node, 3)
+    sliced = [ref[1 : 1 + ref[0]] for ref in node.cursor.pending if ref[0]]
+    assert [len(one) for one in sliced] == [2]
+
+
+def selecting(select, buffer_size=4):
+    return evolve(selected(ONE_PASS, buffer_size), select=select)
+
+
+def test_a_full_buffer_that_is_all_pushed_back_is_an_error():
+    with pytest.raises(DataError, match="pushed back all 4 samples of a full buffer, and made no"):
+        taken(selecting(lambda samples: PackedSamplesOutput([], samples)))
+
+
+def test_what_is_pushed_back_without_a_pack_waits_for_more_and_is_skipped_at_the_end():
+    def only_fours(samples):
+        packs = [samples[:4]] if len(samples) == 4 else []
+        return PackedSamplesOutput(packs, samples[len(packs) * 4 :])
+
+    node = selecting(only_fours).build(Context())
+    assert [len(pack["__key__"]) for pack in take(node, 100)] == [4] * 5
+    assert node.cursor.skipped == 3
+
+
+def test_a_part_of_another_sample_cannot_be_selected():
+    with pytest.raises(DataError, match="returned a dict that is not among its arguments"):
+        taken(selecting(lambda samples: [[PartialSample(dict(samples[0]), (0, 1))]]))
+
+
+@pytest.mark.parametrize("wrong", [(0, -1), "ab", (0.5,), None])
+def test_a_slice_is_of_whole_numbers(wrong):
+    with pytest.raises(DataError, match="slice must be a tuple of whole numbers >= 0"):
+        PartialSample({}, wrong)
+
+
+def test_parts_of_a_sample_have_random_numbers_of_their_own():
+    sample = {"__restore_key__": ("x", 0, 7)}
+    assert PartialSample(sample, (0, 4)).__restore_key__ == ("x", 0, 7, 0, 4)
+    assert PartialSample(sample, [4, 9]).__restore_key__ == ("x", 0, 7, 4, 9)
 
 
 def test_a_generator_gives_all_parts_of_each_sample_in_order():
