@@ -31,6 +31,7 @@ from energy_data.errors import SpecError
 from energy_data.loading.dataset import EvenBatches, SavableDataset
 from energy_data.nodes.read import OnError
 from energy_data.tasks.encoder import TaskEncoder
+from energy_data.tasks.metric import mean_size
 from energy_data.tasks.mixture import (
     BaseCoreDatasetFactory,
     LoadedDataset,
@@ -181,7 +182,11 @@ def get_train_dataset(
         split_part,
         open_source=run.open,
         builder=builder,
-        options=evolve(run.options, shuffle_over_epochs_multiplier=epochs),
+        options=evolve(
+            run.options,
+            shuffle_over_epochs_multiplier=epochs,
+            measure=partial(mean_size, encoder=run.encoder, unit="tokens", seed=builder.seed),
+        ),
         run=None if lanes is None else Context(seed=builder.seed, lanes=lanes),
     )
     if builder.finite:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse
@@ -54,7 +55,7 @@ def compile_split(
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode))
+    compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode), _measure(tree, options))
     spec = compiler.order(tree.below if isinstance(tree, DocsPerStepSpec) else tree)
     compiler.diagnostics.raise_if_any()
     assert spec is not None
@@ -76,7 +77,7 @@ def compile_stream(
     """
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset.origins, opener, "train")
+    compiler = _Compiler(metadataset.origins, opener, "train", _measure(tree, options))
     below = tree.below if isinstance(tree, DocsPerStepSpec) else tree
     if isinstance(below, StagedRecipe):
         spec = StageCompiler(
@@ -108,6 +109,18 @@ def mode_of(split: str, mode: Mode | None) -> Mode:
     return mode or ("train" if split == "train" else "val")
 
 
+def _measure(tree: Spec, options: Options) -> Callable[[Leaf], Fraction | None]:
+    """Return what has the mean tokens of a leaf, or measures it if weights in a tree need it."""
+    if not any(
+        isinstance(one, BlendSpec) and one.weight_unit == "tokens" for _, one in tree.walk()
+    ):
+        return lambda leaf: leaf.tokens_per_sample
+
+    return lambda leaf: (
+        options.measure(leaf) if leaf.mean_tokens is None else leaf.tokens_per_sample
+    )
+
+
 @frozen(eq=False)
 class _Compiler:
     """Opens the leaves of a tree. A node with problems below it becomes None."""
@@ -115,6 +128,7 @@ class _Compiler:
     origins: Origins
     opener: Opener
     mode: Mode
+    measure: Callable[[Leaf], Fraction | None]  # see `Options`
     diagnostics: Diagnostics = field(factory=Diagnostics)
 
     def order(self, tree: Spec, *, has_place: bool = True) -> OrderSpec | None:
@@ -195,16 +209,15 @@ class _Compiler:
             error.add_note(f"{place}: {origin.where}: leaf {leaf.id!r}")
             raise
         tokens, repetitions = leaf.keys.tokens_per_sample, leaf.keys.max_repetitions
-        return LeafSpec(
-            Leaf(
-                id=leaf.id,
-                source=source,
-                aux=stores,
-                epochs=epochs,
-                tokens_per_sample=None if tokens is None else exact_fraction(tokens),
-                max_repetitions=None if repetitions is None else exact_fraction(repetitions),
-            )
+        found = Leaf(
+            id=leaf.id,
+            source=source,
+            aux=stores,
+            epochs=epochs,
+            tokens_per_sample=None if tokens is None else exact_fraction(tokens),
+            max_repetitions=None if repetitions is None else exact_fraction(repetitions),
         )
+        return LeafSpec(evolve(found, tokens_per_sample=self.measure(found)))
 
 
 def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | None = None) -> None:

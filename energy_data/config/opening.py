@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ from energy_data.config.load import LoadedMetadataset
 from energy_data.config.rules import Aux
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.spec import Spec
-from energy_data.data.files.stores import FileStore, SystemFileStore
+from energy_data.data.files.stores import ByteRangeStore, FileStore, SystemFileStore
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.join import Joiner, open_join
 from energy_data.data.join_table import PREFIX, SUFFIX, JoinMember, Kept, open_table
@@ -24,6 +25,7 @@ from energy_data.data.registry import open_store
 from energy_data.data.source import Source
 from energy_data.data.typed.samples import SAMPLE_TYPES
 from energy_data.errors import SpecError
+from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import OrderSpec
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,9 @@ class Options:
     trust: ImportPolicy = field(factory=ImportPolicy)  # code that files may name
     # Opens datasets that are joined to a declared type, typed by dataset.yaml; None: `open_source`.
     open_typed: OpenSource | None = None
+    # Returns the mean tokens of the samples of a leaf, where weights are of tokens and no index has
+    # them; None: not known.
+    measure: Callable[[Leaf], Fraction | None] = lambda _: None
 
 
 DEFAULT = Options()
@@ -140,7 +145,8 @@ class Opener:
             if aux.kind == "path":
                 self._stores[aux] = open_store(aux.path)
             elif Path(aux.path).is_dir():
-                self._stores[aux] = SystemFileStore(aux.path)
+                store = SystemFileStore if aux.kind == "fs_path" else ByteRangeStore
+                self._stores[aux] = store(aux.path)
             else:
                 raise SpecError(f"{name!r}: there is no folder {aux.path}. Check the path.")
         return {name: self._stores[aux] for name, aux in leaf.aux.items()}

@@ -199,13 +199,17 @@ class Aux:
     """A store of files for cookers."""
 
     path: str  # as written, without a scheme; absolute once it is resolved
-    kind: Literal["path", "fs_path"]  # a prepared dataset of tars, or a folder
+    # A prepared dataset of tars, or the files or ranges of the files of a folder.
+    kind: Literal["path", "fs_path", "byte_ranges"]
 
 
 Stores: TypeAlias = dict[str, Aux]
 
 _SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*://"
-_FOLDER = "filesystem://"
+_FOLDERS: dict[str, Literal["fs_path", "byte_ranges"]] = {
+    "filesystem://": "fs_path",
+    "byterange://": "byte_ranges",
+}
 
 
 def _stores(found: Any) -> Stores:
@@ -215,10 +219,10 @@ def _stores(found: Any) -> Stores:
 
 
 def _store(name: str, found: Any) -> Aux:
-    kind: Literal["path", "fs_path"] = "path"
-    is_folder = isinstance(found, str) and found.startswith(_FOLDER)
-    if is_folder:
-        kind, path = "fs_path", found.removeprefix(_FOLDER)
+    kind: Literal["path", "fs_path", "byte_ranges"] = "path"
+    scheme = next((one for one in _FOLDERS if str(found).startswith(one)), "")
+    if scheme:
+        kind, path = _FOLDERS[scheme], str(found).removeprefix(scheme)
     elif isinstance(found, dict):
         if list(found) not in (["path"], ["fs_path"]):
             raise ValueError(
@@ -229,10 +233,10 @@ def _store(name: str, found: Any) -> Aux:
         path = found
     if not isinstance(path, str) or not TEXT_PATTERN.fullmatch(path):
         raise ValueError(f"'{name}' must be a path.")
-    if not is_folder and re.match(_SCHEME, path):
+    if not scheme and re.match(_SCHEME, path):
         raise ValueError(
             f"'{name}' is remote, which is not supported yet. Give a local path: of a dataset, or "
-            f"after `{_FOLDER}` of a folder."
+            f"after `filesystem://` or `byterange://` of a folder."
         )
     return Aux(path, kind)
 
@@ -254,7 +258,11 @@ STORES = Rule(
     {
         "type": "object",
         "additionalProperties": {
-            "anyOf": [_LOCAL, {**_TEXT, "allOf": [{"pattern": f"^{_FOLDER}."}]}, *_ONE_KEY]
+            "anyOf": [
+                _LOCAL,
+                {**_TEXT, "allOf": [{"pattern": f"^({'|'.join(_FOLDERS)})."}]},
+                *_ONE_KEY,
+            ]
         },
     },
     _stores,

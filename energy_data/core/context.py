@@ -109,8 +109,14 @@ class WorkerConfig:
         default=reraise_exception, kw_only=True, eq=False, repr=False
     )
     lanes: int | None = field(default=None, kw_only=True)
+    logical_workers: int | None = field(default=None, kw_only=True, eq=False, repr=False)  # refused
 
     def __attrs_post_init__(self) -> None:
+        if self.logical_workers is not None:
+            raise SpecError(
+                "WorkerConfig: logical_workers are the lanes of a run, and the workers of a rank "
+                "share them. Pass lanes=, a multiple of world_size."
+            )
         for name, least, most in _LIMITS:
             if (value := getattr(self, name)) is not None:
                 check_whole(f"WorkerConfig: {name}", value, least, most)

@@ -13,25 +13,36 @@ differences.
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import energy_data
 from energy_data import *
 from energy_data.data.files.cache import DirectLazy, FileCacheLazy, MockLazy
 from energy_data.data.files.stores import (
+    ByteRangeStore,
     DecodeFileStore,
     FileStoreDecoder,
     PrimaryFileStore,
     SystemFileStore,
 )
+from energy_data.data.filter_writer import (
+    build_filter_index,
+    build_filter_index_from_shard_indexes,
+)
 from energy_data.energon import metadatasets, webdatasets
 from energy_data.energon.alias import MODULES, install
 from energy_data.energon.metadatasets import *
+from energy_data.energon.refused import refuse
 from energy_data.energon.webdatasets import *
+from energy_data.nodes.select_pack import PackedSamplesOutput, PartialSample
+from energy_data.tasks.functions import skip_safe
+from energy_data.tasks.metric import sample_size_metric
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
 
 __version__ = version("energy_data")
 
 BaseCoreDataset = energy_data.SavableDataset  # its name in older versions
+DataLoader = energy_data.SavableDataLoader  # its name in Energon 8
 EPath = Path
 
 _ONLY_HERE = [
@@ -39,15 +50,23 @@ _ONLY_HERE = [
     *webdatasets.__all__,
     "BaseCoreDataset",
     "BaseCoreDatasetFactory",
+    "ByteRangeStore",
+    "DataLoader",
     "DecodeFileStore",
     "DirectLazy",
     "FileCacheLazy",
     "FileStoreDecoder",
     "MockLazy",
+    "PackedSamplesOutput",
+    "PartialSample",
     "PrimaryFileStore",
     "SystemFileStore",
     "__version__",
+    "build_filter_index",
+    "build_filter_index_from_shard_indexes",
     "install",
+    "sample_size_metric",
+    "skip_safe",
 ]
 __all__ = [*energy_data.__all__, *sorted(_ONLY_HERE)]  # noqa: PLE0604 - names of other modules
 
@@ -55,3 +74,7 @@ __all__ = [*energy_data.__all__, *sorted(_ONLY_HERE)]  # noqa: PLE0604 - names o
 for _path in MODULES:
     sys.modules.setdefault(f"{__name__}.{_path}", sys.modules[__name__])
     globals().setdefault(_path.split(".")[-1], sys.modules[__name__])
+
+
+def __getattr__(name: str) -> Any:
+    return refuse(__name__, name)

@@ -21,24 +21,29 @@ from energy_data.errors import EnergyDataError
 __all__ = ["install"]
 
 _PATHS = """
-cache cache.base cache.file_cache_pool cache.file_store cache.no_cache edataclass epathlib
-epathlib.epath errors flavors flavors.base_dataset flavors.captioning flavors.crude flavors.image
+cache cache.base cache.file_cache_pool cache.file_store cache.no_cache checkpoint
+checkpoint.rank_state dataloader dataloader.dataloader edataclass epathlib epathlib.epath errors
+flavors flavors.base_dataset flavors.binidx flavors.binidx.binidx_dataset flavors.captioning
+flavors.common flavors.common.filter_index flavors.crude flavors.dataset_factory_resolver
+flavors.dataset_type flavors.image
 flavors.image_classification flavors.interleaved flavors.jsonl flavors.jsonl.crude_jsonl_dataset
 flavors.multichoice_vqa flavors.ocr flavors.similarity_interleaved flavors.text flavors.vid_qa
 flavors.vqa flavors.vqa_and_ocr flavors.webdataset flavors.webdataset.base_webdataset
 flavors.webdataset.default_decoder_webdataset flavors.webdataset.default_generic_webdataset
 flavors.webdataset.joined_webdataset flavors.webdataset.sample_decoder
-flavors.webdataset.standard_webdataset loader metadataset metadataset.dataset_loader
+flavors.webdataset.standard_webdataset loader logical_worker metadataset metadataset.dataset_loader
 metadataset.loader metadataset.loader_interface metadataset.metadataset metadataset.metadataset_v2
-savable_loader source_info task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
-worker wrappers wrappers.batch_dataset wrappers.blend_dataset wrappers.concat_dataset
+recipe recipe.dataset_loader recipe.loader recipe.loader_interface recipe.recipe savable_loader
+source_info task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
+typed_converter worker wrappers wrappers.base wrappers.batch_dataset wrappers.blend_dataset
+wrappers.concat_dataset
 wrappers.epochize_dataset wrappers.filter_dataset wrappers.gc_dataset wrappers.group_batch_dataset
 wrappers.iter_map_dataset wrappers.limit_dataset wrappers.log_sample_dataset wrappers.map_dataset
 wrappers.mix_batch_dataset wrappers.packing_dataset wrappers.repeat_dataset
-wrappers.shuffle_buffer_dataset wrappers.skip
+wrappers.shuffle_buffer_dataset wrappers.skip wrappers.streaming_packing_dataset
 """
 MODULES = tuple(_PATHS.split())
-"""The modules of Energon 7.4.1 from which its public names are imported."""
+"""The modules of Energon 7.4.1 and 8 from which their public names are imported."""
 
 _PACKAGE = "megatron"
 _ALIAS, _TARGET = "megatron.energon", "energy_data.energon"

@@ -29,9 +29,12 @@ __all__ = [
     "DatasetLoaderInterface",
     "Metadataset",
     "MetadatasetV2",
+    "Recipe",
     "load_dataset",
     "prepare_metadataset",
+    "prepare_recipe",
     "traverse_metadataset",
+    "traverse_recipe",
 ]
 
 
@@ -152,7 +155,7 @@ class Metadataset(DatasetLoaderInterface):
         return load({"splits": self.splits}, base_dir=Path(self.path).parent)
 
 
-MetadatasetV2 = Metadataset  # the two versions of Energon are one here
+MetadatasetV2 = Recipe = Metadataset  # the versions of Energon are one here
 
 
 def load_dataset(path: PathLike | Mapping[str, Any]) -> DatasetLoaderInterface:
@@ -175,3 +178,6 @@ def traverse_metadataset(path: PathLike, *, split_part: str) -> list[TraversedDa
 def prepare_metadataset(path: PathLike) -> None:
     """Check a metadataset with all files it names; joins are computed on first use."""
     load_dataset(path).prepare()
+
+
+traverse_recipe, prepare_recipe = traverse_metadataset, prepare_metadataset  # as in Energon 8

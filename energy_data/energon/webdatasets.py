@@ -25,10 +25,14 @@ T = TypeVar("T")
 
 __all__ = [
     "BaseWebdatasetFactory",
+    "BinIdxDatasetFactory",
     "CaptioningWebdataset",
     "CrudeJsonlDatasetFactory",
+    "CrudeJsonlShardListDatasetFactory",
     "CrudeWebdataset",
+    "DefaultBinIdxDatasetFactory",
     "DefaultCrudeJsonlDatasetFactory",
+    "DefaultCrudeJsonlShardListDatasetFactory",
     "DefaultDecoderWebdatasetFactory",
     "DefaultGenericWebdatasetFactory",
     "ImageClassificationWebdataset",
@@ -160,6 +164,9 @@ DefaultGenericWebdatasetFactory = BaseWebdatasetFactory
 DefaultDecoderWebdatasetFactory = BaseWebdatasetFactory
 StandardWebdatasetFactory = BaseWebdatasetFactory
 DefaultCrudeJsonlDatasetFactory = CrudeJsonlDatasetFactory
+CrudeJsonlShardListDatasetFactory = CrudeJsonlDatasetFactory
+DefaultCrudeJsonlShardListDatasetFactory = CrudeJsonlDatasetFactory
+BinIdxDatasetFactory = DefaultBinIdxDatasetFactory = BaseWebdatasetFactory
 CrudeWebdataset = _of(samples.CrudeSample)
 CaptioningWebdataset = _of(samples.CaptioningSample)
 ImageWebdataset = _of(samples.ImageSample)

@@ -37,6 +37,8 @@ def get_savable_loader(
     watchdog_initial_timeout_seconds: float | None = None,
     fail_on_timeout: bool = False,
     start_method: StartMethod = "fork",
+    worker_type: Literal["fork", "thread", "main"] | None = None,
+    gc_freeze_at_start: bool = True,
     arena_bytes: int = 4 << 30,
     max_restarts: int = 3,
     pin_memory: bool | Literal["auto"] = "auto",
@@ -67,6 +69,8 @@ def get_savable_loader(
         start_method: How workers start. "fork" needs no `if __name__ == "__main__":` and takes
             lambdas. "forkserver" and "spawn" are safe with threads and CUDA in this process.
             "thread": threads of this process; see docs/workers.md.
+        worker_type: Energon 8's name of it, which takes precedence. "main": no workers.
+        gc_freeze_at_start: Accepted and ignored, as above.
         arena_bytes: Shared memory per worker process, at most. It grows as needed.
         max_restarts: How often a worker that dies at the same batch is restarted.
         pin_memory: Register the shared memory with CUDA once, so that batches of workers are
@@ -83,6 +87,16 @@ def get_savable_loader(
             f"get_loader: worker_config is {worker_config}, that of the dataset is "
             f"{dataset.worker_config}. Leave it out."
         )
+    if worker_type not in (None, "fork", "thread", "main"):
+        raise SpecError(
+            f"worker_type: must be 'fork', 'thread' or 'main', got {worker_type!r}. Use "
+            f"start_method for others."
+        )
+    if worker_type == "main":
+        config = evolve(dataset.worker_config, num_workers=0)
+        dataset = dataset.replace(worker_config=config)
+    elif worker_type is not None:
+        start_method = worker_type
     rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
     on_timeout: Literal["raise", "restart"] = "raise" if fail_on_timeout else "restart"
     options = PoolOptions(

@@ -260,6 +260,30 @@ class SavableDataLoader(ABC, Generic[T_batch]):
         """Return False: a single sample cannot be restored from its key."""
         return False
 
+    def restore_sample(self, restore_key: Any) -> Any:
+        """Raise SpecError: a loader is restored as a whole."""
+        raise SpecError(
+            f"restore_sample: batches are made of a position of the run, not of keys, got "
+            f"{restore_key!r}. Restore a state; the key is (leaf id, epoch, index of the sample)."
+        )
+
+    def start(self) -> None:
+        """Do nothing, for programs of Energon 8: workers start with the first batch."""
+
+    def shutdown(self, in_del: bool = False) -> None:
+        """Stop worker processes; as `close`."""
+        self.close()
+
+    def with_restored_state_rank(self, state: Any) -> Self:
+        """Move to a position this rank saved, and return the loader."""
+        self.restore_state_rank(state)
+        return self
+
+    def with_restored_state_global(self, state: Any, *, src_rank: int | None = None) -> Self:
+        """Move to a position of the whole run, and return the loader."""
+        self.restore_state_global(state, src_rank=src_rank)
+        return self
+
     def config(self) -> Any:
         """Return the settings that determine the stream, as plain data."""
         return self.dataset.config()

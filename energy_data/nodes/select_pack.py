@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -113,7 +113,7 @@ class SelectPackSpec(UnarySpec):
     on_failure: PackFailures = field(factory=PackFailures)
 
     def __attrs_post_init__(self) -> None:
-        check_whole("packing_buffer_size", self.buffer_size, 1)
+        check_buffer_size(self.buffer_size)
         if gives_parts(self.encode):
             raise SpecError(
                 "postencode_sample: it is a generator, but each selected sample has one place in "
@@ -284,6 +284,17 @@ class SelectPackNode(PackingNode[SelectPackCursor]):
         if getattr(made, RESTORE_KEY, None) == ():  # as task encoders for Energon leave it to us
             setattr(made, RESTORE_KEY, tuple(restore_key(sample) for sample in samples))
         return made, len(samples)
+
+
+def check_buffer_size(size: Any) -> None:
+    """Raise SpecError for the size of a buffer that is no whole number >= 1."""
+    if isinstance(size, str | Mapping):
+        raise SpecError(
+            f"packing_buffer_size: must be a number of samples, got {size!r}. A lane has one "
+            f"buffer, of which packs are chosen by select_samples_to_pack, which may return a "
+            f"PackedSamplesOutput; or by size, with the `packing` of the task encoder."
+        )
+    check_whole("packing_buffer_size", size, 1)
 
 
 def _joined(part: tuple[int, ...], base: ItemRef) -> ItemRef:

@@ -23,6 +23,7 @@ from energy_data.data.typed.samples import (
     BASIC_FIELDS,
     ExtendableDataclassMixin,
     PinMemoryMixin,
+    TagsAlias,
     edataclass,
 )
 from energy_data.errors import SpecError
@@ -296,7 +297,7 @@ def _field_names(kind: type[Any]) -> Sequence[str] | None:
 
 
 @edataclass
-class Batch(PinMemoryMixin, ExtendableDataclassMixin):
+class Batch(TagsAlias, PinMemoryMixin, ExtendableDataclassMixin):
     """One batch of a declared type. Derive from it, as an `edataclass`, and add fields."""
 
     __key__: list[str]  # of each sample

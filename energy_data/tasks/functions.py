@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -190,6 +190,12 @@ class Cooker(Generic[T_sample]):
 
     cook: Callable[..., T_sample]
     has_subflavors: dict[str, Any] | None = None
+    has_tags: InitVar[dict[str, Any] | None] = None  # Energon 8's name of it
+
+    def __post_init__(self, has_tags: dict[str, Any] | None) -> None:
+        if has_tags is not None and self.has_subflavors is not None:
+            raise SpecError("Cooker: has_tags is another name of has_subflavors. Pass one of them.")
+        self.has_subflavors = self.has_subflavors if has_tags is None else has_tags
 
     @property
     def need_primary(self) -> bool:
@@ -281,7 +287,7 @@ def cooked(
             )
     if recipe is None:
         recipes = {
-            key: _leaf_recipe(encoder, leaf) for key, leaf in leaves.items() if is_crude(leaf)
+            key: leaf_recipe(encoder, leaf) for key, leaf in leaves.items() if is_crude(leaf)
         }
     else:
         recipes = dict.fromkeys(leaves, recipe)
@@ -293,7 +299,9 @@ def cooked(
     )
 
 
-def _leaf_recipe(encoder: TaskEncoder[Any, Any, Any, Any], leaf: Leaf) -> Callable[[Any], Any]:
+def leaf_recipe(encoder: TaskEncoder[Any, Any, Any, Any], leaf: Leaf) -> Callable[[Any], Any]:
+    """Return what cooks the samples of a leaf. SpecError if no cooker is for them."""
+
     def primary() -> FileStore[Any]:
         return open_store(path_of(leaf))
 

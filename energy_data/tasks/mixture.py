@@ -26,6 +26,7 @@ from energy_data.nodes.leaf import Leaf, Shuffle, leaf_entries
 from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
+from energy_data.nodes.select_pack import check_buffer_size
 from energy_data.order.schedule import Clock
 from energy_data.tasks.functions import cooked, is_crude, path_of, subflavors_of
 from energy_data.tasks.orders import BlendDataset, RepeatDataset, references_of, with_references
@@ -234,6 +235,8 @@ class StreamBuilder:
     samples_per_microbatch: int | None = None
 
     def __attrs_post_init__(self) -> None:
+        if self.packing_buffer_size is not None:
+            check_buffer_size(self.packing_buffer_size)
         for name, least in {**_PARAMS, "virtual_epoch_length": 0}.items():
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, least)

@@ -230,7 +230,8 @@ def test_an_inner_node_takes_no_numbers_of_samples():
             "{path: x, aux: {a: 's3://b/c'}}",
             "2:25: splits.train.aux: must be a mapping of names to paths, of prepared datasets or "
             "after `filesystem://` of folders, found {a: 's3://b/c'}. 'a' is remote, which is not "
-            "supported yet. Give a local path: of a dataset, or after `filesystem://` of a folder.",
+            "supported yet. Give a local path: of a dataset, or after `filesystem://` or "
+            "`byterange://` of a folder.",
         ),
         (
             "{blend: [{datasets: [{path: x}]}]}",

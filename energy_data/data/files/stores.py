@@ -9,6 +9,7 @@ what they return, are Energon's.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,6 +22,8 @@ from energy_data.data.files.local import LocalFile
 from energy_data.data.nv_meta import FOLDER, SQLITE
 from energy_data.data.tar.sqlite import SqliteIndex
 from energy_data.errors import SpecError
+
+_RANGE = re.compile(r"(.+)#bytes=([0-9]+):([0-9]+)", re.DOTALL)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -132,6 +135,52 @@ class PrimaryFileStore(FileStore[T]):
         return self.current_key + key if key.startswith(".") else key
 
 
+class ByteRangeStore(FileStore[bytes]):
+    """Ranges of the files below a folder, by keys such as `videos/a.bin#bytes=1024:4096`.
+
+    The two numbers are where the range begins, and its size in bytes. root: the folder.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(root)
+
+    def __reduce__(self) -> tuple[type[ByteRangeStore], tuple[str]]:
+        return type(self), (self.root,)
+
+    def __getitem__(self, key: str) -> tuple[bytes, SampleSource]:
+        """Return the bytes of a range. ValueError for another key, or one outside of the folder."""
+        found = _RANGE.fullmatch(key)
+        if found is None:
+            problem = f"the key {key!r} is not `path#bytes=offset:size`. Write it so."
+            raise ValueError(f"{self.root}: {problem}")
+        path, offset, size = found[1], int(found[2]), int(found[3])
+        return self.read_range(path, offset, size), SampleSource(self.root, self.root, key)
+
+    def read_range(
+        self, path: str, byte_offset: int, byte_size: int, *, sample: Any = None
+    ) -> bytes:
+        """Return a range of a file; `sample`, if given, notes in `__sources__` where it is from."""
+        data = LocalFile(str(_inside(self.root, path))).read(byte_offset, byte_size)
+        key = f"{path}#bytes={byte_offset}:{byte_size}"
+        add_source(sample, SampleSource(self.root, self.root, key))
+        return data
+
+    def get_path(self) -> str:
+        """Return the folder."""
+        return self.root
+
+    def __repr__(self) -> str:
+        return f"ByteRangeStore({self.root})"
+
+
+def _inside(folder: str, key: str) -> Path:
+    """Return the path of a file in a folder. ValueError if it leads out of it."""
+    if key.startswith("/") or ".." in key.split("/"):
+        problem = f"the key {key!r} leads out of the folder. Give a path inside it."
+        raise ValueError(f"{folder}: {problem}")
+    return Path(folder, key)
+
+
 class SystemFileStore(FileStore[bytes]):
     """The files below a folder, by path relative to it.
 
@@ -146,14 +195,7 @@ class SystemFileStore(FileStore[bytes]):
 
     def __getitem__(self, key: str) -> tuple[bytes, SampleSource]:
         """Return the bytes of a file. Keys that are absolute or go up by `..` are refused."""
-        if self.base_dir is None:
-            path = Path(key)
-        elif key.startswith("/") or ".." in key.split("/"):
-            raise ValueError(
-                f"{self.base_dir}: the key {key!r} leads out of the folder. Give a path inside it."
-            )
-        else:
-            path = Path(self.base_dir, key)
+        path = Path(key) if self.base_dir is None else _inside(self.base_dir, key)
         file = LocalFile(str(path))
         folder = str(self.base_dir)
         return file.read(0, file.size), SampleSource(folder, folder, key)

@@ -35,6 +35,12 @@ SampleLoader = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Takes the parts of a sample and its `__` fields; returns the fields of its type."""
 
 CRUDE = "CrudeWebdataset"
+CRUDES = (
+    CRUDE,
+    *("CrudeJsonlShardListDatasetFactory", "DefaultCrudeJsonlShardListDatasetFactory"),
+    *("ParquetShardListDatasetFactory", "DefaultParquetShardListDatasetFactory"),
+)
+"""The classes that files name whose samples are crude; Energon 8 writes all but the first."""
 STANDARD = ("StandardWebdatasetFactory", "DefaultGenericWebdatasetFactory")
 WEBDATASETS = {name.removesuffix("Sample") + "Webdataset": name for name in SAMPLE_TYPES}
 """The classes that older files name, each for one type of sample."""
@@ -154,7 +160,7 @@ class _DatasetYamlReader:
         """Return the type of samples; None: crude ones."""
         name = self._get("__class__", str, "the name of a class")
         ours = _is_energons(self.declared)
-        if name == CRUDE and ours:
+        if name in CRUDES and ours:
             return None
         if "sample_type" in self.declared:
             kind, options = self._class("sample_type", SAMPLE_TYPES)

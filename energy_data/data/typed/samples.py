@@ -96,13 +96,32 @@ class SourceInfo:
 class CrudeSample(dict[str, Any]):
     """Part extension -> value, with the `__` fields of `Sample`, and `__shard__`, its path."""
 
+    def __missing__(self, name: str) -> Any:
+        if name == "__tags__":
+            return self["__subflavors__"]
+        raise KeyError(name)
+
+
+class TagsAlias:
+    """Energon 8's name of a field."""
+
+    __subflavors__: Any
+
+    @property
+    def __tags__(self) -> Any:
+        return self.__subflavors__
+
+    @__tags__.setter
+    def __tags__(self, tags: Any) -> None:
+        self.__subflavors__ = tags
+
 
 RestoreKey = tuple[Any, ...]
 """Nested strings and integers that identify a sample: ("Webdataset", 123)."""
 
 
 @edataclass
-class Sample(ABC, PinMemoryMixin, ExtendableDataclassMixin):
+class Sample(ABC, TagsAlias, PinMemoryMixin, ExtendableDataclassMixin):
     """One sample of a declared type. Derive from it, as an `edataclass`, and add fields."""
 
     __key__: str  # name of the sample in its shard

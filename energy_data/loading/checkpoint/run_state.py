@@ -288,6 +288,9 @@ def _check_form(state: Any) -> None:
             f"state: there is none, got {state!r}. Start without restoring, or look at "
             f"what was saved."
         )
+    kinds = {type(one) for one in (state if isinstance(state, list | tuple) else [state])}
+    if energons := [kind for kind in kinds if kind.__module__.startswith("megatron.energon")]:
+        raise StateMismatchError(f"state: {of_energon(energons[0].__name__)}")
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateMismatchError(
             f"state: it is not a state of energy_data, got a {type(state).__name__}. Pass what "
@@ -298,6 +301,17 @@ def _check_form(state: Any) -> None:
             f"state: it has format version {state.get('version')}, this energy_data reads "
             f"version {VERSION}. Load it with the version that saved it."
         )
+
+
+def of_energon(name: str) -> str:
+    """Return why a state of Energon cannot be restored. name: its class."""
+    return (
+        f"it is a {name} of Energon: the contents of shuffle buffers and the positions of shuffled "
+        f"workers. This package has another order, in which no place has the same samples behind "
+        f"it, so nothing of it can be kept. Finish the epoch with Energon, or start the data "
+        f"again: load the model alone, and pass another seed, so that the samples come in an order "
+        f"of their own."
+    )
 
 
 def listed(things: Sequence[Any], most: int = 8) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from energy_data.errors import StateError
-from energy_data.loading.checkpoint.run_state import RunState
+from energy_data.errors import StateError, StateMismatchError
+from energy_data.loading.checkpoint.run_state import RunState, of_energon
 from energy_data.loading.checkpoint.whole_run import merge
 
 _DAMAGED = (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError)
@@ -57,6 +58,8 @@ def _in_file(path: Path) -> list[Any]:
         try:
             found = torch.load(path, weights_only=True)
         except _DAMAGED as error:
+            if named := re.search(r"megatron\.energon[a-z_.]*\.(\w+)", str(error)):
+                raise StateMismatchError(f"{path}: {of_energon(named[1])}") from error
             raise StateError(
                 f"{path}: it is neither JSON nor of torch.save. Pass what was saved of "
                 f"`state_dict()` or `save_state_rank()`, by itself."
