@@ -203,7 +203,7 @@ class UserCall:
             for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
                 if self.trace is not None:  # the item may kill the process
                     self.trace(describe_source(item))
-                CALL.enter(info, item, reference)
+                CALL.function, CALL.item, CALL.reference, CALL.rng = info, item, reference, None
                 try:
                     made.append(function(item))
                 except SkipSample:

@@ -77,4 +77,4 @@ for _path in MODULES:
 
 
 def __getattr__(name: str) -> Any:
-    return refuse(__name__, name)
+    refuse(__name__, name)

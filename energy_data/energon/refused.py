@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 _STATE = (
     "states of Energon 7 and 8 are buffers and positions of shuffled workers, which do not exist "
     "here, so no place in this order can be derived from them. Finish the epoch with Energon, or "
@@ -44,7 +46,7 @@ REFUSED = {
 """Name -> reason. Importing one raises ImportError with it."""
 
 
-def refuse(module: str, name: str) -> None:
+def refuse(module: str, name: str) -> NoReturn:
     """Raise ImportError for a refused name, AttributeError for one that does not exist."""
     if name in REFUSED:
         raise ImportError(f"{name}: {REFUSED[name]}.", name=module)

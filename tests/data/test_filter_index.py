@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
+from energy_data.data.filter_index import FilterIndex
 from energy_data.data.filter_writer import (
     build_filter_index,
     build_filter_index_from_shard_indexes,
@@ -118,6 +121,27 @@ def test_a_large_filter_is_read_in_blocks(tmp_path):
     wanted = np.random.default_rng(0).permutation(2500)
     found = [sample["json"]["number"] for sample in source.read(wanted)]
     assert found == (2 * wanted).tolist()
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_rows_of_random_parts_are_those_of_a_search(tmp_path_factory, data):
+    counts = {f"{n}": data.draw(st.integers(0, 6)) for n in range(data.draw(st.integers(1, 5)))}
+    total = sum(counts.values())
+    kept = sorted(data.draw(st.sets(st.integers(0, max(total - 1, 0)), max_size=total)))
+    shards = data.draw(st.permutations(list(counts)))[: data.draw(st.integers(1, len(counts)))]
+    numbers = iter(range(total))
+    of_shard = {shard: [next(numbers) for _ in range(count)] for shard, count in counts.items()}
+    every = [number for shard in shards for number in of_shard[shard]]
+    rows = [row for row, number in enumerate(every) if number in kept]
+    assume(rows)
+    folder = tmp_path_factory.mktemp("any")
+    named = [SimpleNamespace(name=shard, count=count) for shard, count in counts.items()]
+    build_filter_index(folder, "keep", kept, shards=named)
+    found = FilterIndex(str(folder), "keep", shards, [counts[shard] for shard in shards], counts)
+    assert found.rows(np.arange(len(found))).tolist() == rows
+    assert found.places(np.arange(len(every))).tolist() == list(range(len(rows)))
+    found.check()
 
 
 def test_windows_of_tokens_have_no_filter(tmp_path):

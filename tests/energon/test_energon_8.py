@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from energy_data.energon import (
     get_loader,
     get_savable_loader,
     get_train_dataset,
+    read_state,
     sample_size_metric,
     skip_safe,
     stateless,
@@ -273,3 +276,17 @@ def test_a_state_of_energon_is_refused_with_what_to_do(texts, state):
         loader.load_state_dict(state)
     with pytest.raises(StateMismatchError, match=r"a FakeState of Energon.*pass another seed"):
         loader.restore_state_global(state)
+
+
+def test_a_file_with_a_state_of_energon_is_refused_as_well(tmp_path, monkeypatch):
+    module = ModuleType("megatron.energon.savable_loader")
+    module.SavableDataLoaderState = type(
+        "SavableDataLoaderState", (), {"__module__": module.__name__}
+    )
+    for name in ("megatron", "megatron.energon", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    torch.save(module.SavableDataLoaderState(), tmp_path / "state.pt")
+    with pytest.raises(
+        StateMismatchError, match=r"state\.pt: it is a SavableDataLoaderState of En"
+    ):
+        read_state(tmp_path / "state.pt")
