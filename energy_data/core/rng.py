@@ -114,9 +114,12 @@ class SampleRng:
 
 def call_rng() -> SampleRng:
     """Return the generators of the running user function. Raises as `sample_rng` does."""
-    if CALL.rng is None:
-        CALL.rng = SampleRng(sample_seed())
-    found: SampleRng = CALL.rng
+    function = CALL.function
+    if function is None or function.generators.rng is None:
+        seed = sample_seed()
+        assert function is not None, "it has a seed"
+        function.generators.rng = SampleRng(seed)
+    found: SampleRng = function.generators.rng
     return found
 
 

@@ -127,6 +127,15 @@ class ErrorPolicy:
             ) from error
 
 
+class Generators:
+    """The random generators of the running call, once they were used. Only one call runs."""
+
+    __slots__ = ("rng",)
+
+    def __init__(self) -> None:
+        self.rng: Any = None
+
+
 @frozen
 class FunctionInfo:
     """The facts that all calls of one function in one lane share."""
@@ -135,6 +144,7 @@ class FunctionInfo:
     name: str  # of the function; not its path in the tree, so that wrappers change no numbers
     cache: Any = field(default=None, eq=False, repr=False)  # the cache pool of the run
     requires_identity: bool = False  # items without an identity would all get the same numbers
+    generators: Generators = field(factory=Generators, eq=False, repr=False)
 
 
 class CallContext(threading.local):
@@ -144,7 +154,6 @@ class CallContext(threading.local):
     item: Any = None  # a sample, or the list of samples that are packed or batched
     reference: tuple[int, ...] = ()  # of an item without identity, as in states
     mark: tuple[int, ...] = ()  # of an item that has neither
-    rng: Any = None  # its generators, once they were used
     batch: int = 0  # number in the run of the micro-batch being made
     in_worker_thread: bool = False  # which shares the global generators with the trainer
 
@@ -152,12 +161,12 @@ class CallContext(threading.local):
         self, function: FunctionInfo, item: Any, reference: tuple[int, ...], rng: Any = None
     ) -> None:
         """Begin a call, or continue one with its generators."""
-        self.function, self.item, self.reference, self.rng = function, item, reference, rng
+        self.function, self.item, self.reference = function, item, reference
+        function.generators.rng = rng
 
     def leave(self) -> None:
         """End the call."""
-        self.function = self.item = self.rng = None
-        self.reference = ()
+        self.function, self.item, self.reference = None, None, ()
 
 
 CALL = CallContext()
@@ -197,13 +206,15 @@ class UserCall:
     ) -> list[Any]:
         """Return the function's result for each item, SKIPPED where the item was skipped."""
         function, info, tolerant = self.function, self.info, self.on_failure is not None
+        generators = info.generators
         made: list[Any] = []
         began = time.perf_counter()
         try:
             for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
                 if self.trace is not None:  # the item may kill the process
                     self.trace(describe_source(item))
-                CALL.function, CALL.item, CALL.reference, CALL.rng = info, item, reference, None
+                CALL.function, CALL.item, CALL.reference = info, item, reference
+                generators.rng = None
                 try:
                     made.append(function(item))
                 except SkipSample:
@@ -244,7 +255,7 @@ class UserCall:
                 self._failed(error, item, cursor())
                 return
             finally:
-                rng = CALL.rng
+                rng = self.info.generators.rng
                 CALL.leave()
                 if self.activity is not None:
                     self.profiler.add(self.activity, time.perf_counter() - began)

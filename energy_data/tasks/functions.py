@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.core.recipe import check_whole
 from energy_data.core.rng import GlobalSeeds, SampleRng, call_rng, sample_seed
-from energy_data.core.user_call import CALL, restore_key
+from energy_data.core.user_call import CALL, Generators, restore_key
 from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import DecodeFileStore, FileStore
 from energy_data.data.join import JoinSource
@@ -152,7 +152,8 @@ class BatchAndEncode:
         """Return the batch. Each function has its own random numbers."""
         raw = self.batch(samples)
         if CALL.function is not None:
-            CALL.enter(evolve(CALL.function, name="encode_batch"), CALL.item, CALL.reference)
+            function = evolve(CALL.function, name="encode_batch", generators=Generators())
+            CALL.enter(function, CALL.item, CALL.reference)
         return self.encode(raw)
 
 

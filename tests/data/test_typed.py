@@ -72,7 +72,7 @@ def test_what_is_read_is_counted(folder):
 
 
 def test_a_sample_says_which_it_is_and_where_from(folder):
-    say(folder, sample_type=TEXT, field_map={"text": "txt"}, subflavors={"a": 1, "b": 2})
+    say(folder, sample_type=TEXT, field_map={"text": "txt"}, tags={"a": 1, "b": 2})
     source = open_typed(folder, decoder=SampleDecoder(), subset=(2, 6), subflavors={"b": 3})
     sample = source.read(np.array([2]))[0]
     assert sample.__key__ == "s4"
@@ -273,6 +273,11 @@ WRONG = [
     ),
     ({"sample_type": TEXT, "sample_loader": "a.py:b"}, "part_filter: it is missing"),
     ({"sample_type": TEXT, "field_map": {"text": "txt"}, "subflavors": 3}, "subflavors: it must"),
+    ({"sample_type": TEXT, "field_map": {"text": "txt"}, "tags": 3}, "tags: it must be a mapping"),
+    (
+        {"sample_type": TEXT, "field_map": {"text": "txt"}, "tags": {}, "subflavors": {}},
+        "tags: it is another name of `subflavors`. Keep one",
+    ),
     (
         {"sample_type": TEXT, "field_map": {"text": "txt"}, "image_decode": "jpeg"},
         "there is no mode 'jpeg', only: l8,",

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import mixtures
+import torch
 from click.testing import CliRunner
 from megatron.energon import (
     Cooker,
@@ -16,6 +17,7 @@ from megatron.energon import (
     SampleDecoder,
     WorkerConfig,
     get_loader,
+    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     stateless,
@@ -89,8 +91,25 @@ def media(path, *, keys):
     return [asdict(kept.get_media_metadata(key)) for key in keys]
 
 
+def state(path, *, file, ranks):
+    """Save the states of some ranks, after some batches, as programs do."""
+    saved = []
+    for rank in range(ranks):
+        config = WorkerConfig(rank=rank, world_size=ranks, num_workers=1)
+        options = {"batch_size": 2, "shuffle_buffer_size": 5, "max_samples_per_sequence": 2}
+        dataset = get_train_dataset(
+            path, worker_config=config, task_encoder=AsTheyAre({}), **options
+        )
+        loader = get_savable_loader(dataset)
+        for _, _batch in zip(range(3), loader):  # noqa: B905 - it is endless
+            pass
+        saved.append(loader.save_state_rank())
+    torch.save(saved if ranks > 1 else saved[0], file)
+
+
 JOBS = {
     "read": read,
+    "state": state,
     "prepare": prepare,
     "store": store,
     "media": media,

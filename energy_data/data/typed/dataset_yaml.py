@@ -47,7 +47,7 @@ WEBDATASETS = {name.removesuffix("Sample") + "Webdataset": name for name in SAMP
 
 _KNOWN = (
     *("__module__", "__class__", "sample_type", "field_map", "sample_loader", "part_filter"),
-    *("subflavors", "split_config", "split_part", "decoder", "auto_decode"),
+    *("subflavors", "tags", "split_config", "split_part", "decoder", "auto_decode"),
     *("image_decode", "av_decode", "video_decode_audio", "guess_content"),
 )
 _IGNORED = (
@@ -130,11 +130,18 @@ class _DatasetYamlReader:
             sample_type=sample_type,
             fields=fields,
             part_filter=part_filter,
-            subflavors=self._get("subflavors", dict, "a mapping") or {},
+            subflavors=self._subflavors(),
             decoder=self._decoder(),
             split_config=self._get("split_config", str, f"the name of a file such as {SPLIT}"),
             split_part=self._get("split_part", str, "the name of a part"),
         )
+
+    def _subflavors(self) -> Mapping[str, Any]:
+        """Return the subflavors, which Energon 8 calls tags."""
+        if "tags" in self.declared and "subflavors" in self.declared:
+            raise self._fault("tags", "it is another name of `subflavors`. Keep one of them.")
+        name = "tags" if "tags" in self.declared else "subflavors"
+        return self._get(name, dict, "a mapping") or {}
 
     def _fault(self, key: str, problem: object) -> SpecError:
         return SpecError(f"{self.file}{_place(self.file, key)}: {key}: {problem}")
