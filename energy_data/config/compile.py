@@ -116,9 +116,16 @@ def _measure(tree: Spec, options: Options) -> Callable[[Leaf], Fraction | None]:
     ):
         return lambda leaf: leaf.tokens_per_sample
 
-    return lambda leaf: (
-        options.measure(leaf) if leaf.mean_tokens is None else leaf.tokens_per_sample
-    )
+    measured: dict[str, Fraction | None] = {}  # by id: several stages may draw from a leaf
+
+    def mean(leaf: Leaf) -> Fraction | None:
+        if leaf.mean_tokens is not None:
+            return leaf.tokens_per_sample
+        if leaf.id not in measured:
+            measured[leaf.id] = options.measure(leaf)
+        return measured[leaf.id]
+
+    return mean
 
 
 @frozen(eq=False)
