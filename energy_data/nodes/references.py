@@ -115,9 +115,8 @@ class OrderSpec(Spec):
         if unknown:
             raise SpecError(
                 f"how many tokens samples of {', '.join(map(repr, unknown))} have is not known, "
-                f"and weights are of tokens. Give their mean, `tokens_per_sample`, where they are "
-                f"listed; or count them: `energy-data prepare-tokens`; or give the task encoder a "
-                f"`@sample_size_metric`."
+                f"and weights are of tokens. Give their mean, `tokens_per_sample`; or count them: "
+                f"`energy-data prepare-tokens`; or give the task encoder a `@sample_size_metric`."
             )
         means = [child.mean_tokens for child in self.ordered]
         if len(set(means)) == 1:
