@@ -14,6 +14,7 @@ from trees import (
     LATER,
     UP,
     batches,
+    cut_packs,
     groups,
     leaf,
     not_fifth,
@@ -157,6 +158,7 @@ def packed(of: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
     return st.one_of(
         st.builds(lambda of, size, facts: packs(of, size, **facts), of, sizes, facts),
         st.builds(lambda of, size, encode: selected(of, size, encode=encode), of, sizes, skipping),
+        st.builds(lambda of, size, encode: cut_packs(of, size, encode=encode), of, sizes, skipping),
     )
 
 

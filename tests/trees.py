@@ -157,7 +157,7 @@ def joined_pieces(items: list) -> dict:
     return {"__key__": tuple(pieces), "number": len(pieces)}
 
 
-def filled(of: Spec, buffer_size: int = 6, **facts) -> SelectPackSpec:
+def cut_packs(of: Spec, buffer_size: int = 6, **facts) -> SelectPackSpec:
     return SelectPackSpec(
         of=of, select=cut_to_ten, pack=joined_pieces, buffer_size=buffer_size, **facts
     )
@@ -260,8 +260,8 @@ KINDS: dict[str, list[Spec]] = {
         selected(samples(A)),
         selected(STREAM_A),
         selected(EncodeSpec(of=samples(A), encode=parts), encode=not_fifth),
-        filled(STREAM_A),
-        filled(EncodeSpec(of=samples(A), encode=parts), 4, encode=not_fifth),
+        cut_packs(STREAM_A),
+        cut_packs(EncodeSpec(of=samples(A), encode=parts), 4, encode=not_fifth),
     ],
     "group": [
         groups(samples(A)),
@@ -270,7 +270,7 @@ KINDS: dict[str, list[Spec]] = {
         groups(FilterSpec(of=samples(BAD), predicate=not_third)),
         groups(packs(samples(A), limits={"tokens": 5}, over_long="split")),
         groups(packs(STREAM_A)),
-        groups(filled(STREAM_A)),
+        groups(cut_packs(STREAM_A)),
         groups(selected(EncodeSpec(of=STREAM_A, encode=parts), encode=not_fifth)),
     ],
     "share": [

@@ -2,7 +2,11 @@
 
 import shutil
 
+import numpy as np
 import pytest
+
+from energy_data.data.prepare import prepare
+from energy_data.energon import build_filter_index
 
 GOOD = """\
 splits:
@@ -116,6 +120,18 @@ def test_a_shard_that_was_written_again_is_reported_until_it_is_indexed(
     shutil.copy(books.with_name("more") / "shard-0.tar", books / "shard-0.tar")
     assert not energy_data("prepare", "--tar-index-only", "books").exit_code
     assert not energy_data("check", "meta.yaml").exit_code
+
+
+def test_a_filter_index_that_does_not_fit_is_reported(energy_data, dataset, write):
+    folder = dataset("books", 3, 4)
+    prepare(folder, split="1,0,0")
+    build_filter_index(folder, "some", [1, 2, 5])
+    write("good.yaml", "splits: {train: {path: ./books, filter: some}}")
+    assert energy_data("check", "good.yaml").stdout == "good.yaml: fine; train: 1 leaf, 3 samples\n"
+    np.array([1, 1, 5], "<u8").tofile(folder / ".nv-meta/filter_some.idx")
+    done = energy_data("check", "good.yaml")
+    assert done.exit_code == 1
+    assert "filter_some.idx: its numbers do not increase. Build the filter" in done.stderr
 
 
 def test_a_dataset_can_be_checked_by_itself(energy_data, dataset):

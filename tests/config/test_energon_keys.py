@@ -218,3 +218,21 @@ def test_a_blend_by_tokens_may_have_the_name_of_energon_8(write, datasets):
     path = write("m.yaml", f"splits: {{train: {{blend_weight_unit: tokens, blend: {node}}}}}")
     spec = compile_split(load(path), "train", open_source=datasets)
     assert spec.weights == (1, 2)
+
+
+def test_every_key_of_a_recipe_is_accepted():
+    leaf = (
+        "{path: x, split_part: val, dataset_config: d.yaml, split_config: s.yaml, filter: keep,"
+        " subset: {range: [5, end]}, shuffle_over_epochs_multiplier: -1, tags: {a: 1},"
+        " aux: {b: ./b, c: 'filesystem://c', d: 'byterange://d'}, weight: 2.0}"
+    )
+    inner = "subset: {range: [0%, 50%]}, tags: {a: 1}, blend_weight_unit: samples"
+    text = f"""
+        __module__: megatron.energon
+        __class__: Recipe
+        splits:
+          train: {{blend: [{leaf}, {{{inner}, weight: 1, blend: [{leaf}]}}]}}
+          val: {{blend_epochized: [{{path: x, repetitions: 1.5, subflavors: {{a: 1}}}}]}}
+          test: {{join: {{a: {{path: x}}, b: {{path: y, nonmatch: skip}}}}}}
+        """
+    assert parse_metadataset(text).splits == ("train", "val", "test")

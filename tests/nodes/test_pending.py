@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from trees import (
     batches,
-    filled,
+    cut_packs,
     finite,
     groups,
     joined,
@@ -142,7 +142,7 @@ def test_copies_of_samples_cannot_be_selected():
 
 @pytest.mark.parametrize("buffer_size", [1, 4, 50])
 def test_samples_that_are_cut_or_pushed_back_come_next_and_none_is_lost(buffer_size):
-    node = filled(ONE_PASS, buffer_size).build(Context())
+    node = cut_packs(ONE_PASS, buffer_size).build(Context())
     packs_made = [pack["__key__"] for pack in take(node, 100)]
     every = [lengths({"number": n})["tokens"] for n in range(23)]
     sizes = [sum(stop - start for _, start, stop in pack) for pack in packs_made]
@@ -157,7 +157,7 @@ def test_samples_that_are_cut_or_pushed_back_come_next_and_none_is_lost(buffer_s
 
 
 def test_the_state_has_the_slices_of_what_is_pushed_back():
-    node = filled(ONE_PASS, 4).build(Context())
+    node = cut_packs(ONE_PASS, 4).build(Context())
     take(node, 3)
     sliced = [ref[1 : 1 + ref[0]] for ref in node.cursor.pending if ref[0]]
     assert [len(one) for one in sliced] == [2]
