@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-_STATE = (
-    "states of Energon 7 and 8 are buffers and positions of shuffled workers, which do not exist "
-    "here, so no place in this order can be derived from them. Finish the epoch with Energon, or "
-    "start the data again: keep the weights of the model, and pass another seed"
+from energy_data.loading.checkpoint.run_state import of_energon
+
+_STATES = (
+    *("SavableDataLoaderState", "SavableDatasetCheckpoint", "SavableDatasetState"),
+    *("RankState", "WorkerState"),
 )
 _FACTORIES = (
     "datasets are recognised by their files, and formats are added by packages that declare the "
@@ -32,16 +33,15 @@ REFUSED = {
         "a lane has one buffer. Group its samples in select_samples_to_pack, by a field or by "
         "their `__subflavors__`"
     ),
-    "JsonParser": "files are read by their own grammar, and run no code",
+    "JsonParser": (
+        "files are read by their own grammar, and run no code. Read your own files with a library "
+        "for it"
+    ),
     "register_dataset_factory_provider": _FACTORIES,
     "EnergonDatasetType": _FACTORIES,
     "WrappedRestoreKey": _KEYS,
     "wrap_sample_restore_key": _KEYS,
-    "SavableDataLoaderState": _STATE,
-    "SavableDatasetCheckpoint": _STATE,
-    "SavableDatasetState": _STATE,
-    "RankState": _STATE,
-    "WorkerState": _STATE,
+    **{name: of_energon(name) for name in _STATES},
 }
 """Name -> reason. Importing one raises ImportError with it."""
 
@@ -49,5 +49,5 @@ REFUSED = {
 def refuse(module: str, name: str) -> NoReturn:
     """Raise ImportError for a refused name, AttributeError for one that does not exist."""
     if name in REFUSED:
-        raise ImportError(f"{name}: {REFUSED[name]}.", name=module)
+        raise ImportError(f"{name}: {REFUSED[name].rstrip('.')}.", name=module)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import index
 from typing import Any, Generic, TypeVar
 
 from attrs import field, frozen
@@ -60,12 +61,16 @@ class PartialSample(Generic[T]):
     """Numbers >= 0, which are part of the state; (start, stop) as a rule."""
 
     def __post_init__(self) -> None:
-        self.slice = tuple(self.slice) if isinstance(self.slice, list | tuple) else self.slice
-        if not isinstance(self.slice, tuple) or not all(map(is_index, self.slice)):
+        try:
+            part = tuple(map(index, self.slice))
+        except TypeError:
+            part = ()
+        if not part or not all(map(is_index, part)):
             raise DataError(
                 f"PartialSample: slice must be a tuple of whole numbers >= 0, got {self.slice!r}. "
                 f"It is part of the state: give (start, stop)."
             )
+        self.slice = part
 
     @property
     def __key__(self) -> Any:

@@ -149,6 +149,26 @@ def test_weights_by_a_metric_are_shares_of_what_it_measures(texts):
     assert sizes[2] == pytest.approx(sizes[50], rel=0.1)
 
 
+def test_a_state_of_other_sizes_is_refused(texts):
+    loader = loader_of(texts)
+    next(iter(loader))
+    state = loader.save_state_rank()
+
+    class Twice(Texts):
+        @sample_size_metric("tokens")
+        def letters(self, sample):
+            return len(sample.text) ** 2
+
+    changed = get_loader(
+        get_train_dataset(
+            texts, batch_size=4, task_encoder=Twice(), shuffle_buffer_size=10,
+            max_samples_per_sequence=10, worker_config=WorkerConfig(lanes=2),
+        )
+    )  # fmt: skip
+    with pytest.raises(StateMismatchError, match="weight"):
+        changed.load_state_dict(state)
+
+
 def test_a_declared_mean_takes_the_place_of_the_metric(texts, tmp_path):
     text = texts.read_text().replace("path: long,", "path: long, tokens_per_sample: 2,")
     texts.write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from attrs import evolve
 from trees import (
@@ -187,7 +188,7 @@ def test_a_part_of_another_sample_cannot_be_selected():
         taken(selecting(lambda samples: [[PartialSample(dict(samples[0]), (0, 1))]]))
 
 
-@pytest.mark.parametrize("wrong", [(0, -1), "ab", (0.5,), None])
+@pytest.mark.parametrize("wrong", [(0, -1), "ab", (0.5,), None, ()])
 def test_a_slice_is_of_whole_numbers(wrong):
     with pytest.raises(DataError, match="slice must be a tuple of whole numbers >= 0"):
         PartialSample({}, wrong)
@@ -196,7 +197,7 @@ def test_a_slice_is_of_whole_numbers(wrong):
 def test_parts_of_a_sample_have_random_numbers_of_their_own():
     sample = {"__restore_key__": ("x", 0, 7)}
     assert PartialSample(sample, (0, 4)).__restore_key__ == ("x", 0, 7, 0, 4)
-    assert PartialSample(sample, [4, 9]).__restore_key__ == ("x", 0, 7, 4, 9)
+    assert PartialSample(sample, np.array([4, 9])).__restore_key__ == ("x", 0, 7, 4, 9)
 
 
 def test_a_generator_gives_all_parts_of_each_sample_in_order():
