@@ -250,13 +250,13 @@ def number(maximum: float) -> Rule:
     return Rule(f"a number from 0 to {maximum:g}", schema, accept)
 
 
-def one_of(*words: str) -> Rule:
-    """Return the rule of one of a few words."""
+def one_of(*words: str, advice: str = "") -> Rule:
+    """Return the rule of one of a few words. advice: for a word that is near to none of them."""
 
     def accept(found: Any) -> str:
         if found not in words:
             near = did_you_mean(str(found), words)
-            raise ValueError(f"Did you mean '{near}'?" if near else "")
+            raise ValueError(f"Did you mean '{near}'?" if near else advice)
         return str(found)
 
     return Rule(listed(f"'{word}'" for word in words), {"enum": list(words)}, accept)

@@ -108,7 +108,12 @@ class BlendSpec(WeightedSpec):
         name="blend",
     )
     weight_unit: Literal["samples", "tokens"] = recipe.key(
-        one_of("samples", "tokens"),
+        one_of(
+            "samples",
+            "tokens",
+            advice="Give another size as `tokens_per_sample`, or by a `@sample_size_metric` that "
+            "is called tokens.",
+        ),
         "What weights are shares of: of tokens, each is divided by the mean length of its child. "
         "Or: `blend_weight_unit`.",
         "weight_unit: tokens",

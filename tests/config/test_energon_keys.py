@@ -186,6 +186,12 @@ def test_tags_are_subflavors(write, datasets):
             "Keep one of them.",
         ),
         (
+            "{blend_weight_unit: pixels, blend: [{path: x}]}",
+            "m.yaml:1:37: splits.train.blend_weight_unit: must be 'samples' or 'tokens', found the "
+            "text 'pixels'. Give another size as `tokens_per_sample`, or by a "
+            "`@sample_size_metric` that is called tokens.",
+        ),
+        (
             "{path: x, filter: ../keep}",
             "m.yaml:1:35: splits.train.filter: must be the name of a filter index: letters, digits,"
             " '_', '-' and '.', found the text '../keep'. Write it like `filter: quality_v1`.",
