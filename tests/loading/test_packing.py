@@ -147,7 +147,7 @@ def edited(before, after, rounds=12):
     """The batches before an edit and after it, what was pending then, and how much was lost."""
     loader = loader_of(before, lanes=3)
     given = list(run([loader], rounds).values())
-    pending = [mark for place in places(loader, rounds) for mark in place.get("pending", ())]
+    pending = [ref[-3:] for place in places(loader, rounds) for ref in place.get("pending", ())]
     other = loader_of(after, lanes=3)
     other.load_state_dict(json.loads(json.dumps(loader.state_dict())), on_mismatch="keep_matching")
     lost = sum(place.get("lost", 0) for place in places(other, rounds))
