@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import torch
 
-BASIC = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__")
+BASIC = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__", "__leaf__")
 
 
 def plain(value):  # noqa: PLR0911 - a case each
