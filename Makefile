@@ -7,6 +7,8 @@ JUDGE ?= .venv-judge
 JUDGE_STAMP := $(JUDGE)/.installed
 CHUNKS ?= .venv-chunks
 CHUNKS_STAMP := $(CHUNKS)/.installed
+TRAINERS ?= .venv-trainers
+TRAINERS_STAMP := $(TRAINERS)/.installed
 
 .PHONY: demo test test-slow test-sanitized format lint types imports unit bench clean
 
@@ -31,9 +33,10 @@ unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # The real Energon judges, and properties are tried on new examples. Energon is installed in an environment of its own, never in ours.
-test-slow: $(STAMP) $(JUDGE_STAMP) $(CHUNKS_STAMP)
+test-slow: $(STAMP) $(JUDGE_STAMP) $(CHUNKS_STAMP) $(TRAINERS_STAMP)
 	ENERGY_DATA_ENERGON_PYTHON=$(abspath $(JUDGE)/bin/python) \
-	  ENERGY_DATA_CHUNKS_PYTHON=$(abspath $(CHUNKS)/bin/python) $(BIN)/pytest -n 2 --dist worksteal -m 'slow or hypothesis' --hypothesis-profile=new
+	  ENERGY_DATA_CHUNKS_PYTHON=$(abspath $(CHUNKS)/bin/python) \
+	  ENERGY_DATA_TRAINERS_PYTHON=$(abspath $(TRAINERS)/bin/python) $(BIN)/pytest -n 2 --dist worksteal -m 'slow or hypothesis' --hypothesis-profile=new
 
 # What is compiled, with gcc's AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
 SANITIZED := build/sanitized
@@ -70,5 +73,10 @@ $(CHUNKS_STAMP): constraints-chunks.txt
 	$(CHUNKS)/bin/pip install --quiet --requirement constraints-chunks.txt
 	touch $@
 
+$(TRAINERS_STAMP): constraints-trainers.txt pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet --requirement constraints-trainers.txt --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(JUDGE) $(CHUNKS) .venv-peers demo-data bench-data
+	rm -rf $(VENV) $(JUDGE) $(CHUNKS) $(TRAINERS) .venv-peers demo-data bench-data

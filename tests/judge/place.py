@@ -1,4 +1,4 @@
-"""Where the real Energon is installed, and the writers of chunks."""
+"""Where the real Energon is installed, the writers of chunks, and the trainers."""
 
 import os
 from pathlib import Path
@@ -7,3 +7,6 @@ _ROOT = Path(__file__).parents[2]  # `make test-slow` makes the environments
 
 PYTHON = os.environ.get("ENERGY_DATA_ENERGON_PYTHON", f"{_ROOT}/.venv-judge/bin/python")
 CHUNKS_PYTHON = os.environ.get("ENERGY_DATA_CHUNKS_PYTHON", f"{_ROOT}/.venv-chunks/bin/python")
+TRAINERS_PYTHON = os.environ.get(
+    "ENERGY_DATA_TRAINERS_PYTHON", f"{_ROOT}/.venv-trainers/bin/python"
+)

@@ -1,0 +1,1 @@
+"""Adapters for trainers. Each module is for one of them, and imports it."""

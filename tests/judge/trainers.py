@@ -1,0 +1,130 @@
+"""Trains one number with a trainer of others; the environment of trainers runs it.
+
+python trainers.py TRAINER FOLDER STEPS NAME: trains to a step, saves at step 8 (7 with
+transformers), and continues from there if NAME is "resumed". Each rank writes a line per
+micro-batch: what it saw, and its loss.
+"""
+
+# ruff: noqa: PLC0415 - the environment has each trainer, but a run needs one
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from energy_data import TaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energy_data.integrations.run_loader import RunLoader
+
+TRAINER, FOLDER, STEPS, NAME = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+CONFIG = WorkerConfig(num_workers=1, lanes=4)
+ACCUMULATED = 2 // CONFIG.world_size  # so a step has two micro-batches on any number of ranks
+
+
+class Numbers(TaskEncoder):
+    def encode_sample(self, sample):
+        return {"__key__": sample["__key__"], "x": torch.tensor([sample["json"]["x"]])}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return ((self.weight * x - 2 * x) ** 2).mean()
+
+
+def note(batch, loss):
+    with Path(FOLDER, f"{NAME}-{CONFIG.rank}.jsonl").open("a") as file:
+        file.write(json.dumps([batch["__key__"], loss.item()]) + "\n")
+
+
+def with_lightning(loader):
+    from lightning import Callback, LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch, _):
+            loss = self.model(batch["x"])
+            note(batch, loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    class Save(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 8 == STEPS:  # accumulation counts batches of a rank
+                trainer.save_checkpoint(FOLDER / "saved.ckpt")
+
+    trainer = Trainer(
+        accelerator="cpu", devices=CONFIG.world_size, max_steps=STEPS, callbacks=[Save()],
+        strategy="ddp" if CONFIG.world_size > 1 else "auto", accumulate_grad_batches=ACCUMULATED,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    saved = FOLDER / "saved.ckpt" if NAME == "resumed" else None
+    trainer.fit(Module(), RunLoader(loader), ckpt_path=saved, weights_only=False)
+
+
+def with_accelerate(loader):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    model = Model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    data = RunLoader(loader)
+    accelerator.register_for_checkpointing(data)
+    step = 0
+    if NAME == "resumed":
+        accelerator.load_state(FOLDER / "saved")
+        step = 8
+    for number, batch in enumerate(data, 1):
+        with accelerator.accumulate(model):
+            loss = model(batch["x"])
+            note(batch, loss)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        step += number % ACCUMULATED == 0
+        if step == STEPS:
+            break
+    if STEPS == 8:
+        accelerator.save_state(FOLDER / "saved")
+    accelerator.end_training()
+
+
+def with_transformers(loader):
+    from transformers import Trainer, TrainingArguments
+
+    from energy_data.integrations.transformers import LoaderCallback
+
+    class Numbered(Trainer):
+        def get_train_dataloader(self):
+            return loader
+
+        def compute_loss(self, model, inputs, **_):
+            loss = model(inputs["x"])
+            note(inputs, loss)
+            return loss
+
+    options = TrainingArguments(
+        output_dir=str(FOLDER / "run"), max_steps=STEPS, use_cpu=True, save_steps=7,
+        gradient_accumulation_steps=ACCUMULATED, ignore_data_skip=True, optim="sgd",
+        learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0, report_to=[],
+        save_strategy="steps" if STEPS == 7 else "no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Numbered(Model(), options, callbacks=[LoaderCallback(loader)])
+    trainer.train(resume_from_checkpoint=NAME == "resumed")
+
+
+with get_loader(
+    get_train_dataset(
+        str(FOLDER / "x.jsonl"), batch_size=3, worker_config=CONFIG, task_encoder=Numbers()
+    )
+) as LOADER:
+    globals()[f"with_{TRAINER}"](LOADER)
