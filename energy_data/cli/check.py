@@ -3,86 +3,144 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from energy_data.cli.plan import is_staged, stream, summary
-from energy_data.config.compile import compile_split
+from energy_data.cli.leaves import compiled, open_declared, splits_of
+from energy_data.cli.options import counting, progress_option, workers_option
+from energy_data.cli.plan import summary
 from energy_data.config.leaves import leaf_uses
-from energy_data.config.load import LoadedMetadataset, load
+from energy_data.config.load import load
+from energy_data.config.opening import OpenSource
 from energy_data.config.schema import metadataset_schema
-from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
+from energy_data.data.sample_check import check_samples
 from energy_data.data.source import Source
-from energy_data.errors import DataError, SpecError
+from energy_data.errors import DataError, SampleError, SpecError
+from energy_data.nodes.leaf import Leaf, leaf_entries
 
 
 @click.command("check")
 @click.argument("meta", nargs=-1, required=True, metavar="META...")
 @click.option("--split", metavar="NAME", help="Check this split only.  [default: all]")
 @click.option("--no-data", is_flag=True, help="Read the files only; open no dataset.")
+@click.option(
+    "--samples",
+    is_flag=True,
+    help="Also read and decode every sample, as each dataset.yaml declares.",
+)
+@workers_option("one per 1,024 samples, at most one per CPU")
+@progress_option
 @click.pass_context
-def command(ctx: click.Context, meta: tuple[str, ...], split: str | None, no_data: bool) -> None:
+def command(
+    ctx: click.Context,
+    meta: tuple[str, ...],
+    *,
+    split: str | None,
+    no_data: bool,
+    samples: bool,
+    num_workers: int | None,
+    progress: bool,
+) -> None:
     """Check metadatasets, and the datasets they name.
 
     META is a metadataset (.yaml) or a dataset.
 
     Prints one line per valid file. Errors go to stderr, one line each, as
     `file:line:column: where: what is wrong, what was found. What to do.`, and the exit code is 1.
+
+    With --samples, each bad sample is an error that says where it is. Cookers and task encoders do
+    not run: they are of the program that trains.
     """
+    if no_data and samples:
+        raise click.UsageError("--no-data and --samples exclude each other: give one.")
+    opened = None if no_data else open_declared if samples else open_source
     problems: dict[str, None] = {}  # in order, once each: files may name the same wrong file
+    has_bad_samples = False
     for path in meta:
-        found, facts = _check(path, split, with_data=not no_data)
+        found, facts, leaves = _check(path, split, opened)
         problems |= dict.fromkeys(found)
+        if samples and not found:
+            with counting(progress, "Reading samples") as done:
+                bad = _check_samples(path, leaves, num_workers, done)
+            has_bad_samples |= bad
+            found = [path] if bad else found
         if not found:
             click.echo(f"{path}: fine; {'; '.join(facts)}")
     for problem in problems:
         click.echo(problem, err=True)
-    if problems:
+    if problems or has_bad_samples:
         ctx.exit(1)
 
 
-def _check(path: str, split: str | None, *, with_data: bool) -> tuple[list[str], list[str]]:
-    """Return the problems of a file and all it names, and a summary of each split."""
+def _check(
+    path: str, split: str | None, opened: OpenSource | None
+) -> tuple[list[str], list[str], list[Leaf]]:
+    """Return the problems of a file and all it names, a summary of each split, and its leaves.
+
+    opened: opens the datasets; None: they are not opened.
+    """
+    problems, facts, leaves = list[str](), list[str](), list[Leaf]()
     try:
-        metadataset = load(path, find_missing=with_data)
+        metadataset = load(path, find_missing=opened is not None)
+        for name in splits_of(metadataset, split):
+            try:
+                if opened is None:
+                    count = len({leaf.id for leaf in leaf_uses(metadataset.tree(name))})
+                    facts.append(f"{name}: {count:,} {'leaf' if count == 1 else 'leaves'}")
+                else:
+                    spec = compiled(metadataset, name, opened=partial(_checked, opened))
+                    facts.append(f"{name}: {summary(spec)}")
+                    leaves += [leaf for _, leaf in leaf_entries(spec)]
+            except SpecError as error:
+                problems += error.faults
     except SpecError as error:
-        return error.faults, []
-    # A single dataset may have any split; training needs this one.
-    splits = ("train",) if metadataset.root.any_split else metadataset.splits
-    problems, facts = [], []
-    for name in splits if split is None else (split,):
-        try:
-            if with_data:
-                facts.append(f"{name}: {summary(_compiled(metadataset, name))}")
-            else:
-                count = len({leaf.id for leaf in leaf_uses(metadataset.tree(name))})
-                facts.append(f"{name}: {count:,} {'leaf' if count == 1 else 'leaves'}")
-        except SpecError as error:
-            problems += error.faults
-        except DataError as error:
-            where = "".join(f"{note}: " for note in getattr(error, "__notes__", []))
-            problems.append(f"{where}{error}")
-    return problems, facts
+        return error.faults, [], []
+    except DataError as error:
+        where = "".join(f"{note}: " for note in getattr(error, "__notes__", []))
+        problems.append(f"{where}{error}")
+    return problems, facts, leaves
 
 
-def _compiled(metadataset: LoadedMetadataset, split: str) -> Spec:
-    if split == "train" and is_staged(metadataset, split):
-        params = {"seq_len": 1}  # any length will do
-        return stream(metadataset, split, params=params, opened=_checked)
-    return compile_split(metadataset, split, open_source=_checked)
-
-
-def _checked(path: str | Path, **facts: Any) -> Source:
+def _checked(opened: OpenSource, path: str | Path, **facts: Any) -> Source:
     """Open a dataset, and all files of it. SpecError for damage too: others are checked then."""
     try:
-        source = open_source(path, **facts)
+        source = opened(path, **facts)
         source.check_files()
     except DataError as error:
         raise SpecError(str(error)) from error
     return source
+
+
+def _check_samples(
+    path: str, leaves: Sequence[Leaf], workers: int | None, done: Callable[[int, int], None]
+) -> bool:
+    """Read and decode all samples; report each that is bad. Return whether there are any."""
+    sources = {leaf.source.fingerprint: leaf.source for leaf in leaves}.values()
+    total = sum(map(len, sources))
+    read = bad = 0
+    reported = set[str]()
+    example = ""
+    with closing(check_samples(list(sources), workers=workers)) as results:
+        for found in results:
+            read, bad = read + found.samples, bad + found.bad
+            for fault in found.faults:
+                if (text := str(fault)) not in reported:
+                    click.echo(text, err=True)
+                    reported.add(text)
+                if isinstance(fault, SampleError) and fault.shard:
+                    example = example or f"{fault.shard}/{fault.key}"
+            done(read, total)
+    if bad:
+        advice = f", or leave them out: `exclude` in split.yaml takes {example}" if example else ""
+        problem = f"{bad:,} of {total:,} samples are bad. Repair them{advice}."
+        click.echo(f"{path}: {problem}", err=True)
+    return bad > 0
 
 
 _IN_AN_EDITOR = """\b

@@ -21,7 +21,7 @@ from energy_data.cli.saved_builder import SavedBuilder, saved_params, saved_stag
 from energy_data.cli.state import drawn_by, saved_run
 from energy_data.config.compile import compile_stream, mode_of, steps_of
 from energy_data.config.load import LoadedMetadataset, load
-from energy_data.config.opening import OpenSource
+from energy_data.config.opening import OpenSource, Options
 from energy_data.config.staged import StagedRecipe, below_steps, stage_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
@@ -76,14 +76,15 @@ def stream(
     params: Mapping[str, Any] | None = None,
     run: Context | None = None,
     opened: OpenSource = open_source,
+    options: Options | None = None,
     saved: SavedTree | None = None,
     **facts: int | None,
 ) -> Spec:
     """Return the tree of batches of a split in training. SpecError as `compile_stream`.
 
     params: of the task encoder. run: its seed and its lanes, as far as they are known. opened:
-    opens the datasets. saved: the tree of a saved run, whose pipelines get the mixture. facts:
-    arguments of `get_train_dataset`; None: that of the saved run, or the default.
+    opens the datasets. options: as there. saved: the tree of a saved run, whose pipelines get the
+    mixture. facts: arguments of `get_train_dataset`; None: that of the saved run, or the default.
     """
     changed = stage_params(metadataset.tree(split))
     known: dict[str, Any] = dict(_DEFAULTS)
@@ -101,7 +102,9 @@ def stream(
         task_encoder=AnyTask({**task_params, **(params or {})}),
         **{name: value for name, value in known.items() if name in builders},
     )
-    spec = compile_stream(metadataset, split, open_source=opened, builder=builder, run=run).spec
+    spec = compile_stream(
+        metadataset, split, open_source=opened, builder=builder, options=options, run=run
+    ).spec
     return spec if saved is None else saved.with_stages(spec)
 
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import click
 
-from energy_data.cli.prepare_media import (
+from energy_data.cli.options import (
     counting,
-    media_filter,
-    media_options,
+    part_options,
     progress_bar,
     progress_option,
     tmp_option,
+    workers_option,
 )
+from energy_data.cli.prepare_media import media_filter, media_options
 from energy_data.cli.prepare_prompts import (
     TYPES,
     ask_definition,
@@ -108,12 +109,7 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     metavar="NAME",
     help="Name of the dataset.yaml that is written.",
 )
-@click.option(
-    "--num-workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes.  [default: one per GiB, at most one per CPU]",
-)
+@workers_option("one per GiB, at most one per CPU")
 @click.option(
     "--force-overwrite",
     "--force",
@@ -141,13 +137,9 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
     default=None,
     help="Write index.sqlite, which finds each part of tars by its key.  [default: on for tars]",
 )
-@click.option(
-    "--part",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Index shards N, N + M, N + 2 M, ... only, with --of M; any part anywhere, at any time.",
+@part_options(
+    "Index shards N, N + M, N + 2 M, ... only, with --of M; any part anywhere, at any time."
 )
-@click.option("--of", type=click.IntRange(min=1), metavar="M", help="Number of parts.")
 @click.option(
     "--finish", is_flag=True, help="Write `.nv-meta` of all parts, as one `prepare` would."
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from energy_data.cli.options import counting, progress_option, tmp_option, workers_option
 from energy_data.data.decode.media import MediaFilter, collect_files
 
 
@@ -25,30 +23,11 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
-progress_option = click.option(
-    "--progress/--no-progress",
-    default=True,
-    help="Show progress on a terminal.  [default: on]",
-)
-tmp_option = click.option(
-    "--tmp-path",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Where index.sqlite is built before it is copied, such as on a local disk.  "
-    "[default: PATH]",
-)
-
-
 @click.command("prepare-media")
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @media_options
 @progress_option
-@click.option(
-    "--num-workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes.  [default: one per GiB or 1,024 files, at most 16]",
-)
+@workers_option("one per GiB or 1,024 files, at most 16")
 @tmp_option
 def command(path: Path, **given: Any) -> None:
     """Record sizes and lengths of media files below a folder.
@@ -86,25 +65,3 @@ def media_filter(given: dict[str, Any]) -> MediaFilter | None:
     if glob:
         return MediaFilter("GLOB", tuple(glob.split(",")))
     return MediaFilter("HEADER") if header else MediaFilter("EXTENSION") if extension else None
-
-
-def progress_bar(*, shown: bool) -> Progress:
-    """Return a progress bar; it shows on terminals only."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    )
-
-
-@contextmanager
-def counting(shown: bool, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar in the block; yield what is called with the number done and of all."""
-    with progress_bar(shown=shown) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -6,7 +6,7 @@ from time import perf_counter
 
 import click
 
-from energy_data.cli.prepare_media import counting, progress_option
+from energy_data.cli.options import counting, part_options, progress_option, workers_option
 from energy_data.data.text.chat import TokenizeChat
 from energy_data.data.text.counting import count_tokens
 from energy_data.data.text.tokenize import Tokenize, Tokenizing
@@ -28,16 +28,8 @@ from energy_data.data.text.tokenize import Tokenize, Tokenizing
     "tokenizer.",
 )
 @click.option("--tools", metavar="NAME", help="With --messages: the field of the tools.")
-@click.option(
-    "--part", type=click.IntRange(min=0), metavar="N", help="Count shards N, N + M, ... only."
-)
-@click.option("--of", type=click.IntRange(min=1), metavar="M", help="Number of parts.")
-@click.option(
-    "--num-workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes.  [default: one per 64 MiB, at most one per CPU]",
-)
+@part_options("Count shards N, N + M, ... only.")
+@workers_option("one per 64 MiB, at most one per CPU")
 @progress_option
 def command(
     path: str,

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from energy_data.config.grammar import Origins
 from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
-from energy_data.config.opening import DEFAULT, B_co, Builder, Opener, OpenSource, Options
+from energy_data.config.opening import B_co, Builder, Opener, OpenSource, Options
 from energy_data.config.rules import FULL
 from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
 from energy_data.config.stages import StageCompiler, counts_steps
@@ -39,7 +39,7 @@ def compile_split(
     *,
     open_source: OpenSource,
     mode: Mode | None = None,
-    options: Options = DEFAULT,
+    options: Options | None = None,
 ) -> OrderSpec:
     """Return the order tree of one split.
 
@@ -47,12 +47,14 @@ def compile_split(
     after another, once each, whatever their weights and repetitions. Children with 0 are never
     drawn in either. None: "train" for the split of that name, "val" for the others.
 
-    options: code that is trusted, and what else holds for the whole tree.
+    options: code that is trusted, and what else holds for the whole tree; None: the defaults, with
+    the code that the environment allows.
 
     Every dataset is opened, and missing joins are computed. Raises SpecError with every problem, as
     `load` does: no such split, datasets that are missing or empty, ids that clash. Raises
     StructureError for a damaged dataset.
     """
+    options = options or Options()
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
     compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode), _measure(tree, options))
@@ -68,13 +70,14 @@ def compile_stream(
     *,
     open_source: OpenSource,
     builder: Builder[B_co],
-    options: Options = DEFAULT,
+    options: Options | None = None,
     run: Context | None = None,
 ) -> B_co:
     """Return the training batches of one split, as `builder` builds them, or its stages.
 
     run: its seed and its lanes, for stages that end with their data. Otherwise as `compile_split`.
     """
+    options = options or Options()
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
     compiler = _Compiler(metadataset.origins, opener, "train", _measure(tree, options))

@@ -47,15 +47,12 @@ class Options:
     """Options of a run for all its datasets."""
 
     shuffle_over_epochs_multiplier: int | None = 1  # at the root of the tree
-    trust: ImportPolicy = field(factory=ImportPolicy)  # code that files may name
+    trust: ImportPolicy = field(factory=ImportPolicy.of)  # code that files may name
     # Opens datasets that are joined to a declared type, typed by dataset.yaml; None: `open_source`.
     open_typed: OpenSource | None = None
     # Returns the mean tokens of the samples of a leaf, where weights are of tokens and no index has
     # them; None: not known.
     measure: Callable[[Leaf], Fraction | None] = lambda _: None
-
-
-DEFAULT = Options()
 
 
 class Built(Protocol):
@@ -201,7 +198,7 @@ def prepare_joins(metadataset: LoadedMetadataset, *, open_source: OpenSource) ->
     Tables next to the outermost file that are no longer needed are removed. Code that files name is
     not run. Raises SpecError with every problem, StructureError for damage.
     """
-    opener, diagnostics = Opener(open_source, DEFAULT), Diagnostics()
+    opener, diagnostics = Opener(open_source, Options()), Diagnostics()
     prepared: list[PreparedJoin] = []
     for split in metadataset.splits:
         for leaf in leaf_uses(metadataset.tree(split)):

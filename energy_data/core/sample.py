@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -72,3 +74,14 @@ def first_of(item: Any) -> Any:
 def sample_field(sample: Any, name: str) -> Any:
     """Return a field of a sample, a dict or an object; None if it has none."""
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+
+
+def fields_of(sample: Any) -> dict[str, Any]:
+    """Return the values of a sample, without the `__` fields that all samples have."""
+    if isinstance(sample, Mapping):
+        named = dict(sample)
+    elif is_dataclass(sample):
+        named = {one.name: getattr(sample, one.name) for one in fields(sample)}
+    else:
+        named = {"value": sample}
+    return {name: value for name, value in named.items() if not name.startswith("__")}

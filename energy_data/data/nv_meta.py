@@ -71,6 +71,11 @@ class NvMeta:
                 raise _damaged(self.folder / INFO, problem)
         return counts
 
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts that have shards, as split.yaml lists them."""
+        return [name for name, shards in read_split(self.path)[1].items() if shards]
+
     def part(self, kind: ShardKind, name: str, config: str | None = None) -> PartShards:
         """Return one part of the dataset.
 

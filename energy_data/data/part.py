@@ -114,6 +114,31 @@ class ShardedSource(Source):
         """Return the row of a sample in its part."""
         return self.part.row_of(index + self._first)
 
+    def find(self, name: str) -> int | None:
+        """Return the index of the sample that is called `SHARD/KEY`, or KEY; None: there is none.
+
+        Where samples have no keys of their own, KEY is the number of the sample in its shard. The
+        first shard that has the key counts. Tars without index.sqlite are searched.
+        """
+        part = self.part
+        find_rows = part.kind.key_finder(part) if part.kind.key_finder else _numbered(part)
+        with names_dataset(self.path):
+            for number, key in self._places_of(name):
+                (row,) = find_rows(number, [key])
+                if row is None:
+                    continue
+                sample = part.sample_of(self._ends[number] - part.counts[number] + row)
+                if sample is not None and 0 <= sample - self._first < self._length:
+                    return sample - self._first
+        return None
+
+    def _places_of(self, name: str) -> Iterator[tuple[int, str]]:
+        """Yield the shards that may have a sample of some name, with its key there."""
+        for number, shard in enumerate(self.part.shards):
+            if name.startswith(f"{shard}/"):
+                yield number, name[len(shard) + 1 :]
+        yield from ((number, name) for number in range(len(self.part.shards)))
+
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return the bytes of each sample in its shard, or its tokens; None if no index has them.
 

@@ -156,6 +156,13 @@ class Source(ABC):
         """
         return index
 
+    def find(self, name: str) -> int | None:
+        """Return the index of the sample that is called `SHARD/KEY`, or KEY; None: there is none.
+
+        SpecError if samples are not found by key, as by default.
+        """
+        raise SpecError(f"{name!r}: samples of its format are not found by key. Give a number.")
+
     @abstractmethod
     def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a `SampleError`.

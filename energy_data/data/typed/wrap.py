@@ -134,6 +134,19 @@ class TypedSource(Source):
         """Return that of the dataset."""
         return self.inner.total_cost(unit)
 
+    @property
+    def warning(self) -> str | None:
+        """That of the dataset."""
+        return self.inner.warning
+
+    def check_files(self) -> None:
+        """Check the files of the dataset."""
+        self.inner.check_files()
+
+    def find(self, name: str) -> int | None:
+        """Return the index of a sample in the dataset."""
+        return self.inner.find(name)
+
     def __len__(self) -> int:
         return len(self.inner)
 

@@ -1,0 +1,97 @@
+"""Reads and decodes all samples of datasets, once, in processes, and reports the bad ones.
+
+for found in check_samples([open_source("/data/coco")]):
+    print(found.faults)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energy_data.core.processes import map_in_processes
+from energy_data.core.sample import fields_of, place_of
+from energy_data.data.decode.av import AVDecoder
+from energy_data.data.source import Source
+from energy_data.errors import DataError, ExcludedError, SampleError, StructureError
+
+_BLOCK = 1024  # samples that a process checks before it reports
+_AT_ONCE = 16  # samples in memory
+
+
+class Block(NamedTuple):
+    """Samples [first, end) of a source."""
+
+    source: Source
+    first: int
+    end: int
+
+
+class Checked(NamedTuple):
+    """What was found in a block."""
+
+    samples: int
+    excluded: int  # that a sample_loader or a joiner leaves out
+    bad: int
+    faults: list[DataError]  # each once: a damaged shard makes all its samples bad
+
+
+def check_samples(
+    sources: Sequence[Source], *, workers: int | None = None
+) -> Generator[Checked, None, None]:
+    """Yield what is found in each block of samples, in order.
+
+    workers: number of processes; by default one per 1,024 samples, at most one per CPU. Raises
+    MissingExtraError if a decoder is not installed.
+    """
+    blocks = [block for source in sources for block in _blocks(source)]
+    if workers is None:
+        workers = min(os.cpu_count() or 1, len(blocks))
+    return map_in_processes(_check, blocks, workers=workers, preload=__name__)
+
+
+def _blocks(source: Source) -> Iterator[Block]:
+    run = source.run_length or 1
+    step = run * max(_BLOCK // run, 1)
+    for first in range(0, len(source), step):
+        yield Block(source, first, min(first + step, len(source)))
+
+
+def _check(block: Block) -> Checked:
+    """Read and decode the samples of a block; runs in worker processes."""
+    excluded = bad = 0
+    faults: dict[str, DataError] = {}
+    for first in range(block.first, block.end, _AT_ONCE):
+        for found in _read(block.source, range(first, min(first + _AT_ONCE, block.end))):
+            if isinstance(found, ExcludedError):
+                excluded += 1
+            elif (
+                fault := found if isinstance(found, DataError) else _bad_media(found)
+            ) is not None:
+                bad += 1
+                faults.setdefault(str(fault), fault)
+    return Checked(block.end - block.first, excluded, bad, list(faults.values()))
+
+
+def _read(source: Source, indices: Sequence[int]) -> list[Any]:
+    """Return samples and errors; a damaged shard is an error of each of its samples."""
+    try:
+        return list(source.read(np.array(indices, np.int64)))
+    except StructureError as error:
+        if len(indices) == 1:
+            return [error]
+        return [found for index in indices for found in _read(source, [index])]
+
+
+def _bad_media(sample: Any) -> SampleError | None:
+    """Return the error of audio or video that cannot be opened, as it is decoded on request."""
+    for name, value in fields_of(sample).items():
+        if isinstance(value, AVDecoder):
+            try:
+                value.get_metadata()
+            except ValueError as error:
+                return SampleError(f"{name!r} cannot be decoded: {error}.", **place_of(sample))
+    return None
