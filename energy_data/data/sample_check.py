@@ -22,7 +22,7 @@ _BLOCK = 1024  # samples that a process checks before it reports
 _AT_ONCE = 16  # samples in memory
 
 
-class Block(NamedTuple):
+class SampleRange(NamedTuple):
     """Samples [first, end) of a source."""
 
     source: Source
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What was found in a block."""
+    """What was found in a range."""
 
     samples: int
     excluded: int  # that a sample_loader or a joiner leaves out
@@ -42,7 +42,7 @@ class Checked(NamedTuple):
 def check_samples(
     sources: Sequence[Source], *, workers: int | None = None
 ) -> Generator[Checked, None, None]:
-    """Yield what is found in each block of samples, in order.
+    """Yield what is found in each range of samples, in order.
 
     workers: number of processes; by default one per 1,024 samples, at most one per CPU. Raises
     MissingExtraError if a decoder is not installed.
@@ -53,14 +53,14 @@ def check_samples(
     return map_in_processes(_check, blocks, workers=workers, preload=__name__)
 
 
-def _blocks(source: Source) -> Iterator[Block]:
+def _blocks(source: Source) -> Iterator[SampleRange]:
     run = source.run_length or 1
     step = run * max(_BLOCK // run, 1)
     for first in range(0, len(source), step):
-        yield Block(source, first, min(first + step, len(source)))
+        yield SampleRange(source, first, min(first + step, len(source)))
 
 
-def _check(block: Block) -> Checked:
+def _check(block: SampleRange) -> Checked:
     """Read and decode the samples of a block; runs in worker processes."""
     excluded = bad = 0
     faults: dict[str, DataError] = {}
