@@ -14,15 +14,25 @@ from energy_data.errors import EnergyDataError
 COMMANDS = {
     "check": "energy_data.cli.check",
     "import-stages": "energy_data.cli.import_stages",
+    "info": "energy_data.cli.info",
     "inspect": "energy_data.cli.inspect",
     "plan": "energy_data.cli.plan",
     "prepare": "energy_data.cli.prepare",
     "prepare-media": "energy_data.cli.prepare_media",
     "prepare-tokens": "energy_data.cli.prepare_tokens",
+    "preview": "energy_data.cli.preview",
     "schema": "energy_data.cli.check:schema_command",
     "state": "energy_data.cli.state",
 }
 """Name of a command -> its module, and the attribute if it is not `command`."""
+
+OF_ENERGON = {
+    "analyze-debug": "read `__restore_key__` and `loader.stats()` in the program",
+    "checkpoint": "run `energy-data state`",
+    "lint": "run `energy-data check --samples`",
+    "mount": "run `energy-data preview --save`",
+}
+"""Name of a command of Energon -> what does it here."""
 
 _COMPILED = "compiled" if native.TAR else "not compiled: reading tars is slower"
 
@@ -49,6 +59,14 @@ class Commands(click.Group):
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(module), attribute or "command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command. UsageError that says what to use in place of one of Energon."""
+        if (instead := OF_ENERGON.get(args[0])) is not None:
+            ctx.fail(f"{args[0]!r} is a command of Energon. Instead, {instead}.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Errors of this package and of files are shown without a traceback."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ _FILE = click.Path(exists=True, path_type=Path)
 
 @click.group("state")
 def command() -> None:
-    """Show saved states."""
+    """Show and merge saved states."""
 
 
 @command.command("show")
@@ -54,6 +55,24 @@ def show(file: tuple[Path, ...], key: str | None) -> None:
     """
     for line in _lines(saved_run(file, key)):
         click.echo(line)
+
+
+@command.command("merge")
+@click.argument("file", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path), metavar="PATH", help="A new file."
+)
+@click.option("--key", metavar="NAME", help="As for `show`.")
+def merge_command(file: tuple[Path, ...], output: Path, key: str | None) -> None:
+    """Write the state of a run, from the states of its ranks, as JSON.
+
+    FILE is as for `show`. Give those of all ranks. Every rank restores from the file that is
+    written (`loader.load_state_dict`), on any number of ranks that divides the lanes.
+    """
+    state = merge([saved_run(file, key)])  # also if it is one: whether it is whole
+    with output.open("x") as written:
+        json.dump(state.to_dict(), written)
+    click.echo(f"{output}: the run at micro-batch {state.batch:,}, {state.lanes} lanes")
 
 
 def _lines(state: RunState) -> Iterator[str]:

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,15 @@ def test_every_command_of_the_table_has_help_and_so_have_its_options(energy_data
 )
 def test_wrong_usage_ends_with_2(energy_data, arguments):
     assert energy_data(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("name", command_line.OF_ENERGON)
+def test_a_command_of_energon_says_what_to_use_instead(energy_data, name):
+    done = energy_data(name, "books")
+    assert done.exit_code == 2
+    assert f"{name!r} is a command of Energon. Instead, " in done.stderr
+    named = re.findall("`energy-data ([a-z-]+)", done.stderr)
+    assert set(named) <= set(command_line.COMMANDS)
 
 
 def test_notes_of_an_error_are_told_with_it(energy_data, monkeypatch):

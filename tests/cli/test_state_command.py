@@ -13,6 +13,7 @@ from loading.runs import loader_of, loaders_of, run
 from trees import A, B, batches, samples
 
 from energy_data.cli.main import main
+from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.nodes.blend import BlendSpec, Part
 
 BLEND = batches(samples(BlendSpec((Part(A, 2), Part(B)))), 3)
@@ -83,3 +84,31 @@ def test_a_file_that_is_no_state_is_an_error_that_says_so(tmp_path, text):
     refused = state("show", tmp_path / "state")
     assert refused.exit_code == 1
     assert "Pass what" in refused.output or "there is none" in refused.output
+
+
+def test_the_merged_state_of_all_ranks_restores_any_number(saved, tmp_path):
+    loaders = loaders_of(BLEND, 2, lanes=4)
+    run(loaders, 4)
+    files = [saved(loader, f"{rank}.json") for rank, loader in enumerate(loaders)]
+    done = state("merge", *files, "--output", tmp_path / "run.json")
+    assert done.output == f"{tmp_path}/run.json: the run at micro-batch 8, 4 lanes\n"
+    one, four = loader_of(BLEND, lanes=4), loaders_of(BLEND, 4, lanes=4)
+    for loader in (one, *four):
+        loader.load_state_dict(read_state(tmp_path / "run.json"))
+    assert run([one], 4) == run(four, 1) == run(loaders, 2)
+
+
+def test_states_that_are_no_whole_run_are_not_merged(saved, tmp_path):
+    loaders = loaders_of(BLEND, 2, lanes=4)
+    done = state("merge", saved(loaders[1]), "--output", tmp_path / "run.json")
+    assert done.exit_code == 1
+    assert "it covers 1 of 2 ranks, missing 0" in done.output
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_file_that_is_there_is_not_overwritten(saved):
+    path = saved(loader_of(BLEND, lanes=4))
+    before = path.read_bytes()
+    done = state("merge", path, "--output", path)
+    assert (done.exit_code, path.read_bytes()) == (1, before)
+    assert "File exists" in done.output
