@@ -314,7 +314,7 @@ class _Run(Generic[T_batch]):
         self.keys_of_path = {name: value for name, value in keys.items() if value is not None}
         if not given:
             return
-        log.warning("%s: deprecated; see docs/coming-from-energon.md", ", ".join(given))
+        log.warning("%s: deprecated; see docs/migrating-from-energon.md", ", ".join(given))
         decoding = {name: given[name] for name in DecodingOptions.__annotations__ if name in given}
         if not decoding.pop("auto_decode", True):
             self.encoder.decoder = None

@@ -121,7 +121,7 @@ def _check_samples(
     path: str, leaves: Sequence[Leaf], workers: int | None, done: Callable[[int, int], None]
 ) -> bool:
     """Read and decode all samples; report each that is bad. Return whether there are any."""
-    sources = {leaf.source.fingerprint: leaf.source for leaf in leaves}.values()
+    sources = {leaf.id: leaf.source for leaf in leaves}.values()
     total = sum(map(len, sources))
     read = bad = 0
     reported = set[str]()

@@ -7,7 +7,7 @@ split parts, excluded samples and subsets are then as in all others.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -118,7 +118,7 @@ class ShardedSource(Source):
         """Return the index of the sample that is called `SHARD/KEY`, or KEY; None: there is none.
 
         Where samples have no keys of their own, KEY is the number of the sample in its shard. The
-        first shard that has the key counts. Tars without index.sqlite are searched.
+        first shard that has the key counts; without SHARD, keys of all shards before it are read.
         """
         part = self.part
         find_rows = part.kind.key_finder(part) if part.kind.key_finder else _numbered(part)
@@ -127,9 +127,10 @@ class ShardedSource(Source):
                 (row,) = find_rows(number, [key])
                 if row is None:
                     continue
-                sample = part.sample_of(self._ends[number] - part.counts[number] + row)
-                if sample is not None and 0 <= sample - self._first < self._length:
-                    return sample - self._first
+                row += self._ends[number] - part.counts[number]
+                index = bisect_left(range(self._length), row, key=self.row_of)
+                if index < self._length and self.row_of(index) == row:  # else it is left out
+                    return index
         return None
 
     def _places_of(self, name: str) -> Iterator[tuple[int, str]]:

@@ -136,12 +136,6 @@ class PartShards:
         place = sample + bisect_right(self.gaps, sample)
         return place if self.kept is None else int(self.kept.rows(np.array([place]))[0])
 
-    def sample_of(self, row: int) -> int | None:
-        """Return the sample of a row; None: the row is excluded."""
-        before = bisect_right(range(len(self.gaps)), row, key=lambda n: self.gaps[n] + n)
-        excluded = before > 0 and self.gaps[before - 1] + before - 1 == row
-        return None if excluded else row - before
-
     def paths(self, number: int) -> tuple[str, str]:
         """Return the paths of a shard and of its index."""
         shard = f"{self.root}/{self.shards[number]}"

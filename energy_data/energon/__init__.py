@@ -6,8 +6,8 @@
     loader = get_savable_loader(get_train_dataset("meta.yaml", batch_size=32, worker_config=config))
 
 These are the objects of `energy_data`, and the names of Energon that it does not export. The
-submodules have the paths that programs import from. docs/coming-from-energon.md lists the
-differences.
+submodules have the paths that programs import from. docs/migrating-from-energon.md lists
+the differences.
 """
 
 import sys

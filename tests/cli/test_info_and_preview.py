@@ -10,6 +10,7 @@ from rich.console import Console
 from tars import write_tar
 
 from energy_data.cli.values import describe, picture
+from energy_data.data.filter_writer import build_filter_index
 
 
 @pytest.fixture
@@ -213,3 +214,10 @@ def test_a_large_image_fits_the_terminal():
 )
 def test_other_values_are_no_pictures(value):
     assert not list(picture(value, 60))
+
+
+def test_keys_of_samples_that_a_filter_leaves_out_are_not_found(energy_data, books, write):
+    build_filter_index(books, "some", [1, 4])
+    write("m.yaml", "splits: {train: {path: ./books, filter: some, split_part: val}}\n")
+    assert ", 0 of 1: " in energy_data("preview", "m.yaml", "--key", "1/1").stdout
+    assert energy_data("preview", "m.yaml", "--key", "1/0").exit_code == 1

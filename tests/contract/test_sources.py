@@ -210,7 +210,7 @@ def run_command(*arguments):
     return done.stdout
 
 
-def test_the_commands_prepare_check_and_inspect_take_it_and_its_folder(made, tmp_path, source):
+def test_the_commands_take_it_and_its_folder(made, tmp_path, source):
     path, keys = made
     meta = tmp_path / "meta.yaml"
     for dataset in dict.fromkeys([path, path if path.is_dir() else path.parent]):
@@ -219,6 +219,10 @@ def test_the_commands_prepare_check_and_inspect_take_it_and_its_folder(made, tmp
             assert f"{len(source)} samples" in run_command("check", meta)
             nodes = json.loads(run_command("inspect", meta, "--json"))["nodes"]
             assert nodes[0]["num_samples"] == len(source)
+            (info,) = json.loads(run_command("info", meta, "--json"))
+            assert info["samples"] == len(source)
+            assert f", 5 of {len(source)}: dataset " in run_command("preview", meta, "--index", 5)
+            run_command("check", "--samples", "--num-workers", 1, meta)
             run_command("prepare", dataset, "--force", "--non-interactive")
         assert len(open_source(dataset, **keys)) == len(source)
 
