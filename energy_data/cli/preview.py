@@ -135,7 +135,9 @@ def _save(sample: Any, folder: Path) -> None:
     shard = [part for one in sources[:1] for part in (Path(one.dataset).name, one.shard)]
     for name, value in fields_of(sample).items():
         for suffix, data in _contents(name, value):
-            inside = "/".join([*dict.fromkeys(shard), f"{sample['__key__']}.{name}{suffix}"])
+            inside = "/".join(
+                [*dict.fromkeys(shard), f"{sample_field(sample, '__key__')}.{name}{suffix}"]
+            )
             if not is_inside(inside) or "\0" in inside:
                 raise SpecError(f"{folder}: the key of a sample leads out of it: {inside!r}.")
             path = folder / inside

@@ -47,25 +47,25 @@ def check_samples(
     workers: number of processes; by default one per 1,024 samples, at most one per CPU. Raises
     MissingExtraError if a decoder is not installed.
     """
-    blocks = [block for source in sources for block in _blocks(source)]
+    ranges = [one for source in sources for one in _ranges(source)]
     if workers is None:
-        workers = min(os.cpu_count() or 1, len(blocks))
-    return map_in_processes(_check, blocks, workers=workers, preload=__name__)
+        workers = min(os.cpu_count() or 1, len(ranges))
+    return map_in_processes(_check, ranges, workers=workers, preload=__name__)
 
 
-def _blocks(source: Source) -> Iterator[SampleRange]:
+def _ranges(source: Source) -> Iterator[SampleRange]:
     run = source.run_length or 1
     step = run * max(_BLOCK // run, 1)
     for first in range(0, len(source), step):
         yield SampleRange(source, first, min(first + step, len(source)))
 
 
-def _check(block: SampleRange) -> Checked:
-    """Read and decode the samples of a block; runs in worker processes."""
+def _check(of: SampleRange) -> Checked:
+    """Read and decode the samples of a range; runs in worker processes."""
     excluded = bad = 0
     faults: dict[str, DataError] = {}
-    for first in range(block.first, block.end, _AT_ONCE):
-        for found in _read(block.source, range(first, min(first + _AT_ONCE, block.end))):
+    for first in range(of.first, of.end, _AT_ONCE):
+        for found in _read(of.source, range(first, min(first + _AT_ONCE, of.end))):
             if isinstance(found, ExcludedError):
                 excluded += 1
             elif (
@@ -73,7 +73,7 @@ def _check(block: SampleRange) -> Checked:
             ) is not None:
                 bad += 1
                 faults.setdefault(str(fault), fault)
-    return Checked(block.end - block.first, excluded, bad, list(faults.values()))
+    return Checked(of.end - of.first, excluded, bad, list(faults.values()))
 
 
 def _read(source: Source, indices: Sequence[int]) -> list[Any]:
