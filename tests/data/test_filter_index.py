@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from tars import sample_files, write_tar
+from token_files import write_megatron
 
 from energy_data.data.filter_index import FilterIndex
 from energy_data.data.filter_writer import (
@@ -23,7 +24,6 @@ from energy_data.data.filter_writer import (
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError, StructureError
-from tests.token_files import write_megatron
 
 SHARDS = {"a.tar": 5, "b.tar": 4, "c.tar": 6}  # with samples 0 to 14
 
