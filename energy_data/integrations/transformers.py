@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from energy_data.errors import MissingExtraError, StateMissingError
+from energy_data.data.files.local import write_atomically
+from energy_data.errors import MissingExtraError, StateError, StateMissingError
 from energy_data.loading.savable_loader import SavableDataLoader
 
 try:
@@ -47,13 +48,19 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
                 f"{file}: the position of the loader is not in the checkpoint. Pass "
                 f"LoaderCallback(resume_from=...), the folder that the run resumes from."
             )
-        self.loader.load_state_dict(json.loads(file.read_text()))
+        try:
+            position = json.loads(file.read_text())
+        except ValueError as error:
+            problem = f"it is damaged: {error}. Resume from another checkpoint."
+            raise StateError(f"{file}: {problem}") from error
+        self.loader.load_state_dict(position)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the position. A collective over the data-parallel group."""
         position = self.loader.state_dict(scope="run")
         if state.is_world_process_zero:
-            Path(_folder(args, state), FILE).write_text(json.dumps(position))
+            path = f"{_folder(args, state)}/{FILE}"
+            write_atomically(path, json.dumps(position).encode(), 0o644)
 
 
 def _folder(args: Any, state: Any) -> str:
