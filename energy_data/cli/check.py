@@ -97,14 +97,18 @@ def _check(
                     spec = compiled(metadataset, name, opened=partial(_checked, opened))
                     facts.append(f"{name}: {summary(spec)}")
                     leaves += [leaf for _, leaf in leaf_entries(spec)]
-            except SpecError as error:
-                problems += error.faults
-    except SpecError as error:
-        return error.faults, [], []
-    except DataError as error:
-        where = "".join(f"{note}: " for note in getattr(error, "__notes__", []))
-        problems.append(f"{where}{error}")
+            except (SpecError, DataError) as error:
+                problems += _problems(error)
+    except (SpecError, DataError) as error:
+        problems += _problems(error)
     return problems, facts, leaves
+
+
+def _problems(error: SpecError | DataError) -> list[str]:
+    if isinstance(error, SpecError):
+        return error.faults
+    where = "".join(f"{note}: " for note in getattr(error, "__notes__", []))
+    return [f"{where}{error}"]
 
 
 def _checked(opened: OpenSource, path: str | Path, **facts: Any) -> Source:

@@ -12,7 +12,7 @@ from attrs import asdict, frozen
 from energy_data.cli.leaves import compiled, open_declared, splits_of
 from energy_data.cli.plan import new_table, print_table
 from energy_data.config.load import load
-from energy_data.core.sample import fields_of
+from energy_data.core.sample import values_of
 from energy_data.data.shards import PartShards
 from energy_data.errors import SampleError
 from energy_data.nodes.leaf import Leaf, leaf_entries
@@ -82,7 +82,7 @@ def _info(leaf: Leaf) -> LeafInfo:
         bytes=sum(Path(shard).stat().st_size for shard in shards) or None,
         tokens=leaf.num_tokens,
         sample_type=None if is_bad else type(sample).__name__,
-        fields=[] if is_bad else list(fields_of(sample)),
+        fields=[] if is_bad else list(values_of(sample)),
     )
 
 

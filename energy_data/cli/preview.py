@@ -18,7 +18,7 @@ from rich.console import Console
 from energy_data.cli.leaves import compiled, open_declared, splits_of
 from energy_data.cli.values import describe, picture
 from energy_data.config.load import load
-from energy_data.core.sample import describe_source, fields_of, get_source_info, sample_field
+from energy_data.core.sample import describe_source, get_source_info, sample_field, values_of
 from energy_data.data.decode.av import MEDIA_EXTENSIONS
 from energy_data.data.decode.images import EXTENSIONS
 from energy_data.data.decode.media import extension_of
@@ -117,7 +117,7 @@ def _indices(source: Source, chosen: dict[str, Any], is_found: set[str]) -> Sequ
 
 
 def _show(sample: Any) -> None:
-    values = fields_of(sample)
+    values = values_of(sample)
     if flavors := sample_field(sample, "__subflavors__"):
         values["__subflavors__"] = flavors
     console = Console(markup=False, emoji=False, highlight=False)
@@ -133,7 +133,7 @@ def _save(sample: Any, folder: Path) -> None:
     """Write the parts of a sample; SpecError where another file is in their place."""
     sources = get_source_info(sample) or []
     shard = [part for one in sources[:1] for part in (Path(one.dataset).name, one.shard)]
-    for name, value in fields_of(sample).items():
+    for name, value in values_of(sample).items():
         for suffix, data in _contents(name, value):
             inside = "/".join(
                 [*dict.fromkeys(shard), f"{sample_field(sample, '__key__')}.{name}{suffix}"]

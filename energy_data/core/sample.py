@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple
+
+from energy_data.errors import SampleError
 
 Sample = dict[str, Any]
 """One sample without a declared type: part extension -> decoded value, plus the `__` fields below.
@@ -76,7 +78,16 @@ def sample_field(sample: Any, name: str) -> Any:
     return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
 
 
-def fields_of(sample: Any) -> dict[str, Any]:
+def set_field(name: str, samples: Iterable[Any], values: Iterable[Any]) -> None:
+    """Set a field of each sample, a dict or an object, that is not an error."""
+    for sample, value in zip(samples, values, strict=True):
+        if isinstance(sample, dict):
+            sample[name] = value
+        elif not isinstance(sample, SampleError):
+            setattr(sample, name, value)
+
+
+def values_of(sample: Any) -> dict[str, Any]:
     """Return the values of a sample, without the `__` fields that all samples have."""
     if isinstance(sample, Mapping):
         named = dict(sample)

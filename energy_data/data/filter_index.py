@@ -33,9 +33,10 @@ Int64s = npt.NDArray[np.int64]
 def paths_of(dataset: Path, name: str) -> tuple[Path, Path]:
     """Return the paths of the two files of a filter."""
     if dataset.is_file():
-        return tuple(dataset.with_name(f"{dataset.name}.{name}.{end}") for end in ("json", "idx"))  # type: ignore[return-value]  # two
-    json_path = dataset / FOLDER / f"filter_{name}.json"
-    return json_path, json_path.with_suffix(".idx")
+        stem = dataset.with_name(f"{dataset.name}.{name}")
+    else:
+        stem = dataset / FOLDER / f"filter_{name}"
+    return stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.idx")
 
 
 class FilterIndex:

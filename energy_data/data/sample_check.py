@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energy_data.core.processes import map_in_processes
-from energy_data.core.sample import fields_of, place_of
+from energy_data.core.sample import place_of, values_of
 from energy_data.data.decode.av import AVDecoder
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, StructureError
@@ -88,7 +88,7 @@ def _read(source: Source, indices: Sequence[int]) -> list[Any]:
 
 def _bad_media(sample: Any) -> SampleError | None:
     """Return the error of audio or video that cannot be opened, as it is decoded on request."""
-    for name, value in fields_of(sample).items():
+    for name, value in values_of(sample).items():
         if isinstance(value, AVDecoder):
             try:
                 value.get_metadata()

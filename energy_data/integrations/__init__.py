@@ -1,1 +1,1 @@
-"""Adapters for trainers. Each module is for one of them, and imports it."""
+"""Adapters for trainers. A module that needs a trainer imports it."""

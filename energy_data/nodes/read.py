@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, ClassVar, Literal
@@ -17,7 +17,7 @@ from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import READING
 from energy_data.core.references import References
-from energy_data.core.sample import LEAF, Sample, SampleSource
+from energy_data.core.sample import LEAF, Sample, SampleSource, set_field
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorHandler, handle_failure, log_exception
 from energy_data.data.source import Source
@@ -73,11 +73,8 @@ class ReadNode(UnaryNode[ReadCursor]):
     def __init__(self, spec: ReadSpec, context: Context) -> None:
         super().__init__(ReadCursor(), spec, context)
         self.spec = spec
-        self.leaves, self.sources, self.kind = context.shared(
-            ("read", context.path), lambda: _sources_of(spec.of)
-        )
-        self.numbers = context.shared(
-            ("numbers", context.path), lambda: _numbers_of(self.leaves, context.leaf_numbers)
+        self.leaves, self.sources, self.kind, self.numbers = context.shared(
+            ("read", context.path), lambda: _sources_of(spec.of, context.leaf_numbers)
         )
         self.rows_join = False
         self.trace, self.profiler = context.trace, context.profiler
@@ -124,16 +121,13 @@ class ReadNode(UnaryNode[ReadCursor]):
         return [change(self.child, ref) for ref in refs]
 
     def _identify(self, block: References, drawn: Sequence[Any]) -> None:
-        """Add the fields that tell which sample it is."""
-        _set(LEAF, drawn, self.numbers[block.entries].tolist())
+        """Add the fields that identify the samples."""
+        set_field(LEAF, drawn, self.numbers[block.entries].tolist())
         if not self.spec.keys:
             return
         ids = [self.leaves[entry].id for entry in block.entries.tolist()]
-        _set(
-            RESTORE_KEY,
-            drawn,
-            zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True),
-        )
+        keys = zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True)
+        set_field(RESTORE_KEY, drawn, keys)
 
     def _read(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
         if self.trace is not None:
@@ -193,20 +187,6 @@ class ReadNode(UnaryNode[ReadCursor]):
             handle_failure(self.spec.handler, sample, _known_fields(sample), at.failures)
 
 
-def _set(name: str, samples: Sequence[Any], values: Iterable[Any]) -> None:
-    """Set a field of each sample that is not an error."""
-    for sample, value in zip(samples, values, strict=True):
-        if isinstance(sample, dict):
-            sample[name] = value
-        elif not isinstance(sample, SampleError):
-            setattr(sample, name, value)
-
-
-def _numbers_of(leaves: Sequence[Leaf], numbers: Mapping[str, int]) -> npt.NDArray[np.int64]:
-    """Return for each entry the place of its leaf among those of the run, int64 [entries]."""
-    return np.array([numbers.get(leaf.id, -1) for leaf in leaves], np.int64)
-
-
 def _known_fields(error: SampleError) -> Sample:
     """Return the fields of a bad sample that are known."""
     dataset, shard, index = error.dataset, error.shard, error.index
@@ -215,9 +195,15 @@ def _known_fields(error: SampleError) -> Sample:
     return {"__key__": error.key, "__sources__": (SampleSource(dataset, shard, index),)}
 
 
-def _sources_of(spec: ReferencesSpec) -> tuple[list[Leaf], list[Source], type[Source]]:
-    """Return the leaf and the source of each entry, and the class that all sources have."""
+def _sources_of(
+    spec: ReferencesSpec, numbers: Mapping[str, int]
+) -> tuple[list[Leaf], list[Source], type[Source], npt.NDArray[np.int64]]:
+    """Return the leaf and the source of each entry, the class that all sources have, and places.
+
+    The place of each entry's leaf among those of the run, int64 [entries]; -1 outside of a run.
+    """
     leaves = [leaf for _, leaf in leaf_entries(spec.of)]
     sources = [leaf.source for leaf in leaves]
     kinds = {type(source) for source in sources}
-    return leaves, sources, kinds.pop() if len(kinds) == 1 else Source
+    places = np.array([numbers.get(leaf.id, -1) for leaf in leaves], np.int64)
+    return leaves, sources, kinds.pop() if len(kinds) == 1 else Source, places

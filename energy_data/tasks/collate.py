@@ -126,10 +126,10 @@ def batch_leaves(values: list[Any]) -> torch.Tensor | None:
 
     -1: not known, or filled up. None if none is known.
     """
-    if not any(isinstance(value, Sequence) for value in values):
-        known = [-1 if value is None else value for value in values]
-        return None if max(known) < 0 else torch.from_numpy(np.array(known, np.int64))
-    rows = [value if isinstance(value, Sequence) else (value,) for value in values]
+    values = [-1 if value is None else value for value in values]
+    if set(map(type, values)) == {int}:
+        return None if max(values) < 0 else torch.from_numpy(np.array(values, np.int64))
+    rows = [[value] if isinstance(value, int) else list(value) for value in values]
     leaves = np.full((len(rows), max(map(len, rows))), -1)
     for row, value in zip(leaves, rows, strict=True):
         row[: len(value)] = [-1 if one is None else one for one in value]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
+from energy_data.core.sample import set_field
 from energy_data.core.user_call import CALL, RESTORE_KEY, FunctionInfo, name_of
 from energy_data.errors import SampleError, SkipSample, SpecError
 from energy_data.nodes.leaf import Leaf
@@ -70,7 +71,7 @@ def mean_size(
     for number, sample in zip(numbers.tolist(), leaf.source.read(numbers), strict=True):
         if isinstance(sample, SampleError):
             continue
-        _identify(sample, (leaf.id, 0, number))
+        set_field(RESTORE_KEY, [sample], [(leaf.id, 0, number)])  # for random numbers
         CALL.enter(info, sample, ())
         try:
             size = metric(cook(sample))
@@ -101,14 +102,6 @@ def _metric(encoder: TaskEncoder[Any, Any, Any, Any], unit: str) -> Callable[[An
 
 def _as_it_is(sample: Any) -> Any:
     return sample
-
-
-def _identify(sample: Any, key: tuple[Any, ...]) -> None:
-    """Give a sample its identity, for random numbers."""
-    if isinstance(sample, dict):
-        sample[RESTORE_KEY] = key
-    else:
-        setattr(sample, RESTORE_KEY, key)
 
 
 def _checked(size: Any, name: str) -> Fraction:

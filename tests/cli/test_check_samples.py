@@ -14,6 +14,13 @@ def tar_of(folder, name, *texts):
     return write_tar(folder / name, [(f"{n}.json", text) for n, text in enumerate(texts)])
 
 
+def checked(energy_data, folder, kind, fields):
+    """Prepare a dataset of a declared type, and check its samples."""
+    declared = ("--sample-type", kind, "--field-map", fields)
+    assert not energy_data("prepare", folder, "--non-interactive", *declared).exit_code
+    return energy_data("check", "--samples", folder)
+
+
 def test_good_samples_are_fine(energy_data, dataset):
     dataset("books", 3, 4)
     done = energy_data("check", "--samples", "books")
@@ -56,9 +63,7 @@ def test_all_parts_of_a_prepared_dataset_are_checked(energy_data, tmp_path):
 
 def test_samples_are_made_as_dataset_yaml_declares(energy_data, tmp_path):
     tar_of(tmp_path / "books", "a.tar", b'{"text": "a"}', b"{}")
-    kind = ["--sample-type", "TextSample", "--field-map", '{"text": "json[text]"}']
-    energy_data("prepare", "books", "--non-interactive", *kind)
-    done = energy_data("check", "--samples", "books")
+    done = checked(energy_data, "books", "TextSample", '{"text": "json[text]"}')
     assert done.exit_code == 1
     assert "shard a.tar, key 1" in done.stderr
     assert "cannot make a TextSample from it" in done.stderr
@@ -86,9 +91,7 @@ def test_video_that_cannot_be_opened_is_bad(energy_data, tmp_path):
     folder = tmp_path / "clips"
     folder.mkdir()
     write_tar(folder / "a.tar", [("0.mp4", b"no video"), ("0.txt", b"text")])
-    kind = ["--sample-type", "VidQASample", "--field-map", '{"video": "mp4", "context": "txt"}']
-    energy_data("prepare", "clips", "--non-interactive", *kind)
-    done = energy_data("check", "--samples", "clips")
+    done = checked(energy_data, "clips", "VidQASample", '{"video": "mp4", "context": "txt"}')
     assert done.exit_code == 1
     assert "key 0" in done.stderr
     assert "'video' cannot be decoded" in done.stderr

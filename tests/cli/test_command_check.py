@@ -5,8 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
+from energy_data.cli import check
 from energy_data.data.prepare import prepare
 from energy_data.energon import build_filter_index
+from energy_data.errors import DataError
 
 GOOD = """\
 splits:
@@ -137,3 +139,14 @@ def test_a_filter_index_that_does_not_fit_is_reported(energy_data, dataset, writ
 def test_a_dataset_can_be_checked_by_itself(energy_data, dataset):
     dataset("books", 3)
     assert energy_data("check", "books").stdout == "books: fine; train: 1 leaf, 3 samples\n"
+
+
+def test_damage_in_one_split_hides_no_other(energy_data, dataset, write, monkeypatch):
+    def damaged(metadataset, split, **_):
+        raise DataError(f"{split} is damaged")
+
+    dataset("books", 3, 4)
+    write("good.yaml", GOOD)
+    monkeypatch.setattr(check, "compiled", damaged)
+    done = energy_data("check", "good.yaml")
+    assert done.stderr.splitlines() == ["train is damaged", "val is damaged"]

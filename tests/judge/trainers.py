@@ -127,4 +127,9 @@ with get_loader(
         str(FOLDER / "x.jsonl"), batch_size=3, worker_config=CONFIG, task_encoder=Numbers()
     )
 ) as LOADER:
-    globals()[f"with_{TRAINER}"](LOADER)
+    TRAIN = {
+        "lightning": with_lightning,
+        "accelerate": with_accelerate,
+        "transformers": with_transformers,
+    }
+    TRAIN[TRAINER](LOADER)

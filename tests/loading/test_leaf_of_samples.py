@@ -79,8 +79,18 @@ class Packs(TaskEncoder):
         return {"tokens": torch.zeros(count), "__leaf__": sample["__leaf__"]}
 
 
-def test_a_pack_has_the_leaf_of_each_document_filled_up_with_minus_one():
-    one = loader(BLEND, Packs(), packing_buffer_size=8)
+class PacksOfTensors(Packs):
+    packing = Packing(
+        limits={"tokens": 3},
+        pack=lambda documents: Joined()(
+            [{**one, "__leaf__": torch.tensor([one["__leaf__"]])} for one in documents]
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", [Packs, PacksOfTensors])
+def test_a_pack_has_the_leaf_of_each_document_filled_up_with_minus_one(kind):
+    one = loader(BLEND, kind(), packing_buffer_size=8)
     for batch in islice(one, 9):
         lengths = batch["cu_seqlens"].diff().tolist()
         expected = [[{2: 0, 1: 1, 0: -1}[length] for length in row] for row in lengths]

@@ -29,7 +29,7 @@ _END = _CONTINUED + b"\x00\x00\x00\x00"
 def pyarrow() -> Any:
     """Return the module. MissingExtraError if it is not installed."""
     try:
-        import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: PLC0415 - optional
+        import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: PLC0415 - it has no types; an extra
     except ImportError as error:
         raise MissingExtraError("reading Parquet and Arrow files", "parquet") from error
     return pyarrow

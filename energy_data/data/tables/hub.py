@@ -68,7 +68,7 @@ def _files(
 ) -> str:
     """Return the Arrow files of a split in the cache, as a file or a pattern."""
     try:
-        import datasets  # type: ignore[import-untyped]  # noqa: PLC0415 - optional
+        import datasets  # type: ignore[import-untyped]  # noqa: PLC0415 - it has no types; an extra
     except ImportError as error:
         raise MissingExtraError("reading datasets of the Hugging Face Hub", "hub") from error
     try:
