@@ -21,12 +21,27 @@ Messages have one form: *where: what is wrong, what was found. What to do.*
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any, Self
 
 
+MIRROR = "/energy_data.mirror/"
+"""The folder of a cache that has the mirrors of objects, `MIRROR/SCHEME/BUCKET[@OPTIONS]/KEY`."""
+
+_MIRRORED = re.compile(rf"[^\s'\"]*{re.escape(MIRROR)}(\w+)/([^/\s'\"@]+)(?:@\w+)?")
+
+
+def shown(text: str) -> str:
+    """Return a text with the URLs of objects in place of their paths in a cache."""
+    return _MIRRORED.sub(r"\1://\2", text) if MIRROR in text else text
+
+
 class EnergyDataError(Exception):
     """Base of every error of this package."""
+
+    def __str__(self) -> str:
+        return shown(super().__str__())
 
 
 class SpecError(EnergyDataError, ValueError):
@@ -85,7 +100,7 @@ class DataError(EnergyDataError):
             "byte": self.offset,
         }
         where = ", ".join(f"{name} {place}" for name, place in places.items() if place is not None)
-        return f"{where}: {self.problem}" if where else self.problem
+        return shown(f"{where}: {self.problem}" if where else self.problem)
 
     def __reduce__(self) -> tuple[object, tuple[type[DataError], dict[str, object]]]:
         return _rebuild, (type(self), dict(self.__dict__))

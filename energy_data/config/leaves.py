@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -67,17 +68,24 @@ def joined(directory: str, path: str) -> str:
     """Return `path` as seen from `directory`, normalised without a change of meaning."""
     if is_remote(path):
         return path
+    if is_remote(directory):
+        base, _, key = directory.partition("://")
+        return f"{base}://{posixpath.normpath(posixpath.join(key, path))}"
     full = os.path.join(directory, path)  # noqa: PTH118 - patterns are not paths
     return os.path.realpath(full) if ".." in full.split("/") else os.path.normpath(full)
 
 
 def relative(folder: str, path: str) -> str:
     """Return `path` as written in a file, from the folder of the outermost file."""
-    return path if is_remote(path) else os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - may be a pattern
+    if is_remote(path) or is_remote(folder):
+        return joined(folder, path)
+    return os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - may be a pattern
 
 
 def file_key(path: str) -> str:
     """Return a key that is equal for the same file, however it is reached: its real folder."""
+    if is_remote(path):
+        return path
     folder, name = os.path.split(path)
     return f"{os.path.realpath(folder or '.')}/{name}"
 

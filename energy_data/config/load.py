@@ -25,6 +25,8 @@ from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.data.tables.hub import SCHEME
 from energy_data.errors import SpecError
+from energy_data.remote.client import mirror
+from energy_data.remote.mirror_paths import SCHEMES, is_url
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -163,21 +165,29 @@ def _read(
     """
     full = joined(by.directory, path)
     key = file_key(full)
-    if path.startswith(SCHEME) or not (is_remote(path) or is_metadataset(full)) or key in known:
+    if path.startswith(SCHEME) or key in known:
+        return None
+    if is_remote(full) and not is_url(full):
+        known_schemes = ", ".join(f"{one}://" for one in SCHEMES)
+        diagnostics.report(place, where, f"{path!r} has none of the schemes {known_schemes}.")
+        return None
+    if not is_metadataset(full):
         return None
     try:
-        text = None
-        if Path(full).is_file():
-            with Path(full).open("rb") as file:
+        text, local = None, mirror(full) if is_url(full) else full
+        if Path(local).is_file():
+            with Path(local).open("rb") as file:
                 text = file.read(MAX_BYTES + 1)
         problem = _missing(full, "metadataset") if text is None else ""
+    except SpecError as error:  # of the store
+        problem = str(error)
     except (OSError, ValueError) as error:
         problem = f"cannot be read, {error}. Check the path and its permissions."
-    if is_remote(path):
-        problem = f"remote paths are not supported yet, found {path!r}. Give a local path."
     if text is None:
         diagnostics.report(place, where, problem)
         return None
+    if is_remote(full):
+        return File(full, full, full.rpartition("/")[0]), read_text(text, full, diagnostics)
     folder = os.path.dirname(by.name)  # noqa: PTH120 - stays empty where `.` is meant
     name = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - as above
     return File(name, key, str(Path(key).parent)), read_text(text, name, diagnostics)

@@ -42,7 +42,7 @@ from energy_data.data.shards import (
 )
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.text.counts import ShardCounts, counts_of
-from energy_data.errors import SpecError, StructureError
+from energy_data.errors import SpecError, StructureError, shown
 
 Int64s = npt.NDArray[np.int64]
 
@@ -58,7 +58,8 @@ class ShardedSource(Source):
     kind: ClassVar[ShardKind]
 
     def __init__(self, path: str, options: OpenOptions) -> None:
-        self.path, self.options = path, options
+        self._place, self.options = path, options
+        self.path = shown(path)  # in samples and errors
         self.part = part = part_of(path, options, self.kind)
         self._first, self._length = options.range_of(part.num_samples, path)
         first, end = self._first, self._first + self._length
@@ -83,7 +84,7 @@ class ShardedSource(Source):
             return self.part.fingerprint(self._row, self._length, self._gaps)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return reopen, (type(self), self.path, self.options, self.fingerprint)
+        return reopen, (type(self), self._place, self.options, self.fingerprint)
 
     @property
     def warning(self) -> str | None:

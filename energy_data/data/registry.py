@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -49,6 +50,8 @@ from energy_data.data.tokens.source import (
 )
 from energy_data.data.typed.dataset_yaml import check_dataset_config
 from energy_data.errors import SpecError
+from energy_data.remote.client import mirror
+from energy_data.remote.mirror_paths import is_url
 
 GROUP = "energy_data.sources"
 """The entry points of packages that add formats: each is a `SourceFormat`."""
@@ -132,6 +135,12 @@ def installed_formats() -> list[SourceFormat]:
             raise SpecError(f"entry point {entry.name!r} of {GROUP}: {problem}.")
         found.append(one)
     return found
+
+
+def located(path: str | Path) -> str:
+    """Return the local path of a dataset: that of its mirror, if it is in an object store."""
+    where = os.fspath(path)
+    return mirror(where) if is_url(where) else where
 
 
 def format_of(
@@ -251,6 +260,7 @@ def open_source(
 
     Raises SpecError if the dataset or part does not exist, StructureError for damaged files.
     """
+    path = located(path)
     if dataset_config is not None:
         check_dataset_config(Path(path), dataset_config)
     options = OpenOptions(
@@ -279,6 +289,7 @@ def open_format(found: SourceFormat, path: str | Path, options: OpenOptions) -> 
 
 def open_store(path: str | Path) -> FileStore[bytes]:
     """Return the parts of all samples of a dataset, by key. SpecError if it has no index."""
+    path = located(path)
     store = format_of(path).open_store
     if store is None:
         raise SpecError(f"{path}: its samples have no files by key. Name a folder of tars.")

@@ -15,12 +15,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from energy_data.errors import StructureError
+from energy_data.remote.client import fetch_whole, held
+from energy_data.remote.mirror_paths import has_samples, is_mirrored
 
 _ONE_CALL = 0x7FFFF000  # bytes that the system reads at once
 
@@ -35,6 +37,8 @@ class LocalFile:
 
     def __init__(self, path: str) -> None:
         self.fd = -1
+        if not has_samples(path):
+            fetch_whole(path)
         # Without O_NONBLOCK, opening a pipe with the name of a shard would wait forever.
         flags = os.O_RDONLY | os.O_NONBLOCK
         try:
@@ -47,7 +51,7 @@ class LocalFile:
         facts = os.fstat(self.fd)
         if not stat.S_ISREG(facts.st_mode):
             raise StructureError("is not a regular file. Give a file.", shard=path)
-        self.path, self.size, self.mtime_ns = path, facts.st_size, facts.st_mtime_ns
+        self.path, self.size, self.mtime_ns = path, facts.st_size, _mtime_ns(path, facts)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
@@ -119,6 +123,34 @@ class LocalFile:
         )
 
 
+class MirroredFile(LocalFile):
+    """A file in a cache: the bytes that are read are fetched before."""
+
+    __slots__ = ()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`, in one buffer of their own."""
+        with self._held(offset, size):
+            return super().read(offset, size)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` with the bytes from `offset` on."""
+        with self._held(offset, len(buffer)):
+            super().read_into(buffer, offset)
+
+    def read_rows(self, buffer: memoryview, offsets: Sequence[int]) -> None:
+        """Fill `buffer` with as many bytes from each of `offsets` on."""
+        size = len(buffer) // max(len(offsets), 1)
+        ends = (min(offset + size, self.size) for offset in offsets)
+        ranges = [(self.path, *both) for both in zip(offsets, ends, strict=True) if size]
+        with held(ranges):
+            super().read_rows(buffer, offsets)
+
+    def _held(self, offset: int, size: int) -> AbstractContextManager[None]:
+        end = min(offset + size, self.size)  # reading beyond it is an error of its own
+        return held([(self.path, offset, end)] if offset < end else [])
+
+
 class Window:
     """A file read mostly forwards in small steps: `size` bytes are fetched at a time and kept."""
 
@@ -154,7 +186,7 @@ def open_file(path: str, version: Version | None = None) -> LocalFile:
         systems change.
     """
     try:
-        file = LocalFile(path)
+        file = MirroredFile(path) if has_samples(path) else LocalFile(path)
     except OSError as error:
         raise StructureError(
             f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",
@@ -179,7 +211,12 @@ def version_of(path: str) -> Version | None:
         facts = os.stat(path)  # noqa: PTH116 - three times as fast as Path.stat
     except OSError:
         return None
-    return Version(facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    return Version(facts.st_ino, facts.st_size, _mtime_ns(path, facts))
+
+
+def _mtime_ns(path: str, facts: os.stat_result) -> int:
+    """Return what changes when a file is written to: for one in a cache, when it is replaced."""
+    return facts.st_ino if is_mirrored(path) else facts.st_mtime_ns
 
 
 def write_atomically(path: str, data: bytes, mode: int) -> None:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from energy_data.data.files.local import LocalFile, open_file, write_atomically
 from energy_data.errors import SpecError, StructureError
+from energy_data.remote.client import fetch_whole
+from energy_data.remote.mirror_paths import is_mirrored
 
 SUFFIX = ".idx"
 BLOCK_ROWS = 16384  # samples of a block: what is read of an index at once, and kept in memory
@@ -43,8 +45,11 @@ def ensure_index(
     for index in places:
         try:
             found = Path(index).stat()
-            if found.st_size < 8 or found.st_size % 8 or found.st_mtime_ns < facts.st_mtime_ns:
+            # Filling a file in a cache sets its time; its index is removed when it is replaced.
+            is_old = found.st_mtime_ns < facts.st_mtime_ns and not is_mirrored(path)
+            if found.st_size < 8 or found.st_size % 8 or is_old:
                 continue
+            fetch_whole(index)
             with Path(index).open("rb") as file:
                 file.seek(-8, os.SEEK_END)
                 if fits(int.from_bytes(file.read(8), "little"), facts.st_size):

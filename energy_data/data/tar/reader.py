@@ -24,11 +24,12 @@ from energy_data.data.decode.parts import (
     decode_text,
     skip_part,
 )
-from energy_data.data.files.local import LocalFile, Window
+from energy_data.data.files.local import LocalFile, MirroredFile, Window
 from energy_data.data.shards import OpenShard
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK, Fault, TarMember, split_name, walk
 from energy_data.errors import SampleError, StructureError
+from energy_data.remote.cache_space import Range
 
 LARGEST_PLAIN = 65536  # bytes of a sample; larger ones are read part by part, and not by the C part
 _HEADERS = 1024  # bytes read for one header: a small part often follows it
@@ -60,6 +61,18 @@ class Spans:
             *(self.fds, self.file_rows, self.begins, self.ends),
             *(self.sources, self.origins),
         )
+
+    def ranges(self) -> list[Range]:
+        """Return the bytes that are read of files in a cache, which are to be there."""
+        bounds = zip(
+            self.files, self.file_rows, [*self.file_rows[1:], len(self.begins)], strict=True
+        )
+        return [
+            (file.path, begin, end)
+            for file, first, last in bounds
+            if type(file) is MirroredFile
+            for begin, end in zip(self.begins[first:last], self.ends[first:last], strict=True)
+        ]
 
     def file_of(self, row: int) -> LocalFile:
         """Return the file of one row."""

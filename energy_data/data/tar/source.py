@@ -33,6 +33,7 @@ from energy_data.data.tar.reader import (
 )
 from energy_data.data.tar.sample_keys import SampleKeys
 from energy_data.errors import SampleError, StructureError
+from energy_data.remote.client import held
 
 Int64s = npt.NDArray[np.int64]
 
@@ -57,7 +58,7 @@ class WebdatasetSource(ShardedSource):
         super().__init__(path, options)
         part = self.part
         self.layout = Layout(
-            path,
+            self.path,
             self._row,
             part.row_of(self._first + self._length - 1) + 1 - self._row,
             self._ends,
@@ -115,8 +116,9 @@ def _read(requests: Requests, order: list[int] | None = None) -> list[Sample | S
         for (source, _), num_bytes in zip(requests, located, strict=True):
             source.bytes_read += num_bytes
         num_bytes = sum(located)
-        found = None if order is None else _read_rows(requests, spans, order, num_bytes)
-        return read_samples(spans) if found is None else found
+        with held(spans.ranges()):
+            found = None if order is None else _read_rows(requests, spans, order, num_bytes)
+            return read_samples(spans) if found is None else found
     except StructureError as error:
         if len(requests) > 1:  # one of them fails alone too, and names its dataset
             return [sample for request in requests for sample in _read([request])]

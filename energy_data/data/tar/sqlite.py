@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from energy_data.data.shards import Scan
 from energy_data.errors import StructureError
+from energy_data.remote.client import fetch_whole
 
 _TABLES = """
 CREATE TABLE samples (
@@ -76,6 +77,7 @@ class _Connection:
     """A connection that closes itself with its thread; it does not survive a fork."""
 
     def __init__(self, path: Path) -> None:
+        fetch_whole(str(path))
         where = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         self.database = sqlite3.connect(where, uri=True, check_same_thread=False)
         self.owner = os.getpid()

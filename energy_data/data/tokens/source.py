@@ -36,7 +36,7 @@ from energy_data.data.shards import (
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.tokens.layouts import Int64s, open_tokens
 from energy_data.data.tokens.reader import Arrays, FileReader, TokenKeys
-from energy_data.errors import SampleError, SpecError
+from energy_data.errors import SampleError, SpecError, shown
 
 _PROBES = 32  # places of the files that a fingerprint reads
 
@@ -272,7 +272,7 @@ class TokenSource(Source):
             of_block = np.frombuffer(block.data, np.int64).reshape(-1, self._window)
             of_block[slice(None) if in_order else places] = tokens
             made = [make_row((block.tensor, place)) for place in places.tolist()]
-        path, shard, flavors = self.path, reader.shard, self.options.subflavors
+        path, shard, flavors = shown(self.path), reader.shard, self.options.subflavors
         samples: list[Sample] = [
             {
                 "__key__": str(row),

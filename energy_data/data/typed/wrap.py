@@ -19,7 +19,7 @@ from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
-from energy_data.data.registry import format_of, open_format
+from energy_data.data.registry import format_of, located, open_format
 from energy_data.data.source import OpenOptions, Source, Unit
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
@@ -70,6 +70,7 @@ def open_typed(
     Raises SpecError for what does not exist, and for an error in dataset.yaml; StructureError
     for damaged files.
     """
+    path = located(path)
     if typing is None:
         typing = read_dataset_yaml(Path(path), config=dataset_config, policy=policy)
     options = OpenOptions(

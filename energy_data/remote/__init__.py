@@ -1,0 +1,1 @@
+"""Remote objects as sparse local files, filled by one fetcher per node and cache folder."""

@@ -1,0 +1,127 @@
+"""The space of a cache: which pieces are held, which one goes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from energy_data.remote.cached_ranges import CachedObject, Piece
+from energy_data.remote.mirror_paths import READ_BY_PATH
+
+Range = tuple[str, int, int]
+"""Path of an object in the cache, and bytes [begin, end) of it."""
+
+
+class OwnerKey(NamedTuple):
+    """Who holds ranges: a part of a client, such as a lane."""
+
+    client: int
+    name: str
+
+
+class CacheSpace:
+    """Objects with their pieces, at most `limit` bytes of them together.
+
+    What an owner holds stays. Otherwise objects that no client uses go first; then what was
+    released last: samples have a new order in each epoch, so what was just used is used last again,
+    and what waits from the epoch before is used sooner.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self.objects: dict[str, CachedObject] = {}
+        self._held: dict[str, dict[OwnerKey, list[Piece]]] = {}
+        self._released: dict[Range, None] = {}  # held by nobody, the last one at the end
+
+    def load(self, found: CachedObject) -> CachedObject:
+        """Count the pieces of an object, as older than all that are released from now on."""
+        self.forget(found.path)
+        self.objects[found.path] = found
+        for begin, end in found.pieces:
+            self.used += end - begin
+            self._released[found.path, begin, end] = None
+        return found
+
+    def forget(self, path: str) -> None:
+        """Leave out an object."""
+        if (known := self.objects.pop(path, None)) is not None:
+            for begin, end in known.pieces:
+                self.used -= end - begin
+                self._released.pop((path, begin, end), None)
+
+    def hold(self, owner: OwnerKey, ranges: Iterable[Range]) -> None:
+        """Hold more ranges for an owner."""
+        for path, begin, end in ranges:
+            self._held.setdefault(path, {}).setdefault(owner, []).append((begin, end))
+            for piece in self.objects[path].overlapping(begin, end):
+                self._released.pop((path, *piece), None)
+
+    def release(self, owner: OwnerKey, ranges: Iterable[Range]) -> None:
+        """Stop to hold all that an owner holds in the objects of `ranges`."""
+        for path in {path: None for path, _, _ in ranges}:
+            mine = self._held.get(path, {}).pop(owner, [])
+            if not self._held.get(path):
+                self._held.pop(path, None)
+            found = self.objects.get(path)
+            for held in mine if found else ():
+                assert found is not None
+                for piece in found.overlapping(*held):
+                    if not self._is_held(path, piece):
+                        self._released[path, *piece] = None
+
+    def added(self, path: str, piece: Piece) -> None:
+        """Note a piece that is there now. Its bytes were counted before by `make_room`."""
+        if not self._is_held(path, piece):
+            self._released[path, *piece] = None
+
+    def make_room(self, size: int, in_use: Callable[[str], bool]) -> bool:
+        """Count `size` bytes more, after others were dropped for them; False: they do not fit."""
+        if self.used + size > self.limit:
+            for path, begin, end in list(self._to_drop(self.used + size - self.limit, in_use)):
+                self.objects[path].drop((begin, end))
+                self._released.pop((path, begin, end))
+                self.used -= end - begin
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all ranges that are held, there or not."""
+        return sum(
+            end - begin
+            for owners in self._held.values()
+            for begin, end in _merged(piece for held in owners.values() for piece in held)
+        )
+
+    def _to_drop(self, needed: int, in_use: Callable[[str], bool]) -> Iterator[Range]:
+        # Nobody waits for files that are read by their path: those of a dataset stay.
+        unused = [one for one in self._released if not in_use(one[0])]
+        used = [
+            one
+            for one in reversed(self._released)
+            if in_use(one[0]) and not one[0].endswith(READ_BY_PATH)
+        ]
+        for path, begin, end in (*unused, *used):
+            if needed <= 0:
+                return
+            needed -= end - begin
+            yield path, begin, end
+
+    def _is_held(self, path: str, piece: Piece) -> bool:
+        owners: Mapping[OwnerKey, list[Piece]] = self._held.get(path, {})
+        return any(
+            begin < piece[1] and piece[0] < end for held in owners.values() for begin, end in held
+        )
+
+
+def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield pieces that do not overlap, with the same bytes."""
+    at, stop = 0, 0
+    for begin, end in sorted(pieces):
+        if begin > stop:
+            yield at, stop
+            at, stop = begin, end
+        stop = max(stop, end)
+    yield at, stop

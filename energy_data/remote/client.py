@@ -1,0 +1,304 @@
+"""The client of the fetcher: makes mirrors of objects, and waits for ranges of their bytes.
+
+    path = mirror("s3://bucket/pages")  # a folder of sparse files
+    with held([(f"{path}/000.tar", 0, 512)]):
+        ...  # these bytes are there, and stay
+
+Each thread has a connection of its own, and each process: forked ones connect again. The fetcher is
+started where there is none, also if it was killed; what a thread wants is sent again then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from energy_data.errors import MissingExtraError, SpecError, StructureError
+from energy_data.remote.cache_space import Range
+from energy_data.remote.fetcher_files import LOCK, LOG, SOCKET
+from energy_data.remote.mirror_paths import (
+    cache_folder,
+    cache_size,
+    is_mirrored,
+    place_of,
+    root_of,
+)
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_START_SECONDS = 60.0
+
+
+class FetchClient:
+    """The connection of one thread to the fetcher of a cache folder."""
+
+    def __init__(self, root: str) -> None:
+        self.root, self.seconds_waited = root, 0.0
+        self._socket: socket.socket | None = None
+        self._received = b""
+        self._asked = 0
+        self._wanted: dict[str, tuple[list[Range], list[int]]] = {}
+        self._inodes: dict[str, int] = {}
+        self._ready: dict[str, set[Range]] = {}
+
+    def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a mirror. Raises SpecError if the store cannot be read."""
+        try:
+            found: dict[str, Any] = self._ask(
+                {"kind": "look", "url": url, "options": dict(options)}
+            )
+        except _Refused as error:
+            raise SpecError(f"{error}. See docs/remote.md.") from None
+        return found
+
+    def want(self, owner: str, ranges: Sequence[Range], when: Sequence[int]) -> None:
+        """Replace what an owner will need, in order of use. Does not wait.
+
+        What is wanted is not dropped from the cache once it is there.
+
+        when: the micro-batch in which each is needed.
+        """
+        chosen = [one for one in zip(ranges, when, strict=True) if is_mirrored(one[0][0])]
+        mine = [one for one, _ in chosen], [at for _, at in chosen]
+        self._ready[owner] = self._ready.get(owner, set()).intersection(mine[0])
+        if mine[0]:
+            self._wanted[owner] = mine
+        elif self._wanted.pop(owner, None) is None:
+            return
+        self._tell({"kind": "want", "owner": owner, "ranges": mine[0], "when": mine[1]})
+
+    def wait(self, owner: str, ranges: Sequence[Range]) -> None:
+        """Return when ranges are there; they stay until the owner wants others.
+
+        Raises StructureError with the URL, the attempts, the seconds and the last answer.
+        """
+        ready = self._ready.setdefault(owner, set())
+        missing = [one for one in ranges if one not in ready and is_mirrored(one[0])]
+        if not missing:
+            return
+        for path, _, _ in missing:
+            self._check_inode(path)
+        began = time.monotonic()
+        try:
+            self._ask({"kind": "wait", "owner": owner, "ranges": missing})
+        except _Refused as error:
+            raise StructureError(f"{error}.", shard=missing[0][0]) from None
+        finally:
+            self.seconds_waited += time.monotonic() - began
+        ready.update(missing)
+        held, when = self._wanted.setdefault(owner, ([], []))
+        held += missing
+        when += [0] * len(missing)
+
+    def stats(self) -> dict[str, int]:
+        """Return bytes, requests and retries of the fetcher so far, and bytes in the cache."""
+        found: dict[str, int] = self._ask({"kind": "stats"})
+        return found
+
+    def close(self) -> None:
+        """Close the connection. What it held is released."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket, self._received = None, b""
+
+    def _check_inode(self, path: str) -> None:
+        """Raise StructureError if another run has replaced the file of an object."""
+        try:
+            now = os.stat(path).st_ino  # noqa: PTH116 - as in data/files/local.py
+        except OSError:
+            now = -1
+        if self._inodes.setdefault(path, now) != now:
+            problem = "was changed while it was in use. Restart the run."
+            raise StructureError(problem, shard=path)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Send a message that has no answer."""
+        try:
+            self._connected().sendall(json.dumps(message).encode() + b"\n")
+        except (ConnectionError, BrokenPipeError):
+            self.close()  # all that is wanted is sent again with the next message
+        except BaseException:
+            self.close()  # an interrupt: the message may be cut
+            raise
+
+    def _ask(self, message: dict[str, Any]) -> Any:
+        """Return the answer to a message. Raises _Refused for an error."""
+        while True:
+            self._asked += 1
+            line = json.dumps({**message, "id": self._asked}).encode() + b"\n"
+            try:
+                self._connected().sendall(line)
+                answer = self._answer(self._asked)
+            except ConnectionError:
+                self.close()
+                continue
+            except BaseException:
+                self.close()
+                raise
+            if "error" in answer:
+                raise _Refused(answer["error"])
+            return answer["found"]
+
+    def _answer(self, number: int) -> dict[str, Any]:
+        assert self._socket is not None
+        while True:
+            line, end, rest = self._received.partition(b"\n")
+            if end:
+                self._received = rest
+                found: dict[str, Any] = json.loads(line)
+                if found["id"] == number:
+                    return found
+                continue
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError
+            self._received += data
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            self._socket = _connect(self.root)
+            for path in self._inodes:
+                self._check_inode(path)
+            for owner, (ranges, when) in list(self._wanted.items()):
+                message = {"kind": "want", "owner": owner, "ranges": ranges, "when": when}
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._ready.clear()
+        return self._socket
+
+
+class _Refused(Exception):
+    """The fetcher cannot do what it was asked for."""
+
+
+def _connect(root: str) -> socket.socket:
+    """Connect to the fetcher of a cache folder; start one if there is none."""
+    end, next_start = time.monotonic() + _START_SECONDS, 0.0
+    folder = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while True:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                # The path of a socket is short; that of a cache may be long.
+                found.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+                return found
+            except OSError:
+                found.close()
+            now = time.monotonic()
+            if now > end:
+                raise StructureError(
+                    f"the fetcher of {root} does not start. See {root}/{LOG}."
+                ) from None
+            if now > next_start and not _is_locked(root):
+                _start(root)
+                next_start = now + 5
+            time.sleep(0.02)
+    finally:
+        os.close(folder)
+
+
+def _is_locked(root: str) -> bool:
+    """Return whether a fetcher serves, or begins or ends to do so."""
+    lock = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _start(root: str) -> None:
+    if find_spec("obstore") is None:
+        raise MissingExtraError("Data in an object store", "remote")
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - "" is "."
+    # In its own session, so that an interrupt at the terminal does not end it before the workers.
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "energy_data.remote.fetcher", root],
+        {**os.environ, "PYTHONPATH": paths},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, f"{root}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+class _Connections(threading.local):
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.by_root: dict[str, FetchClient] = {}
+
+
+_CONNECTIONS = _Connections()
+
+
+def client_of(root: str) -> FetchClient:
+    """Return the client of this thread for a cache folder."""
+    if _CONNECTIONS.process != os.getpid():  # forked: the connection is that of the parent
+        _CONNECTIONS.process, _CONNECTIONS.by_root = os.getpid(), {}
+    if root not in _CONNECTIONS.by_root:
+        _CONNECTIONS.by_root[root] = FetchClient(root)
+    return _CONNECTIONS.by_root[root]
+
+
+def mirror(url: str, options: Mapping[str, Any] | None = None) -> str:
+    """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
+
+    Lists what is there. Raises SpecError if there is nothing, or the store cannot be read.
+    """
+    place, root = place_of(url), cache_folder()
+    Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache_size(root)  # an error here names the variable
+    found = dict(options or {})
+    if place.scheme == "s3" and "endpoint" not in found:
+        found.update(
+            {"endpoint": os.environ[name] for name in ENDPOINTS[::-1] if name in os.environ}
+        )
+    plain, magic = _without_pattern(place.key)
+    asked = f"{place.base}/{plain}"
+    seen = client_of(root).look(asked, found)
+    if seen["kind"] is None:
+        raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
+    return f"{seen['path']}/{magic}" if magic else str(seen["path"])
+
+
+def _without_pattern(key: str) -> tuple[str, str]:
+    """Return the folder that a pattern is in, and the rest of the key; a plain key has no rest."""
+    parts = key.split("/")
+    first = next((n for n, part in enumerate(parts) if set(part) & set("*?[{")), len(parts))
+    return "/".join(parts[:first]), "/".join(parts[first:])
+
+
+@contextmanager
+def held(ranges: Sequence[Range]) -> Iterator[None]:
+    """Wait for ranges, and hold them while the block runs. Ordinary files need nothing."""
+    remote = [one for one in ranges if is_mirrored(one[0])]
+    if not remote:
+        yield
+        return
+    client, owner = client_of(root_of(remote[0][0])), f"read {id(remote)}"
+    client.wait(owner, remote)
+    try:
+        yield
+    finally:
+        client.want(owner, [], [])
+
+
+def fetch_whole(path: str) -> None:
+    """Return when all of a file is there; it stays while this thread lives."""
+    if is_mirrored(path):
+        client = client_of(root_of(path))
+        size = os.stat(path).st_size  # noqa: PTH116 - as in data/files/local.py
+        client.wait("whole", [(path, 0, size)] if size else [])

@@ -1,0 +1,361 @@
+"""The fetcher: one process per cache folder that reads objects for all processes of a node.
+
+    python -m energy_data.remote.fetcher CACHE
+
+It is started by the first client that needs it, and ends soon after its last client. Clients send
+one JSON object per line over a Unix socket: `look` at a place, `want` ranges, `wait` for some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import heapq
+import json
+import logging
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range
+from energy_data.remote.cached_ranges import CachedObject, ObjectFacts
+from energy_data.remote.fetcher_files import LOCK, SOCKET
+from energy_data.remote.mirror_paths import FOLDER, READ_BY_PATH, cache_size, mirror_of, place_of
+from energy_data.remote.object_store import Bucket, MissingObjectError, RemoteError
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 2.0
+_REQUESTS = 64  # in flight
+_PIECE = 1 << 24  # bytes of a request at most
+_LINE = 1 << 28  # bytes of a message at most
+_SMALL = 1 << 23  # bytes of a file that is fetched whole when its folder is looked at
+
+
+class Fetcher:
+    """Fetches what clients want, in the order in which they need it."""
+
+    def __init__(self, limit: int) -> None:
+        self.space = CacheSpace(limit)
+        self.counts: Counter[str] = Counter()
+        self.clients: dict[int, set[str]] = {}  # client -> the objects that it uses
+        self._buckets: dict[str, Bucket] = {}
+        self._wanted: dict[OwnerKey, tuple[int, list[Range]]] = {}  # with a generation
+        self._queue: list[tuple[int, int, OwnerKey, int, Range]] = []
+        self._urgent: deque[Range] = deque()
+        self._flying: dict[str, list[tuple[int, int]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._numbers, self._tasks = count(), set[asyncio.Task[None]]()
+
+    # What clients ask for.
+
+    async def look(self, client: int, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the mirror of an object, or of a folder. Return what it is: None: there is none."""
+        place = place_of(url)
+        bucket, key = self._bucket(place.base, options), place.key
+        found = dict[str, ObjectFacts]()
+        is_folder = False
+        if "." in key.rpartition("/")[2] and (facts := await bucket.head(key)):
+            found[key] = facts
+            found.update([one async for one in bucket.beside(key)])
+        else:
+            found = {name: facts async for name, facts in bucket.folder(key)}
+            is_folder = bool(found)
+            if not found and (facts := await bucket.head(key)):
+                found[key] = facts
+        paths = {
+            mirror_of(place._replace(key=name), options): facts for name, facts in found.items()
+        }
+        for path, facts in sorted(paths.items()):
+            self._make(client, path, facts)
+        own = mirror_of(place, options)
+        if is_folder:
+            self._remove_others(own, paths)
+        small = [
+            (path, 0, facts.size)
+            for path, facts in paths.items()
+            if 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
+        ]
+        await self.wait(client, "small files", small)
+        return {"path": own, "kind": ("folder" if is_folder else "file") if found else None}
+
+    def want(self, client: int, owner: str, ranges: Sequence[Range], when: Sequence[int]) -> None:
+        """Replace what an owner will need, with the micro-batch in which it needs each."""
+        key = OwnerKey(client, owner)
+        generation, before = self._wanted.get(key, (0, []))
+        for path, _, _ in ranges:
+            self._use(client, path)
+        self.space.hold(OwnerKey(client, "new"), ranges)  # so that nothing is released between
+        self.space.release(key, before)
+        self.space.hold(key, ranges)
+        self.space.release(OwnerKey(client, "new"), ranges)
+        self._wanted[key] = generation + 1, list(ranges)
+        for one, deadline in zip(ranges, when, strict=True):
+            entry = deadline, next(self._numbers), key, generation + 1, one
+            heapq.heappush(self._queue, entry)
+        self._pump()
+
+    async def wait(self, client: int, owner: str, ranges: Sequence[Range]) -> None:
+        """Return when ranges are there; they are held for the owner. Raises RemoteError."""
+        key = OwnerKey(client, owner)
+        for path, _, _ in ranges:
+            self._use(client, path)
+        self.space.hold(key, ranges)
+        generation, held = self._wanted.get(key, (0, []))
+        self._wanted[key] = generation, [*held, *ranges]
+        for path, begin, end in ranges:
+            while missing := self.space.objects[path].missing(begin, end):
+                flying = self._flying.get(path, [])
+                self._urgent += [(path, *gap) for gap in missing if not _overlaps(flying, gap)]
+                arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.setdefault(path, []).append(arrived)
+                self._pump()
+                await arrived
+
+    def stats(self) -> dict[str, int]:
+        """Return the bytes, requests and retries so far, and the bytes that are in the cache."""
+        retries = sum(bucket.retries for bucket in self._buckets.values())
+        return {**self.counts, "retries": retries, "used": self.space.used}
+
+    def leave(self, client: int) -> None:
+        """Release all that a client held."""
+        for key in [key for key in self._wanted if key.client == client]:
+            self.space.release(key, self._wanted.pop(key)[1])
+        del self.clients[client]
+
+    # What is done for them.
+
+    def _make(self, client: int, path: str, facts: ObjectFacts) -> None:
+        known = self.space.objects.get(path) or CachedObject.load(path)
+        if known is None or known.facts != facts or not Path(path).exists():
+            if known is not None and self._in_use(path):
+                problem = "the object was changed, and a run that reads the old one goes on"
+                raise RemoteError(f"{facts.url}: {problem}. Restart the run, or end the other one")
+            known = CachedObject.create(path, facts)
+        if self.space.objects.get(path) is not known:
+            self.space.load(known)
+        self.clients[client].add(path)
+
+    def _remove_others(self, folder: str, paths: Iterable[str]) -> None:
+        """Remove files of objects that are no longer in a folder."""
+        known = set(paths)
+        for path in [one for one in self.space.objects if one.startswith(f"{folder}/")]:
+            if path not in known and not self._in_use(path):
+                self.space.forget(path)
+                Path(path).unlink(missing_ok=True)
+
+    def _use(self, client: int, path: str) -> None:
+        if path not in self.space.objects:
+            found = CachedObject.load(path)
+            if found is None:
+                raise RemoteError(f"{path}: it is not in the cache. Restart the run")
+            self.space.load(found)
+        self.clients[client].add(path)
+
+    def _in_use(self, path: str) -> bool:
+        return any(path in used for used in self.clients.values())
+
+    def _bucket(self, base: str, options: Mapping[str, Any]) -> Bucket:
+        name = json.dumps([base, dict(options)], sort_keys=True)
+        return self._buckets.setdefault(name, Bucket(base, options))
+
+    def _pump(self) -> None:
+        """Start requests while there are slots."""
+        while len(self._tasks) < _REQUESTS and (found := self._next()) is not None:
+            path, begin, end = found
+            self._flying.setdefault(path, []).append((begin, end))
+            task = asyncio.get_running_loop().create_task(self._fetch(path, begin, end))
+            self._tasks.add(task)
+            task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pump()
+
+    def _next(self) -> Range | None:
+        """Return what is fetched next, with room made for it; None: nothing is, now."""
+        while self._urgent:
+            if (gap := self._gap(self._urgent[0])) is None:
+                self._urgent.popleft()
+            elif self.space.make_room(gap[2] - gap[1], self._in_use):
+                return gap
+            else:
+                self._wake(self._urgent.popleft()[0], self._too_small())
+        while self._queue:
+            _, _, key, generation, wanted = self._queue[0]
+            is_old = self._wanted.get(key, (0, []))[0] != generation
+            if is_old or (gap := self._gap(wanted)) is None:
+                heapq.heappop(self._queue)
+            elif self.space.make_room(gap[2] - gap[1], self._in_use):
+                return gap
+            else:
+                return None
+        return None
+
+    def _gap(self, wanted: Range) -> Range | None:
+        """Return the first part of a range that is neither there nor on its way; None: none is."""
+        path, begin, end = wanted
+        flying = self._flying.get(path, [])
+        for first, last in self.space.objects[path].missing(begin, end):
+            for left, right in _without(first, last, flying):
+                return path, left, min(right, left + _PIECE)
+        return None
+
+    async def _fetch(self, path: str, begin: int, end: int) -> None:
+        found, error = self.space.objects[path], None
+        place = place_of(found.facts.url)
+        self.counts["requests"] += 1
+        try:
+            bucket = self._bucket(place.base, found.facts.options)
+            data = await bucket.get(found.facts, place.key, begin, end)
+            if self.space.objects.get(path) is not found:
+                raise RemoteError(f"{found.facts.url}: the object was changed")  # noqa: TRY301
+            found.add(begin, data)
+            self.counts["bytes"] += end - begin
+        except (RemoteError, OSError) as problem:
+            error = problem
+        finally:
+            self._flying[path].remove((begin, end))
+            if error is None:
+                self.space.added(path, (begin, end))
+            else:
+                self.space.used -= end - begin
+            self._wake(path, error)
+
+    def _wake(self, path: str, error: Exception | None) -> None:
+        for arrived in self._waiting.pop(path, []):
+            if not arrived.done():
+                if error is None:
+                    arrived.set_result(None)
+                else:
+                    arrived.set_exception(error)
+
+    def _too_small(self) -> RemoteError:
+        needed = self.space.held_bytes
+        return RemoteError(
+            f"the cache may hold {self.space.limit:,} bytes, but what is read at a time has "
+            f"{needed:,}. Set ENERGY_DATA_CACHE_SIZE, on a larger disk ENERGY_DATA_CACHE, or a "
+            f"smaller shuffle_buffer_size or max_samples_per_sequence"
+        )
+
+
+class FetcherServer:
+    """Serves clients until none is left."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self.fetcher, self._numbers = fetcher, count()
+        self._idle: asyncio.TimerHandle | None = None
+        self.ended = asyncio.Event()
+        self.wait_for_clients(10 * IDLE_SECONDS)
+
+    def wait_for_clients(self, seconds: float = IDLE_SECONDS) -> None:
+        """End after so many seconds, unless a client comes."""
+        self._idle = asyncio.get_running_loop().call_later(seconds, self.ended.set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client."""
+        if self._idle is not None:
+            self._idle.cancel()
+        client, tasks = next(self._numbers), set[asyncio.Task[None]]()
+        self.fetcher.clients[client] = set()
+        try:
+            while line := await reader.readline():
+                task = asyncio.create_task(self._answer(client, json.loads(line), writer))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        except (ConnectionError, ValueError, asyncio.LimitOverrunError):
+            log.exception("a client is left")
+        finally:
+            for task in tasks:
+                task.cancel()
+            writer.close()
+            self.fetcher.leave(client)
+            if not self.fetcher.clients:
+                self.wait_for_clients()
+
+    async def _answer(
+        self, client: int, asked: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> None:
+        answer: Any
+        try:
+            answer = {"found": await self._found(client, asked)}
+        except (RemoteError, OSError, ValueError) as error:
+            missing = isinstance(error, MissingObjectError)
+            answer = {"error": str(error) or repr(error), "missing": missing}
+        except Exception as error:
+            log.exception("an error of the fetcher")
+            answer = {"error": f"an error of the fetcher: {error!r}", "missing": False}
+        if (number := asked.get("id")) is not None:
+            with suppress(ConnectionError):
+                writer.write(json.dumps({"id": number, **answer}).encode() + b"\n")
+                await writer.drain()
+
+    async def _found(self, client: int, asked: Mapping[str, Any]) -> Any:
+        fetcher, kind = self.fetcher, asked["kind"]
+        if kind == "look":
+            return await fetcher.look(client, asked["url"], asked["options"])
+        if kind == "want":
+            ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]
+            return fetcher.want(client, asked["owner"], ranges, asked["when"])
+        if kind == "wait":
+            ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]
+            return await fetcher.wait(client, asked["owner"], ranges)
+        return fetcher.stats()
+
+
+def _overlaps(pieces: Iterable[tuple[int, int]], gap: tuple[int, int]) -> bool:
+    return any(begin < gap[1] and gap[0] < end for begin, end in pieces)
+
+
+def _without(begin: int, end: int, pieces: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of [begin, end) that are in none of some pieces."""
+    for first, last in sorted(pieces):
+        if last > begin and first < end:
+            if first > begin:
+                yield begin, first
+            begin = max(begin, last)
+    if begin < end:
+        yield begin, end
+
+
+def _known(root: str) -> Iterable[CachedObject]:
+    """Yield the objects that are in a cache."""
+    for folder, _, names in os.walk(f"{root}{FOLDER}"):
+        for name in names:
+            if (found := CachedObject.load(os.path.join(folder, name))) is not None:  # noqa: PTH118
+                yield found
+
+
+async def _run(root: str) -> None:
+    fetcher = Fetcher(cache_size(root))
+    for found in _known(root):
+        fetcher.space.load(found)
+    server = FetcherServer(fetcher)
+    # The path of a socket is short; that of a cache may be long.
+    folder = os.open(root, os.O_RDONLY)
+    path = f"/proc/self/fd/{folder}/{SOCKET}"
+    Path(path).unlink(missing_ok=True)
+    listening = await asyncio.start_unix_server(server.serve, path, limit=_LINE)
+    Path(path).chmod(0o600)
+    async with listening:
+        await server.ended.wait()
+    Path(path).unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Serve a cache folder; end at once if another process does."""
+    root = sys.argv[1]
+    logging.basicConfig(level=logging.WARNING)  # its output is the log
+    lock = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        asyncio.run(_run(root))
+
+
+if __name__ == "__main__":
+    main()

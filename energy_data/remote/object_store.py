@@ -1,0 +1,242 @@
+"""Objects in stores, by obstore: what they are, what is in a folder, and ranges of their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import obstore
+from obstore.exceptions import (
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import HTTPStore, from_url
+
+from energy_data.remote.cached_ranges import ObjectFacts
+from energy_data.remote.mirror_paths import Place, check_key, without_secrets
+
+if TYPE_CHECKING:  # they are not there when it runs
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+T = TypeVar("T")
+
+GIVE_UP = "ENERGY_DATA_RETRY_SECONDS"
+_GIVE_UP = 300.0  # seconds; collectives of torch time out after 600
+_LONGEST_PAUSE = 15.0
+_CLIENT: ClientConfig = {"timeout": "120s", "connect_timeout": "10s"}
+_NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
+_BESIDE = (".idx", ".index", ".loss", ".metadata")  # of one file, beside it
+_META = ".nv-meta/"
+_OF_META = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.sqlite", "index.uuid")
+_LARGEST_LIST = 1 << 26  # bytes of a file that names the files of a folder
+
+
+class RemoteError(Exception):
+    """An object cannot be read; its text says why, and after how many attempts."""
+
+
+class MissingObjectError(RemoteError):
+    """There is no such object."""
+
+
+class Bucket:
+    """One bucket, or one server of HTTP.
+
+    options: `endpoint`, `region` and other options of obstore. Credentials are found by obstore.
+    """
+
+    def __init__(self, base: str, options: Mapping[str, Any]) -> None:
+        self.base, self.options = base, dict(options)
+        self.retries = 0
+        self._store: ObjectStore | None = None
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store, made on first use, and made again when its credentials were refused."""
+        if self._store is None:
+            if self.base.startswith("http"):
+                client: ClientConfig = {**_CLIENT, "allow_http": True}
+                self._store = HTTPStore.from_url(
+                    self.base, client_options=client, retry_config=_NO_RETRIES
+                )
+            else:
+                self._store = self._of_cloud()
+        return self._store
+
+    def _of_cloud(self) -> ObjectStore:
+        options = dict(self.options)
+        client: ClientConfig = {**_CLIENT}
+        if str(options.get("endpoint", "")).startswith("http://"):
+            client["allow_http"] = True
+        provider = _boto_provider() if self.base.startswith("s3://") else None
+        if options.get("skip_signature"):
+            provider = None
+        return from_url(
+            self.base,
+            client_options=client,
+            retry_config=_NO_RETRIES,
+            credential_provider=provider,
+            **options,
+        )
+
+    async def get(self, facts: ObjectFacts, key: str, begin: int, end: int) -> memoryview:
+        """Return bytes [begin, end) of an object, which must be the one that `facts` describe."""
+        condition: Any = {"if_match": facts.tag} if facts.tag else {}
+
+        async def attempt() -> memoryview:
+            options: Any = {"range": (begin, end), **condition}
+            found = await obstore.get_async(self.store, key, options=options)
+            if facts.tag is None and found.meta["size"] != facts.size:
+                raise PreconditionError("its size is another")
+            data = memoryview(await found.bytes_async())
+            if len(data) != end - begin:
+                raise OSError(f"the answer has {len(data)} bytes, not {end - begin}")
+            return data
+
+        return await self._retried(attempt, f"{self.base}/{key}")
+
+    async def head(self, key: str) -> ObjectFacts | None:
+        """Return what is known of an object; None if there is none."""
+
+        async def attempt() -> Any:
+            return await obstore.head_async(self.store, key)
+
+        try:
+            return self._facts(await self._retried(attempt, f"{self.base}/{key}"), key)
+        except MissingObjectError:
+            return None
+
+    async def whole(self, key: str) -> bytes | None:
+        """Return a small object; None if there is none."""
+        facts = await self.head(key)
+        if facts is None or facts.size > _LARGEST_LIST:
+            return None
+        return bytes(await self.get(facts, key, 0, facts.size)) if facts.size else b""
+
+    async def folder(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
+        """Yield all objects in a folder, with their keys."""
+        if isinstance(self.store, HTTPStore):
+            async for found in self._named_in(key):
+                yield found
+            return
+
+        async def attempt() -> list[Any]:
+            found: list[Any] = []
+            async for chunk in obstore.list(self.store, prefix=key):
+                found += chunk
+            return found
+
+        for meta in await self._retried(attempt, f"{self.base}/{key}/"):
+            name = str(meta["path"])
+            if not name.endswith("/"):
+                check_key(name, f"{self.base}/{name}")
+                yield name, self._facts(meta, name)
+
+    async def beside(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
+        """Yield the index of an object, and other files that belong to it."""
+        stem = key.rpartition(".")[0]
+        names = [*(key + suffix for suffix in _BESIDE), f"{stem}.idx"]
+        for name, facts in zip(names, await self._heads(names), strict=True):
+            if facts is not None:
+                yield name, facts
+
+    async def _named_in(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
+        """Yield the objects of a folder that its own files name, as HTTP lists none."""
+        names = [f"{key}/{_META}{name}" for name in _OF_META]
+        if info := await self.whole(names[0]):
+            with suppress(ValueError, AttributeError, TypeError):
+                for shard in json.loads(info)["shard_counts"]:
+                    names += [f"{key}/{shard}", f"{key}/{shard}.idx"]
+        elif index := await self.whole(f"{key}/index.json"):
+            names = [f"{key}/index.json"]
+            with suppress(ValueError):
+                names += [f"{key}/{name}" for name in _file_names(json.loads(index))]
+        for name in names:
+            check_key(name, f"{self.base}/{name}")
+        for name, facts in zip(names, await self._heads(names), strict=True):
+            if facts is not None:
+                yield name, facts
+
+    async def _heads(self, keys: list[str]) -> list[ObjectFacts | None]:
+        slots = asyncio.Semaphore(64)
+
+        async def one(key: str) -> ObjectFacts | None:
+            async with slots:
+                return await self.head(key)
+
+        return await asyncio.gather(*map(one, keys))
+
+    def _facts(self, meta: Any, key: str) -> ObjectFacts:
+        return ObjectFacts(
+            url=f"{self.base}/{key}",
+            size=int(meta["size"]),
+            modified=meta["last_modified"].timestamp(),
+            tag=meta["e_tag"],
+            options=self.options,
+        )
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], url: str) -> T:
+        """Return what `attempt` returns; try again after errors that may pass."""
+        began, attempts = time.monotonic(), 0
+        most = float(os.environ.get(GIVE_UP) or _GIVE_UP)
+        while True:
+            attempts += 1
+            try:
+                return await attempt()
+            except FileNotFoundError as error:
+                raise MissingObjectError(f"{url}: there is no such object") from error
+            except PreconditionError as error:
+                problem = "the object was changed since the run began"
+                raise RemoteError(f"{url}: {problem}. Restart the run") from error
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of any library below
+                spent = time.monotonic() - began
+                refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+                if spent > most or (refused and attempts > 3):
+                    answer = _cleaned(str(error))
+                    tried = f"{attempts} attempts in {spent:.0f} s, the last answer: {answer}"
+                    raise RemoteError(f"{url}: it cannot be read: {tried}") from error
+                if refused:  # credentials may have expired
+                    self._store = None
+            self.retries += 1
+            pause = min(_LONGEST_PAUSE, 0.1 * 2**attempts)
+            await asyncio.sleep(min(pause, most) * random.uniform(0.5, 1))  # noqa: S311
+
+
+def _file_names(found: Any) -> list[str]:
+    """Return the files that an index of MDS, litdata or WIDS names."""
+    if isinstance(found, list):
+        return [name for each in found for name in _file_names(each)]
+    if not isinstance(found, dict):
+        return []
+    own = [found[key] for key in ("basename", "filename") if isinstance(found.get(key), str)]
+    return own + [name for each in found.values() for name in _file_names(each)]
+
+
+def _boto_provider() -> Any:
+    """Return the credentials of boto3, where it is installed and has some; else obstore's own."""
+    with suppress(Exception):
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        return Boto3CredentialProvider()
+    return None
+
+
+def _cleaned(answer: str) -> str:
+    """Return the answer of a store in one line, without queries, which may have a signature."""
+    words = " ".join(answer.split()).split(" ")
+    text = " ".join(without_secrets(word) if "://" in word else word for word in words)
+    return text if len(text) < 400 else f"{text[:400]}..."
+
+
+def bucket_of(place: Place, options: Mapping[str, Any]) -> Bucket:
+    """Return the bucket of a place."""
+    return Bucket(place.base, options)
