@@ -25,7 +25,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Self
 
-
 MIRROR = "/energy_data.mirror/"
 """The folder of a cache that has the mirrors of objects, `MIRROR/SCHEME/BUCKET[@OPTIONS]/KEY`."""
 

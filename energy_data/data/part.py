@@ -43,6 +43,8 @@ from energy_data.data.shards import (
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.text.counts import ShardCounts, counts_of
 from energy_data.errors import SpecError, StructureError, shown
+from energy_data.remote.cache_space import Range
+from energy_data.remote.mirror_paths import is_mirrored
 
 Int64s = npt.NDArray[np.int64]
 
@@ -96,6 +98,35 @@ class ShardedSource(Source):
             f"{self.path}: split.yaml excludes {len(unknown)} names that do not exist, "
             f"{unknown[0]!r} first. Correct them: `shard{suffix}` or `shard{suffix}/key`."
         )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its shards are in a cache of an object store."""
+        return is_mirrored(self._place)
+
+    def ranges(self, first: int, count: int) -> Sequence[Range] | None:
+        """Return the bytes of samples in their shards; None for shards without an index."""
+        rows = [self._row + row for row in self._rows([first, first + count - 1])]
+        found: list[Range] = []
+        with names_dataset(self.path):
+            for number in range(
+                bisect_right(self._ends, rows[0]), bisect_right(self._ends, rows[1]) + 1
+            ):
+                before = self._ends[number] - self.part.counts[number]
+                begin, end = max(rows[0] - before, 0), min(rows[1] + 1, self._ends[number]) - before
+                bytes_of = self._range(number, begin, end) if begin < end else ()
+                if bytes_of is None:
+                    return None
+                found += bytes_of
+        return found
+
+    def _range(self, number: int, begin: int, end: int) -> Sequence[Range] | None:
+        """Return the bytes of samples [begin, end) of a shard."""
+        if self.part.kind.open_block is None:
+            return None
+        first, last = self._open(number, begin), self._open(number, end - 1)
+        offsets = first.offsets[begin - first.first], last.offsets[end - last.first]
+        return [(self.part.paths(number)[0], int(offsets[0]), int(offsets[1]))]
 
     def check_files(self) -> None:
         """Raise StructureError if a shard does not fit its index, or the filter. Opens all shards.

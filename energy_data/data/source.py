@@ -15,6 +15,7 @@ from energy_data.core.cut import WHOLE, Cut
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoding
 from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.remote.cache_space import Range
 
 T_source = TypeVar("T_source", bound="Source")
 
@@ -148,6 +149,19 @@ class Source(ABC):
                 return None
             total += int(costs.sum())
         return total
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its files are in a cache of an object store, so that reading may wait."""
+        return False
+
+    def ranges(self, first: int, count: int) -> Sequence[Range] | None:
+        """Return the bytes that samples [first, first + count) are read from: path, begin, end.
+
+        None, as by default: it is not known. Then a remote dataset is not read ahead. It is called
+        only if `is_remote`, and reads indices, no samples.
+        """
+        return None
 
     def row_of(self, index: int) -> int:
         """Return the number of a sample in its split part, counting samples that are left out.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, ClassVar, Literal
@@ -23,7 +24,8 @@ from energy_data.core.user_call import RESTORE_KEY, ErrorHandler, handle_failure
 from energy_data.data.source import Source
 from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
 from energy_data.nodes.leaf import Leaf, leaf_entries
-from energy_data.nodes.references import ReferencesSpec
+from energy_data.nodes.read_ahead import ReadAhead
+from energy_data.nodes.references import ReferencesNode, ReferencesSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
 
 OnError = Literal["skip", "raise"]
@@ -78,15 +80,22 @@ class ReadNode(UnaryNode[ReadCursor]):
         )
         self.rows_join = False
         self.trace, self.profiler = context.trace, context.profiler
+        self.ahead = None
+        if any(source.is_remote for source in self.sources):
+            assert isinstance(self.child, ReferencesNode)
+            self.ahead = ReadAhead(self.child, self.leaves, context)
         self.profiler.watch(context.path, ((leaf.id, leaf.source) for leaf in self.leaves))
 
     def allow_batch_views(self) -> None:
         self.rows_join = all(source.can_read_rows for source in self.sources)
 
     def draw(self, count: int) -> Items:
+        if self.ahead is not None:
+            self.ahead.look(count)
         block = self.child.draw(count).refs
         assert isinstance(block, References)
-        drawn = self._read(block, rows=self.rows_join)
+        with nullcontext() if self.ahead is None else self.ahead.waited(block):
+            drawn = self._read(block, rows=self.rows_join)
         self._identify(block, drawn)
         if {*map(type, drawn)} <= {dict}:  # none is bad
             self.cursor.failures = 0

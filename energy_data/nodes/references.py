@@ -271,7 +271,7 @@ class ReferencesNode(Node[DrawsCursor]):
     def __init__(self, spec: ReferencesSpec, context: Context) -> None:
         super().__init__(DrawsCursor())
         self.spec, self.context = spec, context
-        self._before = NO_OFFSETS
+        self.before = NO_OFFSETS
 
     @cached_property
     def plan(self) -> LanePlan:
@@ -336,10 +336,10 @@ class ReferencesNode(Node[DrawsCursor]):
 
     def continue_from(self, before: LeafOffsets) -> None:
         """Continue leaves where other trees stopped. A parent calls it again after a restore."""
-        self._before = before
+        self.before = before
 
     def draw(self, count: int) -> Items:
-        at, before = self.cursor, self._before
+        at, before = self.cursor, self.before
         block = self.plan.block(at.draws, count, before.offsets(at.offsets, at.since))
         if before.returned:
             block = self.plan.with_returned(block, at.draws, at.since, before.returned)
@@ -358,7 +358,7 @@ class DealtReferences(ReferencesNode):
 
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         yield from super().faults(at)
-        first, end = self._pass(at.epoch)
+        first, end = self.bounds(at.epoch)
         if at.draws > end - first:
             yield "draws", f"must be those of a pass of {end - first} samples, got {at.draws}"
 
@@ -367,10 +367,10 @@ class DealtReferences(ReferencesNode):
 
     def draw(self, count: int) -> Items:
         at, deal = self.cursor, self.spec.deal
-        first, end = self._pass(at.epoch)
+        first, end = self.bounds(at.epoch)
         if self.spec.drop_last:
             end = first + (end - first) // deal * deal
-        start = first + self._begin(at.draws)
+        start = first + self.place(at.draws)
         count = min(count, deal - at.draws % deal, end - start)
         if count <= 0:
             raise StopIteration
@@ -382,19 +382,19 @@ class DealtReferences(ReferencesNode):
         """Return the units of each leaf drawn by this lane in this pass. Looks at each group."""
         at, deal = self.cursor, self.spec.deal
         drawn = np.zeros(len(self.leaves), np.int64)
-        first, _ = self._pass(at.epoch)
+        first, _ = self.bounds(at.epoch)
         deal = deal if self.context.lanes > 1 else max(at.draws, 1)  # one lane has one long group
         for done in range(0, at.draws, deal):
-            start = first + self._begin(done)
+            start = first + self.place(done)
             end = start + min(deal, at.draws - done)
             drawn += self.plan.counts(end) - self.plan.counts(start)
         return self.plan.table.by_leaf(drawn * self.plan.table.strides)
 
-    def _pass(self, epoch: int) -> tuple[int, int]:
+    def bounds(self, epoch: int) -> tuple[int, int]:
         """Return the first draw of a pass in the order of all lanes, and the first after it."""
         return self.plan.order.begin(epoch), self.plan.order.begin(epoch + 1)
 
-    def _begin(self, draws: int) -> int:
+    def place(self, draws: int) -> int:
         """Return the draw of a pass, over all lanes, that a draw of this lane is."""
         group, taken = divmod(draws, self.spec.deal)
         return (group * self.context.lanes + self.context.lane) * self.spec.deal + taken

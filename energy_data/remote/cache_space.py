@@ -92,7 +92,7 @@ class CacheSpace:
         return sum(
             end - begin
             for owners in self._held.values()
-            for begin, end in _merged(piece for held in owners.values() for piece in held)
+            for _, begin, end in merged(("", *one) for held in owners.values() for one in held)
         )
 
     def _to_drop(self, needed: int, in_use: Callable[[str], bool]) -> Iterator[Range]:
@@ -116,12 +116,12 @@ class CacheSpace:
         )
 
 
-def _merged(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield pieces that do not overlap, with the same bytes."""
-    at, stop = 0, 0
-    for begin, end in sorted(pieces):
-        if begin > stop:
-            yield at, stop
-            at, stop = begin, end
-        stop = max(stop, end)
-    yield at, stop
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges that do not touch each other, with the same bytes."""
+    found = list[Range]()
+    for path, begin, end in sorted(ranges):
+        if found and found[-1][0] == path and begin <= found[-1][2]:
+            found[-1] = path, found[-1][1], max(found[-1][2], end)
+        else:
+            found.append((path, begin, end))
+    return found

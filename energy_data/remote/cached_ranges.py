@@ -7,6 +7,7 @@ and not there. After a restart of the machine no piece counts, as what was writt
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from bisect import bisect_left, bisect_right
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from energy_data.remote.mirror_paths import ranges_of
 
@@ -42,7 +43,7 @@ class ObjectFacts:
     size: int
     modified: float  # seconds since 1970
     tag: str | None = None  # changes with its contents; None: the store has none
-    options: dict[str, Any] = {}  # noqa: RUF012 - of the store; never changed
+    options: dict[str, Any] = field(factory=dict)
 
 
 class CachedObject:
@@ -135,8 +136,6 @@ class CachedObject:
 
 def punch(path: str, begin: int, end: int) -> None:
     """Give back the bytes [begin, end) of a file; they read as zeros then."""
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(path, os.O_WRONLY)
     try:

@@ -56,7 +56,7 @@ class FetchClient:
             found: dict[str, Any] = self._ask(
                 {"kind": "look", "url": url, "options": dict(options)}
             )
-        except _Refused as error:
+        except RefusedError as error:
             raise SpecError(f"{error}. See docs/remote.md.") from None
         return found
 
@@ -90,7 +90,7 @@ class FetchClient:
         began = time.monotonic()
         try:
             self._ask({"kind": "wait", "owner": owner, "ranges": missing})
-        except _Refused as error:
+        except RefusedError as error:
             raise StructureError(f"{error}.", shard=missing[0][0]) from None
         finally:
             self.seconds_waited += time.monotonic() - began
@@ -131,7 +131,7 @@ class FetchClient:
             raise
 
     def _ask(self, message: dict[str, Any]) -> Any:
-        """Return the answer to a message. Raises _Refused for an error."""
+        """Return the answer to a message. Raises RefusedError for an error."""
         while True:
             self._asked += 1
             line = json.dumps({**message, "id": self._asked}).encode() + b"\n"
@@ -145,7 +145,7 @@ class FetchClient:
                 self.close()
                 raise
             if "error" in answer:
-                raise _Refused(answer["error"])
+                raise RefusedError(answer["error"])
             return answer["found"]
 
     def _answer(self, number: int) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class FetchClient:
         return self._socket
 
 
-class _Refused(Exception):
+class RefusedError(Exception):
     """The fetcher cannot do what it was asked for."""
 
 
@@ -238,6 +238,7 @@ def _start(root: str) -> None:
 class _Connections(threading.local):
     def __init__(self) -> None:
         self.process = os.getpid()
+        self.is_covered = False  # what is read now was waited for
         self.by_root: dict[str, FetchClient] = {}
 
 
@@ -262,10 +263,9 @@ def mirror(url: str, options: Mapping[str, Any] | None = None) -> str:
     Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
     cache_size(root)  # an error here names the variable
     found = dict(options or {})
-    if place.scheme == "s3" and "endpoint" not in found:
-        found.update(
-            {"endpoint": os.environ[name] for name in ENDPOINTS[::-1] if name in os.environ}
-        )
+    endpoint = next((os.environ[name] for name in ENDPOINTS if name in os.environ), None)
+    if place.scheme == "s3" and endpoint:
+        found.setdefault("endpoint", endpoint)
     plain, magic = _without_pattern(place.key)
     asked = f"{place.base}/{plain}"
     seen = client_of(root).look(asked, found)
@@ -282,9 +282,23 @@ def _without_pattern(key: str) -> tuple[str, str]:
 
 
 @contextmanager
-def held(ranges: Sequence[Range]) -> Iterator[None]:
-    """Wait for ranges, and hold them while the block runs. Ordinary files need nothing."""
-    remote = [one for one in ranges if is_mirrored(one[0])]
+def covered() -> Iterator[None]:
+    """Let `held` do nothing in this thread: an owner holds all samples that are read."""
+    _CONNECTIONS.is_covered = True
+    try:
+        yield
+    finally:
+        _CONNECTIONS.is_covered = False
+
+
+@contextmanager
+def held(ranges: Sequence[Range], *, always: bool = False) -> Iterator[None]:
+    """Wait for ranges, and hold them while the block runs. Ordinary files need nothing.
+
+    always: also where samples are covered, as these bytes are none of them.
+    """
+    is_needed = always or not _CONNECTIONS.is_covered
+    remote = [one for one in ranges if is_mirrored(one[0])] if is_needed else []
     if not remote:
         yield
         return

@@ -214,7 +214,7 @@ class Fetcher:
             bucket = self._bucket(place.base, found.facts.options)
             data = await bucket.get(found.facts, place.key, begin, end)
             if self.space.objects.get(path) is not found:
-                raise RemoteError(f"{found.facts.url}: the object was changed")  # noqa: TRY301
+                raise RemoteError(f"{found.facts.url}: the object was changed")
             found.add(begin, data)
             self.counts["bytes"] += end - begin
         except (RemoteError, OSError) as problem:

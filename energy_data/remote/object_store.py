@@ -197,7 +197,7 @@ class Bucket:
                 raise RemoteError(f"{url}: {problem}. Restart the run") from error
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # noqa: BLE001 - of any library below
+            except Exception as error:
                 spent = time.monotonic() - began
                 refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
                 if spent > most or (refused and attempts > 3):
@@ -224,7 +224,7 @@ def _file_names(found: Any) -> list[str]:
 def _boto_provider() -> Any:
     """Return the credentials of boto3, where it is installed and has some; else obstore's own."""
     with suppress(Exception):
-        from obstore.auth.boto3 import Boto3CredentialProvider
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - boto3 is optional
 
         return Boto3CredentialProvider()
     return None

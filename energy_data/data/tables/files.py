@@ -18,11 +18,15 @@ from attrs import field, frozen
 
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.errors import MissingExtraError, StructureError
+from energy_data.remote.cache_space import Range, merged
+from energy_data.remote.client import held
+from energy_data.remote.mirror_paths import is_mirrored
 
 _PARQUET, _ARROW = b"PAR1", b"ARROW1\x00\x00"
 _CONTINUED = b"\xff\xff\xff\xff"  # begins a message of a stream
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _LARGEST_HEAD = 1 << 28  # bytes of a message without its body
+_TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and its name
 _END = _CONTINUED + b"\x00\x00\x00\x00"
 
 
@@ -38,6 +42,9 @@ def pyarrow() -> Any:
 ReadGroup = Callable[[int, list[str]], Any]
 """Returns columns of a group, a pyarrow.Table."""
 
+GroupRanges = Callable[[int, Sequence[str]], list[Range]]
+"""Returns the bytes that columns of a group are read from."""
+
 
 class DamagedGroupError(StructureError):
     """A group cannot be decoded; other groups of its file may be."""
@@ -52,6 +59,7 @@ class TableFile:
     schema: Any  # of pyarrow
     names: Sequence[str]  # of its columns
     counts: Sequence[int]  # rows of each group
+    ranges: GroupRanges
     _read: ReadGroup = field(alias="read_group")
     ends: Sequence[int] = field(init=False)  # rows up to the end of each group
 
@@ -71,7 +79,8 @@ class TableFile:
         """
         arrow = pyarrow()
         try:
-            found = self._read(group, columns)
+            with held(self.ranges(group, columns) if is_mirrored(self.path) else ()):
+                found = self._read(group, columns)
         except (MemoryError, StructureError):
             raise
         except (arrow.ArrowException, OSError, ValueError) as error:
@@ -108,34 +117,55 @@ def _open(path: str, version: Version | None) -> TableFile:
             raise StructureError(
                 f"is no Parquet and no Arrow file: it begins {begin!r}. Write it again.", shard=path
             )
-        schema, counts, read_group = facts
+        schema, counts, ranges, read_group = facts
         return TableFile(
             path=path,
             version=version,
             schema=schema,
             names=list(schema.names),
             counts=counts,
+            ranges=ranges,
             read_group=read_group,
         )
     except (arrow.ArrowException, OSError, ValueError, struct.error) as error:
         raise StructureError(f"cannot be opened: {error}. Write it again.", shard=path) from error
 
 
-_Facts = tuple[Any, list[int], ReadGroup]
-"""The schema of a file, the rows of each group, and what reads a group."""
+_Facts = tuple[Any, list[int], GroupRanges, ReadGroup]
+"""The schema of a file, the rows of each group, where groups are, and what reads one."""
 
 
 def _open_parquet(opened: LocalFile) -> _Facts:
     # By its descriptor: the path may be another file by now.
     path = f"/proc/self/fd/{opened.fd}"
-    file = pyarrow().parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
+    with held(_footer(opened) if is_mirrored(opened.path) else (), always=True):
+        file = pyarrow().parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
     counts = [file.metadata.row_group(n).num_rows for n in range(file.metadata.num_row_groups)]
+
+    def ranges(group: int, columns: Sequence[str]) -> list[Range]:
+        found, facts = list[Range](), file.metadata.row_group(group)
+        for column in map(facts.column, range(facts.num_columns)):
+            if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in columns):
+                begin = column.data_page_offset
+                if column.has_dictionary_page:
+                    begin = min(begin, column.dictionary_page_offset or begin)
+                found.append((opened.path, begin, begin + column.total_compressed_size))
+        return merged(found)
 
     def read_group(group: int, columns: list[str]) -> Any:
         # It reads nested columns too that have such a path.
         return file.read_row_group(group, columns, use_threads=False).select(columns)
 
-    return file.schema_arrow, counts, read_group
+    return file.schema_arrow, counts, ranges, read_group
+
+
+def _footer(file: LocalFile) -> list[Range]:
+    """Return the bytes of the footer of a Parquet file in a cache."""
+    if file.size < _TAIL:
+        return []
+    length, magic = struct.unpack("<I4s", file.read(file.size - _TAIL, _TAIL))
+    begin = max(file.size - _TAIL - length, 0) if magic == _PARQUET else 0
+    return [(file.path, 0, len(_PARQUET)), (file.path, begin, file.size)]
 
 
 def _open_stream(file: LocalFile, at: int) -> _Facts:
@@ -172,7 +202,10 @@ def _open_stream(file: LocalFile, at: int) -> _Facts:
         found.validate(full=True)  # offsets in the file are used as they are
         return found
 
-    return ipc.open_stream(prefix + _END).schema, counts, read_group
+    def ranges(group: int, _columns: Sequence[str]) -> list[Range]:
+        return [(file.path, *places[group])]
+
+    return ipc.open_stream(prefix + _END).schema, counts, ranges, read_group
 
 
 class _Message:

@@ -13,6 +13,7 @@ from energy_data.core import recipe
 from energy_data.core.recipe import COUNT, FLAG, TOKEN, one_of
 from energy_data.data.tokens.layouts import Int64s, TokenFile, Values
 from energy_data.errors import SpecError
+from energy_data.remote.cache_space import Range
 
 
 @frozen(kw_only=True, slots=False)  # a base next to others
@@ -151,6 +152,27 @@ class FileReader:
             self.count = tokens // self.chunk * (self.chunk // self.stride)
         else:
             self.count = self.num_documents
+
+    def ranges(self, first: int, end: int) -> list[Range]:
+        """Return the bytes of samples [first, end), of each column."""
+        documents, extra = self.file.documents, self.keys.extra
+        if documents is None or (self.window and not extra):
+            begin, stop = first * self.stride, (end - 1) * self.stride + self.window
+        elif self.window:  # some of these tokens are in no file
+            spans = self._span(first), self._span(end - 1)
+            begin = spans[0].begin - extra * (spans[0].document + 1)
+            stop = spans[1].end - extra * spans[1].document
+        else:
+            begin, stop = (int(documents.bound(row, row + 1)[0]) for row in (first, end))
+        begin, stop = max(begin, 0), min(stop, self.file.tokens.count)
+        return [
+            (
+                one.path,
+                one.begin + begin * one.dtype.itemsize,
+                one.begin + stop * one.dtype.itemsize,
+            )
+            for one in self.file.columns.values()
+        ]
 
     def lengths(self, rows: Int64s) -> Int64s:
         """Return the tokens of each sample. Neighbouring documents are read together."""

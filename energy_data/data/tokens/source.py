@@ -37,6 +37,8 @@ from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.tokens.layouts import Int64s, open_tokens
 from energy_data.data.tokens.reader import Arrays, FileReader, TokenKeys
 from energy_data.errors import SampleError, SpecError, shown
+from energy_data.remote.cache_space import Range
+from energy_data.remote.mirror_paths import is_mirrored
 
 _PROBES = 32  # places of the files that a fingerprint reads
 
@@ -118,6 +120,24 @@ class TokenSource(Source):
     def cut(self) -> Cut:
         """The tokens of a window, and of the longest one that a stage reads."""
         return self._cut
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its files are in a cache of an object store."""
+        return is_mirrored(self.path)
+
+    def ranges(self, first: int, count: int) -> Sequence[Range] | None:
+        """Return the bytes of the tokens of samples, in all columns; None if a filter chooses."""
+        if self._kept is not None:
+            return None
+        found, at, end = list[Range](), first + self._first, first + self._first + count
+        while at < end:
+            number = bisect_right(self._ends, at)
+            before = self._ends[number] - self._readers[number].count
+            stop = min(end, self._ends[number])
+            found += self._readers[number].ranges(at - before, stop - before)
+            at = stop
+        return found
 
     def __len__(self) -> int:
         return self._length

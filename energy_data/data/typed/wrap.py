@@ -25,6 +25,7 @@ from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import CrudeSample, SourceInfo
 from energy_data.errors import ExcludedError, SampleError, SkipSample
+from energy_data.remote.cache_space import Range
 
 Int64s = npt.NDArray[np.int64]
 
@@ -126,6 +127,15 @@ class TypedSource(Source):
     def run_length(self) -> int | None:
         """That of the dataset."""
         return self.inner.run_length
+
+    @property
+    def is_remote(self) -> bool:
+        """That of the dataset."""
+        return self.inner.is_remote
+
+    def ranges(self, first: int, count: int) -> Sequence[Range] | None:
+        """Return those of the dataset."""
+        return self.inner.ranges(first, count)
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return those of the dataset."""

@@ -1,0 +1,156 @@
+"""Reading ahead: what a lane will draw is known, so its bytes are fetched before.
+
+The ranges of whole sequences are fetched, in the order in which the lane draws of them. Nothing
+here is state: after a restore it is looked up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from energy_data.core.context import Context
+from energy_data.core.references import References
+from energy_data.errors import DataError
+from energy_data.nodes.leaf import Leaf
+from energy_data.nodes.plan_cache import LanePlan, Offsets
+from energy_data.nodes.references import DealtReferences, ReferencesNode
+from energy_data.remote.cache_space import Range
+from energy_data.remote.client import client_of, covered
+from energy_data.remote.mirror_paths import root_of
+
+_LEAST, _WINDOWS = 1024, 2  # draws, or windows, that a lane looks ahead
+_LOOKS = 4  # times that it looks in as many draws
+_UNSHUFFLED = 64  # samples of a sequence where samples are read in the order of the files
+
+
+class SequencePlace(NamedTuple):
+    """A sequence of samples of a leaf, which are read together."""
+
+    entry: int  # of the leaf
+    number: int
+
+
+class ReadAhead:
+    """Says what the lane of a node will read, and waits for what it reads now."""
+
+    def __init__(self, node: ReferencesNode, leaves: Sequence[Leaf], context: Context) -> None:
+        self._node, self._leaves = node, leaves
+        shuffle = node.spec.shuffle
+        self._remote = np.array([leaf.source.is_remote for leaf in leaves])
+        self._lengths = np.array(
+            [
+                (shuffle.of(leaf).sequence_length or _UNSHUFFLED) * leaf.cut.samples
+                for leaf in leaves
+            ],
+            np.int64,
+        )
+        windows = [shuffle.of(leaf).window * leaf.cut.samples for leaf in leaves]
+        self._ahead = max(_LEAST, _WINDOWS * max(windows))
+        self._owner = f"{'/'.join(context.path)} of lane {context.lane}"
+        self._plan: LanePlan | None = None
+        self._planned: tuple[int, int] | None = None  # draws [begin, end) that were looked up
+        self._ranges: dict[SequencePlace, Sequence[Range] | None] = {}
+
+    def look(self, count: int) -> None:
+        """Look up what comes after the next `count` draws, now and then, and want it."""
+        draws = self._node.cursor.draws
+        if self._planned is not None and self._planned[0] <= draws < self._planned[1]:
+            return
+        self._planned = draws, draws + max(self._ahead // _LOOKS - count, 1)
+        try:
+            coming = self._coming(max(self._ahead, count))
+        except DataError:  # it is raised when the draws are made
+            return
+        places, firsts = self._places(coming)
+        self._ranges = {
+            place: self._ranges[place] if place in self._ranges else self._ranges_of(place)
+            for place in places
+        }
+        wanted, when = list[Range](), list[int]()
+        batch = self._node.spec.deal or self._node.spec.batch
+        for place, first in zip(places, firsts, strict=True):
+            ranges = self._ranges[place] or ()
+            wanted += ranges
+            when += [(draws + first) // batch] * len(ranges)
+        if wanted:
+            client_of(root_of(wanted[0][0])).want(self._owner, wanted, when)
+
+    @contextmanager
+    def waited(self, block: References) -> Iterator[None]:
+        """Wait for the samples of a block, which are there while the block of code runs."""
+        places, _ = self._places(block)
+        ranges = list[Range]()
+        is_covered = bool(places)
+        for place in places:
+            found = self._ranges.get(place)
+            if found is None:
+                is_covered = False  # each source waits for what it reads
+            else:
+                ranges += found
+        if ranges:
+            client_of(root_of(ranges[0][0])).wait(self._owner, ranges)
+        if is_covered:
+            with covered():
+                yield
+        else:
+            yield
+
+    def _places(self, block: References) -> tuple[list[SequencePlace], list[int]]:
+        """Return the sequences that a block draws from, in order of use, and their first draws."""
+        entries, indices = block.entries, block.indices
+        there = np.flatnonzero(self._remote[entries])
+        numbers = indices[there] // self._lengths[entries[there]]
+        pairs = np.stack([entries[there], numbers], axis=1)
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        first.sort()
+        chosen = pairs[first].tolist()
+        return [SequencePlace(*pair) for pair in chosen], there[first].tolist()
+
+    def _ranges_of(self, place: SequencePlace) -> Sequence[Range] | None:
+        leaf, length = self._leaves[place.entry], int(self._lengths[place.entry])
+        first = place.number * length
+        if first >= leaf.num_samples:  # a part of a window
+            return None
+        return leaf.source.ranges(first, min(length, leaf.num_samples - first))
+
+    def _coming(self, count: int) -> References:
+        """Return the next `count` draws of the node, or the rest of its pass; draw none."""
+        node, at = self._node, self._node.cursor
+        plan = self._plan
+        if plan is None or plan.order is not node.plan.order:
+            # With a cache of its own: that of the node has the draws that come first.
+            plan = self._plan = LanePlan(node.plan.order, node.plan.table)
+        if isinstance(node, DealtReferences):
+            return _joined(list(self._dealt(node, plan, count)))
+        before = node.before
+        block = plan.block(at.draws, count, before.offsets(at.offsets, at.since), most=count)
+        if before.returned:
+            block = plan.with_returned(block, at.draws, at.since, before.returned)
+        return block
+
+    def _dealt(self, node: DealtReferences, plan: LanePlan, count: int) -> Iterator[References]:
+        """Yield the next groups of a finite stream that are dealt to the lane."""
+        at, deal = node.cursor, node.spec.deal
+        first, end = node.bounds(at.epoch)
+        draws, last = at.draws, at.draws + count
+        while draws < last:
+            start = first + node.place(draws)
+            size = min(deal - draws % deal, end - start)
+            if size <= 0:
+                return
+            yield plan.block(start, size, Offsets(), most=size)
+            draws += size
+
+
+def _joined(blocks: Sequence[References]) -> References:
+    empty: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    columns = [
+        np.concatenate([empty, *(getattr(block, name) for block in blocks)])
+        for name in ("entries", "epochs", "indices")
+    ]
+    return References(*columns)

@@ -1,0 +1,88 @@
+"""A server of ranges of files that can be bad: python range_server.py FOLDER SETTINGS LOG.
+
+SETTINGS is a JSON file that is read at each request: `latency` in seconds, and the parts of
+requests that end in `unavailable` (503), `reset`, or `truncated`. A line of LOG is a request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+FOLDER, SETTINGS, LOG = map(Path, sys.argv[1:4])
+DRAW, LOCK = random.Random(0), threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET(has_body=False)
+
+    def do_GET(self, *, has_body=True):
+        settings = json.loads(SETTINGS.read_text())
+        time.sleep(settings.get("latency", 0))
+        asked = self.headers.get("Range")
+        with LOCK:
+            draw = DRAW.random()
+            line = {"method": self.command, "path": self.path, "range": asked}
+            with LOG.open("a") as log:
+                log.write(json.dumps(line) + "\n")
+        file = FOLDER / self.path.lstrip("/")
+        if draw < settings.get("unavailable", 0):
+            return self.send_error(503)
+        draw -= settings.get("unavailable", 0)
+        if draw < settings.get("reset", 0):
+            hard = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hard)
+            self.close_connection = True
+            return self.connection.close()
+        draw -= settings.get("reset", 0)
+        if settings.get("denied"):
+            return self.send_error(403)
+        if not file.is_file():
+            return self.send_error(404)
+        self.send_file(file, asked, has_body, draw < settings.get("truncated", 0))
+
+    def send_file(self, file, asked, has_body, is_truncated):
+        facts = file.stat()
+        tag = f'"{facts.st_ino}-{facts.st_mtime_ns}"'
+        if self.headers.get("If-Match", tag) != tag:
+            return self.send_error(412)
+        begin, end = 0, facts.st_size
+        if asked:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            begin, end = int(first), min(int(last) + 1, end)
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("ETag", tag)
+        self.send_header("Last-Modified", self.date_time_string(facts.st_mtime))
+        if asked:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{facts.st_size}")
+        self.end_headers()
+        if has_body:
+            with file.open("rb") as stream:
+                stream.seek(begin)
+                data = stream.read(end - begin)
+            self.wfile.write(data[: len(data) // 2] if is_truncated else data)
+            self.close_connection = is_truncated
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server.daemon_threads = True
+print(server.server_port, flush=True)
+parent = os.getppid()
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while os.getppid() == parent:  # it ends with the tests
+    time.sleep(0.5)
