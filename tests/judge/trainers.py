@@ -1,43 +1,29 @@
 """Trains one number with a trainer of others; the environment of trainers runs it.
 
-python trainers.py TRAINER FOLDER STEPS NAME: trains to a step, saves at step 8 (7 with
-transformers), and continues from there if NAME is "resumed". Each rank writes a line per
+python trainers.py TRAINER FOLDER STEPS NAME: trains to a step, saves at step 8 (7 with some), and
+continues from there if NAME is "resumed". Each rank writes a line per
 micro-batch: what it saw, and its loss.
 """
 
 # ruff: noqa: PLC0415 - the environment has each trainer, but a run needs one
 
-import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
+from trained import Model, loader_of
+from trained import note as note_of
 
-from energy_data import TaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energy_data import WorkerConfig
 from energy_data.integrations.run_loader import RunLoader
 
 TRAINER, FOLDER, STEPS, NAME = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-CONFIG = WorkerConfig(num_workers=1, lanes=4)
+ONE = {"rank": 0, "world_size": 1} if TRAINER == "deepspeed-pipeline" else {}  # stages are no ranks
+CONFIG = WorkerConfig(num_workers=1, lanes=4, **ONE)
 ACCUMULATED = 2 // CONFIG.world_size  # so a step has two micro-batches on any number of ranks
 
-
-class Numbers(TaskEncoder):
-    def encode_sample(self, sample):
-        return {"__key__": sample["__key__"], "x": torch.tensor([sample["json"]["x"]])}
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return ((self.weight * x - 2 * x) ** 2).mean()
-
-
-def note(batch, loss):
-    with Path(FOLDER, f"{NAME}-{CONFIG.rank}.jsonl").open("a") as file:
-        file.write(json.dumps([batch["__key__"], loss.item()]) + "\n")
+note = partial(note_of, FOLDER, NAME, CONFIG.rank)
 
 
 def with_lightning(loader):
@@ -122,14 +108,81 @@ def with_transformers(loader):
     trainer.train(resume_from_checkpoint=NAME == "resumed")
 
 
-with get_loader(
-    get_train_dataset(
-        str(FOLDER / "x.jsonl"), batch_size=3, worker_config=CONFIG, task_encoder=Numbers()
+def with_deepspeed(loader):
+    import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    model = Model()
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=DEEPSPEED
     )
-) as LOADER:
+    if NAME == "resumed":
+        _, client_state = engine.load_checkpoint(FOLDER / "deepspeed")
+        loader.load_state_dict(client_state["loader"])
+    for batch in loader:
+        loss = engine(batch["x"])
+        note(batch, loss)
+        engine.backward(loss)
+        engine.step()
+        if engine.global_steps == STEPS:
+            break
+    if STEPS == 7:
+        client_state = {"loader": loader.state_dict(scope="run")}
+        engine.save_checkpoint(FOLDER / "deepspeed", client_state=client_state)
+
+
+class Factor(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def with_deepspeed_pipeline(loader):
+    import deepspeed
+    from deepspeed.pipe import PipelineModule
+
+    seen = []
+
+    def inputs_and_labels(batch):
+        seen.append(batch)
+        return batch["x"], 2 * batch["x"]
+
+    deepspeed.init_distributed("gloo")
+    stages = torch.distributed.get_world_size()
+    model = PipelineModule([Factor(), Factor()], stages, loss_fn=torch.nn.functional.mse_loss)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=DEEPSPEED
+    )
+    engine.set_batch_fn(inputs_and_labels)
+    engine.set_dataiterator(iter(loader))
+    if NAME == "resumed":
+        _, client_state = engine.load_checkpoint(FOLDER / "deepspeed", load_optimizer_states=False)
+        loader.load_state_dict(client_state["loader"])
+    while engine.global_steps < STEPS:
+        seen.clear()
+        loss = engine.train_batch()
+        for batch in seen if engine.is_first_stage() else ():
+            note(batch, loss)
+    if STEPS == 7:
+        client_state = {"loader": loader.state_dict(scope="run")}
+        engine.save_checkpoint(FOLDER / "deepspeed", client_state=client_state)
+
+
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 3,
+    "gradient_accumulation_steps": ACCUMULATED,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+}
+
+with loader_of(FOLDER, CONFIG) as LOADER:
     TRAIN = {
         "lightning": with_lightning,
         "accelerate": with_accelerate,
         "transformers": with_transformers,
+        "deepspeed": with_deepspeed,
+        "deepspeed-pipeline": with_deepspeed_pipeline,
     }
     TRAIN[TRAINER](LOADER)
