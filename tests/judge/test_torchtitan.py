@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from page import block
 from place import TRAINERS_PYTHON
 from token_files import write_datatrove
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "trainers.md").read_text()
 CHECKPOINT = "checkpoint/step-3"
 WINDOWS = "{path: corpus.ds, split_part: train, seq_len: 33, stride: 32, cu_seqlens: true}"
 OPTIONS = """
@@ -60,8 +59,7 @@ def folder(tmp_path):
     (tmp_path / "run.yaml").write_text(f"splits: {{train: {WINDOWS}, val: {WINDOWS}}}")
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
-    (config,) = re.findall(r"^```python\n(# my_run\.py\n.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    (tmp_path / "my_run.py").write_text(config)
+    (tmp_path / "my_run.py").write_text(block("torchtitan"))
     return tmp_path
 
 
