@@ -31,13 +31,13 @@ pytestmark = [
 ]
 
 
-def train(folder, config, ranks, name):
+def train(folder, config, ranks, name, *options):
     """The micro-batches of a run of 5 steps in the order of the run, and their losses."""
     done = subprocess.run(
         [
             TRAINERS_PYTHON, "-m", "torch.distributed.run", "--standalone",
             f"--nproc-per-node={ranks}", str(HERE / "titan_on_cpu.py"), "--module", "titan_on_cpu",
-            "--config", config, "--dump_folder", name, *OPTIONS.split(),
+            "--config", config, "--dump_folder", name, *OPTIONS.split(), *options,
         ],
         env={
             **os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
@@ -47,8 +47,8 @@ def train(folder, config, ranks, name):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "validate step:  4" in done.stdout, done.stdout
-    files = [(folder / f"{name}-{rank}.jsonl").read_text() for rank in range(ranks)]
-    lines = [list(map(json.loads, file.splitlines())) for file in files]
+    files = {file.stem.split("-")[1]: file.read_text() for file in folder.glob(f"{name}-*.jsonl")}
+    lines = [list(map(json.loads, files[rank].splitlines())) for rank in sorted(files)]
     return [line for round_ in zip(*lines, strict=True) for line in round_]
 
 
@@ -63,9 +63,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("config", "ranks"), [("windows", 1), ("packs", 4)])
-def test_what_two_ranks_have_saved_continues_on_other_ranks(folder, config, ranks):
-    unbroken = train(folder, config, 2, "unbroken")
+@pytest.mark.parametrize(("config", "peers", "ranks"), [("windows", 2, 1), ("packs", 1, 4)])
+def test_what_two_ranks_have_saved_continues_on_other_ranks(folder, config, peers, ranks):
+    tensor_parallel = f"--parallelism.tensor_parallel_degree={peers}"
+    unbroken = train(folder, config, 2 * peers, "unbroken", tensor_parallel)
+    texts = {file.read_text() for file in folder.glob("unbroken-*.jsonl")}
+    assert len(texts) == 2  # tensor-parallel peers read the same
     shutil.copytree(folder / "unbroken" / CHECKPOINT, folder / "resumed" / CHECKPOINT)
     resumed, expected = train(folder, config, ranks, "resumed"), unbroken[3 * 4 :]
     assert [tokens for tokens, _ in resumed] == [tokens for tokens, _ in expected]

@@ -1,6 +1,6 @@
 """Runs `torchtitan.train` on CPUs: python titan_on_cpu.py --module titan_on_cpu --config NAME ...
 
-Each rank writes a line per micro-batch: its tokens, and its loss.
+Each rank writes a line per micro-batch, its tokens and its loss, into FOLDER-DP_RANK-RANK.jsonl.
 """
 
 # ruff: noqa: PLC0415 - torchtitan is imported when torch is ready
@@ -74,7 +74,9 @@ def note_micro_batches(trainer):
     def noted(self, *, input_dict, labels, **others):
         tokens = input_dict["input"].tolist()
         loss = step(self, input_dict=input_dict, labels=labels, **others)
-        with Path(f"{self.config.dump_folder}-{os.environ['RANK']}.jsonl").open("a") as file:
+        part = self.dataloader.loader.dataset.worker_config.rank
+        path = f"{self.config.dump_folder}-{part}-{os.environ['RANK']}.jsonl"
+        with Path(path).open("a") as file:
             file.write(json.dumps([tokens, loss.item()]) + "\n")
         return loss
 

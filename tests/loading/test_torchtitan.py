@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from token_files import write_datatrove
 
 from energy_data import get_val_dataset
@@ -93,15 +94,20 @@ def test_a_state_is_that_of_the_rank_and_an_empty_one_is_a_fresh_start(made):
     assert drawn(again, 3) == drawn(one, 3) != first == drawn(fresh, 3)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_after_an_edit_the_config_decides_what_a_state_restores(made, tmp_path):
     one = made()
     drawn(one, 3)
-    (tmp_path / "run.yaml").write_text(f"splits: {{train: {{{WINDOWS}, id: other}}}}")
+    dcp.save({"dataloader": one}, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    write_datatrove(tmp_path / "new", [list(range(99))])
+    blend = f"{{{WINDOWS}}}, {{{WINDOWS.replace('corpus', 'new')}}}"
+    (tmp_path / "run.yaml").write_text(f"splits: {{train: {{blend: [{blend}]}}}}")
     with pytest.raises(StateMismatchError):
-        made().load_state_dict(one.state_dict())
-    edited = made(on_mismatch="restart")
-    edited.load_state_dict(one.state_dict())
-    assert edited.loader.last_batch is None
+        dcp.load({"dataloader": made()}, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    edited = made(on_mismatch="keep_matching")
+    dcp.load({"dataloader": edited}, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    old, new = sorted(edited.loader.stats().leaves.items())
+    assert (old[1].drawn, new[1].drawn) == (6, 0)
 
 
 def test_validation_is_one_pass_or_begins_again(made):
