@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from energy_data import TaskEncoder, WorkerConfig, get_loader, get_train_dataset
+from energy_data.integrations.run_loader import RunLoader
 
 TRAINER, FOLDER, STEPS, NAME = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 CONFIG = WorkerConfig(num_workers=1, lanes=4)
@@ -79,24 +80,24 @@ def with_accelerate(loader):
     import accelerate
     from page import run_block
 
+    from energy_data.integrations import run_loader
+
     class Noted(Model):
         def forward(self, batch):
             loss = super().forward(batch["x"])
             note(batch, loss)
             return loss
 
-    class UpToTheStep:
+    class UpToTheStep(RunLoader):
         def __iter__(self):
             return islice(loader, (STEPS - 8 * (NAME == "resumed")) * ACCUMULATED)
 
-        def __getattr__(self, name):
-            return getattr(loader, name)
-
+    run_loader.RunLoader = UpToTheStep
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     accelerate.Accelerator = lambda **_: accelerator
     model = Noted()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    run_block("Accelerate", model=model, optimizer=optimizer, loader=UpToTheStep())
+    run_block("Accelerate", model=model, optimizer=optimizer, loader=loader)
     if STEPS == 8:
         accelerator.save_state("last")
     accelerator.end_training()
