@@ -100,24 +100,24 @@ class MetadatasetDataLoader(BaseDataLoader):  # type: ignore[misc]  # an extra
         self.loader.close()
 
 
-def trainer_batch(
-    batch: Mapping[str, Any], seq_len: int
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def trainer_batch(batch: Any, seq_len: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return the inputs and labels of a batch, as the trainer of torchtitan takes them.
 
-    The batch has `tokens` and `position_ids`, int64 [batch, T], as windows with `cu_seqlens: true`
-    and packs by `Joined` do. T is `seq_len`, or `seq_len` + 1, where the last token is a label
-    only. Positions are 0 at the first token of each document.
+    The batch is a dict with `tokens` and `position_ids`, int64 [batch, T], as it is of windows
+    with `cu_seqlens: true` and of packs by `Joined`. T is `seq_len`, or `seq_len` + 1, where the
+    last token is a label only. Positions are 0 at the first token of each document.
 
     Inputs are `input` and `positions`, int64 [batch, seq_len], views of the batch. Labels, of the
     same shape, are the next tokens: IGNORE_INDEX where the next token begins a document, is false
     in the `loss_mask` of the batch, or does not exist. Raises SpecError for another batch.
     """
-    tokens, positions = batch.get("tokens"), batch.get("position_ids")
+    fields = batch if isinstance(batch, Mapping) else {}
+    tokens, positions = fields.get("tokens"), fields.get("position_ids")
     if not isinstance(tokens, torch.Tensor) or not isinstance(positions, torch.Tensor):
         raise SpecError(
-            f"dataloader: a batch must have the tensors 'tokens' and 'position_ids', found "
-            f"{sorted(batch)}. Read windows with `cu_seqlens: true`, or pack with `Joined`."
+            f"dataloader: a batch must be a dict with the tensors 'tokens' and 'position_ids', "
+            f"found a {type(batch).__name__} with {sorted(fields)}. Read windows with `cu_seqlens: "
+            f"true`, or pack with `Joined`."
         )
     if tokens.shape[1:] not in ((seq_len,), (seq_len + 1,)):
         raise SpecError(
@@ -126,7 +126,7 @@ def trainer_batch(
             f"`seq_len: {seq_len + 1}` and `stride: {seq_len}`, or pack to one of these lengths."
         )
     targets = positions != 0
-    if (mask := batch.get("loss_mask")) is not None:
+    if (mask := fields.get("loss_mask")) is not None:
         targets &= mask
     labels = tokens.masked_fill(~targets, IGNORE_INDEX)[:, 1:]
     labels = torch.nn.functional.pad(labels, (0, seq_len - labels.shape[1]), value=IGNORE_INDEX)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -114,17 +115,21 @@ def test_validation_is_one_pass_or_begins_again(made):
     once = drawn(made(dataset=get_val_dataset, infinite=False), 100)
     assert len(once) == 10
     assert drawn(made(dataset=get_val_dataset), 25) == [*once, *once, *once[:5]]
+    even = {"dataset": partial(get_val_dataset, even_batches="drop"), "infinite": False}
+    assert [len(drawn(made(rank, 4, **even), 100)) for rank in range(4)] == [2, 2, 2, 2]
     with pytest.raises(SpecError, match=r"no batch for this rank.*even_batches='pad'"):
         next(iter(made(3, 4, dataset=get_val_dataset, batch_size=20)))
 
 
-def test_what_cannot_be_trained_on_is_an_error(made, tmp_path):
+def test_what_cannot_be_trained_on_is_an_error(titan, made, tmp_path):
     with pytest.raises(SpecError, match="dataset_path is missing"):
         made(dataset_path=None)
+    with pytest.raises(SpecError, match=r"must be a dict .*, found a list"):
+        titan.trainer_batch([], 4)
     with pytest.raises(SpecError, match=r"\[batch, 9\] or \[batch, 8\], found \[2, 5\]"):
         next(iter(made(seq_len=8)))
     documents = made(dataset_path=str(tmp_path / "corpus.ds"))
-    with pytest.raises(SpecError, match=r"'position_ids', found .*'tokens'.*cu_seqlens: true"):
+    with pytest.raises(SpecError, match=r"found a dict with .*'tokens'.*cu_seqlens: true"):
         next(iter(documents))
 
 
