@@ -27,9 +27,11 @@ note = partial(note_of, FOLDER, NAME, CONFIG.rank)
 
 
 def with_lightning(loader):
-    from lightning import Callback, LightningModule, Trainer
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from page import run_block
 
-    class Module(LightningModule):
+    class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.model = Model()
@@ -37,75 +39,75 @@ def with_lightning(loader):
         def training_step(self, batch, _):
             loss = self.model(batch["x"])
             note(batch, loss)
+            self.log_dict(loader.stats().scalars())
             return loss
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.5)
 
-    class Save(Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if trainer.global_step == 8 == STEPS:  # accumulation counts batches of a rank
-                trainer.save_checkpoint(FOLDER / "saved.ckpt")
+    class OnCpus(lightning.Trainer):
+        def __init__(self, **_):
+            folder = FOLDER / ("unbroken" if NAME == "unbroken" else "saved")
+            saves = ModelCheckpoint(folder, save_last=True, every_n_train_steps=8)
+            super().__init__(
+                accelerator="cpu", devices=CONFIG.world_size, max_steps=STEPS, callbacks=[saves],
+                strategy="ddp" if CONFIG.world_size > 1 else "auto",
+                accumulate_grad_batches=ACCUMULATED,  # counts batches of a rank
+                logger=False, enable_progress_bar=False, enable_model_summary=False,
+            )  # fmt: skip
 
-    trainer = Trainer(
-        accelerator="cpu", devices=CONFIG.world_size, max_steps=STEPS, callbacks=[Save()],
-        strategy="ddp" if CONFIG.world_size > 1 else "auto", accumulate_grad_batches=ACCUMULATED,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    saved = FOLDER / "saved.ckpt" if NAME == "resumed" else None
-    trainer.fit(Module(), RunLoader(loader), ckpt_path=saved, weights_only=False)
+    lightning.Trainer = OnCpus
+    run_block("Lightning", model=Module(), loader=loader)
 
 
 def with_accelerate(loader):
-    from accelerate import Accelerator
+    from itertools import islice
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
-    model = Model()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
-    data = RunLoader(loader)
-    accelerator.register_for_checkpointing(data)
-    step = 0
-    if NAME == "resumed":
-        accelerator.load_state(FOLDER / "saved")
-        step = 8
-    for number, batch in enumerate(data, 1):
-        with accelerator.accumulate(model):
-            loss = model(batch["x"])
+    import accelerate
+    from page import run_block
+
+    from energy_data.integrations import run_loader
+
+    class Noted(Model):
+        def forward(self, batch):
+            loss = super().forward(batch["x"])
             note(batch, loss)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        step += number % ACCUMULATED == 0
-        if step == STEPS:
-            break
+            return loss
+
+    class UpToTheStep(RunLoader):
+        def __iter__(self):
+            return islice(loader, (STEPS - 8 * (NAME == "resumed")) * ACCUMULATED)
+
+    run_loader.RunLoader = UpToTheStep
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    accelerate.Accelerator = lambda **_: accelerator
+    model = Noted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    run_block("Accelerate", model=model, optimizer=optimizer, loader=loader)
     if STEPS == 8:
-        accelerator.save_state(FOLDER / "saved")
+        accelerator.save_state("last")
     accelerator.end_training()
 
 
 def with_transformers(loader):
+    from page import run_block
     from transformers import Trainer, TrainingArguments
 
-    from energy_data.integrations.transformers import LoaderCallback
-
-    class Numbered(Trainer):
-        def get_train_dataloader(self):
-            return loader
-
+    class Noting(Trainer):
         def compute_loss(self, model, inputs, **_):
             loss = model(inputs["x"])
             note(inputs, loss)
             return loss
 
     options = TrainingArguments(
-        output_dir=str(FOLDER / "run"), max_steps=STEPS, use_cpu=True, save_steps=7,
+        output_dir="run", max_steps=STEPS, use_cpu=True, save_steps=7,
         gradient_accumulation_steps=ACCUMULATED, ignore_data_skip=True, optim="sgd",
         learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0, report_to=[],
         save_strategy="steps" if STEPS == 7 else "no", disable_tqdm=True,
     )  # fmt: skip
-    trainer = Numbered(Model(), options, callbacks=[LoaderCallback(loader)])
-    trainer.train(resume_from_checkpoint=NAME == "resumed")
+    module = sys.modules["transformers"]  # `import transformers` returns another
+    module.Trainer, module.TrainingArguments = Noting, lambda *_, **__: options
+    run_block("Transformers", model=Model(), loader=loader, is_resumed=NAME == "resumed")
 
 
 def with_deepspeed(loader):
