@@ -158,6 +158,12 @@ class WorkerConfig:
             return self.rank
         return distributed.get_global_rank(self.data_parallel_group, self.rank)
 
+    def has_group(self) -> bool:
+        """Return whether the ranks of the run are those of a process group, so they can talk."""
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return False
+        return distributed.get_world_size(self.data_parallel_group) == self.world_size
+
     def error_policy(self, tolerance: int | None) -> ErrorPolicy:
         """Return the policy for errors of a function of the user.
 

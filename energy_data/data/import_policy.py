@@ -3,6 +3,7 @@
 policy = ImportPolicy.of(["mypackage"])           # and what the environment allows
 policy.find("mypackage.joins", "join")     # imported
 policy.find("os", "system")                # SpecError
+ImportPolicy().find("train", "Own", base=Sample)  # if the program has imported it, nothing else
 
 policy = ImportPolicy.of(["/data/coco"])  # a name with a slash is a folder with Python files
 policy.load(Path("/data/coco/.nv-meta/sample_loader.py"), "sample_loader")
@@ -11,9 +12,11 @@ policy.load(Path("/data/coco/.nv-meta/sample_loader.py"), "sample_loader")
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attrs import frozen
@@ -47,21 +50,31 @@ class ImportPolicy:
         """Return whether a module, or a package it is in, is allowed."""
         return any(module == name or module.startswith(f"{name}.") for name in self.modules)
 
-    def find(self, module: str, name: str, known: Mapping[str, Any] | None = None) -> Any:
+    def find(
+        self,
+        module: str,
+        name: str,
+        known: Mapping[str, Any] | None = None,
+        base: type | None = None,
+    ) -> Any:
         """Return what is called `name` in a module.
 
-        known: what may be named of Energon's modules and ours. SpecError if it is neither known nor
-        allowed, or not there.
+        known: what may be named of Energon's modules and ours. base: classes derived from it may be
+        named if the program has imported them; nothing is imported for that. SpecError if it is
+        neither of them nor allowed, or not there.
         """
         ours = any(module == one or module.startswith(f"{one}.") for one in OURS)
         if ours and known and name in known:
             return known[name]
+        if base is not None and (loaded := _loaded(module, name, base)) is not None:
+            return loaded
         if not self.allows(module):
             package = module.partition(".")[0]
+            before = f"import {module} before, " if base else ""
             raise SpecError(
                 f"{module}.{name} is unknown code, and files run only code "
-                f"that is allowed. If you trust it, pass allow_modules=[{package!r}], or set "
-                f"{VARIABLE}={package}."
+                f"that is allowed. If you trust it, {before}pass allow_modules=[{package!r}], or "
+                f"set {VARIABLE}={package}."
             )
         try:
             return getattr(import_module(module), name)
@@ -94,6 +107,18 @@ class ImportPolicy:
         if not callable(function.function):
             raise SpecError(f"{file}: it has no function {name!r}. Look at the name.")
         return function
+
+
+def _loaded(module: str, name: str, base: type) -> type | None:
+    """Return a class that the program has imported; None if it is not derived from `base`.
+
+    Looks into the dict of the module, because attributes of modules may import others.
+    """
+    holder = sys.modules.get(module)
+    if not issubclass(type(holder), ModuleType):
+        return None
+    found = object.__getattribute__(holder, "__dict__").get(name)
+    return found if isinstance(found, type) and issubclass(found, base) else None
 
 
 class FileFunction:

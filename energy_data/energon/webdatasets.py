@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from braceexpand import braceexpand
 
@@ -50,10 +50,8 @@ __all__ = [
 ]
 
 
-class BaseWebdatasetFactory(BaseCoreDatasetFactory[T]):
+class BaseWebdatasetFactory(samples.TypedDataset, BaseCoreDatasetFactory[T]):
     """A dataset of typed samples. It cannot be created: pass its path to `get_train_dataset`."""
-
-    __sample_type__: ClassVar[type[Any] | None] = None
 
     def __init__(self, path: str | Path, **kwargs: Any) -> None:
         """Raise SpecError: datasets are opened by path."""

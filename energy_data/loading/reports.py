@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from energy_data.core.profiler import HELD, READING, STARTING, Activity, Amounts, Profiler
 from energy_data.loading.lanes import Nodes
@@ -59,6 +59,25 @@ class Stats:
     def wait_ms_per_batch(self) -> float:
         """Milliseconds the trainer waited per batch."""
         return 1000 * self.wait_s / self.batches if self.batches else 0.0
+
+    def scalars(self) -> dict[str, float]:
+        """Return all numbers under flat names, for loggers.
+
+        A number is `data/<field>`, one of a dict `data/<field>/<its key>`, and one of a leaf
+        `data/<field of LeafStats>/<leaf id>`, if it is known. `data/share/<leaf id>` is the share
+        of the leaf in the samples that were drawn of all.
+        """
+        found: dict[str, float | None] = {
+            name: getattr(self, name)
+            for name in ("batches", "wait_s", "wait_ms_per_batch", "slots_in_use")
+        }
+        for name in ("seconds", "skipped"):
+            found |= {f"{name}/{key}": value for key, value in getattr(self, name).items()}
+        total = sum(leaf.drawn for leaf in self.leaves.values())
+        for leaf_id, leaf in self.leaves.items():
+            found |= {f"{name}/{leaf_id}": value for name, value in asdict(leaf).items()}
+            found[f"share/{leaf_id}"] = leaf.drawn / total if total else None
+        return {f"data/{name}": value for name, value in found.items() if value is not None}
 
 
 def leaf_stats(nodes: Nodes, read: Amounts) -> dict[str, LeafStats]:

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from torch import distributed
 
-from energy_data.errors import SpecError
+from energy_data.errors import SpecError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.whole_run import merge
 from energy_data.loading.reports import Stats
@@ -234,6 +234,12 @@ class SavableDataLoader(ABC, Generic[T_batch]):
         own, config = self.run_state().to_dict(), self.dataset.worker_config
         if scope == "rank" or config.world_size == 1:
             return own
+        if not config.has_group():
+            raise SpecError(
+                f"state_dict: scope='run' collects the states of {config.world_size} ranks, but "
+                f"there is no process group of as many. Initialize torch.distributed, and pass "
+                f"WorkerConfig(data_parallel_group=...) if it has more ranks."
+            )
         gathered: list[Any] = [None] * config.world_size
         distributed.all_gather_object(gathered, own, group=config.data_parallel_group)
         return merge_states(gathered)
@@ -304,11 +310,22 @@ class SavableDataLoader(ABC, Generic[T_batch]):
         self.restore_state_global(state)
 
     def save_state_rank(self) -> dict[str, Any]:
-        """Return the position of this rank; as `state_dict`."""
-        return self.state_dict()
+        """Return the position of the run, so that what one rank saves restores any number of them.
+
+        A collective over the data-parallel group of the `WorkerConfig`, which all its ranks must
+        call. It is the position of this rank alone, which restores as many ranks, if there is no
+        such group, or if ranks are not at one place of the run, which is logged.
+        """
+        if not self.dataset.worker_config.has_group():
+            return self.state_dict()
+        try:
+            return self.state_dict(scope="run")
+        except StateMismatchError as error:
+            log.warning("save_state_rank: the state restores this number of ranks only. %s", error)
+            return self.state_dict()
 
     def restore_state_rank(self, state: Any, *, on_mismatch: OnMismatch = "error") -> None:
-        """Move to a position this rank saved; as `load_state_dict`."""
+        """Move to a position that `save_state_rank` returned; as `load_state_dict`."""
         self.load_state_dict(state, on_mismatch=on_mismatch)
 
     def save_state_global(self, global_dst_rank: int = 0) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,15 @@ from energy_data.data.files.local import LocalFile
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.prepare import prepare
 from energy_data.data.typed.dataset_yaml import WEBDATASETS
-from energy_data.data.typed.samples import CaptioningSample, CrudeSample, Sample, TextSample
+from energy_data.data.typed.samples import (
+    CaptioningSample,
+    CrudeSample,
+    Sample,
+    TextSample,
+    edataclass,
+)
 from energy_data.data.typed.wrap import TypedSource, open_typed
+from energy_data.energon import BaseWebdatasetFactory
 from energy_data.errors import ExcludedError, SampleError, SpecError
 
 TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}
@@ -233,21 +241,26 @@ def test_a_sample_loader_that_fails_makes_a_bad_sample(folder):
     assert isinstance(error.__cause__, RuntimeError)
 
 
-def test_a_type_of_ones_own_needs_to_be_allowed(folder):
-    kind = {"__module__": "test_typed", "__class__": "Own"}
-    say(folder, sample_type=kind, field_map={"number": "json[n]"})
-    with pytest.raises(SpecError, match=r"allow_modules=\['test_typed'\]"):
-        open_typed(folder)
-    source = open_typed(folder, policy=ImportPolicy.of(["test_typed"]), decoder=SampleDecoder())
-    assert [one.number for one in read(source)] == list(range(6))
-
-
-from energy_data.data.typed.samples import edataclass  # noqa: E402 - beside the type it makes
-
-
 @edataclass
 class Own(Sample):
     number: int
+
+
+class OwnWebdataset(BaseWebdatasetFactory[Own]):
+    __sample_type__ = Own
+
+
+@pytest.mark.parametrize("key", ["sample_type", "dataset"])
+def test_a_type_of_ones_own_needs_to_be_imported_or_allowed(folder, key, monkeypatch):
+    own = {"sample_type": {"__module__": "test_typed", "__class__": "Own"}}
+    dataset = {"__module__": "test_typed", "__class__": "OwnWebdataset"}
+    say(folder, **(own if key == "sample_type" else dataset), field_map={"number": "json[n]"})
+    assert [one.number for one in read(open_typed(folder))] == list(range(6))
+    monkeypatch.delitem(sys.modules, "test_typed")
+    with pytest.raises(SpecError, match=r"import test_typed before, pass allow_modules=\['test_t"):
+        open_typed(folder)
+    source = open_typed(folder, policy=ImportPolicy.of(["test_typed"]), decoder=SampleDecoder())
+    assert [one.number for one in read(source)] == list(range(6))
 
 
 WRONG = [
@@ -295,7 +308,11 @@ WRONG = [
         },
         "field_map: CrudeWebdataset does not take it",
     ),
-    ({"__module__": "evil", "__class__": "CrudeWebdataset"}, "evil.CrudeWebdataset is not a known"),
+    (
+        {"__module__": "evil", "__class__": "CrudeWebdataset"},
+        "evil.CrudeWebdataset is unknown code",
+    ),
+    ({"__class__": "OwnWebdataset"}, "__class__: it must be a mapping with __module__"),
 ]
 
 

@@ -94,7 +94,10 @@ number, ranks = distributed.get_rank(), distributed.get_world_size()
 loader = loader_of(SPEC, number, ranks)
 run([loader], 3)
 state = loader.state_dict(scope="run")
+assert loader.save_state_rank() == state
 (Path(sys.argv[1]) / f"state-{number}.json").write_text(json.dumps(state))
+run([loader], number)  # so they are at different places
+assert loader.save_state_rank() == loader.state_dict() != state
 distributed.destroy_process_group()
 """
 
@@ -111,6 +114,13 @@ def test_the_state_of_the_run_is_the_same_on_all_ranks_and_restores_any_number(
             loader.load_state_dict(first)
         found = run(loaders, 6 // ranks)
         assert found == {number: EXPECTED[number] for number in range(6, 12)}
+
+
+def test_the_state_of_the_run_needs_a_group_and_that_of_a_rank_does_not():
+    loader = loader_of(SPEC, 1, 2)
+    assert loader.save_state_rank() == loader.state_dict()
+    with pytest.raises(SpecError, match=r"the states of 2 ranks, but there is no process group"):
+        loader.state_dict(scope="run")
 
 
 def test_a_state_is_of_the_rank_or_of_the_run():

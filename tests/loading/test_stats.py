@@ -36,6 +36,18 @@ def test_leaves_are_counted_as_the_stream_has_them_also_after_a_resume(rank, ran
     assert drawn(other.stats()) == counted
 
 
+def test_the_scalars_are_the_numbers_by_field_and_leaf():
+    loader = loader_of(batches(samples(BlendSpec((Part(A, 3), Part(B, 1)))), 4), lanes=1)
+    assert "data/share/a" not in loader.stats().scalars()
+    in_order([loader], 10)
+    stats = loader.stats()
+    scalars = stats.scalars()
+    assert scalars["data/batches"] == 10
+    assert scalars["data/drawn/a"] == stats.leaves["a"].drawn == 30
+    assert (scalars["data/share/a"], scalars["data/epochs/b"]) == (0.75, stats.leaves["b"].epochs)
+    assert "data/tokens/a" not in scalars
+
+
 def test_a_pass_is_counted_too():
     loader = loader_of(finite(ConcatSpec((A, B)), 4), lanes=6)
     iterator = iter(loader)
@@ -51,6 +63,7 @@ def test_what_is_left_out_is_counted_where_it_was():
     assert set(stats.skipped) == {"rejected by a filter", "bad samples"}
     skipped = sum(stats.skipped.values())
     assert sum(drawn(stats).values()) == sum(map(len, given)) + skipped
+    assert stats.scalars()["data/skipped/bad samples"] == stats.skipped["bad samples"]
 
 
 class Excluding(NumberSource):

@@ -16,8 +16,9 @@ from loading.test_steps_stages import ranks_of as staged_ranks
 
 RANK = """
 import json, os, signal, sys, time
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from torch import distributed
 from energy_data.core.context import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
@@ -34,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from loading.steps import STREAM, plain, stream, varying
 from loading.test_steps_gradients import EXACT, documents, tiny_model
 from loading.test_steps_ends import one_pass
+from loading.test_steps_recipes import losses_of, recipe
 from loading.test_steps_stages import EXACT as STAGES, CUT, RULES, SPEC
 from energy_data.loading.steps.grouper import for_steps
 
@@ -70,22 +72,28 @@ def steps():
         ends[way] = [plain(short), plain(short)]
     return given + rest, ends
 
+class Losses(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = tiny_model()
+
+    def forward(self, batch):
+        return losses_of(self.layers, batch)
+
 def trained():
-    model = DistributedDataParallel(tiny_model())
+    model, found = DistributedDataParallel(Losses()), []
     dataset = SavableDataset(spec=stream(documents), worker_config=config)
     rules = DocsPerStep(**EXACT)
     loader = StepGrouper(Loader(for_steps(dataset, rules), in_steps=True), rules)
-    found = []
-    for batch in loader:
-        step = batch["__step__"]
-        with nullcontext() if step.is_last else model.no_sync():
-            loss = (model(batch["tokens"]) - 1).square().sum()
-            (loss * step.dp_size / step.step_tokens).backward()
-        if step.is_last:
-            found.append(torch.cat([p.grad.flatten() for p in model.parameters()]).tolist())
-            model.zero_grad()
-        if len(found) == 3:
-            return found
+    def note():
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]).tolist())
+    exec(recipe("DDP"), {
+        "loader": takewhile(lambda batch: batch["__step__"].step < 3, loader),
+        "model": model,
+        "optimizer": SimpleNamespace(step=note, zero_grad=model.zero_grad),
+        "nullcontext": nullcontext,
+    })
+    return found
 
 def in_more_groups():
     for ranks in ([0], [0], [1]):

@@ -11,7 +11,7 @@ import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import yaml
 from attrs import field, frozen
@@ -26,10 +26,12 @@ from energy_data.data.nv_meta import (
     read_mapping,
 )
 from energy_data.data.typed.field_map import FieldMap
-from energy_data.data.typed.samples import BASIC_FIELDS, SAMPLE_TYPES, Sample
+from energy_data.data.typed.samples import BASIC_FIELDS, SAMPLE_TYPES, Sample, TypedDataset
 from energy_data.errors import SpecError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SampleLoader = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Takes the parts of a sample and its `__` fields; returns the fields of its type."""
@@ -170,8 +172,8 @@ class _DatasetYamlReader:
         if name in CRUDES and ours:
             return None
         if "sample_type" in self.declared:
-            kind, options = self._class("sample_type", SAMPLE_TYPES)
-            if options or not (isinstance(kind, type) and issubclass(kind, Sample)):
+            kind, options = self._class("sample_type", SAMPLE_TYPES, Sample)
+            if options or not _is_derived(kind, Sample):
                 raise self._fault(
                     "sample_type",
                     f"{self.declared['sample_type']} is not a sample type. Name a class that is "
@@ -183,6 +185,8 @@ class _DatasetYamlReader:
         if name is None or name in STANDARD:
             reason = "so is `__class__`" if name is None else f"{name} needs it"
             raise self._fault("sample_type", f"it is missing, and {reason}. Give one.")
+        if not ours:
+            return self._sample_type_of_dataset()
         known = ", ".join((CRUDE, *WEBDATASETS))
         raise self._fault(
             "__class__",
@@ -190,9 +194,23 @@ class _DatasetYamlReader:
             f"{known}. Give a `sample_type` instead.",
         )
 
-    def _class(self, key: str, known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _sample_type_of_dataset(self) -> type[Sample]:
+        """Return the type of samples of a class of the program's own."""
+        named, _ = self._class("__class__", {}, TypedDataset)
+        kind = getattr(named, "__sample_type__", None)
+        if not (_is_derived(named, TypedDataset) and _is_derived(kind, Sample)):
+            raise self._fault(
+                "__class__",
+                f"{named} is not a dataset class. Name one that is derived from "
+                f"BaseWebdatasetFactory and has a `__sample_type__`, or give a `sample_type`.",
+            )
+        return kind
+
+    def _class(
+        self, key: str, known: Mapping[str, Any], base: type | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Return what `__module__` and `__class__` in a key name, and the other keys in it."""
-        declared = self.declared[key]
+        declared = self.declared if key == "__class__" else self.declared[key]
         if not (isinstance(declared, dict) and {"__module__", "__class__"} <= declared.keys()):
             raise self._fault(
                 key, f"it must be a mapping with __module__ and __class__, got {declared!r}."
@@ -200,7 +218,7 @@ class _DatasetYamlReader:
         options = {name: value for name, value in declared.items() if not name.startswith("__")}
         try:
             module, name = str(declared["__module__"]), str(declared["__class__"])
-            return self.policy.find(module, name, known), options
+            return self.policy.find(module, name, known, base), options
         except SpecError as error:
             raise self._fault(key, error) from error
 
@@ -280,6 +298,10 @@ class _DatasetYamlReader:
             return kind(**options)
         except (TypeError, SpecError) as error:
             raise self._fault(key, error) from error
+
+
+def _is_derived(found: Any, base: type[T]) -> TypeGuard[type[T]]:
+    return isinstance(found, type) and issubclass(found, base)
 
 
 def _is_energons(declared: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 import torch
 
@@ -166,6 +166,12 @@ class Sample(ABC, TagsAlias, PinMemoryMixin, ExtendableDataclassMixin):
 
 BASIC_FIELDS = tuple(field.name for field in dataclasses.fields(Sample))
 """The names of the fields that every sample has."""
+
+
+class TypedDataset:
+    """The base of classes that a dataset.yaml may name for the type of its samples."""
+
+    __sample_type__: ClassVar[type[Any] | None] = None
 
 
 @edataclass

@@ -1,11 +1,10 @@
-"""Training with DDP, workers and steps of 64 documents, which continues on any number of ranks.
+"""Training with FSDP2 and steps of 64 documents, which continues on any number of ranks.
 
-torchrun --nproc-per-node 2 examples/train_ddp.py run 6   # 6 steps, then a checkpoint
-torchrun --nproc-per-node 4 examples/train_ddp.py run 12  # continues after step 6
+torchrun --nproc-per-node 2 examples/train_fsdp.py run 6   # 6 steps, then a checkpoint
+torchrun --nproc-per-node 4 examples/train_fsdp.py run 12  # continues after step 6
 """
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import fully_shard
 from webdataset import TarWriter
 
 from energy_data import (
@@ -62,9 +61,9 @@ def train(loader: Loader, model: Any, optimizer: Any, last: int) -> list[float]:
     losses, total = [], 0.0
     for batch in loader:
         step = batch["__step__"]
-        with nullcontext() if step.is_last else model.no_sync():
-            loss = model(batch["words"][:, None]).square().sum()  # 0 for an empty micro-batch
-            (loss * step.dp_size / step.step_tokens).backward()
+        model.set_requires_gradient_sync(step.is_last)
+        loss = model(batch["words"][:, None]).square().sum()  # 0 for an empty micro-batch
+        (loss * step.dp_size / step.step_tokens).backward()
         total += loss.detach() / step.step_tokens
         if step.is_last:
             optimizer.step()
@@ -86,7 +85,10 @@ def main(folder: Path, last: int) -> None:
     distributed.barrier()  # the data is there
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    for layer in model[::2]:
+        fully_shard(layer)
+    fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader, checkpoints = loader_of(folder / "docs"), sorted(folder.glob("step-*"))
 

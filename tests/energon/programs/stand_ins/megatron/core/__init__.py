@@ -1,0 +1,1 @@
+"""Stand-ins for what programs import of Megatron-Core."""
