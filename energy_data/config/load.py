@@ -173,8 +173,9 @@ def _read(
         return None
     if not is_metadataset(full):
         return None
+    text = None
     try:
-        text, local = None, mirror(full) if is_url(full) else full
+        local = mirror(full) if is_url(full) else full
         if Path(local).is_file():
             with Path(local).open("rb") as file:
                 text = file.read(MAX_BYTES + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from energy_data.remote.cached_ranges import CachedObject, Piece
@@ -22,15 +22,16 @@ class OwnerKey(NamedTuple):
 class CacheSpace:
     """Objects with their pieces, at most `limit` bytes of them together.
 
-    What an owner holds stays. Otherwise objects that no client uses go first; then what was
-    released last: samples have a new order in each epoch, so what was just used is used last again,
-    and what waits from the epoch before is used sooner.
+    What an owner holds stays. Of the rest, objects that no client uses go first; then what was used
+    last: samples have a new order in each epoch, so what was just used is used last again, and what
+    waits from the epoch before is used sooner. What is wanted goes only for what is waited for.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self.objects: dict[str, CachedObject] = {}
         self._held: dict[str, dict[OwnerKey, list[Piece]]] = {}
+        self._wanted: dict[str, dict[OwnerKey, list[Piece]]] = {}
         self._released: dict[Range, None] = {}  # held by nobody, the last one at the end
 
     def load(self, found: CachedObject) -> CachedObject:
@@ -49,35 +50,38 @@ class CacheSpace:
                 self.used -= end - begin
                 self._released.pop((path, begin, end), None)
 
+    def want(self, owner: OwnerKey, ranges: Sequence[Range]) -> None:
+        """Replace what an owner wants; what it holds and no longer wants is released."""
+        for owners in self._wanted.values():
+            owners.pop(owner, None)
+        for path, begin, end in ranges:
+            self._wanted.setdefault(path, {}).setdefault(owner, []).append((begin, end))
+        kept = set(ranges)
+        for path in [path for path, owners in self._held.items() if owner in owners]:
+            mine = self._held[path].pop(owner)
+            stays = [piece for piece in mine if (path, *piece) in kept]
+            if stays:
+                self._held[path][owner] = stays
+            for piece in set(mine).difference(stays):
+                self._release(path, piece)
+
     def hold(self, owner: OwnerKey, ranges: Iterable[Range]) -> None:
-        """Hold more ranges for an owner."""
+        """Hold ranges for an owner until it wants others."""
         for path, begin, end in ranges:
             self._held.setdefault(path, {}).setdefault(owner, []).append((begin, end))
             for piece in self.objects[path].overlapping(begin, end):
                 self._released.pop((path, *piece), None)
 
-    def release(self, owner: OwnerKey, ranges: Iterable[Range]) -> None:
-        """Stop to hold all that an owner holds in the objects of `ranges`."""
-        for path in {path: None for path, _, _ in ranges}:
-            mine = self._held.get(path, {}).pop(owner, [])
-            if not self._held.get(path):
-                self._held.pop(path, None)
-            found = self.objects.get(path)
-            for held in mine if found else ():
-                assert found is not None
-                for piece in found.overlapping(*held):
-                    if not self._is_held(path, piece):
-                        self._released[path, *piece] = None
-
     def added(self, path: str, piece: Piece) -> None:
         """Note a piece that is there now. Its bytes were counted before by `make_room`."""
-        if not self._is_held(path, piece):
+        if not _has(self._held, path, piece):
             self._released[path, *piece] = None
 
-    def make_room(self, size: int, in_use: Callable[[str], bool]) -> bool:
+    def make_room(self, size: int, in_use: Callable[[str], bool], *, urgent: bool) -> bool:
         """Count `size` bytes more, after others were dropped for them; False: they do not fit."""
         if self.used + size > self.limit:
-            for path, begin, end in list(self._to_drop(self.used + size - self.limit, in_use)):
+            needed = self.used + size - self.limit
+            for path, begin, end in list(self._to_drop(needed, in_use, urgent=urgent)):
                 self.objects[path].drop((begin, end))
                 self._released.pop((path, begin, end))
                 self.used -= end - begin
@@ -95,25 +99,38 @@ class CacheSpace:
             for _, begin, end in merged(("", *one) for held in owners.values() for one in held)
         )
 
-    def _to_drop(self, needed: int, in_use: Callable[[str], bool]) -> Iterator[Range]:
-        # Nobody waits for files that are read by their path: those of a dataset stay.
-        unused = [one for one in self._released if not in_use(one[0])]
-        used = [
-            one
-            for one in reversed(self._released)
-            if in_use(one[0]) and not one[0].endswith(READ_BY_PATH)
-        ]
-        for path, begin, end in (*unused, *used):
+    def _release(self, path: str, held: Piece) -> None:
+        if (found := self.objects.get(path)) is not None:
+            for piece in found.overlapping(*held):
+                if not _has(self._held, path, piece):
+                    self._released[path, *piece] = None
+
+    def _to_drop(
+        self, needed: int, in_use: Callable[[str], bool], *, urgent: bool
+    ) -> Iterator[Range]:
+        unused, used, wanted = list[Range](), list[Range](), list[Range]()
+        for one in self._released:
+            if not in_use(one[0]):
+                unused.append(one)
+            elif one[0].endswith(READ_BY_PATH):
+                pass  # those of a dataset stay, as nobody waits for them
+            elif _has(self._wanted, one[0], one[1:]):
+                wanted.append(one)
+            else:
+                used.append(one)
+        for path, begin, end in (*unused, *reversed(used), *(reversed(wanted) if urgent else ())):
             if needed <= 0:
                 return
             needed -= end - begin
             yield path, begin, end
 
-    def _is_held(self, path: str, piece: Piece) -> bool:
-        owners: Mapping[OwnerKey, list[Piece]] = self._held.get(path, {})
-        return any(
-            begin < piece[1] and piece[0] < end for held in owners.values() for begin, end in held
-        )
+
+def _has(ranges: Mapping[str, Mapping[OwnerKey, Sequence[Piece]]], path: str, piece: Piece) -> bool:
+    """Return whether an owner has some bytes of a piece."""
+    owners = ranges.get(path, {})
+    return any(
+        begin < piece[1] and piece[0] < end for held in owners.values() for begin, end in held
+    )
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

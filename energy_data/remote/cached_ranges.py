@@ -45,6 +45,12 @@ class ObjectFacts:
     tag: str | None = None  # changes with its contents; None: the store has none
     options: dict[str, Any] = field(factory=dict)
 
+    def is_same(self, other: ObjectFacts) -> bool:
+        """Return whether an object has the same contents, by its tag, or else by its time."""
+        if self.tag and other.tag:
+            return (self.tag, self.size) == (other.tag, other.size)
+        return (self.modified, self.size) == (other.modified, other.size)
+
 
 class CachedObject:
     """One object, and its pieces in the cache."""

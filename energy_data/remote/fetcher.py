@@ -45,7 +45,7 @@ class Fetcher:
         self.counts: Counter[str] = Counter()
         self.clients: dict[int, set[str]] = {}  # client -> the objects that it uses
         self._buckets: dict[str, Bucket] = {}
-        self._wanted: dict[OwnerKey, tuple[int, list[Range]]] = {}  # with a generation
+        self._generations: dict[OwnerKey, int] = {}  # how often owners have said what they want
         self._queue: list[tuple[int, int, OwnerKey, int, Range]] = []
         self._urgent: deque[Range] = deque()
         self._flying: dict[str, list[tuple[int, int]]] = {}
@@ -87,16 +87,13 @@ class Fetcher:
     def want(self, client: int, owner: str, ranges: Sequence[Range], when: Sequence[int]) -> None:
         """Replace what an owner will need, with the micro-batch in which it needs each."""
         key = OwnerKey(client, owner)
-        generation, before = self._wanted.get(key, (0, []))
         for path, _, _ in ranges:
             self._use(client, path)
-        self.space.hold(OwnerKey(client, "new"), ranges)  # so that nothing is released between
-        self.space.release(key, before)
-        self.space.hold(key, ranges)
-        self.space.release(OwnerKey(client, "new"), ranges)
-        self._wanted[key] = generation + 1, list(ranges)
+        self.space.want(key, ranges)
+        generation = self._generations.get(key, 0) + 1
+        self._generations[key] = generation
         for one, deadline in zip(ranges, when, strict=True):
-            entry = deadline, next(self._numbers), key, generation + 1, one
+            entry = deadline, next(self._numbers), key, generation, one
             heapq.heappush(self._queue, entry)
         self._pump()
 
@@ -105,9 +102,8 @@ class Fetcher:
         key = OwnerKey(client, owner)
         for path, _, _ in ranges:
             self._use(client, path)
+        self._generations.setdefault(key, 0)
         self.space.hold(key, ranges)
-        generation, held = self._wanted.get(key, (0, []))
-        self._wanted[key] = generation, [*held, *ranges]
         for path, begin, end in ranges:
             while missing := self.space.objects[path].missing(begin, end):
                 flying = self._flying.get(path, [])
@@ -131,15 +127,16 @@ class Fetcher:
 
     def leave(self, client: int) -> None:
         """Release all that a client held."""
-        for key in [key for key in self._wanted if key.client == client]:
-            self.space.release(key, self._wanted.pop(key)[1])
+        for key in [key for key in self._generations if key.client == client]:
+            self.space.want(key, [])
+            del self._generations[key]
         del self.clients[client]
 
     # What is done for them.
 
     def _make(self, client: int, path: str, facts: ObjectFacts) -> None:
         known = self.space.objects.get(path) or CachedObject.load(path)
-        if known is None or known.facts != facts or not Path(path).exists():
+        if known is None or not known.facts.is_same(facts) or not Path(path).exists():
             if known is not None and self._in_use(path):
                 problem = "the object was changed, and a run that reads the old one goes on"
                 raise RemoteError(f"{facts.url}: {problem}. Restart the run, or end the other one")
@@ -189,16 +186,18 @@ class Fetcher:
         while self._urgent:
             if (gap := self._gap(self._urgent[0])) is None:
                 self._urgent.popleft()
-            elif self.space.make_room(gap[2] - gap[1], self._in_use):
+            elif self.space.make_room(gap[2] - gap[1], self._in_use, urgent=True):
                 return gap
+            elif self._tasks:
+                return None  # what arrives may be dropped again
             else:
                 self._wake(self._urgent.popleft()[0], self._too_small())
         while self._queue:
             _, _, key, generation, wanted = self._queue[0]
-            is_old = self._wanted.get(key, (0, []))[0] != generation
+            is_old = self._generations.get(key) != generation
             if is_old or (gap := self._gap(wanted)) is None:
                 heapq.heappop(self._queue)
-            elif self.space.make_room(gap[2] - gap[1], self._in_use):
+            elif self.space.make_room(gap[2] - gap[1], self._in_use, urgent=False):
                 return gap
             else:
                 return None

@@ -7,6 +7,8 @@ import json
 import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 COUNT = 400
 
@@ -29,17 +31,12 @@ def tars(folder, count=COUNT, per_shard=100):
 
 
 def parquet(path, count=COUNT):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"n": range(count), "text": [f"text {n} " * 30 for n in range(count)]})
     pq.write_table(table, path, row_group_size=50)
 
 
 def arrow(path, count=COUNT):
-    import pyarrow as pa
-
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"n": range(count)})
     with pa.ipc.new_stream(path, table.schema) as stream:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from pathlib import Path
 
 FOLDER, SETTINGS, LOG = map(Path, sys.argv[1:4])
@@ -40,26 +41,26 @@ class Handler(BaseHTTPRequestHandler):
             with LOG.open("a") as log:
                 log.write(json.dumps(line) + "\n")
         file = FOLDER / self.path.lstrip("/")
-        if draw < settings.get("unavailable", 0):
-            return self.send_error(503)
-        draw -= settings.get("unavailable", 0)
-        if draw < settings.get("reset", 0):
+        parts = [settings.get(name, 0) for name in ("unavailable", "reset", "truncated")]
+        unavailable, reset, truncated = accumulate(parts)
+        if draw < unavailable:
+            self.send_error(503)
+        elif draw < reset:
             hard = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hard)
             self.close_connection = True
-            return self.connection.close()
-        draw -= settings.get("reset", 0)
-        if settings.get("denied"):
-            return self.send_error(403)
-        if not file.is_file():
-            return self.send_error(404)
-        self.send_file(file, asked, has_body, draw < settings.get("truncated", 0))
+            self.connection.close()
+        elif not file.is_file():
+            self.send_error(404)
+        else:
+            self.send_file(file, asked, has_body, is_truncated=draw < truncated)
 
-    def send_file(self, file, asked, has_body, is_truncated):
+    def send_file(self, file, asked, has_body, *, is_truncated):
         facts = file.stat()
         tag = f'"{facts.st_ino}-{facts.st_mtime_ns}"'
         if self.headers.get("If-Match", tag) != tag:
-            return self.send_error(412)
+            self.send_error(412)
+            return
         begin, end = 0, facts.st_size
         if asked:
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -81,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
 
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 server.daemon_threads = True
-print(server.server_port, flush=True)
+sys.stdout.write(f"{server.server_port}\n")
+sys.stdout.flush()
 parent = os.getppid()
 threading.Thread(target=server.serve_forever, daemon=True).start()
 while os.getppid() == parent:  # it ends with the tests

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
-os.environ["MOTO_S3_CUSTOM_ENDPOINTS"] = ""
 from moto.server import ThreadedMotoServer
 
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
-print(server.get_host_and_port()[1], flush=True)
+sys.stdout.write(f"{server.get_host_and_port()[1]}\n")
+sys.stdout.flush()
 parent = os.getppid()
 while os.getppid() == parent:  # it ends with the tests
     time.sleep(0.5)

@@ -1,0 +1,163 @@
+"""Runs over object stores return the batches of runs over the same files, whatever fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import islice
+
+import pytest
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data.prepare import prepare
+from energy_data.data.registry import open_source
+from energy_data.errors import StructureError
+from energy_data.remote.client import client_of
+
+from . import data
+from .conftest import KEY_ID, SECRET, fetchers
+from .test_sources import upload
+
+YAML = """
+splits:
+  train:
+    blend:
+      - {path: x.jsonl, weight: 2}
+      - {path: tars, weight: 1, id: tars}
+      - {path: x.parquet, weight: 1, columns: [text]}
+"""
+
+
+def make(folder):
+    """A metadataset next to its datasets."""
+    data.jsonl(folder / "x.jsonl")
+    data.tars(folder / "tars")
+    data.parquet(folder / "x.parquet")
+    (folder / "meta.yaml").write_text(YAML)
+    for name in ("x.jsonl", "tars"):
+        open_source(folder / name)  # makes the indices
+    return folder / "meta.yaml"
+
+
+def text_of(sample):
+    return sample.get("text") or sample.get("txt") or sample["json"]["text"]
+
+
+def loader(path, *, rank=0, ranks=1, workers=0, together=20):
+    config = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers, lanes=4)
+    options = {"batch_size": 8, "shuffle_buffer_size": 40, "max_samples_per_sequence": together}
+    return get_loader(get_train_dataset(path, worker_config=config, **options))
+
+
+def keys(batches):
+    return [(batch["__key__"], batch["__leaf__"].tolist()) for batch in batches]
+
+
+def stream(path, count, *, ranks=1, workers=0):
+    """The first micro-batches of a run."""
+    found = []
+    for rank in range(ranks):
+        with loader(path, rank=rank, ranks=ranks, workers=workers) as one:
+            found.append(keys(islice(one, count // ranks)))
+    return [batch for round_ in zip(*found, strict=True) for batch in round_]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("local"))
+
+
+@pytest.fixture(scope="module")
+def expected(local):
+    return stream(local, 120)
+
+
+@pytest.fixture
+def served(http, local):
+    """The URL of the same metadataset over HTTP, which lists no folder: one is prepared."""
+    make(http.folder)
+    prepare(http.folder / "tars", workers=1, force=True)
+    http.forget()
+    return f"{http.url}/meta.yaml"
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (1, 2)])
+def test_a_metadataset_in_a_bucket_has_the_stream_of_its_files(
+    ranks, workers, s3, cache, local, expected
+):
+    upload(s3, local.parent, "run")
+    assert stream("s3://data/run/meta.yaml", 120, ranks=ranks, workers=workers) == expected
+
+
+def test_the_stream_is_the_same_if_a_server_fails_now_and_then(http, own_cache, served, expected):
+    http.answers(unavailable=0.05, reset=0.05, truncated=0.05, latency=0.002)
+    assert stream(served, 120, workers=2) == expected
+    assert client_of(str(own_cache)).stats()["retries"] > 0
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_fetcher_that_is_killed_is_started_again(times, http, own_cache, served, expected):
+    with loader(served) as one:
+        batches, found = iter(one), []
+        for number in range(120):
+            if number % (120 // times) == 1:
+                for process in fetchers(own_cache):
+                    os.kill(process, signal.SIGKILL)
+            found += keys([next(batches)])
+    assert found == expected
+
+
+def test_an_epoch_fetches_each_byte_about_once(http, own_cache, served):
+    source = f"{http.url}/x.jsonl"
+    size = (http.folder / "x.jsonl").stat().st_size
+    with loader(source) as one:
+        http.forget()
+        seen = keys(islice(one, 400 // 8))
+    assert len({key for batch, _ in seen for key in batch}) == 400
+    ranges = [line["range"].removeprefix("bytes=").split("-") for line in http.requests()
+              if line["range"] and line["path"] == "/x.jsonl"]  # fmt: skip
+    fetched = sum(int(end) + 1 - int(begin) for begin, end in ranges)
+    assert fetched <= 1.05 * size
+    assert len(ranges) <= 400 / 20 * 1.05
+
+
+def test_what_is_in_the_cache_is_not_fetched_again(http, own_cache, served):
+    first = stream(served, 60)
+    http.forget()
+    assert stream(served, 60) == first
+    assert {line["path"] for line in http.requests()} <= {"/meta.yaml", "/tars/.nv-meta/.info.json"}
+
+
+def test_a_cache_that_is_too_small_is_an_error_with_what_is_needed(http, own_cache, monkeypatch):
+    monkeypatch.setenv("ENERGY_DATA_CACHE_SIZE", "400kB")
+    data.jsonl(http.folder / "large.jsonl", count=4000, size=4000)
+    open_source(http.folder / "large.jsonl")
+    with (
+        loader(f"{http.url}/large.jsonl") as one,
+        pytest.raises(StructureError, match=r"may hold 400,000 bytes, but what is read .* has"),
+    ):
+        list(islice(one, 50))
+
+
+def test_a_cache_stays_below_its_bound(http, own_cache, monkeypatch):
+    monkeypatch.setenv("ENERGY_DATA_CACHE_SIZE", "15MB")
+    data.jsonl(http.folder / "long.jsonl", count=2000, size=40_000)  # about 40 MB
+    open_source(http.folder / "long.jsonl")
+    with loader(f"{http.url}/long.jsonl", together=5) as one:
+        seen = keys(islice(one, 250))
+        assert client_of(str(own_cache)).stats()["used"] <= 15_000_000
+        blocks = sum(file.stat().st_blocks for file in own_cache.rglob("*") if file.is_file())
+    assert len({key for batch, _ in seen for key in batch}) > 1950
+    assert blocks * 512 < 17_000_000
+
+
+def test_credentials_are_nowhere_in_what_a_run_leaves(s3, own_cache, local, caplog):
+    upload(s3, local.parent, "secret")
+    with loader("s3://data/secret/meta.yaml", workers=1) as one:
+        list(islice(one, 4))
+        state = json.dumps(one.state_dict())
+    left = [file.read_bytes() for file in own_cache.rglob("*") if file.is_file()]
+    for text in (state.encode(), caplog.text.encode(), *left):
+        assert SECRET.encode() not in text
+        assert KEY_ID.encode() not in text
