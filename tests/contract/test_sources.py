@@ -160,7 +160,7 @@ def test_ranges_of_all_samples_are_no_more_than_the_files_and_those_of_parts_mak
 def keep_only(ranges):
     """Set all bytes of these files to zero that are in none of the ranges, in the same version."""
     for path in {path for path, _, _ in ranges}:
-        facts, data = os.stat(path), Path(path).read_bytes()
+        facts, data = Path(path).stat(), Path(path).read_bytes()
         kept = bytearray(len(data))
         for of, begin, end in ranges:
             if of == path:

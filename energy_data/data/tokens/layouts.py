@@ -21,6 +21,7 @@ from attrs import frozen
 
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.errors import SpecError, StructureError
+from energy_data.remote.client import held
 
 Int64s = npt.NDArray[np.int64]
 
@@ -28,6 +29,7 @@ _MEGATRON = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents + 1
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
 _BAD_HEADER = ValueError, AttributeError, TypeError, SyntaxError, TokenError, RecursionError
+_HEAD = 1 << 17  # bytes of a .npy file that have its header
 _SEARCHED = 512  # values of an index that are read at once
 
 
@@ -284,7 +286,8 @@ def _datatrove(path: str, dtype: str | None) -> TokenFile:
 
 def _numpy(path: str) -> TokenFile:
     """Return an array [tokens], or rows [rows, tokens]."""
-    with Path(path).open("rb") as file:
+    head = (path, 0, min(Path(path).stat().st_size, _HEAD))
+    with held([head], always=True), Path(path).open("rb") as file:
         try:
             version = np.lib.format.read_magic(file)
             header: Callable[..., Any] = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
