@@ -30,7 +30,7 @@ from energy_data.remote.object_store import Bucket, MissingObjectError, RemoteEr
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 2.0
+IDLE_SECONDS = 1.0
 _REQUESTS = 64  # in flight
 _PIECE = 1 << 24  # bytes of a request at most
 _LINE = 1 << 28  # bytes of a message at most
@@ -116,6 +116,13 @@ class Fetcher:
                 self._waiting.setdefault(path, []).append(arrived)
                 self._pump()
                 await arrived
+
+    def use(self, variables: Mapping[str, str]) -> None:
+        """Take over the variables of a client that credentials are found by."""
+        if any(os.environ.get(name) != value for name, value in variables.items()):
+            os.environ.update(variables)
+            for bucket in self._buckets.values():
+                bucket.forget_credentials()
 
     def stats(self) -> dict[str, int]:
         """Return the bytes, requests and retries so far, and the bytes that are in the cache."""
@@ -298,6 +305,7 @@ class FetcherServer:
     async def _found(self, client: int, asked: Mapping[str, Any]) -> Any:
         fetcher, kind = self.fetcher, asked["kind"]
         if kind == "look":
+            fetcher.use(asked["variables"])
             return await fetcher.look(client, asked["url"], asked["options"])
         if kind == "want":
             ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 GIVE_UP = "ENERGY_DATA_RETRY_SECONDS"
 _GIVE_UP = 300.0  # seconds; collectives of torch time out after 600
+_OF_A_LOOK = 0.1  # of that: before a run begins, someone waits for the error
 _LONGEST_PAUSE = 15.0
 _CLIENT: ClientConfig = {"timeout": "120s", "connect_timeout": "10s"}
 _NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
@@ -86,6 +87,10 @@ class Bucket:
             **options,
         )
 
+    def forget_credentials(self) -> None:
+        """Find credentials again with the next request."""
+        self._store = None
+
     async def get(self, facts: ObjectFacts, key: str, begin: int, end: int) -> memoryview:
         """Return bytes [begin, end) of an object, which must be the one that `facts` describe."""
         condition: Any = {"if_match": facts.tag} if facts.tag else {}
@@ -100,7 +105,7 @@ class Bucket:
                 raise OSError(f"the answer has {len(data)} bytes, not {end - begin}")
             return data
 
-        return await self._retried(attempt, f"{self.base}/{key}")
+        return await self._retried(attempt, f"{self.base}/{key}", part=1)
 
     async def head(self, key: str) -> ObjectFacts | None:
         """Return what is known of an object; None if there is none."""
@@ -182,10 +187,15 @@ class Bucket:
             options=self.options,
         )
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]], url: str) -> T:
-        """Return what `attempt` returns; try again after errors that may pass."""
+    async def _retried(
+        self, attempt: Callable[[], Awaitable[T]], url: str, *, part: float = _OF_A_LOOK
+    ) -> T:
+        """Return what `attempt` returns; try again after errors that may pass.
+
+        part: of the time after which a read is given up.
+        """
         began, attempts = time.monotonic(), 0
-        most = float(os.environ.get(GIVE_UP) or _GIVE_UP)
+        most = float(os.environ.get(GIVE_UP) or _GIVE_UP) * part
         while True:
             attempts += 1
             try:
@@ -205,7 +215,7 @@ class Bucket:
                     tried = f"{attempts} attempts in {spent:.0f} s, the last answer: {answer}"
                     raise RemoteError(f"{url}: it cannot be read: {tried}") from error
                 if refused:  # credentials may have expired
-                    self._store = None
+                    self.forget_credentials()
             self.retries += 1
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempts)
             await asyncio.sleep(min(pause, most) * random.uniform(0.5, 1))  # noqa: S311

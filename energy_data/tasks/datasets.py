@@ -231,8 +231,8 @@ class BatchDataset(BaseWrapperDataset[T], Generic[T]):
         is_finite = references is not None and bool(references.deal)
         if is_finite:
             of = with_references(of, deal=batch_size, drop_last=drop_last)
-        elif references is not None:
-            of = with_references(of, batch=batch_size)
+        elif (below := references_of(of, counted=False)) is not None and not below.deal:
+            of = with_references(of, batch=batch_size)  # most generators yield one of each sample
         several = gives_parts(batcher)
         spec: Spec = BatchSpec(
             of=of,

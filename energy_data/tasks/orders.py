@@ -29,8 +29,8 @@ T = TypeVar("T")
 _SAMPLEWISE = (ReadSpec, EncodeSpec, FilterSpec)  # give at most one item per item
 
 # Samples are dealt to the lanes batch by batch. Where the number of samples in a batch is not known
-# in advance (packs, groups, generators), this many neighbours are dealt at a time: few, so that
-# lanes get equal shares, and neighbours, so that they are read together.
+# in advance (packs, groups, finite streams with generators), this many neighbours are dealt at a
+# time: few, so that lanes get equal shares, and neighbours, so that they are read together.
 _UNCOUNTED = 8
 
 
@@ -78,10 +78,13 @@ def tree_of(dataset: SavableDataset[Any]) -> Spec:
     return EpochizeSpec(of=dataset.spec, length=length) if length else dataset.spec
 
 
-def references_of(spec: Spec) -> ReferencesSpec | None:
-    """Return the references of a tree that makes each sample of one reference; None for others."""
+def references_of(spec: Spec, *, counted: bool = True) -> ReferencesSpec | None:
+    """Return the references of a tree that makes each sample of one reference; None for others.
+
+    counted: False allows generators, which may make any number of samples of a reference.
+    """
     while not isinstance(spec, ReferencesSpec):
-        if not isinstance(spec, _SAMPLEWISE) or not spec.is_one_to_one:
+        if not isinstance(spec, _SAMPLEWISE) or (counted and not spec.is_one_to_one):
             return None
         spec = spec.of
     return spec

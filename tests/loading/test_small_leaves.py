@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import batches, leaf, not_third
 
+from energy_data.core.context import WorkerConfig
+from energy_data.loading.dataset import SavableDataset
+from energy_data.loading.loader import Loader
 from energy_data.nodes.blend import BlendSpec, Mixed, MixSpec, Part
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.leaf import Shuffle
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
 from energy_data.order.schedule import Clock
+from energy_data.tasks.datasets import BatchDataset, MapDataset
 from loading.runs import in_order, loaders_of, run_in_step
 
 SHUFFLES = [
@@ -62,6 +67,17 @@ def test_so_it_does_in_a_blend_with_the_same_draws_in_every_batch(weights, size,
     small = [key for batch in found for key in batch if key.startswith("small")]
     for first in range(0, len(small) - size + 1, size):
         assert len(set(small[first : first + size])) == size
+
+
+def once(sample):
+    yield sample["__key__"]
+
+
+def test_so_it_does_if_a_generator_yields_one_of_each_sample():
+    samples = SavableDataset(spec=stream(leaf("a", 60), 1), worker_config=WorkerConfig(lanes=32))
+    loader = Loader(BatchDataset(MapDataset(samples, once), 4, list))
+    found = [key for batch in islice(loader, 30) for key in batch]
+    assert len(set(found[:60])) == len(set(found[60:])) == 60
 
 
 def test_epochs_are_shuffled_differently_and_alike_for_any_number_of_lanes():

@@ -24,6 +24,7 @@ from energy_data.errors import StructureError
 from energy_data.remote.client import covered, fetch_whole, held
 from energy_data.remote.mirror_paths import has_samples, is_mirrored
 
+_FETCHED = 1 << 17  # bytes of an object that are fetched together, unless an order is known
 _ONE_CALL = 0x7FFFF000  # bytes that the system reads at once
 
 
@@ -147,8 +148,11 @@ class MirroredFile(LocalFile):
             super().read_rows(buffer, offsets)
 
     def _held(self, offset: int, size: int) -> AbstractContextManager[None]:
-        end = min(offset + size, self.size)  # reading beyond it is an error of its own
-        return held([(self.path, offset, end)] if offset < end else [])
+        # What is read by single ranges has neighbours that are read next. Reading beyond the end is
+        # an error of its own.
+        begin = offset // _FETCHED * _FETCHED
+        end = min(-(-(offset + size) // _FETCHED) * _FETCHED, self.size)
+        return held([(self.path, begin, end)] if size and begin < end else [])
 
 
 class Window:

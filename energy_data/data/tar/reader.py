@@ -29,7 +29,7 @@ from energy_data.data.shards import OpenShard
 from energy_data.data.tar import native
 from energy_data.data.tar.header import BLOCK, Fault, TarMember, split_name, walk
 from energy_data.errors import SampleError, StructureError
-from energy_data.remote.cache_space import Range
+from energy_data.remote.cache_space import Range, merged
 
 LARGEST_PLAIN = 65536  # bytes of a sample; larger ones are read part by part, and not by the C part
 _HEADERS = 1024  # bytes read for one header: a small part often follows it
@@ -67,12 +67,12 @@ class Spans:
         bounds = zip(
             self.files, self.file_rows, [*self.file_rows[1:], len(self.begins)], strict=True
         )
-        return [
+        return merged(
             (file.path, begin, end)
             for file, first, last in bounds
             if type(file) is MirroredFile
             for begin, end in zip(self.begins[first:last], self.ends[first:last], strict=True)
-        ]
+        )
 
     def file_of(self, row: int) -> LocalFile:
         """Return the file of one row."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from energon.programs.lm import External, batches_for_ever
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.energon import (
@@ -117,32 +118,17 @@ class Encoder(DefaultTaskEncoder[ChatSample, Example, ExampleBatch, dict]):
         return facts
 
 
-class External:
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self.batches = batches_for_ever(loader)
-
-    def __next__(self) -> Any:
-        return next(self.batches)
-
-    def save_state(self) -> Any:
-        return self.loader.save_state_rank()
-
+class Restored(External):
     def restore_state(self, state: Any) -> None:
         self.loader.restore_state_rank(state)
         self.batches = batches_for_ever(self.loader)
-
-
-def batches_for_ever(loader):
-    while True:
-        yield from loader
 
 
 class DataModule:
     def __init__(self, path: str, groups: ProcessGroupCollection, **options: Any) -> None:
         self.path, self.groups, self.options = path, groups, options
 
-    def loader(self, split: str) -> External:
+    def loader(self, split: str) -> Restored:
         config = WorkerConfig(
             rank=self.groups.dp.rank(),
             world_size=self.groups.dp.size(),
@@ -162,7 +148,7 @@ class DataModule:
             max_samples_per_sequence=None,
             **self.options,
         )
-        return External(get_savable_loader(dataset, worker_config=config))
+        return Restored(get_savable_loader(dataset, worker_config=config))
 
 
 class Stream:
