@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+from uuid import uuid4
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +21,9 @@ from energy_data.errors import DataError
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.plan_cache import LanePlan, Offsets
 from energy_data.nodes.references import DealtReferences, ReferencesNode
+from energy_data.order.shares import epochs_mixed
 from energy_data.remote.cache_space import Range
-from energy_data.remote.client import client_of, covered
+from energy_data.remote.client import FetchClient, client_of, covered
 from energy_data.remote.mirror_paths import root_of
 
 _LEAST, _WINDOWS = 1024, 2  # draws, or windows, that a lane looks ahead
@@ -32,7 +35,7 @@ class SequencePlace(NamedTuple):
     """A sequence of samples of a leaf, which are read together."""
 
     entry: int  # of the leaf
-    number: int
+    number: int  # counted over the epochs that have one order; negative: a part of a window
 
 
 class ReadAhead:
@@ -49,19 +52,33 @@ class ReadAhead:
             ],
             np.int64,
         )
+        in_passes = bool(node.spec.deal)
+        self._sizes = np.array([leaf.num_samples for leaf in leaves], np.int64)
+        self._times = np.array(
+            [
+                epochs_mixed(1 if in_passes and leaf.epochs else leaf.epochs, leaf.num_samples)
+                for leaf in leaves
+            ],
+            np.int64,
+        )
         windows = [shuffle.of(leaf).window * leaf.cut.samples for leaf in leaves]
         self._ahead = max(_LEAST, _WINDOWS * max(windows))
-        self._owner = f"{'/'.join(context.path)} of lane {context.lane}"
+        # Loaders of one process have equal lanes.
+        self._owner = f"{'/'.join(context.path)} of lane {context.lane}, {uuid4().hex}"
+        self._client: FetchClient | None = None
         self._plan: LanePlan | None = None
-        self._planned: tuple[int, int] | None = None  # draws [begin, end) that were looked up
+        self._planned = range(0)  # draws that were looked up
+        self._position: tuple[object, ...] = ()  # what else their order depends on
         self._ranges: dict[SequencePlace, Sequence[Range] | None] = {}
 
     def look(self, count: int) -> None:
         """Look up what comes after the next `count` draws, now and then, and want it."""
-        draws = self._node.cursor.draws
-        if self._planned is not None and self._planned[0] <= draws < self._planned[1]:
+        at = self._node.cursor
+        draws, position = at.draws, (at.epoch, at.offsets, at.since, self._node.before)
+        if draws in self._planned and position == self._position:
             return
-        self._planned = draws, draws + max(self._ahead // _LOOKS - count, 1)
+        self._planned = range(draws, draws + max(self._ahead // _LOOKS - count, 1))
+        self._position = position
         try:
             coming = self._coming(max(self._ahead, count))
         except DataError:  # it is raised when the draws are made
@@ -78,7 +95,7 @@ class ReadAhead:
             wanted += ranges
             when += [(draws + first) // batch] * len(ranges)
         if wanted:
-            client_of(root_of(wanted[0][0])).want(self._owner, wanted, when)
+            self._connected(wanted[0][0]).want(self._owner, wanted, when)
 
     @contextmanager
     def waited(self, block: References) -> Iterator[None]:
@@ -93,19 +110,30 @@ class ReadAhead:
             else:
                 ranges += found
         if ranges:
-            client_of(root_of(ranges[0][0])).wait(self._owner, ranges)
+            self._connected(ranges[0][0]).wait(self._owner, ranges)
         if is_covered:
             with covered():
                 yield
         else:
             yield
 
+    def _connected(self, path: str) -> FetchClient:
+        """Return the client of this thread, which releases all ranges after this object."""
+        found = client_of(root_of(path))
+        if found is not self._client:
+            self._client = found
+            finalize(self, found.gone.append, self._owner).atexit = False
+        return found
+
     def _places(self, block: References) -> tuple[list[SequencePlace], list[int]]:
         """Return the sequences that a block draws from, in order of use, and their first draws."""
         entries, indices = block.entries, block.indices
         there = np.flatnonzero(self._remote[entries])
-        numbers = indices[there] // self._lengths[entries[there]]
-        pairs = np.stack([entries[there], numbers], axis=1)
+        entry, index = entries[there], indices[there]
+        sizes = self._sizes[entry]
+        numbers = (block.epochs[there] % self._times[entry] * sizes + index) // self._lengths[entry]
+        numbers = np.where(index < sizes, numbers, -1 - index)
+        pairs = np.stack([entry, numbers], axis=1)
         _, first = np.unique(pairs, axis=0, return_index=True)
         first.sort()
         chosen = pairs[first].tolist()
@@ -113,10 +141,20 @@ class ReadAhead:
 
     def _ranges_of(self, place: SequencePlace) -> Sequence[Range] | None:
         leaf, length = self._leaves[place.entry], int(self._lengths[place.entry])
-        first = place.number * length
-        if first >= leaf.num_samples:  # a part of a window
+        if place.number < 0:
             return None
-        return leaf.source.ranges(first, min(length, leaf.num_samples - first))
+        # Where one epoch ends in a sequence, the next one begins.
+        size, found = leaf.num_samples, list[Range]()
+        first = place.number * length
+        end = min(first + length, size * int(self._times[place.entry]))
+        while first < end:
+            count = min(end - first, size - first % size)
+            ranges = leaf.source.ranges(first % size, count)
+            if ranges is None:
+                return None
+            found += ranges
+            first += count
+        return found
 
     def _coming(self, count: int) -> References:
         """Return the next `count` draws of the node, or the rest of its pass; draw none."""

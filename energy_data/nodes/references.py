@@ -368,8 +368,6 @@ class DealtReferences(ReferencesNode):
     def draw(self, count: int) -> Items:
         at, deal = self.cursor, self.spec.deal
         first, end = self.bounds(at.epoch)
-        if self.spec.drop_last:
-            end = first + (end - first) // deal * deal
         start = first + self.place(at.draws)
         count = min(count, deal - at.draws % deal, end - start)
         if count <= 0:
@@ -392,7 +390,10 @@ class DealtReferences(ReferencesNode):
 
     def bounds(self, epoch: int) -> tuple[int, int]:
         """Return the first draw of a pass in the order of all lanes, and the first after it."""
-        return self.plan.order.begin(epoch), self.plan.order.begin(epoch + 1)
+        first, end = self.plan.order.begin(epoch), self.plan.order.begin(epoch + 1)
+        if self.spec.drop_last:
+            end = first + (end - first) // self.spec.deal * self.spec.deal
+        return first, end
 
     def place(self, draws: int) -> int:
         """Return the draw of a pass, over all lanes, that a draw of this lane is."""

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -51,6 +52,7 @@ class FetchClient:
         self._wanted: dict[str, tuple[list[Range], list[int]]] = {}
         self._inodes: dict[str, int] = {}
         self._ready: dict[str, set[Range]] = {}
+        self.gone: deque[str] = deque()  # owners whose ranges are released with the next message
 
     def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Make a mirror. Raises SpecError if the store cannot be read."""
@@ -70,6 +72,11 @@ class FetchClient:
 
         when: the micro-batch in which each is needed.
         """
+        while self.gone:
+            self._replace(self.gone.popleft(), [], [])
+        self._replace(owner, ranges, when)
+
+    def _replace(self, owner: str, ranges: Sequence[Range], when: Sequence[int]) -> None:
         chosen = [one for one in zip(ranges, when, strict=True) if is_mirrored(one[0][0])]
         mine = [one for one, _ in chosen], [at for _, at in chosen]
         self._ready[owner] = self._ready.get(owner, set()).intersection(mine[0])
@@ -285,13 +292,16 @@ def _without_pattern(key: str) -> tuple[str, str]:
 
 
 @contextmanager
-def covered() -> Iterator[None]:
-    """Let `held` do nothing in this thread: an owner holds all samples that are read."""
-    _CONNECTIONS.is_covered = True
+def covered(*, is_covered: bool = True) -> Iterator[None]:
+    """Let `held` do nothing in this thread: an owner holds all samples that are read.
+
+    is_covered: False: let it wait again, for other bytes, such as those that a file is opened by.
+    """
+    before, _CONNECTIONS.is_covered = _CONNECTIONS.is_covered, is_covered
     try:
         yield
     finally:
-        _CONNECTIONS.is_covered = False
+        _CONNECTIONS.is_covered = before
 
 
 @contextmanager

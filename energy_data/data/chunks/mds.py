@@ -42,9 +42,9 @@ class MdsSource(ChunkSource):
             layouts = {one: self._layout(one) for one in dict.fromkeys(s.columns for s in shards)}
         self._layouts = [layouts[shard.columns] for shard in shards]
         self.facts = tuple(layouts)
-        files = zip(shards, self.part.shards, strict=True)
-        packed = [shard.count for shard, name in files if name != shard.raw]
-        self._largest_packed = max(packed, default=None)
+        files = enumerate(zip(shards, self.part.shards, strict=True))
+        self._packed = {number for number, (shard, name) in files if name != shard.raw}
+        self._largest_packed = max((shards[number].count for number in self._packed), default=None)
 
     def values(self, number: int, data: memoryview) -> dict[str, Any]:
         """Return the columns of a sample of a shard."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from energy_data.core.lazy import cached_property
@@ -16,6 +17,7 @@ from energy_data.data.part import names_dataset
 from energy_data.data.records import Int64s, RecordSource
 from energy_data.data.source import Unit
 from energy_data.errors import MissingExtraError, SampleError
+from energy_data.remote.cache_space import Range
 
 
 class ChunkSource(RecordSource):
@@ -28,6 +30,7 @@ class ChunkSource(RecordSource):
     columns: tuple[str, ...]
     facts: object
     _largest_packed: int | None  # samples of a compressed chunk
+    _packed: Collection[int]  # numbers of the compressed chunks
 
     @abstractmethod
     def values(self, number: int, data: memoryview) -> dict[str, Any]:
@@ -37,6 +40,13 @@ class ChunkSource(RecordSource):
     def run_length(self) -> int | None:
         """The samples of the largest compressed chunk; None: none is compressed."""
         return self._largest_packed
+
+    def _range(self, number: int, begin: int, end: int) -> Sequence[Range] | None:
+        """Return the bytes of samples of a chunk: all of them if it is compressed."""
+        if number not in self._packed:
+            return super()._range(number, begin, end)
+        path, _ = self.part.paths(number)
+        return [(path, 0, Path(path).stat().st_size)]
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return the costs of samples; None for bytes if chunks are compressed."""

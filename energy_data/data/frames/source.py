@@ -10,7 +10,7 @@ is. A line may go on in the next frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -38,6 +38,7 @@ from energy_data.data.records import locate
 from energy_data.data.shards import Scan, ShardKind
 from energy_data.data.source import Unit
 from energy_data.errors import SampleError, StructureError
+from energy_data.remote.cache_space import Range
 
 Int64s = npt.NDArray[np.int64]
 
@@ -190,6 +191,19 @@ class FramedJsonlSource(_FramedLines, JsonlSource):
     def run_length(self) -> int | None:
         """The most lines of a frame, in the first block of the index of the first file."""
         return self._run_length
+
+    def _range(self, number: int, begin: int, end: int) -> Sequence[Range]:
+        """Return the bytes of the frames that have lines [begin, end) of a file."""
+        first, last = self._open(number, begin), self._open(number, end - 1)
+        start = int(first.offsets[begin - first.first]) >> FRAME_BITS
+        stop, rest = divmod(int(last.offsets[end - last.first]), LARGEST_FRAME)
+        while rest:  # it ends where the next one begins in which a line begins, or the file ends
+            frames = last.offsets >> np.uint64(FRAME_BITS)
+            if frames[-1] > stop:
+                stop, rest = int(frames[int(np.searchsorted(frames, stop, side="right"))]), 0
+            else:
+                last = self._open(number, last.first + len(frames) - 1)
+        return [(self.part.paths(number)[0], start, stop)]
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return None: the index does not have the size of the last line of a frame."""
