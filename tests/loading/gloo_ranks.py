@@ -113,7 +113,7 @@ def output_of(script: Path, rank: int) -> Path:
 
 def serve() -> None:
     """Answer requests until there are none; returns in ranks too, which are at their end then."""
-    for name in ("torch.distributed", "energy_data"):
+    for name in ("torch.distributed", "energy_data.public"):
         importlib.import_module(name)
     while (line := sys.stdin.readline()).strip():
         request = json.loads(line)

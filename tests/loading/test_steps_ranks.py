@@ -19,7 +19,7 @@ import json, os, signal, sys, time
 from itertools import islice
 from pathlib import Path
 from torch import distributed
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.steps.counts import Counts
 from energy_data.loading.steps.exchange import Exchange, StepsError
