@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from energy_data.core.context import Context, WorkerConfig
+from energy_data.core.context import Context
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.nodes.batch import BatchSpec

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import descendants, leave, memory_mb
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.loading.workers.pool import PoolOptions, WorkerPool

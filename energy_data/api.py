@@ -15,9 +15,10 @@ from typing_extensions import TypeVar, Unpack
 from energy_data.config.compile import check_repetitions, compile_split, compile_stream, steps_of
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import Options
-from energy_data.core.context import Context, WorkerConfig
+from energy_data.core.context import Context
 from energy_data.core.recipe import check_whole
 from energy_data.core.user_call import ErrorHandler, reraise_exception
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.decode.av import AVMode
 from energy_data.data.decode.images import ImageMode
 from energy_data.data.decode.parts import Overrides, SampleDecoder, check_decoders

@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from energy_data.cli.leaves import compiled, open_declared, splits_of
+from energy_data.cli.leaves import compiled, open_declared, splits_of, summary
 from energy_data.cli.options import counting, progress_option, workers_option
-from energy_data.cli.plan import summary
 from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load
 from energy_data.config.opening import OpenSource

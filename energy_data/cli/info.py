@@ -10,7 +10,7 @@ import numpy as np
 from attrs import asdict, frozen
 
 from energy_data.cli.leaves import compiled, open_declared, splits_of
-from energy_data.cli.plan import new_table, print_table
+from energy_data.cli.tables import new_table, print_table
 from energy_data.config.load import load
 from energy_data.core.sample import values_of
 from energy_data.data.shards import PartShards

@@ -10,7 +10,8 @@ from typing import Any
 import click
 from attrs import asdict
 
-from energy_data.cli.plan import is_staged, new_table, print_table, summary
+from energy_data.cli.leaves import is_staged, summary
+from energy_data.cli.tables import new_table, print_table
 from energy_data.config.compile import compile_split, mode_of
 from energy_data.config.draws import TreeRow, describe_tree
 from energy_data.config.load import load

@@ -5,17 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from energy_data.cli.plan import is_staged, stream
 from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.opening import OpenSource, Options
+from energy_data.config.staged import StagedRecipe, below_steps
 from energy_data.core.spec import Spec
 from energy_data.data.part import prepared_at
 from energy_data.data.registry import open_source
 from energy_data.data.source import Source
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.wrap import open_typed
+from energy_data.nodes.leaf import distinct_leaves, leaf_entries
+
+
+def is_staged(metadataset: LoadedMetadataset, split: str) -> bool:
+    """Return whether a split has stages. SpecError if there is no such split."""
+    return isinstance(below_steps(metadataset.tree(split)), StagedRecipe)
+
+
+def summary(spec: Spec) -> str:
+    """Return how many leaves and samples a tree has."""
+    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+    samples = sum(leaf.num_samples for leaf in leaves)
+    return f"{len(leaves):,} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
 
 
 def splits_of(metadataset: LoadedMetadataset, split: str | None = None) -> tuple[str, ...]:
@@ -39,6 +52,8 @@ def compiled(metadataset: LoadedMetadataset, split: str, *, opened: OpenSource) 
     """
     options = Options(open_typed=opened)
     if split == "train" and is_staged(metadataset, split):
+        from energy_data.cli.plan import stream
+
         params = {"seq_len": 1}  # any length will do
         return stream(metadataset, split, params=params, opened=opened, options=options)
     return compile_split(metadataset, split, open_source=opened, options=options)

@@ -12,19 +12,31 @@ from energy_data.data.tar import native
 from energy_data.errors import EnergyDataError
 
 COMMANDS = {
-    "check": "energy_data.cli.check",
-    "import-stages": "energy_data.cli.import_stages",
-    "info": "energy_data.cli.info",
-    "inspect": "energy_data.cli.inspect",
-    "plan": "energy_data.cli.plan",
-    "prepare": "energy_data.cli.prepare",
-    "prepare-media": "energy_data.cli.prepare_media",
-    "prepare-tokens": "energy_data.cli.prepare_tokens",
-    "preview": "energy_data.cli.preview",
-    "schema": "energy_data.cli.check:schema_command",
-    "state": "energy_data.cli.state",
+    "check": ("energy_data.cli.check", "Check metadatasets, and the datasets they name."),
+    "import-stages": (
+        "energy_data.cli.import_stages",
+        "Write the data stages of a TOML as a metadataset.",
+    ),
+    "info": ("energy_data.cli.info", "Show what datasets hold: samples, shards, sizes, fields."),
+    "inspect": (
+        "energy_data.cli.inspect",
+        "Show the tree of a metadataset, and what a run draws of it.",
+    ),
+    "plan": ("energy_data.cli.plan", "Show the stages of a run, and what an edit changes."),
+    "prepare": ("energy_data.cli.prepare", "Prepare a dataset, or the joins in a metadataset."),
+    "prepare-media": (
+        "energy_data.cli.prepare_media",
+        "Record sizes and lengths of media files below a folder.",
+    ),
+    "prepare-tokens": (
+        "energy_data.cli.prepare_tokens",
+        "Count the tokens of each text or conversation.",
+    ),
+    "preview": ("energy_data.cli.preview", "Show samples, or write their parts as files."),
+    "schema": ("energy_data.cli.check:schema_command", "Print the JSON Schema of metadatasets."),
+    "state": ("energy_data.cli.state", "Show and merge saved states."),
 }
-"""Name of a command -> its module, and the attribute if it is not `command`."""
+"""Name of a command -> its module, with the attribute if it is not `command`; and what it does."""
 
 OF_ENERGON = {
     "analyze-debug": "read `__restore_key__` and `loader.stats()` in the program",
@@ -56,9 +68,14 @@ class Commands(click.Group):
         """Return a command, or None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute or "command")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the commands do. Imports none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -13,16 +12,15 @@ from typing import Any
 import click
 import yaml
 from attrs import fields, frozen
-from rich.console import Console, JustifyMethod
-from rich.table import Table
 
 from energy_data.api import get_train_dataset
 from energy_data.cli.saved_builder import SavedBuilder, saved_params, saved_stages
 from energy_data.cli.state import drawn_by, saved_run
+from energy_data.cli.tables import new_table, print_table
 from energy_data.config.compile import compile_stream, mode_of, steps_of
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import OpenSource, Options
-from energy_data.config.staged import StagedRecipe, below_steps, stage_params
+from energy_data.config.staged import stage_params
 from energy_data.core.context import Context
 from energy_data.core.spec import Spec
 from energy_data.data.registry import open_source
@@ -31,7 +29,6 @@ from energy_data.loading.checkpoint.diff import Stages, differences, misfits
 from energy_data.loading.checkpoint.restore import clock_of
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_run import SavedTree
-from energy_data.nodes.leaf import distinct_leaves, leaf_entries
 from energy_data.nodes.run_plan import RunPlan, data_end_note, short
 from energy_data.nodes.stage import Resume, Stage
 from energy_data.nodes.staged import StagedSpec
@@ -45,7 +42,6 @@ _DEFAULTS: dict[str, Any] = {
         for name in ("shuffle_buffer_size", "max_samples_per_sequence")
     },
 }
-LINE_WIDTH = 1_000  # characters in a file or a pipe: ids stay in one piece, to be copied
 
 
 class AnyTask(TaskEncoder[Any, Any, Any, Any]):
@@ -62,11 +58,6 @@ class AnyTask(TaskEncoder[Any, Any, Any, Any]):
     def with_params(self, **params: Any) -> AnyTask:
         """Return one with other parameters."""
         return AnyTask({**self._values, **params})
-
-
-def is_staged(metadataset: LoadedMetadataset, split: str) -> bool:
-    """Return whether a split has stages. SpecError if there is no such split."""
-    return isinstance(below_steps(metadataset.tree(split)), StagedRecipe)
 
 
 def stream(
@@ -117,33 +108,6 @@ def params_of(texts: tuple[str, ...]) -> dict[str, Any]:
             raise SpecError(f"--param: must be NAME=VALUE, got {text!r}, such as `seq_len=4096`.")
         found[name] = yaml.safe_load(value)
     return found
-
-
-def new_table(*columns: str, numbers: Collection[str]) -> Table:
-    """Return an empty table with these columns; those of `numbers` are never broken."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        is_number = name in numbers
-        side: JustifyMethod = "right" if is_number else "left"
-        table.add_column(name, justify=side, no_wrap=is_number, overflow="fold")
-    return table
-
-
-def print_table(table: Table) -> None:
-    """Print a table; on a terminal, in its width. Ids contain brackets, which are rich's markup."""
-    width = None if sys.stdout.isatty() else LINE_WIDTH
-    console = Console(markup=False, emoji=False, highlight=False, width=width)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip())
-
-
-def summary(spec: Spec) -> str:
-    """Return how many leaves and samples a tree has."""
-    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
-    samples = sum(leaf.num_samples for leaf in leaves)
-    return f"{len(leaves):,} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
 
 
 def show_plan(plan: RunPlan) -> None:

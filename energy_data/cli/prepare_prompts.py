@@ -16,7 +16,8 @@ from energy_data.data.splits import by_ratio
 from energy_data.data.tar.header import Fault, split_name, walk
 from energy_data.data.typed.dataset_yaml import CRUDE, has_default, own_fields
 from energy_data.data.typed.field_map import parse_access
-from energy_data.data.typed.samples import SAMPLE_TYPES, Sample
+from energy_data.data.typed.sample_types import SAMPLE_TYPES
+from energy_data.data.typed.samples import Sample
 from energy_data.errors import SpecError
 
 _MOST_TYPES = 10  # of parts; with more, there is no prompt for a field map

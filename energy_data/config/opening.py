@@ -23,7 +23,6 @@ from energy_data.data.join import Joiner, open_join
 from energy_data.data.join_table import PREFIX, SUFFIX, JoinMember, Kept, open_table
 from energy_data.data.registry import open_store
 from energy_data.data.source import Source
-from energy_data.data.typed.samples import SAMPLE_TYPES
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import OrderSpec
@@ -170,6 +169,8 @@ class Opener:
         code = recipe.joiner
         if code is None:
             return None
+        from energy_data.data.typed.sample_types import SAMPLE_TYPES
+
         joiner = self._options.trust.find(code.module, code.name, SAMPLE_TYPES)
         if not callable(joiner) or isinstance(joiner, type) != code.is_class:
             what = "class" if code.is_class else "function"

@@ -19,10 +19,12 @@ from functools import partial
 from itertools import repeat
 from math import prod
 from operator import is_
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 _SMALLEST = 4096  # bytes of a tensor or row; copying less costs nothing
 
@@ -54,6 +56,8 @@ def allocate_in(allocator: Allocator | None) -> Iterator[None]:
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a contiguous tensor on the CPU with any contents; its memory cannot be resized."""
+    import torch
+
     memory = _taken(prod(shape) * dtype.itemsize)
     if memory is not None:
         return torch.frombuffer(memory, dtype=dtype).reshape(*shape)
@@ -91,6 +95,8 @@ class RowBlock(NamedTuple):
 
 def new_rows(count: int, shape: Sequence[int], dtype: torch.dtype) -> RowBlock | None:
     """Return `count` rows with any contents; None if the rows are too small to be worth it."""
+    import torch
+
     num_bytes = prod(shape) * dtype.itemsize
     if not count or num_bytes < _SMALLEST:
         return None

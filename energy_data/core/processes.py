@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -38,18 +38,18 @@ def without_main() -> Iterator[None]:
 
 
 def map_in_processes(
-    call: Callable[[A], B], items: Iterable[A], *, workers: int, preload: str
+    call: Callable[[A], B], items: Iterable[A], *, workers: int, preload: Sequence[str]
 ) -> Generator[B, None, None]:
     """Yield `call(item)` for each item, in order, from processes; with one worker, from this one.
 
     The first error ends the others. The calls must leave nothing half-made: Ctrl-C ends the
-    processes at once. preload: a module that is imported once for all processes.
+    processes at once. preload: modules that are imported once for all processes.
     """
     if workers <= 1:
         yield from map(call, items)
         return
     context = get_context("forkserver")
-    context.set_forkserver_preload([preload])  # imports torch once, which takes seconds
+    context.set_forkserver_preload(list(preload))
     ends_at_once = (signal.SIGINT, signal.SIG_DFL)  # by default, each would print a traceback
     pool = ProcessPoolExecutor(
         workers, mp_context=context, initializer=signal.signal, initargs=ends_at_once

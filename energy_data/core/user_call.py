@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from inspect import isgeneratorfunction, signature, unwrap
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import field, frozen
 
+from energy_data.core.context import Context
+from energy_data.core.cursor import Cursor
+from energy_data.core.node import ItemRef
 from energy_data.core.profiler import Activity
 from energy_data.core.sample import describe_source, first_of, get_source_info, sample_field
 from energy_data.errors import (
@@ -27,11 +30,6 @@ from energy_data.errors import (
     SpecError,
     add_note,
 )
-
-if TYPE_CHECKING:  # `context` imports the handlers
-    from energy_data.core.context import Context
-    from energy_data.core.cursor import Cursor
-    from energy_data.core.node import ItemRef
 
 log = logging.getLogger(__name__)
 

@@ -99,7 +99,7 @@ def index_shards(
     if workers is None:
         size = sum((path / shard).stat().st_size for shard in shards)
         workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
-    with closing(map_in_processes(task, shards, workers=workers, preload=__name__)) as scans:
+    with closing(map_in_processes(task, shards, workers=workers, preload=(__name__,))) as scans:
         for known in contents.values():
             yield next(scans) if known is None else known
 

@@ -22,8 +22,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
-from rich.console import Console
-from rich.progress import Progress
 
 from energy_data.data.files.local import atomic_file, open_file
 from energy_data.data.files.offsets import cache_folder
@@ -197,6 +195,9 @@ def _stamps(member: JoinMember) -> Iterator[tuple[int, int]]:
 
 def _compute(members: Sequence[JoinMember]) -> Table:
     """Return the table of a join."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         shards = sum(len(member.part.shards) for member in members)

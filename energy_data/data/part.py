@@ -7,6 +7,7 @@ split parts, excluded samples and subsets are then as in all others.
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import track
 
 from energy_data.core.lazy import cached_property
 from energy_data.data.files.local import open_file
@@ -287,8 +286,11 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
         root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
         shards, known = [os.path.relpath(file, root) for file in files], {}
     paths: Iterable[str] = [f"{root}/{shard}" for shard in shards]
-    if len(shards) > 1 and (console := Console(stderr=True)).is_terminal:
-        paths = track(paths, "Indexing shards", console=console, transient=True)
+    if len(shards) > 1 and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        paths = track(paths, "Indexing shards", console=Console(stderr=True), transient=True)
     indices = None
     if (fits := kind.fits) is None:
         scans = [

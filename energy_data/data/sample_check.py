@@ -50,7 +50,7 @@ def check_samples(
     ranges = [one for source in sources for one in _ranges(source)]
     if workers is None:
         workers = min(os.cpu_count() or 1, len(ranges))
-    return map_in_processes(_check, ranges, workers=workers, preload=__name__)
+    return map_in_processes(_check, ranges, workers=workers, preload=(__name__, "torch"))
 
 
 def _ranges(source: Source) -> Iterator[SampleRange]:

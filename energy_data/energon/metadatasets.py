@@ -15,7 +15,7 @@ from energy_data.config.compile import compile_split
 from energy_data.config.leaves import is_metadataset, leaf_uses
 from energy_data.config.load import LoadedMetadataset, load
 from energy_data.config.opening import Options
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError

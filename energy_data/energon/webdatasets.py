@@ -17,7 +17,8 @@ from braceexpand import braceexpand
 from energy_data.data.jsonl import JSONL
 from energy_data.data.part import index_files
 from energy_data.data.prepare import prepare
-from energy_data.data.typed import samples
+from energy_data.data.typed import sample_types
+from energy_data.data.typed.samples import CrudeSample, TypedDataset
 from energy_data.errors import SpecError
 from energy_data.tasks.mixture import BaseCoreDatasetFactory
 
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 
-class BaseWebdatasetFactory(samples.TypedDataset, BaseCoreDatasetFactory[T]):
+class BaseWebdatasetFactory(TypedDataset, BaseCoreDatasetFactory[T]):
     """A dataset of typed samples. It cannot be created: pass its path to `get_train_dataset`."""
 
     def __init__(self, path: str | Path, **kwargs: Any) -> None:
@@ -128,10 +129,10 @@ def _split_of(
     return ",".join(str(dict(ratio).get(part, 0)) for part in parts)
 
 
-class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[samples.CrudeSample]):
+class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
     """A JSONL file. It cannot be created: pass its path to `get_train_dataset`."""
 
-    __sample_type__ = samples.CrudeSample
+    __sample_type__ = CrudeSample
 
     @classmethod
     def prepare_dataset(cls, path: str | Path) -> int:  # type: ignore[override]  # as in Energon
@@ -165,15 +166,15 @@ DefaultCrudeJsonlDatasetFactory = CrudeJsonlDatasetFactory
 CrudeJsonlShardListDatasetFactory = CrudeJsonlDatasetFactory
 DefaultCrudeJsonlShardListDatasetFactory = CrudeJsonlDatasetFactory
 BinIdxDatasetFactory = DefaultBinIdxDatasetFactory = BaseWebdatasetFactory
-CrudeWebdataset = _of(samples.CrudeSample)
-CaptioningWebdataset = _of(samples.CaptioningSample)
-ImageWebdataset = _of(samples.ImageSample)
-ImageClassificationWebdataset = _of(samples.ImageClassificationSample)
-InterleavedWebdataset = _of(samples.InterleavedSample)
-SimilarityInterleavedWebdataset = _of(samples.SimilarityInterleavedSample)
-MultiChoiceVQAWebdataset = _of(samples.MultiChoiceVQASample)
-OCRWebdataset = _of(samples.OCRSample)
-TextWebdataset = _of(samples.TextSample)
-VidQAWebdataset = _of(samples.VidQASample)
-VQAOCRWebdataset = _of(samples.VQAOCRSample)
-VQAWebdataset = _of(samples.VQASample)
+CrudeWebdataset = _of(CrudeSample)
+CaptioningWebdataset = _of(sample_types.CaptioningSample)
+ImageWebdataset = _of(sample_types.ImageSample)
+ImageClassificationWebdataset = _of(sample_types.ImageClassificationSample)
+InterleavedWebdataset = _of(sample_types.InterleavedSample)
+SimilarityInterleavedWebdataset = _of(sample_types.SimilarityInterleavedSample)
+MultiChoiceVQAWebdataset = _of(sample_types.MultiChoiceVQASample)
+OCRWebdataset = _of(sample_types.OCRSample)
+TextWebdataset = _of(sample_types.TextSample)
+VidQAWebdataset = _of(sample_types.VidQASample)
+VQAOCRWebdataset = _of(sample_types.VQAOCRSample)
+VQAWebdataset = _of(sample_types.VQASample)

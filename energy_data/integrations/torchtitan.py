@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 
 from energy_data.api import get_train_dataset
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import MissingExtraError, SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import get_loader

@@ -9,12 +9,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 from attrs import field, fields, frozen
 
-from energy_data.core.context import SEEDS, Context, WorkerConfig
+from energy_data.core.context import SEEDS, Context
 from energy_data.core.cursor import State, restore, save
 from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.recipe import check_whole
 from energy_data.core.spec import Spec
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.loading.epoch_end import batches_of_rank
 from energy_data.loading.loader import Loader

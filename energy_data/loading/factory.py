@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from attrs import evolve
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.files.cache import CachePool
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset

@@ -8,15 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from torch import distributed
 
 from energy_data.errors import SpecError, StateMismatchError
@@ -25,6 +16,9 @@ from energy_data.loading.checkpoint.whole_run import merge
 from energy_data.loading.reports import Stats
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from energy_data.loading.dataset import SavableDataset
 
 log = logging.getLogger(__name__)
@@ -110,6 +104,15 @@ class ProgressIterator(LoaderIterator[T_batch]):
         self._start_s = self._last_s = time.perf_counter()
         self._count = 0
         if self._console.is_terminal:
+            from rich.progress import (  # noqa: PLC0415 - few programs show a bar
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
             self._bar = Progress(
                 TextColumn("batch"),
                 MofNCompleteColumn(),
@@ -212,6 +215,8 @@ class SavableDataLoader(ABC, Generic[T_batch]):
         console: a rich console; by default standard error. If it is not a terminal, progress is
         logged once a minute instead (INFO).
         """
+        from rich.console import Console  # noqa: PLC0415 - as above
+
         iter(self)  # may move to the beginning, and `num_batches` depends on the position
         console = console or Console(stderr=True)
         return ProgressIterator(self, total or self.num_batches(), console)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
-from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import ErrorPolicy, gives_parts
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset, items_per_pass
 from energy_data.nodes.batch import BatchSpec

@@ -9,8 +9,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
-from energy_data.core.context import WorkerConfig
 from energy_data.core.user_call import gives_parts
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.stores import FileStore, PrimaryFileStore
 from energy_data.errors import SpecError

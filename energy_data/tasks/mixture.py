@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from attrs import evolve, field, frozen
 
 from energy_data.config.staged import below_steps
-from energy_data.core.context import WorkerConfig
 from energy_data.core.recipe import check_whole
 from energy_data.core.spec import Spec
 from energy_data.core.user_call import reraise_exception
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.files.stores import FileStore
 from energy_data.data.registry import open_store
 from energy_data.errors import SpecError

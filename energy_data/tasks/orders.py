@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from attrs import evolve
 
-from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, Part, Repeated

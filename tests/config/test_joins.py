@@ -19,7 +19,7 @@ from energy_data.data import join_table
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
-from energy_data.data.typed.samples import CaptioningSample
+from energy_data.data.typed.sample_types import CaptioningSample
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import leaf_entries

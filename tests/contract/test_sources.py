@@ -27,7 +27,7 @@ from trees import batches
 
 from energy_data.api import get_train_dataset
 from energy_data.cli.main import main
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.chunks.mds import MdsSource
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError, StructureError

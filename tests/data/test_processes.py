@@ -17,21 +17,21 @@ from energy_data.errors import EnergyDataError
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_are_in_order_and_items_are_asked_for_as_they_are_needed(workers):
     asked = count()
-    found = map_in_processes(operator.neg, asked, workers=workers, preload="operator")
+    found = map_in_processes(operator.neg, asked, workers=workers, preload=["operator"])
     with closing(found):
         assert list(islice(found, 100)) == [-n for n in range(100)]
     assert next(asked) <= 100 + 16 * workers
 
 
 def test_an_error_of_a_call_ends_the_others_and_is_raised():
-    found = map_in_processes(operator.index, [1, 2, "three", 4], workers=2, preload="operator")
+    found = map_in_processes(operator.index, [1, 2, "three", 4], workers=2, preload=["operator"])
     assert [next(found), next(found)] == [1, 2]
     with pytest.raises(TypeError, match="'str' object cannot be interpreted as an integer"):
         next(found)
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do():
-    found = map_in_processes(signal.raise_signal, [signal.SIGKILL], workers=2, preload="signal")
+    found = map_in_processes(signal.raise_signal, [signal.SIGKILL], workers=2, preload=["signal"])
     with pytest.raises(EnergyDataError, match=r"one of 2 processes .* Use fewer"):
         next(found)
 
@@ -42,7 +42,7 @@ def test_ctrl_c_ends_all_processes_at_once_with_one_traceback():
         "from energy_data.core.processes import map_in_processes\n"
         "call = functools.partial(subprocess.call, shell=True)\n"
         "list(map_in_processes(call, ['echo begun; exec sleep 100'] * 4, workers=2,"
-        " preload='subprocess'))\n"
+        " preload=['subprocess']))\n"
     )
     run = subprocess.Popen(
         [sys.executable, "-c", script],

@@ -8,16 +8,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from energy_data.data.typed.samples import (
+from energy_data.data.typed.sample_types import (
     SAMPLE_TYPES,
     CaptioningSample,
     ImageSample,
-    Sample,
-    SourceInfo,
     TextSample,
-    edataclass,
-    pinned,
 )
+from energy_data.data.typed.samples import Sample, SourceInfo, edataclass, pinned
 from energy_data.errors import SpecError
 
 SOURCE = SourceInfo(dataset_path="/d", index=7, shard_name="s.tar", file_names=("a.txt",))

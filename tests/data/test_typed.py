@@ -18,14 +18,8 @@ from energy_data.data.decode.parts import SampleDecoder
 from energy_data.data.files.local import LocalFile
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.prepare import prepare
-from energy_data.data.typed.dataset_yaml import WEBDATASETS
-from energy_data.data.typed.samples import (
-    CaptioningSample,
-    CrudeSample,
-    Sample,
-    TextSample,
-    edataclass,
-)
+from energy_data.data.typed.sample_types import WEBDATASETS, CaptioningSample, TextSample
+from energy_data.data.typed.samples import CrudeSample, Sample, edataclass
 from energy_data.data.typed.wrap import TypedSource, open_typed
 from energy_data.energon import BaseWebdatasetFactory
 from energy_data.errors import ExcludedError, SampleError, SpecError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,10 +83,10 @@ def pictures(tmp_path_factory):
     return made
 
 
-def run(python, program, folder, *arguments):
+def run(program, folder, *arguments):
     (folder / "program.py").write_text(program)
     done = subprocess.run(
-        [python, "program.py", *arguments],
+        [PYTHON, "program.py", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -98,27 +97,29 @@ def run(python, program, folder, *arguments):
     return done.stdout.splitlines()[-1]
 
 
-def test_it_prepares_blends_trains_saves_and_goes_on(folder):
+def test_it_prepares_blends_trains_saves_and_goes_on(folder, gloo_ranks):
     program = PROGRAM.replace("from megatron.energon import", "from energy_data.energon import")
-    assert run(sys.executable, program, folder, "2", "safely") == "36 36"
+    printed = gloo_ranks.run_alone(program, folder, "2", "safely")
+    assert printed.splitlines()[-1] == "36 36"
 
 
 PIXELS = sum(number * 3 * (1 + number % 9) ** 2 for number in range(40))
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_texts_with_media_are_cooked_cached_packed_grouped_and_go_on(pictures, workers):
+def test_texts_with_media_are_cooked_cached_packed_grouped_and_go_on(pictures, gloo_ranks, workers):
     program = MEDIA_PROGRAM.replace("from megatron.energon", "from energy_data.energon")
-    assert run(sys.executable, program, pictures, workers, "safely") == f"40 40 40 {PIXELS}"
+    printed = gloo_ranks.run_alone(program, pictures, workers, "safely")
+    assert printed.splitlines()[-1] == f"40 40 40 {PIXELS}"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="Energon is not installed")
 def test_the_real_energon_runs_the_same_program(folder):
-    assert run(PYTHON, PROGRAM, folder, "2") == "36 36"
+    assert run(PROGRAM, folder, "2") == "36 36"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="Energon is not installed")
 def test_the_real_energon_runs_the_program_with_media(pictures):
-    assert run(PYTHON, MEDIA_PROGRAM, pictures, "2") == f"40 40 40 {PIXELS}"
+    assert run(MEDIA_PROGRAM, pictures, "2") == f"40 40 40 {PIXELS}"

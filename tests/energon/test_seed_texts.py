@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -90,16 +88,6 @@ AFTER = [
 ]
 
 
-def run(program, folder):
-    (folder / "program.py").write_text(program)
-    command = [sys.executable, "program.py"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
     folder = tmp_path_factory.mktemp("my")
@@ -118,7 +106,7 @@ for program in sorted(Path().glob("part-*.py")):
 """
 
 
-def test_the_programs_about_blending_and_mixing_run(datasets):
+def test_the_programs_about_blending_and_mixing_run(datasets, gloo_ranks):
     programs = [our_import(program) for program in python_of_blending()]
     # The lines that are commented out, too. 80 samples make 3 batches of 32; ten times as many in
     # an epoch; ten of them have been taken.
@@ -129,7 +117,7 @@ def test_the_programs_about_blending_and_mixing_run(datasets):
             program = program.replace(said, mended)
         program = program.replace("/my/dataset", str(datasets)) + textwrap.dedent(after[number])
         (datasets / f"part-{number}.py").write_text(program)
-    printed = run(PRELUDE + "from pathlib import Path\n" + ALL, datasets)
+    printed = gloo_ranks.run_alone(PRELUDE + "from pathlib import Path\n" + ALL, datasets)
     assert printed.count("ran") == 5
 
 
@@ -152,7 +140,7 @@ assert abs(sizes["small_images"] - 500) <= 16, sizes
 """
 
 
-def test_the_metadatasets_run_and_an_overridden_blend_is_that_of_the_default(tmp_path):
+def test_the_metadatasets_run_and_an_overridden_blend_is_that_of_the_default(tmp_path, gloo_ranks):
     for name in ("coco", "coyo"):
         make_dataset(tmp_path / name, CAPTIONS, count=30)
     simple, program, advanced, method = blocks_of_metadataset()
@@ -160,5 +148,5 @@ def test_the_metadatasets_run_and_an_overridden_blend_is_that_of_the_default(tmp
     (tmp_path / "demo-metadataset.yaml").write_text(simple)
     (tmp_path / "advanced.yaml").write_text(advanced)
     both = our_import(program) + PRELUDE + OVERRIDDEN.format(method=our_import(method))
-    printed = run(both, tmp_path)
+    printed = gloo_ranks.run_alone(both, tmp_path)
     assert printed.startswith("CaptioningSample(__key__=['co")

@@ -80,6 +80,12 @@ class Ranks:
         ended = self.run(text, folder, ranks, *arguments, **options)
         assert [code for code, _ in ended] == [0] * ranks, ended
 
+    def run_alone(self, text: str, folder: Path, *arguments: str) -> str:
+        """Run a script in its folder as a program of one process; return what it wrote."""
+        (ended,) = self.run(text, folder, 1, *arguments)
+        assert ended.code == 0, ended.output[-4000:]
+        return ended.output
+
     def _asked(self, **request: Any) -> list[int | None]:
         if self._server is None:
             self._server = subprocess.Popen(
@@ -113,7 +119,7 @@ def output_of(script: Path, rank: int) -> Path:
 
 def serve() -> None:
     """Answer requests until there are none; returns in ranks too, which are at their end then."""
-    for name in ("torch.distributed", "energy_data"):
+    for name in ("torch.distributed", "energy_data.public"):
         importlib.import_module(name)
     while (line := sys.stdin.readline()).strip():
         request = json.loads(line)
@@ -181,6 +187,7 @@ def become(rank: int, port: int, request: dict[str, Any]) -> None:
         )
     sys.argv = [str(script), *request["arguments"]]
     sys.path[0] = str(script.parent)
+    os.chdir(script.parent)
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__file__ = str(script)
     exec(compile(script.read_text(), script, "exec"), main.__dict__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from torch.distributed import HashStore
 from trees import leaf, samples
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.exchange import Exchange

@@ -13,7 +13,7 @@ import pytest
 import torch
 from trees import B, finite, leaf, numbers, samples
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import SkipSample
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess

@@ -19,7 +19,7 @@ RANK = """
 import json, sys
 from pathlib import Path
 from torch import distributed
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from attrs import evolve

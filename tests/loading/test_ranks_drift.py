@@ -103,7 +103,7 @@ import json
 from itertools import islice
 from attrs import evolve
 from torch import distributed
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from loading.test_ranks_drift import IN_ORDER

@@ -20,7 +20,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from torch import distributed
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.steps.counts import Counts
 from energy_data.loading.steps.exchange import Exchange, StepsError

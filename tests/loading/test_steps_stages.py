@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 from trees import leaf, samples
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import StateMismatchError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import host_of

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from trees import UP, leaf, samples
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader

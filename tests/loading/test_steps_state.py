@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 from trees import finite, leaf
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import StateError, StateMismatchError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import host_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.lanes import InProcess
 from energy_data.loading.loader import Loader

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from trees import A, B, C, batches, leaf, not_third, samples
 
-from energy_data.core.context import WorkerConfig
 from energy_data.core.spec import Spec
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.factory import host_of
 from energy_data.loading.loader import Loader

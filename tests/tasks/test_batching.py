@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from energy_data.data.typed.samples import CaptioningSample, edataclass
+from energy_data.data.typed.sample_types import CaptioningSample
+from energy_data.data.typed.samples import edataclass
 from energy_data.errors import SpecError
 from energy_data.tasks.collate import (
     Batch,

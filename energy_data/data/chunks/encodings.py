@@ -11,14 +11,16 @@ import struct
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from energy_data.data.decode.images import raw_image_decoder
 from energy_data.data.decode.parts import Decoders, Decoding, decode_json, decode_text
+
+if TYPE_CHECKING:
+    import torch
 
 Decode = Callable[[memoryview], Any]
 
@@ -150,6 +152,8 @@ def tensor_of(values: npt.NDArray[Any]) -> torch.Tensor:
     Unsigned integers other than uint8 become int64, as torch has few operations on them. ValueError
     for one that int64 cannot hold.
     """
+    import torch
+
     if values.dtype.kind != "u" or values.itemsize == 1:
         return torch.from_numpy(values.copy())
     if values.itemsize == 8 and values.size and values.max() >= 1 << 63:

@@ -12,20 +12,21 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from energy_data.data.chunks.encodings import Decode, decode_list, picture_decoder, tensor_of
 from energy_data.data.decode.parts import Decoders, Decoding, decode_text
 
+if TYPE_CHECKING:
+    import torch
+
 # Their numbers are places in tables of litdata, which have some types twice.
 _TORCH = {
-    0: torch.float32, 1: torch.float32, 2: torch.float64, 3: torch.float64, 8: torch.float16,
-    9: torch.float16, 10: torch.bfloat16, 11: torch.uint8, 12: torch.int8, 13: torch.int16,
-    14: torch.int16, 15: torch.int32, 16: torch.int32, 17: torch.int64, 18: torch.int64,
-    19: torch.bool, 20: torch.uint16,
+    0: "float32", 1: "float32", 2: "float64", 3: "float64", 8: "float16", 9: "float16",
+    10: "bfloat16", 11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32",
+    17: "int64", 18: "int64", 19: "bool", 20: "uint16",
 }  # fmt: skip
 _NUMPY = {
     **dict(enumerate(("i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"))),
@@ -132,7 +133,12 @@ def itemsize_of(written: str) -> int | None:
     number = int(setting) if setting.isdecimal() else -1
     if kind == "no_header_numpy":
         return np.dtype(_NUMPY[number]).itemsize if number in _NUMPY else None
-    return _TORCH[number].itemsize if kind == "no_header_tensor" and number in _TORCH else None
+    if kind != "no_header_tensor" or number not in _TORCH:
+        return None
+    import torch
+
+    itemsize: int = getattr(torch, _TORCH[number]).itemsize
+    return itemsize
 
 
 def _array(data: memoryview) -> torch.Tensor:
@@ -154,9 +160,11 @@ def _numpy(number: int, shape: tuple[int, ...], data: memoryview) -> torch.Tenso
 
 
 def _torch(number: int, shape: tuple[int, ...], data: memoryview) -> torch.Tensor:
+    import torch
+
     if number not in _TORCH:
         raise ValueError(f"its dtype has the number {number}, which stands for none")
-    dtype = _TORCH[number]
+    dtype = getattr(torch, _TORCH[number])
     if dtype in (torch.bool, torch.uint16):  # not all bytes are a bool; torch has no operations
         return _numpy(13 if dtype is torch.bool else 5, shape, data)
     if len(data) % dtype.itemsize:

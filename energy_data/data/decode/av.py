@@ -6,14 +6,16 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from math import ceil, floor, inf
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from energy_data.data.typed.samples import edataclass
 from energy_data.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
 
 AVMode = Literal["torch", "AVDecoder", "pyav"]
 MEDIA_EXTENSIONS = frozenset(("mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv"))
@@ -116,6 +118,8 @@ class AVDecoder:
             video_unit: Unit of the ranges; seconds select the frames shown at that time.
             video_out_frame_size: (width, height) to scale to; None: the size in the file.
         """
+        import torch
+
         clips, times = [], []
         for start, end in video_clip_ranges:
             with self._opened("video") as container:
@@ -140,6 +144,8 @@ class AVDecoder:
                 it gives none.
             audio_unit: Unit of the ranges.
         """
+        import torch
+
         clips, times = [], []
         for start, end in audio_clip_ranges:
             with self._opened("audio") as container:

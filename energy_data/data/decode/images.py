@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
-import torch
 
 from energy_data.errors import MissingExtraError, SpecError
 
@@ -130,6 +129,8 @@ def _converter(mode: str) -> Callable[[Any], Any]:
             return converted
         pixels = np.array(converted)
         if kind == "torch":
+            import torch
+
             tensor = torch.from_numpy(pixels)
             if tensor.ndim == 3:
                 tensor = tensor.permute(2, 0, 1).contiguous()

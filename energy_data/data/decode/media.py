@@ -230,7 +230,7 @@ def _collect(database: sqlite3.Connection, work: _Work, wanted: MediaFilter) -> 
 def _rows(work: _Work, wanted: MediaFilter) -> Generator[_Row, None, None]:
     """Yield the rows of all parts that are selected, in order; log those that are damaged."""
     call = partial(_rows_of, wanted)
-    found = map_in_processes(call, work.chunks(), workers=work.num_processes, preload=__name__)
+    found = map_in_processes(call, work.chunks(), workers=work.num_processes, preload=(__name__,))
     done = 0
     with closing(found):
         for rows in found:

@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from itertools import chain
 from operator import index
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from attrs import asdict, define, evolve, field, frozen
 from numpy.lib import format as npy_format
 
@@ -37,6 +36,9 @@ from energy_data.data.decode.images import EXTENSIONS, ImageMode, check_image_mo
 from energy_data.data.decode.media import extension_of
 from energy_data.data.tar.header import split_name
 from energy_data.errors import SpecError
+
+if TYPE_CHECKING:
+    import torch
 
 Buffer = bytes | memoryview
 PartDecoder = Callable[[Buffer], Any]
@@ -236,6 +238,8 @@ def decode_npz(data: Buffer) -> dict[str, npt.NDArray[Any]]:
 
 def decode_torch(data: Buffer) -> Any:
     """Return what `torch.save` wrote, as far as it is plain data and tensors."""
+    import torch
+
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
@@ -274,12 +278,14 @@ def _overriding(override: Decoder | Literal["bytes"]) -> PartDecoder:
 
 
 # Their numbers are not all there is to them, or not all bytes are numbers.
-_NOT_RAW = (torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+_NOT_RAW = ("bool", "qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 
 
 def _dtype(given: torch.dtype | str) -> torch.dtype:
+    import torch
+
     found = getattr(torch, given, None) if isinstance(given, str) else given
-    if not isinstance(found, torch.dtype) or found in _NOT_RAW:
+    if not isinstance(found, torch.dtype) or str(found).removeprefix("torch.") in _NOT_RAW:
         raise SpecError(
             f"dtype: must be a torch.dtype or its name, and neither bool nor quantized, got "
             f"{given!r}. Use uint8 for bytes of any meaning."
@@ -328,6 +334,8 @@ class RawTensor:
                 f"it has {len(values)} bytes, but {self.dtype} {list(self.shape)} has "
                 f"{self.num_bytes}"
             )
+        import torch
+
         return torch.frombuffer(values, dtype=self.dtype).reshape(self.shape)
 
 

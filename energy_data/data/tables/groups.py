@@ -8,7 +8,6 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
 
@@ -89,6 +88,8 @@ def _numbers(array: Any, offsets: Any) -> Make:
 
     Unsigned integers become int64, as torch has few operations on them.
     """
+    import torch
+
     values, at = array.values, offsets.tolist()
     # Nulls before each value, so that what a list becomes depends on itself alone.
     nulls = None

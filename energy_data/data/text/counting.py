@@ -102,7 +102,7 @@ def count_tokens(
     counter = _Counter([_File.of(*one, tokenize.fingerprint) for one in shards], step, progress)
     task = partial(_count, options, tokenize)
     with closing(
-        map_in_processes(task, counter.blocks, workers=workers, preload=__name__)
+        map_in_processes(task, counter.blocks, workers=workers, preload=(__name__,))
     ) as results:
         counter.write(results)
     return counter.summary()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import torch
 from attrs import astuple
 
 from energy_data.core.batch_memory import RowBlock, make_row, new_rows
@@ -214,6 +213,8 @@ class TokenSource(Source):
 
         rows: windows of equal length are rows of one tensor.
         """
+        import torch
+
         window, *others = {source._window for source in sources}
         block = new_rows(len(indices), (window,), torch.int64) if rows and not others else None
         samples: list[Sample | SampleError] = [{}] * len(indices)
@@ -281,6 +282,8 @@ class TokenSource(Source):
         block: RowBlock | None,
     ) -> list[Sample]:
         """Return samples of a file; with a block, their tokens are its rows `places`."""
+        import torch
+
         tokens = fields.pop("tokens")
         number = tokens.size if isinstance(tokens, np.ndarray) else sum(map(len, tokens))
         self.tokens_read += number

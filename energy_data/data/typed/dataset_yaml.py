@@ -26,7 +26,7 @@ from energy_data.data.nv_meta import (
     read_mapping,
 )
 from energy_data.data.typed.field_map import FieldMap
-from energy_data.data.typed.samples import BASIC_FIELDS, SAMPLE_TYPES, Sample, TypedDataset
+from energy_data.data.typed.samples import BASIC_FIELDS, Sample, TypedDataset
 from energy_data.errors import SpecError
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ CRUDES = (
 )
 """The classes that files name whose samples are crude; Energon 8 writes all but the first."""
 STANDARD = ("StandardWebdatasetFactory", "DefaultGenericWebdatasetFactory")
-WEBDATASETS = {name.removesuffix("Sample") + "Webdataset": name for name in SAMPLE_TYPES}
-"""The classes that older files name, each for one type of sample."""
 
 _KNOWN = (
     *("__module__", "__class__", "sample_type", "field_map", "sample_loader", "part_filter"),
@@ -167,6 +165,8 @@ class _DatasetYamlReader:
 
     def _sample_type(self) -> type[Sample] | None:
         """Return the type of samples; None: crude ones."""
+        from energy_data.data.typed.sample_types import SAMPLE_TYPES, WEBDATASETS
+
         name = self._get("__class__", str, "the name of a class")
         ours = _is_energons(self.declared)
         if name in CRUDES and ours:
@@ -181,7 +181,7 @@ class _DatasetYamlReader:
                 )
             return kind
         if name in WEBDATASETS and ours:
-            return SAMPLE_TYPES[WEBDATASETS[name]]
+            return WEBDATASETS[name]
         if name is None or name in STANDARD:
             reason = "so is `__class__`" if name is None else f"{name} needs it"
             raise self._fault("sample_type", f"it is missing, and {reason}. Give one.")

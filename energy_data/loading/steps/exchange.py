@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
-from energy_data.core.context import WorkerConfig
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.errors import EnergyDataError, SpecError
 from energy_data.loading.steps.counts import Counts
 from energy_data.loading.steps.planner import Round

@@ -71,7 +71,7 @@ def prepare(start_method: StartMethod) -> None:
     """Begin to start the fork server, where one is used. Does not wait for it; idempotent."""
     if start_method == "forkserver" and not _imports_main():
         with _START_LOCK, contextlib.suppress(ChildProcessError):  # `_start` reports it
-            forkserver.set_forkserver_preload(["energy_data.loading.workers.worker"])
+            forkserver.set_forkserver_preload([main.__module__, "energy_data.public"])
             forkserver.ensure_running()
 
 
