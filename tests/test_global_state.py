@@ -38,6 +38,8 @@ ALLOWED = {
     "batch_memory:_CURRENT": "of each thread its own",
     "registry:installed_formats": "cache of what is installed, which does not change",
     "recent:RECENT": "of each thread its own",
+    "client:_CONNECTIONS": "of each thread its own; a forked process connects anew",
+    "cached_ranges:boot_id": "cache of what does not change while the machine runs",
 }
 
 CHANGING = (MutableMapping, MutableSequence, MutableSet, np.ndarray, threading.local)

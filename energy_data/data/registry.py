@@ -51,7 +51,7 @@ from energy_data.data.tokens.source import (
 from energy_data.data.typed.dataset_yaml import check_dataset_config
 from energy_data.errors import SpecError
 from energy_data.remote.client import mirror
-from energy_data.remote.mirror_paths import is_url
+from energy_data.remote.mirror_paths import is_mirrored, is_url
 
 GROUP = "energy_data.sources"
 """The entry points of packages that add formats: each is a `SourceFormat`."""
@@ -277,6 +277,9 @@ def open_source(
 
 def open_format(found: SourceFormat, path: str | Path, options: OpenOptions) -> Source:
     """Return the samples of a dataset. SpecError for keys that are of other formats."""
+    if is_mirrored(str(path)) and found not in FORMATS:  # it would read what is not there yet
+        problem = f"{found.suffix} is a format of another package, which reads local files only"
+        raise SpecError(f"{path}: {problem}. Copy the dataset to a disk.")
     known = keys_of(found.keys) if found.keys else {}
     if wrong := sorted(options.keys.keys() - known.keys()):
         raise SpecError(f"{path}: {wrong[0]} is not for datasets of its format. Remove it.")

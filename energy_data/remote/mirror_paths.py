@@ -34,7 +34,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _FREE = 0.8  # part of the free space that the cache may take by default
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """A place in a store."""
 
     scheme: str
@@ -52,7 +52,7 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str) -> StorePlace:
     """Return the place that a URL names. SpecError for one with credentials, or without a name."""
     found = _URL.fullmatch(url)
     if found is None:
@@ -67,7 +67,7 @@ def place_of(url: str) -> Place:
     if not key:
         raise SpecError(f"{url}: it names a whole bucket. Name a folder or an object in it.")
     check_key(key, url)
-    return Place(scheme, bucket, key)
+    return StorePlace(scheme, bucket, key)
 
 
 def check_key(key: str, url: str) -> None:
@@ -95,7 +95,7 @@ def cache_size(folder: str) -> int:
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def mirror_of(place: Place, options: Mapping[str, object]) -> str:
+def mirror_of(place: StorePlace, options: Mapping[str, object]) -> str:
     """Return the path of what lies at a place.
 
     options: of the store; other options may mean other objects, so they have a mirror of their own.

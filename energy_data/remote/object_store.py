@@ -20,7 +20,7 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, from_url
 
 from energy_data.remote.cached_ranges import ObjectFacts
-from energy_data.remote.mirror_paths import Place, check_key, without_secrets
+from energy_data.remote.mirror_paths import StorePlace, check_key, without_secrets
 
 if TYPE_CHECKING:  # they are not there when it runs
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -242,11 +242,11 @@ def _boto_provider() -> Any:
 
 def _cleaned(answer: str) -> str:
     """Return the answer of a store in one line, without queries, which may have a signature."""
-    words = " ".join(answer.split()).split(" ")
+    words = answer.partition("Debug source")[0].split()
     text = " ".join(without_secrets(word) if "://" in word else word for word in words)
     return text if len(text) < 400 else f"{text[:400]}..."
 
 
-def bucket_of(place: Place, options: Mapping[str, Any]) -> Bucket:
+def bucket_of(place: StorePlace, options: Mapping[str, Any]) -> Bucket:
     """Return the bucket of a place."""
     return Bucket(place.base, options)

@@ -143,11 +143,11 @@ def test_all_faults_of_all_files_are_told_at_once(write):
     ]
 
 
-@pytest.mark.parametrize("path", ["msc://bucket/x", "s3://b/x.yaml", "HTTP://h/shard-{0..9}.tar"])
-def test_a_remote_path_is_not_supported_yet_and_never_joined(write, path):
+@pytest.mark.parametrize("path", ["msc://bucket/x", "ftp://b/x.yaml", "HTTP://h/shard-{0..9}.tar"])
+def test_a_path_of_an_unknown_scheme_is_an_error_and_never_joined(write, path):
     assert fault(write("a.yaml", f"splits: {{train: {{path: '{path}'}}}}")) == (
-        f"a.yaml:1:24: splits.train.path: remote paths are not supported yet, found '{path}'. Give "
-        "a local path."
+        f"a.yaml:1:24: splits.train.path: '{path}' has none of the schemes s3://, gs://, az://, "
+        "http://, https://."
     )
 
 
@@ -211,10 +211,11 @@ def test_a_folder_that_is_called_yaml_is_a_dataset(tmp_path):
     assert paths(load(tmp_path / "x.yaml")) == [os.path.realpath(tmp_path / "x.yaml")]
 
 
-@pytest.mark.parametrize("path", ["s3://b/x", "s3://b/x.yaml"])
-def test_a_remote_dataset_is_not_supported_yet(path):
-    with pytest.raises(SpecError, match=f"remote paths are not supported yet, found '{path}'"):
-        load(path)
+def test_loading_asks_no_store_for_a_dataset(write):
+    (train,) = paths(load("s3://b/x"))
+    assert train == "s3://b/x"
+    (train,) = paths(load(write("a.yaml", "splits: {train: {path: s3://b/x}}")))
+    assert train == "s3://b/x"
 
 
 def test_loading_looks_at_no_dataset(write):
@@ -237,13 +238,13 @@ def test_an_unknown_split_names_those_that_exist(write):
 
 def test_a_file_with_faults_does_not_hide_those_of_the_files_it_names(write):
     write("b.yaml", "splits: {train: {concat: [{path: c.yaml}, {path: a.yaml}]}}")
-    write("c.yaml", "splits: {train: {path: s3://x, wieght: 1}}")
+    write("c.yaml", "splits: {train: {path: ftp://x, wieght: 1}}")
     text = "splits: {vla: {path: b.yaml}, train: {blnd: [{path: none.yaml}]}}"
     assert [line.split(": ")[0] for line in faults(write("a.yaml", text))] == [
         "a.yaml:1:10",
         "a.yaml:1:39",
         "c.yaml:1:24",
-        "c.yaml:1:32",
+        "c.yaml:1:33",
     ]
 
 

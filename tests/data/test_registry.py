@@ -78,7 +78,7 @@ def test_a_file_of_no_format_is_an_error_that_lists_the_known_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("gone", "no such file or folder"), ("x*", "no file fits"), ("s3://x/y", "no format fits")],
+    [("gone", "no such file or folder"), ("x*", "no file fits"), ("ftp://x/y", "no format fits")],
 )
 def test_a_path_to_nothing_is_an_error(tmp_path, monkeypatch, path, problem):
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ test that is elsewhere is named here, and all names are checked by the last test
 | PR #151 | a range of samples in a file of which a part is taken | test_pr151_a_range_of_samples_is_one_within_a_part_of_its_file_too |
 | PR #152 | other files in .nv-meta | ../data/test_energon_bugs.py::test_152_other_split_and_dataset_files_count_in_metadatasets |
 | #241, PR #242 | a mapping in the place of a path | test_pr242_a_mapping_is_as_good_as_its_file |
-| #134 | remote paths | ../config/test_load.py::test_a_remote_path_is_not_supported_yet_and_never_joined |
+| #134 | remote paths | ../config/test_load.py::test_a_path_of_an_unknown_scheme_is_an_error_and_never_joined |
 | PR #149 | one task encoder in two loaders | test_pr149_one_task_encoder_serves_several_loaders |
 | PR #181, 0688b0d | failures in a row, over repetitions | test_pr181_one_bad_sample_is_never_too_many_however_often_it_comes, test_0688b0d_a_dataset_without_a_good_sample_is_given_up |
 | 5212bf0 | a tolerance of none | test_5212bf0_a_tolerance_of_0_or_none_is_never_used_up |
