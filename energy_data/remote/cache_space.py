@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from energy_data.remote.cached_ranges import CachedObject, Piece
-from energy_data.remote.mirror_paths import READ_BY_PATH
+from energy_data.remote.mirror_paths import WHOLE
 
 Range = tuple[str, int, int]
 """Path of an object in the cache, and bytes [begin, end) of it."""
@@ -29,6 +29,7 @@ class CacheSpace:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
+        self.may_drop = True  # False: clients are yet to say what they hold
         self.objects: dict[str, CachedObject] = {}
         self._held: dict[str, dict[OwnerKey, list[Piece]]] = {}
         self._wanted: dict[str, dict[OwnerKey, list[Piece]]] = {}
@@ -79,7 +80,7 @@ class CacheSpace:
 
     def make_room(self, size: int, in_use: Callable[[str], bool], *, urgent: bool) -> bool:
         """Count `size` bytes more, after others were dropped for them; False: they do not fit."""
-        if self.used + size > self.limit:
+        if self.used + size > self.limit and self.may_drop:
             needed = self.used + size - self.limit
             for path, begin, end in list(self._to_drop(needed, in_use, urgent=urgent)):
                 self.objects[path].drop((begin, end))
@@ -108,17 +109,20 @@ class CacheSpace:
     def _to_drop(
         self, needed: int, in_use: Callable[[str], bool], *, urgent: bool
     ) -> Iterator[Range]:
-        unused, used, wanted = list[Range](), list[Range](), list[Range]()
+        unused, used, wanted, whole = (list[Range]() for _ in range(4))
         for one in self._released:
-            if not in_use(one[0]):
+            if one[0].endswith(WHOLE):  # an index may be read at any time, and nobody waits for it
+                if not in_use(one[0]):
+                    whole.append(one)
+            elif not in_use(one[0]):
                 unused.append(one)
-            elif one[0].endswith(READ_BY_PATH):
-                pass  # those of a dataset stay, as nobody waits for them
             elif _has(self._wanted, one[0], one[1:]):
                 wanted.append(one)
             else:
                 used.append(one)
-        for path, begin, end in (*unused, *reversed(used), *(reversed(wanted) if urgent else ())):
+        if not urgent:
+            wanted = []
+        for path, begin, end in (*unused, *reversed(used), *reversed(wanted), *whole):
             if needed <= 0:
                 return
             needed -= end - begin

@@ -91,6 +91,7 @@ class FetchClient:
 
         Raises StructureError with the URL, the attempts, the seconds and the last answer.
         """
+        self._notice_end()
         ready = self._ready.setdefault(owner, set())
         missing = [one for one in ranges if one not in ready and is_mirrored(one[0])]
         if not missing:
@@ -119,6 +120,20 @@ class FetchClient:
         if self._socket is not None:
             self._socket.close()
             self._socket, self._received = None, b""
+            self._ready.clear()
+
+    def _notice_end(self) -> None:
+        """Close the connection if the fetcher is gone, as another one knows of nothing we hold."""
+        if self._socket is None:
+            return
+        try:
+            is_alive = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            is_alive = False
+        if not is_alive:
+            self.close()
 
     def _check_inode(self, path: str) -> None:
         """Raise StructureError if another run has replaced the file of an object."""
@@ -181,7 +196,6 @@ class FetchClient:
             for owner, (ranges, when) in list(self._wanted.items()):
                 message = {"kind": "want", "owner": owner, "ranges": ranges, "when": when}
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
-            self._ready.clear()
         return self._socket
 
 

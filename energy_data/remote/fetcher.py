@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from energy_data.remote.object_store import Bucket, MissingObjectError, RemoteEr
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
+_RECONNECTED = 10.0  # seconds after which clients have noticed that a fetcher was killed
+_LOCKED = 50  # times that the lock is tried, as clients try it too
 _REQUESTS = 64  # in flight
 _PIECE = 1 << 24  # bytes of a request at most
 _LINE = 1 << 28  # bytes of a message at most
@@ -161,6 +164,15 @@ class Fetcher:
             self.space.load(found)
         self.clients[client].add(path)
 
+    def drop_nothing(self, seconds: float) -> None:
+        """Drop nothing for some time: clients of a fetcher that died read what they held there."""
+        self.space.may_drop = False
+        asyncio.get_running_loop().call_later(seconds, self._drop_again)
+
+    def _drop_again(self) -> None:
+        self.space.may_drop = True
+        self._pump()
+
     def _in_use(self, path: str) -> bool:
         return any(path in used for used in self.clients.values())
 
@@ -188,7 +200,7 @@ class Fetcher:
                 self._urgent.popleft()
             elif self.space.make_room(gap[2] - gap[1], self._in_use, urgent=True):
                 return gap
-            elif self._tasks:
+            elif self._tasks or not self.space.may_drop:
                 return None  # what arrives may be dropped again
             else:
                 self._wake(self._urgent.popleft()[0], self._too_small())
@@ -346,7 +358,9 @@ async def _run(root: str) -> None:
     # The path of a socket is short; that of a cache may be long.
     folder = os.open(root, os.O_RDONLY)
     path = f"/proc/self/fd/{folder}/{SOCKET}"
-    Path(path).unlink(missing_ok=True)
+    if Path(path).exists():  # the last one was killed
+        fetcher.drop_nothing(_RECONNECTED)
+        Path(path).unlink()
     listening = await asyncio.start_unix_server(server.serve, path, limit=_LINE)
     Path(path).chmod(0o600)
     async with listening:
@@ -359,9 +373,14 @@ def main() -> None:
     root = sys.argv[1]
     logging.basicConfig(level=logging.WARNING)  # its output is the log
     lock = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT, 0o600)
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        asyncio.run(_run(root))
+    for _ in range(_LOCKED):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        else:
+            asyncio.run(_run(root))
+            return
 
 
 if __name__ == "__main__":

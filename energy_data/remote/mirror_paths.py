@@ -26,7 +26,7 @@ CACHE, CACHE_SIZE = "ENERGY_DATA_CACHE", "ENERGY_DATA_CACHE_SIZE"
 # Of files that are read by their path, by code that knows no caches.
 READ_BY_PATH = (".json", ".yaml", ".yml", ".py", ".uuid", ".txt", ".jinja", ".sqlite")
 # Of files that are fetched whole when they are opened.
-_WHOLE = (*READ_BY_PATH, ".idx", ".index", ".metadata")
+WHOLE = (*READ_BY_PATH, ".idx", ".index", ".metadata")
 
 _URL = re.compile(r"(s3|gs|az|https?)://([^/]+)(?:/(.*))?", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
@@ -114,7 +114,7 @@ def is_mirrored(path: str) -> bool:
 
 def has_samples(path: str) -> bool:
     """Return whether a path is that of an object in a cache that is read in ranges."""
-    return FOLDER in path and not path.endswith(_WHOLE)
+    return FOLDER in path and not path.endswith(WHOLE)
 
 
 def ranges_of(path: str) -> str:
