@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import select
 import socket
 import sys
 import threading
@@ -36,8 +38,11 @@ from energy_data.remote.mirror_paths import (
     root_of,
 )
 
+log = logging.getLogger(__name__)
+
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _START_SECONDS = 60.0
+_PATIENCE = 15  # seconds without an answer after which a warning is logged
 _SENT = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")  # begins of variables
 
 
@@ -102,7 +107,7 @@ class FetchClient:
         try:
             self._ask({"kind": "wait", "owner": owner, "ranges": missing})
         except RefusedError as error:
-            raise StructureError(f"{error}.", shard=missing[0][0]) from None
+            raise StructureError(f"{error}.") from None
         finally:
             self.seconds_waited += time.monotonic() - began
         ready.update(missing)
@@ -175,6 +180,8 @@ class FetchClient:
 
     def _answer(self, number: int) -> dict[str, Any]:
         assert self._socket is not None
+        answers = select.poll()
+        answers.register(self._socket, select.POLLIN)
         while True:
             line, end, rest = self._received.partition(b"\n")
             if end:
@@ -183,6 +190,9 @@ class FetchClient:
                 if found["id"] == number:
                     return found
                 continue
+            while not answers.poll(1000 * _PATIENCE):
+                what = "an object store did not answer for %d s more; what failed is in %s/%s"
+                log.warning(what, _PATIENCE, self.root, LOG)
             data = self._socket.recv(1 << 16)
             if not data:
                 raise ConnectionResetError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 from obstore.exceptions import (
+    NotSupportedError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:  # they are not there when it runs
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 GIVE_UP = "ENERGY_DATA_RETRY_SECONDS"
 _GIVE_UP = 300.0  # seconds; collectives of torch time out after 600
@@ -205,6 +209,9 @@ class Bucket:
             except PreconditionError as error:
                 problem = "the object was changed since the run began"
                 raise RemoteError(f"{url}: {problem}. Restart the run") from error
+            except NotSupportedError as error:
+                problem = "its server does not answer requests for ranges of bytes"
+                raise RemoteError(f"{url}: {problem}. Serve it by one that does") from error
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -216,6 +223,7 @@ class Bucket:
                     raise RemoteError(f"{url}: it cannot be read: {tried}") from error
                 if refused:  # credentials may have expired
                     self.forget_credentials()
+                log.warning("%s: attempt %d failed: %s", url, attempts, _cleaned(str(error)))
             self.retries += 1
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempts)
             await asyncio.sleep(min(pause, most) * random.uniform(0.5, 1))  # noqa: S311

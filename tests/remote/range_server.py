@@ -1,7 +1,8 @@
 """A server of ranges of files that can be bad: python range_server.py FOLDER SETTINGS LOG.
 
 SETTINGS is a JSON file that is read at each request: `latency` in seconds, and the parts of
-requests that end in `unavailable` (503), `reset`, or `truncated`. A line of LOG is a request.
+requests that end in `unavailable` (503), `reset`, or `truncated`; with `whole`, ranges
+are ignored. A line of LOG is a request.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self, *, has_body=True):
         settings = json.loads(SETTINGS.read_text())
         time.sleep(settings.get("latency", 0))
-        asked = self.headers.get("Range")
+        asked = None if settings.get("whole") else self.headers.get("Range")
         with LOCK:
             draw = DRAW.random()
             line = {"method": self.command, "path": self.path, "range": asked}

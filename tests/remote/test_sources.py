@@ -87,6 +87,14 @@ def test_a_server_that_fails_is_an_error_that_says_how_often_it_was_tried(
         source.read(np.arange(len(source)))
 
 
+def test_a_server_without_ranges_is_an_error_at_once(http, cache):
+    data.jsonl(http.folder / "whole.jsonl")
+    http.answers(whole=True)
+    with pytest.raises(StructureError, match="does not answer requests for ranges of bytes"):
+        open_source(f"{http.url}/whole.jsonl")
+    assert len(http.requests()) == 1
+
+
 def test_an_object_that_was_changed_is_an_error(http, cache):
     data.jsonl(http.folder / "changed.jsonl", size=90_000)
     open_source(http.folder / "changed.jsonl")  # makes its index
