@@ -28,7 +28,7 @@ from typing import Any
 
 from energy_data.errors import MissingExtraError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
-from energy_data.remote.fetcher_files import LOCK, LOG, SOCKET
+from energy_data.remote.fetcher_files import LOCK, LOG, SENT, SOCKET
 from energy_data.remote.mirror_paths import (
     cache_folder,
     cache_size,
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _START_SECONDS = 60.0
 _PATIENCE = 15  # seconds without an answer after which a warning is logged
-_SENT = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")  # begins of variables
 
 
 class FetchClient:
@@ -62,7 +61,7 @@ class FetchClient:
     def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Make a mirror. Raises SpecError if the store cannot be read."""
         # The fetcher may be that of another run: credentials are those of who looked last.
-        variables = {name: os.environ[name] for name in os.environ if name.startswith(_SENT)}
+        variables = {name: os.environ[name] for name in os.environ if name.startswith(SENT)}
         message = {"kind": "look", "url": url, "options": dict(options), "variables": variables}
         try:
             found: dict[str, Any] = self._ask(message)

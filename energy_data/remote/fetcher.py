@@ -25,7 +25,7 @@ from typing import Any
 
 from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range
 from energy_data.remote.cached_ranges import CachedObject, ObjectFacts
-from energy_data.remote.fetcher_files import LOCK, SOCKET
+from energy_data.remote.fetcher_files import LOCK, SENT, SOCKET
 from energy_data.remote.mirror_paths import FOLDER, READ_BY_PATH, cache_size, mirror_of, place_of
 from energy_data.remote.object_store import Bucket, MissingObjectError, RemoteError
 
@@ -118,7 +118,10 @@ class Fetcher:
 
     def use(self, variables: Mapping[str, str]) -> None:
         """Take over the variables of a client that credentials are found by."""
-        if any(os.environ.get(name) != value for name, value in variables.items()):
+        before = {name: os.environ[name] for name in os.environ if name.startswith(SENT)}
+        if before != variables:
+            for name in before.keys() - variables:  # such as the session token of other keys
+                del os.environ[name]
             os.environ.update(variables)
             for bucket in self._buckets.values():
                 bucket.forget_credentials()

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -40,6 +41,9 @@ _NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
 _BESIDE = (".idx", ".index", ".loss", ".metadata")  # of one file, beside it
 _META = ".nv-meta/"
 _OF_META = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.sqlite", "index.uuid")
+_EXPIRED = ("<Code>ExpiredToken</Code>", "<Code>TokenRefreshRequired</Code>")
+_XML = re.compile(r"<(?:\?xml|Error)\b.*", re.DOTALL)
+_SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")
 _LARGEST_LIST = 1 << 26  # bytes of a file that names the files of a folder
 
 
@@ -216,7 +220,7 @@ class Bucket:
                 raise
             except Exception as error:
                 spent = time.monotonic() - began
-                refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
+                refused = _is_refusal(error)
                 if spent > most or (refused and attempts > 3):
                     answer = _cleaned(str(error))
                     tried = f"{attempts} attempts in {spent:.0f} s, the last answer: {answer}"
@@ -227,6 +231,12 @@ class Bucket:
             self.retries += 1
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempts)
             await asyncio.sleep(min(pause, most) * random.uniform(0.5, 1))  # noqa: S311
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether credentials were refused. S3 answers 400, not 403, where a token expired."""
+    kinds = PermissionDeniedError | UnauthenticatedError
+    return isinstance(error, kinds) or any(code in str(error) for code in _EXPIRED)
 
 
 def _file_names(found: Any) -> list[str]:
@@ -249,8 +259,14 @@ def _boto_provider() -> Any:
 
 
 def _cleaned(answer: str) -> str:
-    """Return the answer of a store in one line, without queries, which may have a signature."""
-    words = answer.partition("Debug source")[0].split()
+    """Return the answer of a store in one line, without credentials.
+
+    Queries may have a signature, and S3 returns the tokens and key ids that it refuses, in XML.
+    """
+    answer = answer.partition("Debug source")[0]
+    if xml := _XML.search(answer):
+        answer = " ".join([answer[: xml.start()], *_SAID.findall(xml[0])])
+    words = answer.split()
     text = " ".join(without_secrets(word) if "://" in word else word for word in words)
     return text if len(text) < 400 else f"{text[:400]}..."
 
