@@ -45,9 +45,9 @@ def test_a_format_reads_over_http_as_from_disk(name, http, cache):
 
 
 def test_a_prepared_folder_reads_over_http_which_lists_nothing(http, cache):
-    data.tars(http.folder / "tars")
-    prepare(http.folder / "tars", workers=1)
-    check_equal(open_source(http.folder / "tars"), open_source(f"{http.url}/tars"))
+    data.tars(http.folder / "prepared")
+    prepare(http.folder / "prepared", workers=1)
+    check_equal(open_source(http.folder / "prepared"), open_source(f"{http.url}/prepared"))
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])
