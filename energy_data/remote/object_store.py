@@ -203,7 +203,7 @@ class Bucket:
         part: of the time after which a read is given up.
         """
         began, attempts = time.monotonic(), 0
-        most = float(os.environ.get(GIVE_UP) or _GIVE_UP) * part
+        most = _seconds_of_retries() * part
         while True:
             attempts += 1
             try:
@@ -231,6 +231,14 @@ class Bucket:
             self.retries += 1
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempts)
             await asyncio.sleep(min(pause, most) * random.uniform(0.5, 1))  # noqa: S311
+
+
+def _seconds_of_retries() -> float:
+    given = os.environ.get(GIVE_UP) or str(_GIVE_UP)
+    try:
+        return float(given)
+    except ValueError:
+        raise RemoteError(f"{GIVE_UP}={given!r} is no number of seconds") from None
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from energy_data.cli.main import main
+from energy_data.data.registry import open_source
+from energy_data.errors import SpecError
 from energy_data.remote import object_store
 from energy_data.remote.fetcher import Fetcher
 
@@ -88,6 +90,14 @@ def test_a_command_takes_a_url_and_shows_no_path_of_the_cache(command, s3, cache
 def test_what_a_store_says_is_shown_without_the_credentials_that_it_repeats():
     assert object_store._cleaned(REFUSED).endswith("ExpiredToken The token has expired.")
     assert object_store._is_refusal(OSError(REFUSED))
+
+
+def test_a_limit_of_retries_that_is_no_number_is_an_error_with_its_name(
+    http, own_cache, monkeypatch
+):
+    monkeypatch.setenv("ENERGY_DATA_RETRY_SECONDS", "5min")
+    with pytest.raises(SpecError, match="ENERGY_DATA_RETRY_SECONDS='5min' is no number"):
+        open_source(f"{http.url}/x.jsonl")
 
 
 def test_credentials_of_another_run_are_not_mixed_with_those_before(monkeypatch):
