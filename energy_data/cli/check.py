@@ -20,7 +20,7 @@ from energy_data.config.schema import metadataset_schema
 from energy_data.data.registry import open_source
 from energy_data.data.sample_check import check_samples
 from energy_data.data.source import Source
-from energy_data.errors import DataError, SampleError, SpecError
+from energy_data.errors import DataError, SampleError, SpecError, shown
 from energy_data.nodes.leaf import Leaf, leaf_entries
 
 
@@ -72,7 +72,7 @@ def command(
         if not found:
             click.echo(f"{path}: fine; {'; '.join(facts)}")
     for problem in problems:
-        click.echo(problem, err=True)
+        click.echo(shown(problem), err=True)
     if problems or has_bad_samples:
         ctx.exit(1)
 

@@ -12,7 +12,7 @@ from energy_data.config.opening import OpenSource, Options
 from energy_data.config.staged import StagedRecipe, below_steps
 from energy_data.core.spec import Spec
 from energy_data.data.part import prepared_at
-from energy_data.data.registry import open_source
+from energy_data.data.registry import located, open_source
 from energy_data.data.source import Source
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.wrap import open_typed
@@ -41,7 +41,7 @@ def splits_of(metadataset: LoadedMetadataset, split: str | None = None) -> tuple
     if not metadataset.root.any_split:
         return metadataset.splits
     (leaf,) = leaf_uses(metadataset.tree("train"))
-    prepared = prepared_at(leaf.parts[0].path)
+    prepared = prepared_at(located(leaf.parts[0].path))
     return ("train",) if prepared is None else tuple(prepared.parts)
 
 

@@ -131,7 +131,7 @@ class LeafUse(UnopenedSpec):
     subset: Subset
     epochs: int | None  # mixed with each other; -1: all; None: the order of the files
     aux: Mapping[str, Aux]  # paths to open
-    cache: str | None  # folder for what is computed of it; None: it belongs to no file
+    cache: str | None  # folder for what is computed of it; None: that of the user
     id: str = ""  # set once all leaves of the tree are known
 
     def listed(self, names: list[str]) -> str:
@@ -317,6 +317,7 @@ class Expander:
     ) -> LeafUse:
         """Return a leaf of some datasets."""
         keys, directory = self.origins.of(recipe).keys, scope.file.directory
+        key = scope.file.key
         assert isinstance(keys, LeafKeys)
         aux = recipe.aux if isinstance(recipe, PathSpec) else {}
         return LeafUse(
@@ -326,7 +327,7 @@ class Expander:
             subset=scope.subset,
             epochs=scope.epochs,
             aux={name: evolve(at, path=joined(directory, at.path)) for name, at in aux.items()},
-            cache=f"{scope.file.key}.cache" if scope.file.key else None,
+            cache=None if not key or is_remote(key) else f"{key}.cache",
         )
 
     def identify(self, leaves: list[LeafUse]) -> None:

@@ -78,7 +78,8 @@ def load(
     errors. Raises SpecError with every error of all the files, one line each:
     `file:line:column: where: what is wrong, what was found. What to do.`
     """
-    diagnostics, folder = Diagnostics(), os.path.realpath(base_dir or ".")
+    diagnostics, folder = Diagnostics(), os.fspath(base_dir or ".")
+    folder = folder if is_remote(folder) else os.path.realpath(folder)
     if isinstance(path, Mapping):
         value = read_data(path, "<mapping>", diagnostics)
         return checked(File("<mapping>", "", folder), value, diagnostics)

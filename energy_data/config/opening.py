@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar
 from attrs import field, frozen
 
 from energy_data.config.keys import JoinSpec, PathSpec
-from energy_data.config.leaves import DatasetPart, LeafUse, leaf_uses
+from energy_data.config.leaves import DatasetPart, LeafUse, is_remote, leaf_uses
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.rules import Aux
 from energy_data.config.yaml_nodes import Diagnostics
@@ -21,7 +21,7 @@ from energy_data.data.files.stores import ByteRangeStore, FileStore, SystemFileS
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.join import Joiner, open_join
 from energy_data.data.join_table import PREFIX, SUFFIX, JoinMember, Kept, open_table
-from energy_data.data.registry import open_store
+from energy_data.data.registry import located, open_store
 from energy_data.data.source import Source
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf
@@ -154,7 +154,7 @@ class Opener:
         key = (part, part.windows, subset, subflavors, typed)
         if key not in self._sources:
             source = self._sources[key] = (typed or self._open_source)(
-                part.path,
+                located(part.path),
                 split_part=part.split_part,
                 subset=subset,
                 subflavors=part.subflavors,
@@ -214,7 +214,7 @@ def prepare_joins(metadataset: LoadedMetadataset, *, open_source: OpenSource) ->
                     text = f"leaf {leaf.id!r}: {problem}"
                     diagnostics.report(origin.locate("join")[0], origin.where, text)
     diagnostics.raise_if_any()
-    if metadataset.root.key:
+    if metadataset.root.key and not is_remote(metadataset.root.key):
         _remove_others(Path(f"{metadataset.root.key}.cache"), {one.table.path for one in prepared})
     return prepared
 
