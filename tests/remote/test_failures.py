@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from loading.workers import processes
 
 from energy_data.cli.main import main
 from energy_data.data.registry import open_source
@@ -41,19 +42,12 @@ REFUSED = (
 )
 
 
-def children(pid):
-    """The child processes of a process."""
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for thread in threads for child in thread.read_text().split()]
-
-
 def test_a_worker_that_is_killed_changes_no_batch(http, own_cache, served, expected):
     with loader(served, workers=2) as one:
         batches, found = iter(one), []
         for number in range(120):
             if number in (20, 60):
-                workers = [pid for pid in children(os.getpid()) if pid not in fetchers(own_cache)]
-                os.kill(workers[-1], signal.SIGKILL)
+                os.kill(processes(one)[-1], signal.SIGKILL)
             found += keys([next(batches)])
     assert found == expected
 

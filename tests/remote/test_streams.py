@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -51,7 +52,13 @@ def loader(path, *, rank=0, ranks=1, workers=0, together=20):
 
 
 def keys(batches):
-    return [(batch["__key__"], batch["__leaf__"].tolist()) for batch in batches]
+    """The keys of batches, with a digest of all that they hold but for the paths of files."""
+    return [(batch["__key__"], digest(batch)) for batch in batches]
+
+
+def digest(batch):
+    values = {name: batch[name] for name in sorted(batch) if name != "__sources__"}
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def stream(path, count, *, ranks=1, workers=0):
