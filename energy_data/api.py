@@ -175,8 +175,7 @@ def get_train_dataset(
         samples_per_microbatch=samples_per_microbatch,
     )
     metadataset, lanes = run.load(path, split_part), run.config.lanes
-    epochs = shuffle_over_epochs_multiplier
-    if epochs not in (None, -1):
+    if (epochs := shuffle_over_epochs_multiplier) not in (None, -1):
         check_whole("shuffle_over_epochs_multiplier", epochs, 1)
     dataset = compile_stream(
         metadataset,

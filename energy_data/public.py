@@ -5,7 +5,8 @@ from energy_data.core.rng import sample_rng
 from energy_data.core.sample import SampleSource
 from energy_data.core.user_call import log_exception, reraise_exception
 from energy_data.core.worker_config import WorkerConfig
-from energy_data.data.decode.parts import RawTensor, SampleDecoder
+from energy_data.data.decode.parts import SampleDecoder
+from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.files.cache import CachePool, FileStoreCachePool, Lazy, NoCachePool
 from energy_data.data.files.stores import FileStore
 from energy_data.data.text.chat import TokenizeChat

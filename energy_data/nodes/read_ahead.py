@@ -174,7 +174,7 @@ class ReadAhead:
     def _dealt(self, node: DealtReferences, plan: LanePlan, count: int) -> Iterator[References]:
         """Yield the next groups of a finite stream that are dealt to the lane."""
         at, deal = node.cursor, node.spec.deal
-        first, end = node.bounds(at.epoch)
+        first, end = node.spec.bounds(node.plan.order, at.epoch)
         draws, last = at.draws, at.draws + count
         while draws < last:
             start = first + node.place(draws)

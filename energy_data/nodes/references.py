@@ -224,9 +224,13 @@ class ReferencesSpec(UnarySpec):
     def num_items(self, context: Context, epoch: int) -> int | None:
         if not self.deal:
             return None
-        order = self.plan(context, {}).order
-        draws = order.begin(epoch + 1) - order.begin(epoch)
-        return draws // self.deal * self.deal if self.drop_last else draws
+        first, end = self.bounds(self.plan(context, {}).order, epoch)
+        return end - first
+
+    def bounds(self, order: Order, epoch: int) -> tuple[int, int]:
+        """Return the first draw of a pass in the order of all lanes, and the first after it."""
+        first, end = order.begin(epoch), order.begin(epoch + 1)
+        return first, first + (end - first) // self.deal * self.deal if self.drop_last else end
 
     def items_per_lane(self, context: Context) -> int:
         if self.deal or not self.of.is_finite:
@@ -358,7 +362,7 @@ class DealtReferences(ReferencesNode):
 
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         yield from super().faults(at)
-        first, end = self.bounds(at.epoch)
+        first, end = self.spec.bounds(self.plan.order, at.epoch)
         if at.draws > end - first:
             yield "draws", f"must be those of a pass of {end - first} samples, got {at.draws}"
 
@@ -367,7 +371,7 @@ class DealtReferences(ReferencesNode):
 
     def draw(self, count: int) -> Items:
         at, deal = self.cursor, self.spec.deal
-        first, end = self.bounds(at.epoch)
+        first, end = self.spec.bounds(self.plan.order, at.epoch)
         start = first + self.place(at.draws)
         count = min(count, deal - at.draws % deal, end - start)
         if count <= 0:
@@ -380,20 +384,13 @@ class DealtReferences(ReferencesNode):
         """Return the units of each leaf drawn by this lane in this pass. Looks at each group."""
         at, deal = self.cursor, self.spec.deal
         drawn = np.zeros(len(self.leaves), np.int64)
-        first, _ = self.bounds(at.epoch)
+        first, _ = self.spec.bounds(self.plan.order, at.epoch)
         deal = deal if self.context.lanes > 1 else max(at.draws, 1)  # one lane has one long group
         for done in range(0, at.draws, deal):
             start = first + self.place(done)
             end = start + min(deal, at.draws - done)
             drawn += self.plan.counts(end) - self.plan.counts(start)
         return self.plan.table.by_leaf(drawn * self.plan.table.strides)
-
-    def bounds(self, epoch: int) -> tuple[int, int]:
-        """Return the first draw of a pass in the order of all lanes, and the first after it."""
-        first, end = self.plan.order.begin(epoch), self.plan.order.begin(epoch + 1)
-        if self.spec.drop_last:
-            end = first + (end - first) // self.spec.deal * self.spec.deal
-        return first, end
 
     def place(self, draws: int) -> int:
         """Return the draw of a pass, over all lanes, that a draw of this lane is."""

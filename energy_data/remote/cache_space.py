@@ -8,6 +8,8 @@ from typing import NamedTuple
 from energy_data.remote.cached_ranges import CachedObject, Piece
 from energy_data.remote.mirror_paths import WHOLE
 
+_DROPPED = 50  # pieces are dropped until a 50th of the cache is free
+
 Range = tuple[str, int, int]
 """Path of an object in the cache, and bytes [begin, end) of it."""
 
@@ -33,7 +35,7 @@ class CacheSpace:
         self.objects: dict[str, CachedObject] = {}
         self._held: dict[str, dict[OwnerKey, list[Piece]]] = {}
         self._wanted: dict[str, dict[OwnerKey, list[Piece]]] = {}
-        self._released: dict[Range, None] = {}  # held by nobody, the last one at the end
+        self._released: dict[Range, None] = {}  # pieces that no owner holds, the latest last
 
     def load(self, found: CachedObject) -> CachedObject:
         """Count the pieces of an object, as older than all that are released from now on."""
@@ -81,7 +83,8 @@ class CacheSpace:
     def make_room(self, size: int, in_use: Callable[[str], bool], *, urgent: bool) -> bool:
         """Count `size` bytes more, after others were dropped for them; False: they do not fit."""
         if self.used + size > self.limit and self.may_drop:
-            needed = self.used + size - self.limit
+            # Looking for pieces costs time for each of them, so more are dropped at once.
+            needed = self.used + size - self.limit + self.limit // _DROPPED
             for path, begin, end in list(self._to_drop(needed, in_use, urgent=urgent)):
                 self.objects[path].drop((begin, end))
                 self._released.pop((path, begin, end))
@@ -111,7 +114,7 @@ class CacheSpace:
     ) -> Iterator[Range]:
         unused, used, wanted, whole = (list[Range]() for _ in range(4))
         for one in self._released:
-            if one[0].endswith(WHOLE):  # an index may be read at any time, and nobody waits for it
+            if one[0].endswith(WHOLE):  # indices are read at any time, without a wait
                 if not in_use(one[0]):
                     whole.append(one)
             elif not in_use(one[0]):
@@ -120,9 +123,13 @@ class CacheSpace:
                 wanted.append(one)
             else:
                 used.append(one)
-        if not urgent:
-            wanted = []
-        for path, begin, end in (*unused, *reversed(used), *reversed(wanted), *whole):
+        for path, begin, end in (*unused, *reversed(used)):
+            if needed <= 0:
+                return
+            needed -= end - begin
+            yield path, begin, end
+        needed -= self.limit // _DROPPED
+        for path, begin, end in (*(reversed(wanted) if urgent else ()), *whole):
             if needed <= 0:
                 return
             needed -= end - begin

@@ -28,8 +28,11 @@ from typing import Any
 
 from energy_data.errors import MissingExtraError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
-from energy_data.remote.fetcher_files import LOCK, LOG, SENT, SOCKET
 from energy_data.remote.mirror_paths import (
+    CREDENTIALS,
+    LOCK,
+    LOG,
+    SOCKET,
     cache_folder,
     cache_size,
     is_mirrored,
@@ -49,7 +52,7 @@ class FetchClient:
     """The connection of one thread to the fetcher of a cache folder."""
 
     def __init__(self, root: str) -> None:
-        self.root, self.seconds_waited = root, 0.0
+        self.root = root
         self._socket: socket.socket | None = None
         self._received = b""
         self._asked = 0
@@ -61,7 +64,7 @@ class FetchClient:
     def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Make a mirror. Raises SpecError if the store cannot be read."""
         # The fetcher may be that of another run: credentials are those of who looked last.
-        variables = {name: os.environ[name] for name in os.environ if name.startswith(SENT)}
+        variables = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
         message = {"kind": "look", "url": url, "options": dict(options), "variables": variables}
         try:
             found: dict[str, Any] = self._ask(message)
@@ -102,13 +105,10 @@ class FetchClient:
             return
         for path, _, _ in missing:
             self._check_inode(path)
-        began = time.monotonic()
         try:
             self._ask({"kind": "wait", "owner": owner, "ranges": missing})
         except RefusedError as error:
             raise StructureError(f"{error}.") from None
-        finally:
-            self.seconds_waited += time.monotonic() - began
         ready.update(missing)
         held, when = self._wanted.setdefault(owner, ([], []))
         held += missing
@@ -287,7 +287,7 @@ def client_of(root: str) -> FetchClient:
     return _CONNECTIONS.by_root[root]
 
 
-def mirror(url: str, options: Mapping[str, Any] | None = None) -> str:
+def mirror(url: str) -> str:
     """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
 
     Lists what is there. Raises SpecError if there is nothing, or the store cannot be read.
@@ -295,13 +295,12 @@ def mirror(url: str, options: Mapping[str, Any] | None = None) -> str:
     place, root = place_of(url), cache_folder()
     Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
     cache_size(root)  # an error here names the variable
-    found = dict(options or {})
+    # Buckets of one name at two endpoints are two.
     endpoint = next((os.environ[name] for name in ENDPOINTS if name in os.environ), None)
-    if place.scheme == "s3" and endpoint:
-        found.setdefault("endpoint", endpoint)
+    options = {"endpoint": endpoint} if place.scheme == "s3" and endpoint else {}
     plain, magic = _without_pattern(place.key)
     asked = f"{place.base}/{plain}"
-    seen = client_of(root).look(asked, found)
+    seen = client_of(root).look(asked, options)
     if seen["kind"] is None:
         raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
     return f"{seen['path']}/{magic}" if magic else str(seen["path"])

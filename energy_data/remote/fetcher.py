@@ -25,9 +25,17 @@ from typing import Any
 
 from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range
 from energy_data.remote.cached_ranges import CachedObject, ObjectFacts
-from energy_data.remote.fetcher_files import LOCK, SENT, SOCKET
-from energy_data.remote.mirror_paths import FOLDER, READ_BY_PATH, cache_size, mirror_of, place_of
-from energy_data.remote.object_store import Bucket, MissingObjectError, RemoteError
+from energy_data.remote.mirror_paths import (
+    CREDENTIALS,
+    FOLDER,
+    LOCK,
+    READ_BY_PATH,
+    SOCKET,
+    cache_size,
+    mirror_of,
+    place_of,
+)
+from energy_data.remote.object_store import Bucket, RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +72,7 @@ class Fetcher:
         found = dict[str, ObjectFacts]()
         is_folder = False
         if "." in key.rpartition("/")[2] and (facts := await bucket.head(key)):
-            found[key] = facts
-            found.update([one async for one in bucket.beside(key)])
+            found = {key: facts, **await bucket.companions(key)}
         else:
             found = {name: facts async for name, facts in bucket.folder(key)}
             is_folder = bool(found)
@@ -118,7 +125,7 @@ class Fetcher:
 
     def use(self, variables: Mapping[str, str]) -> None:
         """Take over the variables of a client that credentials are found by."""
-        before = {name: os.environ[name] for name in os.environ if name.startswith(SENT)}
+        before = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
         if before != variables:
             for name in before.keys() - variables:  # such as the session token of other keys
                 del os.environ[name]
@@ -306,11 +313,10 @@ class FetcherServer:
         try:
             answer = {"found": await self._found(client, asked)}
         except (RemoteError, OSError, ValueError) as error:
-            missing = isinstance(error, MissingObjectError)
-            answer = {"error": str(error) or repr(error), "missing": missing}
+            answer = {"error": str(error) or repr(error)}
         except Exception as error:
             log.exception("an error of the fetcher")
-            answer = {"error": f"an error of the fetcher: {error!r}", "missing": False}
+            answer = {"error": f"an error of the fetcher: {error!r}"}
         if (number := asked.get("id")) is not None:
             with suppress(ConnectionError):
                 writer.write(json.dumps({"id": number, **answer}).encode() + b"\n")

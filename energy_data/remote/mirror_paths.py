@@ -1,4 +1,4 @@
-"""Where the objects of a store lie in the cache folder, and back.
+"""What lies where in a cache folder, and which settings it has.
 
 `s3://bucket/a/b.tar` is `CACHE/energy_data.mirror/s3/bucket/a/b.tar`, a sparse file of the size of
 the object. What is known of it, and which bytes of it are there, is in
@@ -21,6 +21,10 @@ from energy_data.errors import MIRROR, SpecError
 SCHEMES = ("s3", "gs", "az", "http", "https")
 FOLDER = MIRROR
 RANGES = "/energy_data.ranges/"
+SOCKET, LOCK, LOG = "fetcher.socket", "fetcher.lock", "fetcher.log"
+CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")
+"""Begins of the variables that clients send to the fetcher."""
+
 CACHE, CACHE_SIZE = "ENERGY_DATA_CACHE", "ENERGY_DATA_CACHE_SIZE"
 
 # Of files that are read by their path, by code that knows no caches.

@@ -23,7 +23,7 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, from_url
 
 from energy_data.remote.cached_ranges import ObjectFacts
-from energy_data.remote.mirror_paths import StorePlace, check_key, without_secrets
+from energy_data.remote.mirror_paths import check_key, without_secrets
 
 if TYPE_CHECKING:  # they are not there when it runs
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 GIVE_UP = "ENERGY_DATA_RETRY_SECONDS"
 _GIVE_UP = 300.0  # seconds; collectives of torch time out after 600
-_OF_A_LOOK = 0.1  # of that: before a run begins, someone waits for the error
+_OF_A_LOOK = 0.1  # part of that for listings, whose errors someone is waiting for
 _LONGEST_PAUSE = 15.0
 _CLIENT: ClientConfig = {"timeout": "120s", "connect_timeout": "10s"}
 _NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
-_BESIDE = (".idx", ".index", ".loss", ".metadata")  # of one file, beside it
+_COMPANIONS = (".idx", ".index", ".loss", ".metadata")  # suffixes of files that belong to one
 _META = ".nv-meta/"
 _OF_META = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.sqlite", "index.uuid")
 _EXPIRED = ("<Code>ExpiredToken</Code>", "<Code>TokenRefreshRequired</Code>")
@@ -58,7 +58,7 @@ class MissingObjectError(RemoteError):
 class Bucket:
     """One bucket, or one server of HTTP.
 
-    options: `endpoint`, `region` and other options of obstore. Credentials are found by obstore.
+    options: Those of obstore, such as `endpoint`. Credentials are found by obstore or boto3.
     """
 
     def __init__(self, base: str, options: Mapping[str, Any]) -> None:
@@ -85,8 +85,6 @@ class Bucket:
         if str(options.get("endpoint", "")).startswith("http://"):
             client["allow_http"] = True
         provider = _boto_provider() if self.base.startswith("s3://") else None
-        if options.get("skip_signature"):
-            provider = None
         return from_url(
             self.base,
             client_options=client,
@@ -101,13 +99,15 @@ class Bucket:
 
     async def get(self, facts: ObjectFacts, key: str, begin: int, end: int) -> memoryview:
         """Return bytes [begin, end) of an object, which must be the one that `facts` describe."""
-        condition: Any = {"if_match": facts.tag} if facts.tag else {}
+        # A weak tag matches nothing; some servers ignore conditions, or have no tags.
+        is_strong = facts.tag is not None and not facts.tag.startswith("W/")
+        condition: Any = {"if_match": facts.tag} if is_strong else {}
 
         async def attempt() -> memoryview:
             options: Any = {"range": (begin, end), **condition}
             found = await obstore.get_async(self.store, key, options=options)
-            if facts.tag is None and found.meta["size"] != facts.size:
-                raise PreconditionError("its size is another")
+            if not self._facts(found.meta, key).is_same(facts):
+                raise PreconditionError("it is another object")
             data = memoryview(await found.bytes_async())
             if len(data) != end - begin:
                 raise OSError(f"the answer has {len(data)} bytes, not {end - begin}")
@@ -152,13 +152,10 @@ class Bucket:
                 check_key(name, f"{self.base}/{name}")
                 yield name, self._facts(meta, name)
 
-    async def beside(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
-        """Yield the index of an object, and other files that belong to it."""
+    async def companions(self, key: str) -> dict[str, ObjectFacts]:
+        """Return the index of an object and other files that belong to it, by key."""
         stem = key.rpartition(".")[0]
-        names = [*(key + suffix for suffix in _BESIDE), f"{stem}.idx"]
-        for name, facts in zip(names, await self._heads(names), strict=True):
-            if facts is not None:
-                yield name, facts
+        return await self._heads([*(key + suffix for suffix in _COMPANIONS), f"{stem}.idx"])
 
     async def _named_in(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
         """Yield the objects of a folder that its own files name, as HTTP lists none."""
@@ -173,18 +170,19 @@ class Bucket:
                 names += [f"{key}/{name}" for name in _file_names(json.loads(index))]
         for name in names:
             check_key(name, f"{self.base}/{name}")
-        for name, facts in zip(names, await self._heads(names), strict=True):
-            if facts is not None:
-                yield name, facts
+        for name, facts in (await self._heads(names)).items():
+            yield name, facts
 
-    async def _heads(self, keys: list[str]) -> list[ObjectFacts | None]:
+    async def _heads(self, keys: list[str]) -> dict[str, ObjectFacts]:
+        """Return what is known of those objects that exist, by key."""
         slots = asyncio.Semaphore(64)
 
         async def one(key: str) -> ObjectFacts | None:
             async with slots:
                 return await self.head(key)
 
-        return await asyncio.gather(*map(one, keys))
+        found = zip(keys, await asyncio.gather(*map(one, keys)), strict=True)
+        return {key: facts for key, facts in found if facts is not None}
 
     def _facts(self, meta: Any, key: str) -> ObjectFacts:
         return ObjectFacts(
@@ -277,8 +275,3 @@ def _cleaned(answer: str) -> str:
     words = answer.split()
     text = " ".join(without_secrets(word) if "://" in word else word for word in words)
     return text if len(text) < 400 else f"{text[:400]}..."
-
-
-def bucket_of(place: StorePlace, options: Mapping[str, Any]) -> Bucket:
-    """Return the bucket of a place."""
-    return Bucket(place.base, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from loading.workers import processes
+from obstore.exceptions import PermissionDeniedError
 
 from energy_data.cli.main import main
 from energy_data.data.registry import open_source
@@ -48,6 +50,7 @@ def test_a_worker_that_is_killed_changes_no_batch(http, own_cache, served, expec
         for number in range(120):
             if number in (20, 60):
                 os.kill(processes(one)[-1], signal.SIGKILL)
+                assert len(fetchers(own_cache)) == 1  # of the trainer and of both workers
             found += keys([next(batches)])
     assert found == expected
 
@@ -84,6 +87,18 @@ def test_a_command_takes_a_url_and_shows_no_path_of_the_cache(command, s3, cache
 def test_what_a_store_says_is_shown_without_the_credentials_that_it_repeats():
     assert object_store._cleaned(REFUSED).endswith("ExpiredToken The token has expired.")
     assert object_store._is_refusal(OSError(REFUSED))
+
+
+def test_credentials_that_are_refused_are_found_again():
+    bucket, answers = object_store.Bucket("s3://data", {}), iter([PermissionDeniedError("403")])
+    bucket._store = before = object()
+
+    async def attempt():
+        for error in answers:
+            raise error
+        return bucket._store
+
+    assert asyncio.run(bucket._retried(attempt, "s3://data/x")) is not before
 
 
 def test_a_limit_of_retries_that_is_no_number_is_an_error_with_its_name(

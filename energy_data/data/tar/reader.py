@@ -19,11 +19,11 @@ from energy_data.data.decode.parts import (
     Buffer,
     Decoders,
     PartDecoder,
-    RawTensor,
     decode_npy,
     decode_text,
     skip_part,
 )
+from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.files.local import LocalFile, MirroredFile, Window
 from energy_data.data.shards import OpenShard
 from energy_data.data.tar import native

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from energy_data.core.batch_memory import new_rows
 from energy_data.core.sample import Sample
-from energy_data.data.decode.parts import Decoders, RawTensor
+from energy_data.data.decode.parts import Decoders
+from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.part import ShardedSource
 from energy_data.data.shards import ShardKind
 from energy_data.data.source import OpenOptions
