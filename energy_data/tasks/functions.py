@@ -254,11 +254,12 @@ class Cooking:
 
     def __call__(self, sample: Any) -> Any:
         """Return the sample, cooked if it is crude and there is a recipe for it."""
-        identity = sample.get(RESTORE_KEY) if isinstance(sample, dict) else None
-        leaf: Any = identity[0] if isinstance(identity, tuple) and identity else None
-        if leaf not in self._by_leaf:
+        try:
+            leaf = sample[RESTORE_KEY][0]
+            recipe = self._by_leaf[leaf]
+        except (LookupError, TypeError):  # it is no dict, has no identity, or is of another leaf
             return sample
-        recipe = self._by_leaf[leaf] or self.recipes.get((leaf, repr(sample["__subflavors__"])))
+        recipe = recipe or self.recipes.get((leaf, repr(sample["__subflavors__"])))
         return sample if recipe is None else recipe(sample)
 
 
