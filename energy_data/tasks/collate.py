@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
-from operator import itemgetter
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -178,6 +178,8 @@ def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     Each axis is as long as the longest there; the padding is at the end. dtype and device are those
     of the first tensor. ValueError if the numbers of axes differ.
     """
+    if _same_form(batch):
+        return batch_stack(batch)
     _same_axes(batch)
     return concat_pad([tensor[None] for tensor in batch])
 
@@ -253,9 +255,19 @@ def batch_fields(
     samples: Sequence[Any], batchers: Mapping[str, Batcher], default: Batcher = generic_batch
 ) -> dict[str, Any]:
     """Return the fields of the samples, each batched by its own batcher, or by `default`."""
-    rows = [fields_of(sample) for sample in samples]
     batchers = {LEAF: batch_leaves, **batchers}
-    return {name: batchers.get(name, default)([row[name] for row in rows]) for name in rows[0]}
+    columns = _columns(samples)
+    return {name: batchers.get(name, default)(values) for name, values in columns.items()}
+
+
+def _columns(samples: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return the values of the samples, field by field; the fields are those of the first one."""
+    kinds = set(map(type, samples))
+    names = _field_names(kinds.pop()) if len(kinds) == 1 else None
+    if names is not None:
+        return {name: list(map(attrgetter(name), samples)) for name in names}
+    rows = [fields_of(sample) for sample in samples]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _by_field(batch: list[Any], join: Batcher) -> Any:
@@ -336,20 +348,23 @@ class Batch(TagsAlias, PinMemoryMixin, ExtendableDataclassMixin):
             name = field.name
             if name in kwargs:
                 continue
-            lacking = next((sample for sample in samples if not hasattr(sample, name)), None)
-            if lacking is None:
-                values[name] = _gathered(name, [getattr(sample, name) for sample in samples])
-            elif not has_default(field):
-                raise SpecError(
-                    f"{cls.__name__}.from_samples: its field {name!r} is in no "
-                    f"{type(lacking).__name__}. Pass {name}=..., or override from_samples."
-                )
+            try:
+                column = list(map(attrgetter(name), samples))
+            except AttributeError:
+                if not has_default(field):
+                    lacking = next(one for one in samples if not hasattr(one, name))
+                    raise SpecError(
+                        f"{cls.__name__}.from_samples: its field {name!r} is in no "
+                        f"{type(lacking).__name__}. Pass {name}=..., or override from_samples."
+                    ) from None
+            else:
+                values[name] = _gathered(name, column)
         return cls(**values)
 
 
 def _gathered(name: str, values: list[Any]) -> Any:
     if name == "__sources__":
-        return tuple(source for value in values for source in value or ()) or None
+        return tuple(chain.from_iterable(filter(None, values))) or None
     if name == "__subflavors__":
         return [value for value in values if value] or None
     if name == LEAF:
