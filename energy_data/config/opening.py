@@ -154,7 +154,7 @@ class Opener:
         key = (part, part.windows, subset, subflavors, typed)
         if key not in self._sources:
             source = self._sources[key] = (typed or self._open_source)(
-                located(part.path),
+                located(part.path, part.storage),
                 split_part=part.split_part,
                 subset=subset,
                 subflavors=part.subflavors,

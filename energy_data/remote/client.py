@@ -32,6 +32,7 @@ from energy_data.remote.mirror_paths import (
     CREDENTIALS,
     LOCK,
     LOG,
+    NO_OPTIONS,
     SOCKET,
     cache_folder,
     cache_size,
@@ -43,7 +44,8 @@ from energy_data.remote.mirror_paths import (
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+_ENDPOINTS = (_S3_ENDPOINT, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _START_SECONDS = 60.0
 _PATIENCE = 15  # seconds without an answer after which a warning is logged
 
@@ -64,7 +66,8 @@ class FetchClient:
     def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Make a mirror. Raises SpecError if the store cannot be read."""
         # The fetcher may be that of another run: credentials are those of who looked last.
-        variables = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
+        known = _environment()
+        variables = {name: known[name] for name in known if name.startswith(CREDENTIALS)}
         message = {"kind": "look", "url": url, "options": dict(options), "variables": variables}
         try:
             found: dict[str, Any] = self._ask(message)
@@ -258,7 +261,7 @@ def _start(root: str) -> None:
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "energy_data.remote.fetcher", root],
-        {**os.environ, "PYTHONPATH": paths},
+        {**_environment(), "PYTHONPATH": paths},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, f"{root}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
@@ -266,6 +269,11 @@ def _start(root: str) -> None:
         ],
         setsid=True,
     )
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables for a fetcher, without the one that obstore prefers to options."""
+    return {name: value for name, value in os.environ.items() if name != _S3_ENDPOINT}
 
 
 class _Connections(threading.local):
@@ -287,23 +295,31 @@ def client_of(root: str) -> FetchClient:
     return _CONNECTIONS.by_root[root]
 
 
-def mirror(url: str) -> str:
+def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
     """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
 
-    Lists what is there. Raises SpecError if there is nothing, or the store cannot be read.
+    options: of its store, in place of those of the environment. Lists what is there. Raises
+    SpecError if there is nothing, or the store cannot be read.
     """
     place, root = place_of(url), cache_folder()
     Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
     cache_size(root)  # an error here names the variable
-    # Buckets of one name at two endpoints are two.
-    endpoint = next((os.environ[name] for name in ENDPOINTS if name in os.environ), None)
-    options = {"endpoint": endpoint} if place.scheme == "s3" and endpoint else {}
     plain, magic = _without_pattern(place.key)
     asked = f"{place.base}/{plain}"
-    seen = client_of(root).look(asked, options)
+    seen = client_of(root).look(asked, {**_options_of_environment(place.scheme), **options})
     if seen["kind"] is None:
         raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
     return f"{seen['path']}/{magic}" if magic else str(seen["path"])
+
+
+def _options_of_environment(scheme: str) -> dict[str, str]:
+    """Return the options that a cache must know: buckets of one name at two endpoints are two."""
+    for name in _ENDPOINTS if scheme == "s3" else ():
+        if endpoint := os.environ.get(name):
+            if "@" in endpoint:
+                raise SpecError(f"{name}: a URL of a server has no credentials. Remove them.")
+            return {"endpoint": endpoint}
+    return {}
 
 
 def _without_pattern(key: str) -> tuple[str, str]:

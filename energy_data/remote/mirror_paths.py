@@ -13,7 +13,8 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from energy_data.errors import MIRROR, SpecError
@@ -22,6 +23,9 @@ SCHEMES = ("s3", "gs", "az", "http", "https")
 FOLDER = MIRROR
 RANGES = "/energy_data.ranges/"
 SOCKET, LOCK, LOG = "fetcher.socket", "fetcher.lock", "fetcher.log"
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+"""Of a store that is reached as the environment says."""
+
 CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")
 """Begins of the variables that clients send to the fetcher."""
 
