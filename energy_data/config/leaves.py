@@ -330,14 +330,19 @@ class Expander:
         keys, directory = self.origins.of(recipe).keys, scope.file.directory
         key = scope.file.key
         assert isinstance(keys, LeafKeys)
-        aux = recipe.aux if isinstance(recipe, PathSpec) else {}
+        stores = recipe.aux if isinstance(recipe, PathSpec) else {}
+        aux = {
+            name: evolve(one, path=path, storage=self.storage.of(path))
+            for name, one in stores.items()
+            for path in [joined(directory, one.path)]
+        }
         return LeafUse(
             recipe=recipe,
             keys=keys,
             parts=tuple(parts),
             subset=scope.subset,
             epochs=scope.epochs,
-            aux={name: evolve(at, path=joined(directory, at.path)) for name, at in aux.items()},
+            aux=aux,
             cache=None if not key or is_remote(key) else f"{key}.cache",
         )
 

@@ -63,12 +63,21 @@ class FetchClient:
         self._ready: dict[str, set[Range]] = {}
         self.gone: deque[str] = deque()  # owners whose ranges are released with the next message
 
-    def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a mirror. Raises SpecError if the store cannot be read."""
+    def look(self, url: str, options: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+        """Make a mirror. Raises SpecError if the store cannot be read.
+
+        alone: of one object, without others that belong to it.
+        """
         # The fetcher may be that of another run: credentials are those of who looked last.
         known = _environment()
         variables = {name: known[name] for name in known if name.startswith(CREDENTIALS)}
-        message = {"kind": "look", "url": url, "options": dict(options), "variables": variables}
+        message = {
+            "kind": "look",
+            "url": url,
+            "alone": alone,
+            "options": {**_options_of_environment(url), **options},
+            "variables": variables,
+        }
         try:
             found: dict[str, Any] = self._ask(message)
         except RefusedError as error:
@@ -301,20 +310,34 @@ def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
     options: of its store, in place of those of the environment. Lists what is there. Raises
     SpecError if there is nothing, or the store cannot be read.
     """
-    place, root = place_of(url), cache_folder()
-    Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
-    cache_size(root)  # an error here names the variable
+    place = place_of(url)
     plain, magic = _without_pattern(place.key)
     asked = f"{place.base}/{plain}"
-    seen = client_of(root).look(asked, {**_options_of_environment(place.scheme), **options})
+    seen = _client_here().look(asked, options)
     if seen["kind"] is None:
         raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
     return f"{seen['path']}/{magic}" if magic else str(seen["path"])
 
 
-def _options_of_environment(scheme: str) -> dict[str, str]:
+def mirror_of_object(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+    """Return the local path of one object. Raises FileNotFoundError if there is none."""
+    seen = _client_here().look(url, options, alone=True)
+    if seen["kind"] is None:
+        raise FileNotFoundError(f"{url}: there is no such object")
+    return str(seen["path"])
+
+
+def _client_here() -> FetchClient:
+    """Return the client of this thread for the cache folder of the environment, which is made."""
+    root = cache_folder()
+    Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache_size(root)  # an error here names the variable
+    return client_of(root)
+
+
+def _options_of_environment(url: str) -> dict[str, str]:
     """Return the options that a cache must know: buckets of one name at two endpoints are two."""
-    for name in _ENDPOINTS if scheme == "s3" else ():
+    for name in _ENDPOINTS if url.startswith("s3://") else ():
         if endpoint := os.environ.get(name):
             if "@" in endpoint:
                 raise SpecError(f"{name}: a URL of a server has no credentials. Remove them.")
