@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,9 +14,10 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree
 from energy_data.loading.checkpoint.whole_run import merge
+from energy_data.remote.mirror_paths import is_url
 
 
-def saved_run(paths: Sequence[Path], key: str | None = None) -> RunState:
+def saved_run(paths: Sequence[Path | str], key: str | None = None) -> RunState:
     """Return the state of a whole run, or of a single rank. Raises a StateError."""
     states = [RunState.from_dict(read_state(path, key=key)) for path in paths]
     return states[0] if len(states) == 1 else merge(states)
@@ -32,7 +34,15 @@ def drawn_by(state: RunState) -> Counter[str] | None:
     return drawn
 
 
-_FILE = click.Path(exists=True, path_type=Path)
+class _StatePath(click.Path):
+    """A path that exists, or a URL."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return a URL as it is."""
+        return value if is_url(str(value)) else super().convert(value, param, ctx)
+
+
+_FILE = _StatePath(exists=True, path_type=Path)
 
 
 @click.group("state")
@@ -47,11 +57,11 @@ def command() -> None:
     metavar="NAME",
     help="Name of the loader in a folder.  [default: the only one]",
 )
-def show(file: tuple[Path, ...], key: str | None) -> None:
+def show(file: tuple[Path | str, ...], key: str | None) -> None:
     """Show where a run is, and how often each leaf was drawn.
 
     FILE is a state as JSON or as `torch.save` writes it, or a folder that
-    `torch.distributed.checkpoint` has written. Give one, or those of all ranks.
+    `torch.distributed.checkpoint` has written; or the URL of one. Give one, or those of all ranks.
     """
     for line in _lines(saved_run(file, key)):
         click.echo(line)
@@ -63,7 +73,7 @@ def show(file: tuple[Path, ...], key: str | None) -> None:
     "--output", required=True, type=click.Path(path_type=Path), metavar="PATH", help="A new file."
 )
 @click.option("--key", metavar="NAME", help="As for `show`.")
-def merge_command(file: tuple[Path, ...], output: Path, key: str | None) -> None:
+def merge_command(file: tuple[Path | str, ...], output: Path, key: str | None) -> None:
     """Write the state of a run, from the states of its ranks, as JSON.
 
     FILE is as for `show`. Give those of all ranks. Every rank restores from the file that is

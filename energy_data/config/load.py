@@ -26,8 +26,8 @@ from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.data.tables.hub import SCHEME
 from energy_data.errors import SpecError
-from energy_data.remote.client import mirror
 from energy_data.remote.mirror_paths import NO_OPTIONS, SCHEMES, is_url
+from energy_data.remote.mirrors import mirror
 
 PathLike: TypeAlias = str | os.PathLike[str]
 

@@ -50,8 +50,8 @@ from energy_data.data.tokens.source import (
 )
 from energy_data.data.typed.dataset_yaml import check_dataset_config
 from energy_data.errors import SpecError
-from energy_data.remote.client import mirror
 from energy_data.remote.mirror_paths import NO_OPTIONS, is_mirrored, is_url
+from energy_data.remote.mirrors import mirror
 
 GROUP = "energy_data.sources"
 """The entry points of packages that add formats: each is a `SourceFormat`."""

@@ -1,7 +1,6 @@
-"""The client of the fetcher: makes mirrors of objects, and waits for ranges of their bytes.
+"""The client of the fetcher: waits for ranges of the bytes of objects.
 
-    path = mirror("s3://bucket/pages")  # a folder of sparse files
-    with held([(f"{path}/000.tar", 0, 512)]):
+    with held([(f"{path}/000.tar", 0, 512)]):  # path: of a mirror
         ...  # these bytes are there, and stay
 
 Each thread has a connection of its own, and each process: forked ones connect again. The fetcher is
@@ -23,7 +22,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from energy_data.errors import MissingExtraError, SpecError, StructureError
@@ -32,20 +30,15 @@ from energy_data.remote.mirror_paths import (
     CREDENTIALS,
     LOCK,
     LOG,
-    NO_OPTIONS,
+    S3_ENDPOINT,
     SOCKET,
-    cache_folder,
-    cache_size,
     is_mirrored,
-    place_of,
     ranges_of,
     root_of,
 )
 
 log = logging.getLogger(__name__)
 
-_S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
-_ENDPOINTS = (_S3_ENDPOINT, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _START_SECONDS = 60.0
 _PATIENCE = 15  # seconds without an answer after which a warning is logged
 
@@ -75,7 +68,7 @@ class FetchClient:
             "kind": "look",
             "url": url,
             "alone": alone,
-            "options": {**_options_of_environment(url), **options},
+            "options": dict(options),
             "variables": variables,
         }
         try:
@@ -282,7 +275,7 @@ def _start(root: str) -> None:
 
 def _environment() -> dict[str, str]:
     """Return the variables for a fetcher, without the one that obstore prefers to options."""
-    return {name: value for name, value in os.environ.items() if name != _S3_ENDPOINT}
+    return {name: value for name, value in os.environ.items() if name != S3_ENDPOINT}
 
 
 class _Connections(threading.local):
@@ -304,52 +297,16 @@ def client_of(root: str) -> FetchClient:
     return _CONNECTIONS.by_root[root]
 
 
-def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
-    """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
-
-    options: of its store, in place of those of the environment. Lists what is there. Raises
-    SpecError if there is nothing, or the store cannot be read.
-    """
-    place = place_of(url)
-    plain, magic = _without_pattern(place.key)
-    asked = f"{place.base}/{plain}"
-    seen = _client_here().look(asked, options)
-    if seen["kind"] is None:
-        raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
-    return f"{seen['path']}/{magic}" if magic else str(seen["path"])
-
-
-def mirror_of_object(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
-    """Return the local path of one object. Raises FileNotFoundError if there is none."""
-    seen = _client_here().look(url, options, alone=True)
-    if seen["kind"] is None:
-        raise FileNotFoundError(f"{url}: there is no such object")
-    return str(seen["path"])
-
-
-def _client_here() -> FetchClient:
-    """Return the client of this thread for the cache folder of the environment, which is made."""
-    root = cache_folder()
-    Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
-    cache_size(root)  # an error here names the variable
-    return client_of(root)
-
-
-def _options_of_environment(url: str) -> dict[str, str]:
-    """Return the options that a cache must know: buckets of one name at two endpoints are two."""
-    for name in _ENDPOINTS if url.startswith("s3://") else ():
-        if endpoint := os.environ.get(name):
-            if "@" in endpoint:
-                raise SpecError(f"{name}: a URL of a server has no credentials. Remove them.")
-            return {"endpoint": endpoint}
-    return {}
-
-
-def _without_pattern(key: str) -> tuple[str, str]:
-    """Return the folder that a pattern is in, and the rest of the key; a plain key has no rest."""
-    parts = key.split("/")
-    first = next((n for n, part in enumerate(parts) if set(part) & set("*?[{")), len(parts))
-    return "/".join(parts[:first]), "/".join(parts[first:])
+@contextmanager
+def apart() -> Iterator[None]:
+    """Use connections of the block's own in this thread; what it looked at is left at its end."""
+    before, _CONNECTIONS.by_root = _CONNECTIONS.by_root, {}
+    try:
+        yield
+    finally:
+        for client in _CONNECTIONS.by_root.values():
+            client.close()
+        _CONNECTIONS.by_root = before
 
 
 @contextmanager

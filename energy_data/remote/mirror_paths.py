@@ -26,6 +26,10 @@ SOCKET, LOCK, LOG = "fetcher.socket", "fetcher.lock", "fetcher.log"
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 """Of a store that is reached as the environment says."""
 
+S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+ENDPOINTS = (S3_ENDPOINT, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Variables that name the server of S3, the first one first."""
+
 CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")
 """Begins of the variables that clients send to the fetcher."""
 

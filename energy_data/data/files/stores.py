@@ -24,8 +24,9 @@ from energy_data.data.files.local import LocalFile
 from energy_data.data.nv_meta import FOLDER, SQLITE
 from energy_data.data.tar.sqlite import SqliteIndex
 from energy_data.errors import SpecError, StructureError
-from energy_data.remote.client import held, mirror_of_object
+from energy_data.remote.client import held
 from energy_data.remote.mirror_paths import NO_OPTIONS, is_mirrored, is_url
+from energy_data.remote.mirrors import mirror_of_object
 
 _RANGE = re.compile(r"(.+)#bytes=([0-9]+):([0-9]+)", re.DOTALL)
 
