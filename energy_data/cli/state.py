@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,7 +16,7 @@ from energy_data.loading.checkpoint.whole_run import merge
 from energy_data.remote.mirror_paths import is_url
 
 
-def saved_run(paths: Sequence[Path | str], key: str | None = None) -> RunState:
+def saved_run(paths: Sequence[str | Path], key: str | None = None) -> RunState:
     """Return the state of a whole run, or of a single rank. Raises a StateError."""
     states = [RunState.from_dict(read_state(path, key=key)) for path in paths]
     return states[0] if len(states) == 1 else merge(states)
@@ -34,15 +33,11 @@ def drawn_by(state: RunState) -> Counter[str] | None:
     return drawn
 
 
-class _StatePath(click.Path):
-    """A path that exists, or a URL."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return a URL as it is."""
-        return value if is_url(str(value)) else super().convert(value, param, ctx)
-
-
-_FILE = _StatePath(exists=True, path_type=Path)
+def _existing(path: str) -> str:
+    """Return a path of something, or a URL."""
+    if not is_url(path) and not Path(path).exists():
+        raise click.BadParameter(f"Path {path!r} does not exist.")
+    return path
 
 
 @click.group("state")
@@ -51,13 +46,13 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("file", nargs=-1, required=True, type=_FILE)
+@click.argument("file", nargs=-1, required=True, type=_existing)
 @click.option(
     "--key",
     metavar="NAME",
     help="Name of the loader in a folder.  [default: the only one]",
 )
-def show(file: tuple[Path | str, ...], key: str | None) -> None:
+def show(file: tuple[str, ...], key: str | None) -> None:
     """Show where a run is, and how often each leaf was drawn.
 
     FILE is a state as JSON or as `torch.save` writes it, or a folder that
@@ -68,12 +63,12 @@ def show(file: tuple[Path | str, ...], key: str | None) -> None:
 
 
 @command.command("merge")
-@click.argument("file", nargs=-1, required=True, type=_FILE)
+@click.argument("file", nargs=-1, required=True, type=_existing)
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), metavar="PATH", help="A new file."
 )
 @click.option("--key", metavar="NAME", help="As for `show`.")
-def merge_command(file: tuple[Path | str, ...], output: Path, key: str | None) -> None:
+def merge_command(file: tuple[str, ...], output: Path, key: str | None) -> None:
     """Write the state of a run, from the states of its ranks, as JSON.
 
     FILE is as for `show`. Give those of all ranks. Every rank restores from the file that is

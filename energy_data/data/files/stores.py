@@ -149,7 +149,7 @@ class ByteRangeStore(FileStore[bytes]):
     """
 
     def __init__(self, root: str | Path, storage: Mapping[str, Any] = NO_OPTIONS) -> None:
-        self.root, self._folder = str(root), _Folder(str(root), dict(storage))
+        self.root, self._folder = str(root), _FolderFiles(str(root), dict(storage))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.root, self._folder.storage)
@@ -180,7 +180,7 @@ class ByteRangeStore(FileStore[bytes]):
         return f"ByteRangeStore({self.root})"
 
 
-class _Folder:
+class _FolderFiles:
     """A folder on a disk or in an object store.
 
     A store is asked for a file when it is read first, so nothing is listed.
@@ -235,7 +235,7 @@ class SystemFileStore(FileStore[bytes]):
         storage: Mapping[str, Any] = NO_OPTIONS,
     ) -> None:
         self.base_dir = None if base_dir is None else str(base_dir)
-        self._folder = _Folder(self.base_dir, dict(storage))
+        self._folder = _FolderFiles(self.base_dir, dict(storage))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.base_dir, self._folder.storage)
