@@ -35,6 +35,7 @@ from energy_data.remote.mirror_paths import (
     mirror_of,
     place_of,
 )
+from energy_data.remote.msc_bucket import MscBucket
 from energy_data.remote.object_store import Bucket, RemoteError
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,8 @@ class Fetcher:
 
     def _bucket(self, base: str, options: Mapping[str, Any]) -> Bucket:
         name = json.dumps([base, dict(options)], sort_keys=True)
-        return self._buckets.setdefault(name, Bucket(base, options))
+        kind = MscBucket if base.startswith("msc://") else Bucket
+        return self._buckets.setdefault(name, kind(base, options))
 
     def _pump(self) -> None:
         """Start requests while there are slots."""

@@ -60,6 +60,8 @@ def _options(place: StorePlace, given: Mapping[str, Any]) -> dict[str, Any]:
             if "@" in endpoint:
                 raise SpecError(f"{name}: a URL of a server has no credentials. Remove them.")
             return {"endpoint": endpoint, **given}
+    if place.scheme == "msc" and (config := os.environ.get("MSC_CONFIG")):
+        return {"config": os.path.realpath(config)}
     return dict(given)
 
 

@@ -126,14 +126,14 @@ class Bucket:
 
     async def head(self, key: str) -> ObjectFacts | None:
         """Return what is known of an object; None if there is none."""
-
-        async def attempt() -> Any:
-            return await obstore.head_async(self.store, key)
-
         try:
-            return self._facts(await self._retried(attempt, f"{self.base}/{key}"), key)
+            found = await self._retried(lambda: self._head(key), f"{self.base}/{key}")
+            return self._facts(found, key)
         except MissingObjectError:
             return None
+
+    async def _head(self, key: str) -> Any:
+        return await obstore.head_async(self.store, key)
 
     async def whole(self, key: str) -> bytes | None:
         """Return a small object; None if there is none."""
