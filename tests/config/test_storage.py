@@ -45,6 +45,12 @@ def test_a_url_has_the_options_of_its_longest_prefix_only(write):
     assert options(write("m.yaml", meta(storage, *urls))) == [r, m, m, r, {}, {}]
 
 
+def test_datasets_of_a_join_have_options_of_their_own(write):
+    join = "splits: {train: {join: [{path: s3://a/x}, {path: s3://b/x}]}}"
+    found = options(write("m.yaml", f"storage: {{s3://b: {{region: r}}}}\n{join}"))
+    assert found == [{}, {"region": "r"}]
+
+
 def test_all_files_have_the_options_of_all(write):
     write("in.yaml", meta("{s3://b: {region: inner}}", "s3://a/x", "s3://b/x"))
     outer = meta("{s3://a: {region: outer}}", "in.yaml", "s3://b/y")
