@@ -13,28 +13,25 @@ from energy_data.data.registry import open_source
 from energy_data.errors import SpecError, StructureError
 
 from . import data
-from .test_sources import check_equal
+from .test_sources import check_equal, upload
 from .test_streams import make, stream
 
 installed = pytest.mark.skipif(find_spec("multistorageclient") is None, reason="not installed")
 
 
+def profile(path, name, **parts):
+    """A configuration of the client with one profile."""
+    path.write_text(json.dumps({"profiles": {name: parts}}))
+    return str(path)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The folder that the profile `ours` reads."""
-    config = {
-        "profiles": {
-            "ours": {
-                "storage_provider": {
-                    "type": "file",
-                    "options": {"base_path": str(tmp_path / "ours")},
-                }
-            }
-        }
-    }
+    files = {"type": "file", "options": {"base_path": str(tmp_path / "ours")}}
+    config = profile(tmp_path / "msc.json", "ours", storage_provider=files)
+    monkeypatch.setenv("MSC_CONFIG", config)
     (tmp_path / "ours").mkdir()
-    (tmp_path / "msc.json").write_text(json.dumps(config))
-    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
     return tmp_path / "ours"
 
 
@@ -43,6 +40,22 @@ def folder(tmp_path, monkeypatch):
 def test_a_metadataset_in_a_profile_has_the_stream_of_its_files(folder, own_cache):
     expected = stream(make(folder), 60)
     assert stream("msc://ours/meta.yaml", 60, workers=1) == expected
+
+
+@pytest.mark.slow
+@installed
+def test_a_profile_of_s3_has_the_stream_of_its_files(s3, own_cache, tmp_path, monkeypatch):
+    bucket = {"base_path": "data/msc", "endpoint_url": s3.meta.endpoint_url}
+    keys = {"access_key": "${AWS_ACCESS_KEY_ID}", "secret_key": "${AWS_SECRET_ACCESS_KEY}"}
+    config = profile(
+        tmp_path / "msc.json", "ours",
+        storage_provider={"type": "s3", "options": {**bucket, "region_name": "us-east-1"}},
+        credentials_provider={"type": "S3Credentials", "options": keys},
+    )  # fmt: skip
+    monkeypatch.setenv("MSC_CONFIG", config)
+    expected = stream(make(tmp_path / "files"), 60)
+    upload(s3, tmp_path / "files", "msc")
+    assert stream("msc://ours/meta.yaml", 60) == expected
 
 
 @pytest.mark.slow
