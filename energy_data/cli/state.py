@@ -16,7 +16,7 @@ from energy_data.loading.checkpoint.whole_run import merge
 from energy_data.remote.mirror_paths import is_url
 
 
-def saved_run(paths: Sequence[str | Path], key: str | None = None) -> RunState:
+def saved_run(paths: Sequence[str], key: str | None = None) -> RunState:
     """Return the state of a whole run, or of a single rank. Raises a StateError."""
     states = [RunState.from_dict(read_state(path, key=key)) for path in paths]
     return states[0] if len(states) == 1 else merge(states)
@@ -33,7 +33,7 @@ def drawn_by(state: RunState) -> Counter[str] | None:
     return drawn
 
 
-def _existing(path: str) -> str:
+def existing(path: str) -> str:
     """Return a path of something, or a URL."""
     if not is_url(path) and not Path(path).exists():
         raise click.BadParameter(f"Path {path!r} does not exist.")
@@ -46,7 +46,7 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("file", nargs=-1, required=True, type=_existing)
+@click.argument("file", nargs=-1, required=True, type=existing)
 @click.option(
     "--key",
     metavar="NAME",
@@ -63,7 +63,7 @@ def show(file: tuple[str, ...], key: str | None) -> None:
 
 
 @command.command("merge")
-@click.argument("file", nargs=-1, required=True, type=_existing)
+@click.argument("file", nargs=-1, required=True, type=existing)
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), metavar="PATH", help="A new file."
 )

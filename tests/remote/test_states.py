@@ -85,3 +85,10 @@ def test_the_command_that_shows_states_takes_urls(file, http, cache):
     (http.folder / "shown.json").write_text(json.dumps(after(file, 3)[0]))
     done = CliRunner().invoke(main, ["state", "show", f"{http.url}/shown.json"])
     assert "next micro-batch: 3" in done.stdout
+
+
+def test_a_plan_is_compared_with_a_state_at_a_url(file, http, cache):
+    (http.folder / "planned.json").write_text(json.dumps(after(file, 3)[0]))
+    words = ["plan", str(file), "--against", f"{http.url}/planned.json", "--batch-size", "8"]
+    done = CliRunner().invoke(main, words)
+    assert "a state at micro-batch 3 would be restored" in done.stdout, done.output
