@@ -20,7 +20,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import HTTPStore, from_url
+from obstore.store import HTTPStore, LocalStore, from_url
 
 from energy_data.remote.cached_ranges import ObjectFacts
 from energy_data.remote.mirror_paths import check_key, without_secrets
@@ -62,7 +62,7 @@ class MissingObjectError(RemoteError):
 
 
 class Bucket:
-    """One bucket, or one server of HTTP.
+    """One bucket, one server of HTTP, or the files of this machine.
 
     options: How it is reached: `endpoint`, `region`, `profile`, `account`, `anonymous`, as in a
         metadataset. Credentials are found by obstore or boto3.
@@ -82,6 +82,8 @@ class Bucket:
                 self._store = HTTPStore.from_url(
                     self.base, client_options=client, retry_config=_NO_RETRIES
                 )
+            elif self.base == "file://":  # of a network file system
+                self._store = LocalStore("/")
             else:
                 self._store = self._of_cloud()
         return self._store

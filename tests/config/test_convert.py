@@ -236,7 +236,7 @@ def test_an_inner_node_takes_no_numbers_of_samples():
             "{path: x, aux: {a: 'ftp://b/c'}}",
             "2:25: splits.train.aux: must be a mapping of names to paths, of prepared datasets or "
             "after `filesystem://` of folders, found {a: 'ftp://b/c'}. 'a' has none of the "
-            "schemes s3, gs, az, http, https or msc.",
+            "schemes s3, gs, az, http, https, msc or file.",
         ),
         (
             "{blend: [{datasets: [{path: x}]}]}",

@@ -147,7 +147,7 @@ def test_all_faults_of_all_files_are_told_at_once(write):
 def test_a_path_of_an_unknown_scheme_is_an_error_and_never_joined(write, path):
     assert fault(write("a.yaml", f"splits: {{train: {{path: '{path}'}}}}")) == (
         f"a.yaml:1:24: splits.train.path: '{path}' has none of the schemes s3://, gs://, az://, "
-        "http://, https://, msc://."
+        "http://, https://, msc://, file://."
     )
 
 
