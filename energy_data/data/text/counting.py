@@ -26,7 +26,7 @@ from energy_data.core.recipe import keys_of
 from energy_data.data.decode.parts import Decoding
 from energy_data.data.files.local import version_of
 from energy_data.data.part import ShardedSource, find_plain, prepared_at
-from energy_data.data.registry import SourceFormat, format_of, open_format
+from energy_data.data.registry import SourceFormat, format_of, located, open_format
 from energy_data.data.source import OpenOptions
 from energy_data.data.text.counts import (
     DTYPE,
@@ -38,6 +38,8 @@ from energy_data.data.text.counts import (
 )
 from energy_data.data.text.tokenize import Tokenizing
 from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.remote.client import publish
+from energy_data.remote.mirror_paths import is_mirrored
 
 _BLOCK = 4096  # samples that a process counts at once
 _TOLERATED = 100  # samples without tokens in a row after which it stops, as task encoders do
@@ -82,6 +84,7 @@ def count_tokens(
 
     Args:
         path: A folder of shards, one of them, or a pattern; of a prepared folder, all its parts.
+            Or a URL of one, whose store gets the counts.
         tokenize: A `Tokenize` or `TokenizeChat`, which can be pickled.
         part: (n, of) counts the shards n, n + of, ... only.
         workers: Number of processes; by default one per 64 MiB, at most one per CPU.
@@ -90,7 +93,7 @@ def count_tokens(
     Raises SpecError if there are no samples to count, StructureError for a damaged shard, and the
     SampleError of the first sample if 100 in a row have none.
     """
-    found, shards = _shards(path)
+    found, shards = _shards(located(path))
     shards = shards[part[0] :: part[1]]
     rows = sum(count for _, count in shards)
     if not rows:
@@ -180,7 +183,9 @@ class _File:
         empty = ShardCounts(unfinished, counted_by, version.size, samples, total=0, done=0)
         for path in (counts_path(shard), unfinished):
             own = version_of(path)
-            found = None if own is None or own.mtime_ns < version.mtime_ns else _read(path)
+            # In a cache, what is of another version of the shard is removed with it.
+            is_old = own is None or (own.mtime_ns < version.mtime_ns and not is_mirrored(path))
+            found = None if is_old else _read(path)
             if found is None or found._replace(path=unfinished, total=0, done=0) != empty:
                 continue
             if path == unfinished or found.done == samples:
@@ -213,6 +218,7 @@ class _File:
             file.write(self.empty._replace(total=total).header)
         path.chmod(Path(self.shard).stat().st_mode & 0o666 | 0o600)
         path.replace(counts_path(self.shard))
+        publish(counts_path(self.shard))
 
 
 def _read(path: str) -> ShardCounts | None:
