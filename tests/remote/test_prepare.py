@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
 import sys
 import time
@@ -68,3 +68,139 @@ def test_what_is_prepared_in_a_bucket_is_byte_for_byte_that_of_a_disk(name, s3, 
     assert objects(s3, prefix) == files(local)
     assert f"s3://data/{prefix}: " in shown
     check_equal(open_source(local), open_source(f"s3://data/{prefix}"))
+
+
+@pytest.mark.parametrize("of", [3, 5])
+def test_parts_that_machines_index_are_finished_on_another(of, s3, local, tmp_path):
+    prefix = f"parts-{of}"
+    upload(s3, local, prefix)
+    url = f"s3://data/{prefix}"
+    for part in range(of):
+        (tmp_path / f"{part}").mkdir()
+        with cache_in(tmp_path / f"{part}"):
+            energy_data("prepare", url, "--part", part, "--of", of)
+            assert "was indexed before" in energy_data("prepare", url, "--part", part, "--of", of)
+    (tmp_path / "last").mkdir()
+    with cache_in(tmp_path / "last"):
+        energy_data("prepare", url, "--finish", "--split-ratio", "1,1", "--non-interactive")
+    energy_data("prepare", local, "--split-ratio", "1,1", "--non-interactive")
+    assert objects(s3, prefix) == files(local)
+
+
+def test_a_part_that_is_missing_in_the_bucket_is_named(s3, own_cache, local):
+    upload(s3, local, "missing")
+    energy_data("prepare", "s3://data/missing", "--part", 0, "--of", 2)
+    code, shown = run("prepare", "s3://data/missing", "--finish", "--non-interactive")
+    assert code == 1
+    assert "part 1 of 2: not indexed. Run `energy-data prepare s3://data/missing" in shown
+
+
+def test_a_prepare_that_is_killed_leaves_it_unprepared_and_the_next_one_reads_on(
+    s3, own_cache, tmp_path
+):
+    data.tars(tmp_path / "tars", count=200, per_shard=2)
+    upload(s3, tmp_path / "tars", "killed")
+    before = objects(s3, "killed")
+    words = [sys.executable, "-m", "energy_data.cli.main", "prepare", "s3://data/killed"]
+    with subprocess.Popen([*words, "--non-interactive"]) as process:
+        while sum(name.endswith(".part") for name in objects(s3, "killed")) < 3:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    left = objects(s3, "killed")
+    done = sum(name.endswith(".part") for name in left)
+    assert done < 100
+    assert not any(name.startswith(".nv-meta/") for name in left)
+    assert before.items() <= left.items()
+    times = modified(s3, "killed")
+    energy_data("prepare", "s3://data/killed", "--non-interactive")
+    again = modified(s3, "killed")
+    kept = [name for name in times if name.endswith(".idx") and again[name] == times[name]]
+    assert len(kept) >= done
+    energy_data("prepare", tmp_path / "tars", "--non-interactive")
+    assert objects(s3, "killed") == files(tmp_path / "tars")
+
+
+def modified(s3, prefix):
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="data", Prefix=f"{prefix}/")
+    return {one["Key"]: one["LastModified"] for page in pages for one in page["Contents"]}
+
+
+@pytest.mark.parametrize("command", ["check", "info", "preview", "inspect"])
+def test_a_command_shows_what_was_prepared_in_a_bucket(command, s3, own_cache, local):
+    upload(s3, local, command)
+    energy_data("prepare", f"s3://data/{command}", "--split-ratio", "1,1", "--non-interactive")
+    words = ["--split", "val"] if command == "inspect" else []
+    assert f"s3://data/{command}" in energy_data(command, f"s3://data/{command}", *words)
+
+
+def test_a_bucket_is_prepared_again_with_the_split_that_it_has(s3, own_cache, local):
+    upload(s3, local, "again")
+    url = "s3://data/again"
+    energy_data("prepare", url, "--split-ratio", "1,1", "--non-interactive")
+    code, shown = run("prepare", url, "--non-interactive")
+    assert code == 1
+    assert f"{url}: it is prepared. Use `force`" in shown
+    energy_data("prepare", url, "--force", "--no-sqlite", "--non-interactive")
+    energy_data("prepare", local, "--split-ratio", "1,1", "--no-sqlite", "--non-interactive")
+    assert objects(s3, "again") == files(local)
+
+
+def test_a_single_file_in_a_bucket_gets_its_index(s3, own_cache, tmp_path):
+    data.jsonl(tmp_path / "x.jsonl", size=9000)
+    s3.upload_file(str(tmp_path / "x.jsonl"), "data", "file/x.jsonl")
+    energy_data("prepare", "s3://data/file/x.jsonl")
+    energy_data("prepare", tmp_path / "x.jsonl")
+    index = (tmp_path / "x.jsonl.idx").read_bytes()
+    assert objects(s3, "file")["x.jsonl.idx"] == index
+
+
+def test_the_index_of_a_store_that_is_read_only_is_kept_in_the_cache(http, own_cache):
+    data.jsonl(http.folder / "kept.jsonl", size=9000)
+    url = f"{http.url}/kept.jsonl"
+    shown = energy_data("prepare", url)
+    assert "plain HTTP has no way to write" in shown
+    assert f"Their indices are in the cache {own_cache}" in shown
+    assert not (http.folder / "kept.jsonl.idx").exists()
+    http.forget()
+    assert len(open_source(url)) == data.COUNT
+    assert http.requests() == []
+
+
+def test_a_shard_is_read_once_and_ahead(http, own_cache):
+    data.jsonl(http.folder / "once.jsonl", count=6000, size=9000)  # some 30 MB
+    energy_data("prepare", f"{http.url}/once.jsonl")
+    ranges = [one["range"].removeprefix("bytes=").split("-") for one in http.requests()]
+    read = sum(int(end) + 1 - int(begin) for begin, end in ranges)
+    assert read == (http.folder / "once.jsonl").stat().st_size
+    assert len(ranges) < 20
+
+
+def test_tokens_are_counted_in_a_bucket(s3, own_cache, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    data.jsonl(tmp_path / "x.jsonl")
+    s3.upload_file(str(tmp_path / "x.jsonl"), "data", "tokens/x.jsonl")
+    words = ["--tokenizer", tmp_path / "tokenizer.json", "--field", "json.text"]
+    energy_data("prepare-tokens", "s3://data/tokens/x.jsonl", *words)
+    energy_data("prepare-tokens", tmp_path / "x.jsonl", *words)
+    name = "x.jsonl.tokens.idx"
+    assert objects(s3, "tokens")[name] == (tmp_path / name).read_bytes()
+    found = open_source("s3://data/tokens/x.jsonl").total_cost("tokens")
+    assert found == open_source(tmp_path / "x.jsonl").total_cost("tokens") > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["prepare", "--fix-duplicates"], "`fix_duplicates` .* rewrites shards, .* Copy the"),
+        (["prepare", "--media-metadata-by-header"], "for folders of tars on a disk"),
+        (["prepare-media", "--media-metadata-by-header"], "Name a folder on a disk"),
+    ],
+)
+def test_what_needs_a_disk_says_so(words, problem, s3, own_cache, local):
+    upload(s3, local, "disk")
+    code, shown = run(words[0], "s3://data/disk", *words[1:])
+    assert code
+    assert re.search(problem, " ".join(shown.split()))
