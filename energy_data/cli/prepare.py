@@ -183,7 +183,7 @@ def command(path: Path, **given: Any) -> None:
         else:
             _prepare_file(path, given)
     except ReadOnlyError as error:
-        written = {"exclude": "--exclude", "finish": "--finish", "part": "--part", **_OF_FINISH}
+        written = {"exclude": "--exclude", "finish": "--finish", "of": "--part", **_OF_FINISH}
         asked = [option for name, option in written.items() if given[name]]
         count = keep_in_cache(path, error, asked, given["num_workers"], shown=given["progress"])
         _say(f"{error}\n{path}: {count:,} samples, which stay one part: their store is read-only.")

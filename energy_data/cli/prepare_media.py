@@ -24,7 +24,7 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
-class _Folder(click.Path):
+class _DiskFolder(click.Path):
     """A folder on a disk: its files are read by their paths."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -35,7 +35,7 @@ class _Folder(click.Path):
 
 
 @click.command("prepare-media")
-@click.argument("path", type=_Folder(exists=True, file_okay=False, path_type=Path))
+@click.argument("path", type=_DiskFolder(exists=True, file_okay=False, path_type=Path))
 @media_options
 @progress_option
 @workers_option("one per GiB or 1,024 files, at most 16")

@@ -37,7 +37,8 @@ from energy_data.data.text.counts import (
     read_counts,
 )
 from energy_data.data.text.tokenize import Tokenizing
-from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.errors import ReadOnlyError, SampleError, SpecError, StructureError
+from energy_data.remote.cached_ranges import facts_of
 from energy_data.remote.client import publish
 from energy_data.remote.mirror_paths import is_mirrored
 
@@ -58,6 +59,7 @@ class Counted:
     tokens: int
     problems: int  # samples of which no tokens can be made; they count 0
     problem: str | None  # the first of them
+    refusal: str | None  # why the counts are not in their store, but kept in the cache
 
 
 class Block(NamedTuple):
@@ -218,7 +220,6 @@ class _File:
             file.write(self.empty._replace(total=total).header)
         path.chmod(Path(self.shard).stat().st_mode & 0o666 | 0o600)
         path.replace(counts_path(self.shard))
-        publish(counts_path(self.shard))
 
 
 def _read(path: str) -> ShardCounts | None:
@@ -238,12 +239,27 @@ class _Counter:
         self.before = sum(file.begin for file in files)  # counted by earlier calls
         self.counted = self.problems = self.in_a_row = 0
         self.problem: SampleError | None = None
+        self.refusal: str | None = None
 
     def write(self, results: Iterator[Found]) -> None:
         """Write the counts of all blocks."""
         for file in self.files:
             if not file.is_complete:
                 file.write(self._counts(islice(results, len(list(file.blocks(self.step))))))
+            self._publish(file)
+
+    def _publish(self, file: _File) -> None:
+        """Write counts to the store of their shard, unless they are there, or it is read-only."""
+        path = counts_path(file.shard)
+        is_there = facts_of(path) is not None
+        if self.refusal is not None or (is_there and file.is_complete):
+            return
+        try:
+            publish(path)
+        except ReadOnlyError as error:
+            if is_there:  # a run would have the counts that are there
+                raise
+            self.refusal = str(error)
 
     def _counts(self, results: Iterable[Found]) -> Iterator[npt.NDArray[np.uint32]]:
         """Yield the counts of blocks. Raises the first problem if nothing else comes."""
@@ -264,4 +280,4 @@ class _Counter:
         counts = [read_counts(counts_path(file.shard)) for file in self.files]
         tokens = sum(one.total for one in counts if one is not None)
         problem = None if self.problem is None else str(self.problem)
-        return Counted(len(counts), self.samples, tokens, self.problems, problem)
+        return Counted(len(counts), self.samples, tokens, self.problems, problem, self.refusal)
