@@ -129,7 +129,7 @@ class Fetcher:
                 self._pump()
                 await arrived
 
-    async def put(self, path: str, file: str | None) -> None:
+    async def put(self, client: int, path: str, file: str | None) -> None:
         """Write a file to the object of a path in the mirror; None: remove what is there."""
         bucket, key = self._place_of(path)
         if file is None:
@@ -137,6 +137,7 @@ class Fetcher:
             self._remove_others(path, ())
         else:
             await bucket.put(key, file)
+            self.clients[client].discard(path)  # it reads the old one no more
 
     def use(self, variables: Mapping[str, str]) -> None:
         """Take over the variables of a client that credentials are found by."""
@@ -357,7 +358,7 @@ class FetcherServer:
             return await fetcher.wait(client, asked["owner"], ranges)
         if kind == "stats":
             return fetcher.stats()
-        return await fetcher.put(asked["path"], asked["file"])
+        return await fetcher.put(client, asked["path"], asked["file"])
 
 
 async def _run(root: str) -> None:
