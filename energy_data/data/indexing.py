@@ -33,8 +33,9 @@ from energy_data.data.frames.compression import LargeFrameError
 from energy_data.data.shards import NO_INDEX, Progress, Reframe, Scan, ScannedPart, ShardKind
 from energy_data.errors import SpecError, StructureError
 from energy_data.remote.cached_ranges import facts_of
-from energy_data.remote.client import fetch_whole, publish, remove_published
+from energy_data.remote.client import fetch_whole
 from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import publish, remove_published
 
 FOLDER = ".nv-meta.parts"
 """The folder of the parts: next to `.nv-meta`, as a dataset is prepared or it is not."""

@@ -23,8 +23,8 @@ from energy_data.core.lazy import cached_property
 from energy_data.data.shards import PartShards, ShardKind
 from energy_data.data.splits import expand
 from energy_data.errors import SpecError, StructureError
-from energy_data.remote.client import publish
 from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import publish
 
 FOLDER = ".nv-meta"
 INFO, INFO_YAML = ".info.json", ".info.yaml"

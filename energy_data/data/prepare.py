@@ -31,8 +31,8 @@ from energy_data.data.tar.source import TARS
 from energy_data.data.tar.sqlite import new_index
 from energy_data.data.typed.dataset_yaml import definition_of
 from energy_data.errors import SpecError, StructureError
-from energy_data.remote.client import remove_published
 from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import remove_published
 
 ALL_TRAIN = "1,0,0"
 """The split of a dataset that has none, if none is given."""

@@ -41,6 +41,7 @@ from energy_data.remote.mirror_paths import (
     mirror_of,
     place_of,
 )
+from energy_data.remote.msc_bucket import MscBucket
 from energy_data.remote.object_store import Bucket, RemoteError, StoreRefusalError
 
 log = logging.getLogger(__name__)
@@ -71,15 +72,16 @@ class Fetcher:
 
     # What clients ask for.
 
-    async def look(self, client: int, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    async def look(
+        self, client: int, url: str, options: Mapping[str, Any], *, alone: bool = False
+    ) -> dict[str, Any]:
         """Make the mirror of an object, or of a folder. Return what it is: None: there is none."""
         place = place_of(url)
         bucket, key = self._bucket(place.base, options), place.key
-        found = dict[str, ObjectFacts]()
-        is_folder = False
-        if "." in key.rpartition("/")[2]:
-            found = await bucket.with_companions(key)
-        if key not in found:
+        found, is_folder = dict[str, ObjectFacts](), False
+        if "." in key.rpartition("/")[2] or alone:
+            found = await bucket.object(key, alone=alone)
+        if key not in found and not alone:
             found = {name: facts async for name, facts in bucket.folder(key)}
             is_folder = bool(found)
             if not found and (facts := await bucket.head(key)):
@@ -95,7 +97,7 @@ class Fetcher:
         small = [
             (path, 0, facts.size)
             for path, facts in paths.items()
-            if 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
+            if not alone and 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
         ]
         await self.wait(client, "small files", small)
         return {"path": own, "kind": ("folder" if is_folder else "file") if found else None}
@@ -131,7 +133,9 @@ class Fetcher:
 
     async def put(self, client: int, path: str, file: str | None) -> None:
         """Write a file to the object of a path in the mirror; None: remove what is there."""
-        bucket, key = self._place_of(path)
+        key = key_of(path)
+        facts = self.space.facts_in(path[: -len(key)])
+        bucket = self._bucket(place_of(facts.url).base, facts.options)
         if file is None:
             await bucket.remove(key)
             self._remove_others(path, ())
@@ -202,15 +206,10 @@ class Fetcher:
     def _in_use(self, path: str) -> bool:
         return any(path in used for used in self.clients.values())
 
-    def _place_of(self, path: str) -> tuple[Bucket, str]:
-        """Return the bucket that a path of the mirror is in, and its key there."""
-        around = path[: -len(key_of(path))]
-        found = next(one for name, one in self.space.objects.items() if name.startswith(around))
-        return self._bucket(place_of(found.facts.url).base, found.facts.options), key_of(path)
-
     def _bucket(self, base: str, options: Mapping[str, Any]) -> Bucket:
         name = json.dumps([base, dict(options)], sort_keys=True)
-        return self._buckets.setdefault(name, Bucket(base, options))
+        kind = MscBucket if base.startswith("msc://") else Bucket
+        return self._buckets.setdefault(name, kind(base, options))
 
     def _pump(self) -> None:
         """Start requests while there are slots."""
@@ -335,11 +334,11 @@ class FetcherServer:
         try:
             answer = {"found": await self._found(client, asked)}
         except (RemoteError, OSError, ValueError) as error:
-            refused = isinstance(error, StoreRefusalError)
+            refused = type(error) is StoreRefusalError
             answer = {"error": str(error) or repr(error), "refused": refused}
         except Exception as error:
             log.exception("an error of the fetcher")
-            answer = {"error": f"an error of the fetcher: {error!r}"}
+            answer = {"error": f"an error of the fetcher: {error!r}", "refused": False}
         if (number := asked.get("id")) is not None:
             with suppress(ConnectionError):
                 writer.write(json.dumps({"id": number, **answer}).encode() + b"\n")
@@ -351,7 +350,7 @@ class FetcherServer:
         if "variables" in asked:
             fetcher.use(asked["variables"])
         if kind == "look":
-            return await fetcher.look(client, asked["url"], asked["options"])
+            return await fetcher.look(client, asked["url"], asked["options"], alone=asked["alone"])
         if kind == "want":
             return fetcher.want(client, asked["owner"], ranges, asked["when"])
         if kind == "wait":

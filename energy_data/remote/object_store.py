@@ -40,6 +40,12 @@ _LONGEST_PAUSE = 15.0
 _REFUSALS = 4
 _CLIENT: ClientConfig = {"timeout": "120s", "connect_timeout": "10s"}
 _NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
+_CONFIG = {  # options of a metadataset -> those of obstore
+    "endpoint": "endpoint",
+    "region": "region",
+    "account": "account_name",
+    "anonymous": "skip_signature",
+}
 _COMPANIONS = (".idx", ".tokens.idx", ".index", ".loss", ".metadata")  # of files of a shard
 _META = ".nv-meta/"
 _OF_META = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.sqlite", "index.uuid")
@@ -69,12 +75,14 @@ class StoreRefusalError(RemoteError):
 class Bucket:
     """One bucket, or one server of HTTP.
 
-    options: Those of obstore, such as `endpoint`. Credentials are found by obstore or boto3.
+    options: How it is reached: `endpoint`, `region`, `profile`, `account`, `anonymous`, as in a
+        metadataset. Credentials are found by obstore or boto3.
     """
 
     def __init__(self, base: str, options: Mapping[str, Any]) -> None:
         self.base, self.options = base, dict(options)
         self.retries = 0
+        self._renewals = 0  # of credentials
         self._store: ObjectStore | None = None
 
     @property
@@ -91,22 +99,25 @@ class Bucket:
         return self._store
 
     def _of_cloud(self) -> ObjectStore:
-        options = dict(self.options)
         client: ClientConfig = {**_CLIENT}
-        if str(options.get("endpoint", "")).startswith("http://"):
+        if str(self.options.get("endpoint", "")).startswith("http://"):
             client["allow_http"] = True
-        provider = _boto_provider() if self.base.startswith("s3://") else None
+        provider = None
+        if self.base.startswith("s3://") and not self.options.get("anonymous"):
+            provider = _boto_provider(self.base, self.options.get("profile"))
+        config = {_CONFIG[name]: self.options[name] for name in self.options if name in _CONFIG}
         return from_url(
             self.base,
             client_options=client,
             retry_config=_NO_RETRIES,
             credential_provider=provider,
-            **options,
+            **config,
         )
 
     def forget_credentials(self) -> None:
         """Find credentials again with the next request."""
         self._store = None
+        self._renewals += 1
 
     async def get(self, facts: ObjectFacts, key: str, begin: int, end: int) -> memoryview:
         """Return bytes [begin, end) of an object, which must be the one that `facts` describe."""
@@ -128,15 +139,16 @@ class Bucket:
 
     async def head(self, key: str, *, refusals: int = _REFUSALS) -> ObjectFacts | None:
         """Return what is known of an object; None if there is none. refusals: as in `_retried`."""
-
-        async def attempt() -> Any:
-            return await obstore.head_async(self.store, key)
-
+        url = f"{self.base}/{key}"
         try:
-            url = f"{self.base}/{key}"
-            return self._facts(await self._retried(attempt, url, refusals=refusals), key)
+            return self._facts(
+                await self._retried(lambda: self._head(key), url, refusals=refusals), key
+            )
         except MissingObjectError:
             return None
+
+    async def _head(self, key: str) -> Any:
+        return await obstore.head_async(self.store, key)
 
     async def folder(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
         """Yield all objects in a folder, with their keys."""
@@ -157,15 +169,20 @@ class Bucket:
                 check_key(name, f"{self.base}/{name}")
                 yield name, self._facts(meta, name)
 
-    async def with_companions(self, key: str) -> dict[str, ObjectFacts]:
-        """Return an object, its index and other files that belong to it, by key."""
+    async def object(self, key: str, *, alone: bool = False) -> dict[str, ObjectFacts]:
+        """Return an object, its index and other files that belong to it, by key.
+
+        alone: without the others. Nothing is returned if there is no such object.
+        """
         stem = key.rpartition(".")[0]
-        return await self._heads([key], [*(key + one for one in _COMPANIONS), f"{stem}.idx"])
+        others = [] if alone else [*(key + one for one in _COMPANIONS), f"{stem}.idx"]
+        found = await self._heads([key], others)
+        return found if key in found else {}
 
     async def put(self, key: str, file: str) -> None:
         """Write a file to an object, whole or not at all. Raises StoreRefusalError."""
-        if self.base.startswith("http"):
-            raise StoreRefusalError(f"{self.base}/{key}: plain HTTP has no way to write")
+        if self.base.startswith(("http", "msc")):
+            raise StoreRefusalError(f"{self.base}/{key}: HTTP and msc:// are not written to")
         # An open file stays what it is, also if a look gives its name to the new object.
         with Path(file).open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -236,11 +253,11 @@ class Bucket:
 
         may_lack, every = set(optional), [*keys, *optional]
         while True:
-            store = self.store
+            renewals = self._renewals
             found = dict(zip(every, await asyncio.gather(*map(head, every)), strict=True))
             good = {key: one for key, one in found.items() if isinstance(one, ObjectFacts)}
             refused = [key for key, one in found.items() if isinstance(one, StoreRefusalError)]
-            if not refused or (good and self.store is store):
+            if not refused or (good and self._renewals == renewals):
                 return good
             if not good:  # raises, unless other credentials are found
                 await self.head(refused[0])
@@ -282,7 +299,7 @@ class Bucket:
             except NotSupportedError as error:
                 problem = "its server does not answer requests for ranges of bytes"
                 raise RemoteError(f"{url}: {problem}. Serve it by one that does") from error
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, RemoteError):
                 raise
             except Exception as error:
                 spent = time.monotonic() - began
@@ -324,12 +341,25 @@ def _file_names(found: Any) -> list[str]:
     return own + [name for each in found.values() for name in _file_names(each)]
 
 
-def _boto_provider() -> Any:
-    """Return the credentials of boto3, where it is installed and has some; else obstore's own."""
-    with suppress(Exception):
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - boto3 is optional
+def _boto_provider(base: str, profile: str | None) -> Any:
+    """Return the credentials of boto3, where it is installed and has some; else obstore's own.
 
-        return Boto3CredentialProvider()
+    profile: whose credentials they are; there are no others then.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, without types
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - as above
+
+        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    except ImportError as error:
+        if profile is not None:
+            problem = f"the profile {profile!r} needs boto3. Run: pip install boto3"
+            raise RemoteError(f"{base}: {problem}") from error
+    except Exception as error:
+        if profile is not None:
+            advice = "Check ~/.aws/config and ~/.aws/credentials"
+            problem = f"the profile {profile!r} has no credentials ({error})"
+            raise RemoteError(f"{base}: {problem}. {advice}") from error
     return None
 
 

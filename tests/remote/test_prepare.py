@@ -178,7 +178,7 @@ def test_the_index_of_a_store_that_is_read_only_is_kept_in_the_cache(http, own_c
     data.jsonl(http.folder / "kept.jsonl", size=9000)
     url = f"{http.url}/kept.jsonl"
     shown = energy_data("prepare", url)
-    assert "plain HTTP has no way to write" in shown
+    assert "HTTP and msc:// are not written to" in shown
     assert f"Their indices are in the cache {own_cache}" in shown
     assert not (http.folder / "kept.jsonl.idx").exists()
     http.forget()

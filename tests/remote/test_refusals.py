@@ -54,7 +54,7 @@ def test_a_token_that_expired_is_found_again_where_the_answer_does_not_say_so(
     data.jsonl(read_only.folder / "data/x.jsonl")
     ids = iter(["EXPIRED", KEY_ID])
 
-    def provider():
+    def provider(*_):
         key_id = next(ids)
         return lambda: {"access_key_id": key_id, "secret_access_key": SECRET, "expires_at": None}
 

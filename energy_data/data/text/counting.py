@@ -39,8 +39,8 @@ from energy_data.data.text.counts import (
 from energy_data.data.text.tokenize import Tokenizing
 from energy_data.errors import ReadOnlyError, SampleError, SpecError, StructureError
 from energy_data.remote.cached_ranges import facts_of
-from energy_data.remote.client import publish
 from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import publish
 
 _BLOCK = 4096  # samples that a process counts at once
 _TOLERATED = 100  # samples without tokens in a row after which it stops, as task encoders do
