@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from energy_data.errors import MissingExtraError, SpecError, StructureError
+from energy_data.errors import MissingExtraError, ReadOnlyError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
 from energy_data.remote.mirror_paths import (
     CREDENTIALS,
@@ -61,21 +61,28 @@ class FetchClient:
 
         alone: of one object, without others that belong to it.
         """
-        # The fetcher may be that of another run: credentials are those of who looked last.
+        message = {"kind": "look", "url": url, "alone": alone, "options": dict(options)}
+        found: dict[str, Any] = self._ask_as_we(message)
+        return found
+
+    def put(self, path: str, file: str | None) -> None:
+        """Write a file to the object of a path in the mirror; None: remove what is there.
+
+        Raises ReadOnlyError if the store refuses it, SpecError if it fails.
+        """
+        self._ask_as_we({"kind": "put", "path": path, "file": file})
+
+    def _ask_as_we(self, message: dict[str, Any]) -> Any:
+        """Return the answer to a message, with our credentials. Raises SpecError for an error."""
+        # The fetcher may be that of another run: credentials are those of who asked last.
         known = _environment()
         variables = {name: known[name] for name in known if name.startswith(CREDENTIALS)}
-        message = {
-            "kind": "look",
-            "url": url,
-            "alone": alone,
-            "options": dict(options),
-            "variables": variables,
-        }
         try:
-            found: dict[str, Any] = self._ask(message)
+            return self._ask({**message, "variables": variables})
         except RefusedError as error:
-            raise SpecError(f"{error}. See docs/remote.md.") from None
-        return found
+            is_write = error.is_refusal and message["kind"] != "look"
+            kind = ReadOnlyError if is_write else SpecError
+            raise kind(f"{error}. See docs/remote.md.") from None
 
     def want(self, owner: str, ranges: Sequence[Range], when: Sequence[int]) -> None:
         """Replace what an owner will need, in order of use. Does not wait.
@@ -179,7 +186,7 @@ class FetchClient:
                 self.close()
                 raise
             if "error" in answer:
-                raise RefusedError(answer["error"])
+                raise RefusedError(answer["error"], is_refusal=answer["refused"])
             return answer["found"]
 
     def _answer(self, number: int) -> dict[str, Any]:
@@ -214,7 +221,11 @@ class FetchClient:
 
 
 class RefusedError(Exception):
-    """The fetcher cannot do what it was asked for."""
+    """The fetcher cannot do what it was asked for. is_refusal: the store does not allow it."""
+
+    def __init__(self, problem: str, *, is_refusal: bool) -> None:
+        super().__init__(problem)
+        self.is_refusal = is_refusal
 
 
 def _connect(root: str) -> socket.socket:
@@ -341,10 +352,17 @@ def held(ranges: Sequence[Range], *, always: bool = False) -> Iterator[None]:
         client.want(owner, [], [])
 
 
-def fetch_whole(path: str) -> None:
-    """Return when all of a file is there; it stays while this thread lives."""
+def fetch_whole(*paths: str) -> None:
+    """Return when all of some files is there; they stay while this thread lives."""
     # An index that was made here, of an object without one, is in no store.
-    if is_mirrored(path) and os.path.exists(ranges_of(path)):  # noqa: PTH110 - as below
-        client = client_of(root_of(path))
-        size = os.stat(path).st_size  # noqa: PTH116 - as in data/files/local.py
-        client.wait("whole", [(path, 0, size)] if size else [])
+    mine = [one for one in paths if is_mirrored(one) and os.path.exists(ranges_of(one))]  # noqa: PTH110 - as below
+    if not mine:
+        return
+    client = client_of(root_of(mine[0]))
+    sizes = [os.stat(path).st_size for path in mine]  # noqa: PTH116 - as in data/files/local.py
+    ranges = [(path, 0, size) for path, size in zip(mine, sizes, strict=True) if size]
+    if len(ranges) > 1:  # all at once, as what is waited for comes one after another
+        client.want("soon", ranges, [0] * len(ranges))
+    client.wait("whole", ranges)
+    if len(ranges) > 1:
+        client.want("soon", [], [])

@@ -120,6 +120,11 @@ def mirror_of(place: StorePlace, options: Mapping[str, object]) -> str:
     return f"{cache_folder()}{FOLDER}{place.scheme}/{bucket}/{place.key}"
 
 
+def key_of(path: str) -> str:
+    """Return the key of what a mirrored path is of."""
+    return path.partition(FOLDER)[2].split("/", 2)[2]
+
+
 def is_mirrored(path: str) -> bool:
     """Return whether a path is that of an object in a cache."""
     return FOLDER in path

@@ -1,6 +1,7 @@
 """Mirrors of objects and folders in a store: sparse files in the cache, which are filled on demand.
 
 path = mirror("s3://bucket/pages")  # a folder of sparse files
+publish(f"{path}/000.tar.idx")  # writes what is there to the store
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from energy_data.remote.mirror_paths import (
     StorePlace,
     cache_folder,
     cache_size,
+    is_mirrored,
     place_of,
+    ranges_of,
+    root_of,
 )
 
 
@@ -43,6 +47,28 @@ def mirror_of_object(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
     if seen["kind"] is None:
         raise FileNotFoundError(f"{url}: there is no such object")
     return str(seen["path"])
+
+
+def publish(path: str, file: str | None = None) -> None:
+    """Write a file of a mirror to its store, whole or not at all. Files of a disk need nothing.
+
+    file: what is written; None: what is at `path`. Raises ReadOnlyError if the store refuses it,
+    SpecError if it fails.
+    """
+    if not is_mirrored(path):
+        return
+    try:
+        client_of(root_of(path)).put(path, file or path)
+    except SpecError:
+        if file is None and os.path.exists(ranges_of(path)):  # noqa: PTH110 - as in client.py
+            os.unlink(path)  # noqa: PTH108 - it is not the object that is in the store
+        raise
+
+
+def remove_published(path: str) -> None:
+    """Remove what a path of a mirror is of from its store. Raises as `publish`."""
+    if is_mirrored(path):
+        client_of(root_of(path)).put(path, None)
 
 
 def _client() -> FetchClient:

@@ -55,6 +55,7 @@ class MscBucket(Bucket):
 
     def forget_credentials(self) -> None:
         """Make the client again with the next request."""
+        super().forget_credentials()
         self._client = None
 
     async def get(self, facts: ObjectFacts, key: str, begin: int, end: int) -> memoryview:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -136,6 +137,18 @@ def s3(_s3_server, monkeypatch):
     found = boto3.client("s3")
     found.create_bucket(Bucket="data")
     return found
+
+
+@pytest.fixture
+def read_only(http, monkeypatch):
+    """The range server as one of S3 that may not be written to; `data` is a bucket."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", http.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    shutil.rmtree(http.folder / "data", ignore_errors=True)
+    (http.folder / "data").mkdir()
+    return http
 
 
 def fetchers(root):
