@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -21,11 +22,19 @@ def choose(lengths: list[int], limit: int) -> list[list[int]]:
 
 
 def join(packs: list[list[torch.Tensor]], limit: int) -> dict[str, Any]:
-    """Return packs as one tensor [packs, limit], and how many tokens are in it."""
-    values = torch.zeros(len(packs), limit, dtype=torch.int64)
-    count = 0
-    for row, documents in zip(values, packs, strict=True):
-        tokens = torch.cat(documents)
-        row[: len(tokens)] = tokens
-        count += len(tokens)
-    return {"values": values, "count": count}
+    """Return packs as batches for packed attention: what our `Joined` returns.
+
+    `values` and `position_ids` are int64 [packs, limit], `cu_seqlens` has an int32 tensor per pack.
+    `count` is the number of tokens.
+    """
+    values, positions = torch.zeros(2, len(packs), limit, dtype=torch.int64)
+    starts, count = [], 0
+    for row, places, documents in zip(values, positions, packs, strict=True):
+        lengths = [len(document) for document in documents]
+        ends = np.cumsum([0, *lengths], dtype=np.int32)
+        total = int(ends[-1])
+        row[:total] = torch.cat(documents)
+        places[:total] = torch.cat([torch.arange(length) for length in lengths])
+        starts.append(torch.from_numpy(ends))
+        count += total
+    return {"values": values, "position_ids": positions, "cu_seqlens": starts, "count": count}

@@ -69,6 +69,25 @@ def test_a_loader_that_does_not_read_the_data_of_a_case_is_left_out(folder):
     assert measured("measure", *where) is None
 
 
+def test_a_store_and_a_resumed_start(folder, tmp_path, monkeypatch):
+    pytest.importorskip("moto")
+    names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"]
+    for name in names:
+        monkeypatch.setenv(name, "us-east-1")
+    data, log, cache = folder / "text" / "tars" / "000", tmp_path / "log", tmp_path / "cache"
+    command = [sys.executable, "-m", "benchmarks.store", data, "data", "1", log]
+    with subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{int(store.stdout.readline())}")
+        where = ["--case", "text", "--loader", "energy_data_", "--url", "s3://bench/data"]
+        where += ["--cache", cache, "--state", tmp_path / "state", "--num-workers", 1]
+        cache.mkdir()
+        told = measured("measure_remote", *where)
+        assert min(told["first_s"], told["mb_per_s"], told["cpu_s"]) > 0
+        assert sum(int(line.split()[0]) for line in log.read_text().splitlines()) > 1_000_000
+        assert measured("measure_remote", *where, "--resume")["first_s"] > 0
+        store.kill()
+
+
 @pytest.mark.parametrize("case", ["text", "blend"])
 def test_restoring(folder, tmp_path, case):
     where = ["--case", case, "--folder", folder, "--states", tmp_path]
