@@ -16,7 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from energy_data.core.batch_memory import TensorRow, as_tensors, detach, empty, stack_rows
+from energy_data.core.batch_memory import (
+    TensorRow,
+    as_tensors,
+    detach,
+    new_batch_tensor,
+    stack_rows,
+)
 from energy_data.core.sample import LEAF
 from energy_data.data.typed.dataset_yaml import has_default
 from energy_data.data.typed.samples import (
@@ -87,16 +93,21 @@ def _joined(values: list[Any], *, pad: bool) -> torch.Tensor | list[Any]:
 
 
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
-    first = values[0]
-    if (
-        type(first) is not torch.Tensor  # kinds of it know best
-        or first.layout is not torch.strided
-        or first.device.type != "cpu"
-        or first.is_quantized
-        or any([value.requires_grad for value in values])  # noqa: C419 - as in `_same_form`
-    ):
+    if not _are_plain(values):
         return torch.stack(values)
-    return torch.stack(values, out=empty((len(values), *first.shape), first.dtype))
+    first = values[0]
+    return torch.stack(values, out=new_batch_tensor((len(values), *first.shape), first.dtype))
+
+
+def _are_plain(values: list[torch.Tensor]) -> bool:
+    first = values[0]
+    return (
+        type(first) is torch.Tensor  # kinds of it know best
+        and first.layout is torch.strided
+        and first.device.type == "cpu"
+        and not first.is_quantized
+        and not any([value.requires_grad for value in values])  # noqa: C419 - as in `_same_form`
+    )
 
 
 def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
@@ -104,7 +115,7 @@ def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
     dtype = getattr(torch, first.dtype.name, None) if first.dtype.isnative else None
     if dtype is None:
         return torch.from_numpy(np.stack(values))
-    batch = empty((len(values), *first.shape), dtype)
+    batch = new_batch_tensor((len(values), *first.shape), dtype)
     np.stack(values, out=batch.numpy())
     return batch
 
@@ -158,7 +169,7 @@ def _numbers(values: list[Any], dtype: npt.DTypeLike) -> torch.Tensor | list[Any
 
 def batch_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     """Return tensors of one shape as one tensor [n, ...]."""
-    return torch.stack(batch, dim=0)
+    return _stacked(batch) if _same_form(batch) else torch.stack(batch)
 
 
 def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -185,7 +196,9 @@ def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
     """
     _same_axes(batch)
     longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in batch), strict=True)]
-    joined = batch[0].new_zeros((sum(map(len, batch)), *longest))
+    shape, first = (sum(map(len, batch)), *longest), batch[0]
+    plain = _are_plain(batch)
+    joined = new_batch_tensor(shape, first.dtype).zero_() if plain else first.new_zeros(shape)
     begin = 0
     for tensor in batch:
         place = tuple(slice(0, size) for size in tensor.shape[1:])
