@@ -182,7 +182,8 @@ class Source(ABC):
         """Return the samples of `indices`, in that order; a bad sample is a `SampleError`.
 
         indices: int64 [n], each in [0, len), in any order, repeats allowed. Raises `StructureError`
-        for a bad shard or index. One call reads a block: neighbours are read together.
+        for a bad shard or index. One call reads a block: neighbours are read together. Each sample
+        is a dict of its own, which the caller may change.
         """
 
     @classmethod

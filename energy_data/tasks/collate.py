@@ -179,7 +179,7 @@ def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     of the first tensor. ValueError if the numbers of axes differ.
     """
     if _same_form(batch):
-        return batch_stack(batch)
+        return _stacked(batch)
     _same_axes(batch)
     return concat_pad([tensor[None] for tensor in batch])
 

@@ -195,6 +195,12 @@ def test_samples_are_read_in_any_order_with_repeats(source):
     assert len({json.dumps(sample, default=str) for sample in one_by_one}) == count
 
 
+def test_each_sample_is_a_dict_of_its_own(source):
+    once, again = source.read(np.array([3, 3]))
+    once.clear()
+    assert again["__key__"] == source.read(np.array([3]))[0]["__key__"]
+
+
 def test_a_sample_says_where_it_comes_from(made, source):
     (sample,) = source.read(np.array([5]))
     ((dataset, shard, _),) = sample["__sources__"]

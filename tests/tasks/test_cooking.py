@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import pytest
 
 from energy_data import TaskEncoder
 from energy_data.errors import SpecError
-from energy_data.tasks.functions import Cooker, cooker, recipe_of
+from energy_data.tasks.functions import Cooker, Cooking, cooker, recipe_of
 
 
 @cooker
@@ -73,3 +74,26 @@ def test_an_own_way_to_cook_is_called():
 def test_samples_without_a_cooker_are_refused():
     with pytest.raises(SpecError, match=r"cats: no cooker matches its subflavors \{'a': 2\}"):
         recipe(Cooks(Cooker(plain, {"a": 1})), {"a": 2})
+
+
+@pytest.mark.parametrize(
+    ("sample", "made"),
+    [
+        ({"__restore_key__": ("a", 0, 3), "__subflavors__": {"x": 1}}, "first"),
+        ({"__restore_key__": ("a", 0, 3), "__subflavors__": {"x": 2}}, "second"),
+        ({"__restore_key__": ("b", 0, 3), "__subflavors__": {"x": 2}}, "third"),
+        ({"__restore_key__": ("c", 0, 3), "__subflavors__": {}}, None),
+        ({"__restore_key__": (("a", 0, 3), ("b", 0, 3)), "__subflavors__": {}}, None),
+        ({"__restore_key__": None}, None),
+        ({"txt": "no identity"}, None),
+        ("no dict", None),
+    ],
+)
+def test_a_sample_is_cooked_as_its_leaf_needs_which_may_have_several_subflavors(sample, made):
+    recipes = {("a", "{'x': 1}"): "first", ("a", "{'x': 2}"): "second", ("b", "{'x': 2}"): "third"}
+    cooking = Cooking({key: partial(said, word=word) for key, word in recipes.items()})
+    assert cooking(sample) == (sample if made is None else made)
+
+
+def said(sample, word):
+    return word

@@ -223,7 +223,7 @@ class TypedSource(Source):
                 names = names_of[form] = _names_in(sample)
             for name in names.unwanted:
                 del sample[name]
-            key, (source,) = sample["__key__"], sample["__sources__"]
+            key, source = sample["__key__"], sample["__sources__"][0]
             files = tuple([f"{key}.{name}" for name in names.parts])
             sample["__shard__"] = source.shard
             sample["__restore_key__"] = "Webdataset", row
