@@ -153,3 +153,19 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             found.append((path, begin, end))
     return found
+
+
+def overlap(pieces: Iterable[Piece], gap: Piece) -> bool:
+    """Return whether one of some pieces has bytes of a gap."""
+    return any(begin < gap[1] and gap[0] < end for begin, end in pieces)
+
+
+def without(begin: int, end: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the parts of [begin, end) that are in none of some pieces."""
+    for first, last in sorted(pieces):
+        if last > begin and first < end:
+            if first > begin:
+                yield begin, first
+            begin = max(begin, last)
+    if begin < end:
+        yield begin, end

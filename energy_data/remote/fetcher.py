@@ -23,8 +23,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range
+from energy_data.core.profiler import Fetched
+from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range, overlap, without
 from energy_data.remote.cached_ranges import CachedObject, ObjectFacts
+from energy_data.remote.fetch_costs import FetchCosts
 from energy_data.remote.mirror_paths import (
     CREDENTIALS,
     FOLDER,
@@ -54,6 +56,7 @@ class Fetcher:
     def __init__(self, limit: int) -> None:
         self.space = CacheSpace(limit)
         self.counts: Counter[str] = Counter()
+        self._costs = FetchCosts()
         self.clients: dict[int, set[str]] = {}  # client -> the objects that it uses
         self._buckets: dict[str, Bucket] = {}
         self._generations: dict[OwnerKey, int] = {}  # how often owners have said what they want
@@ -107,21 +110,29 @@ class Fetcher:
             heapq.heappush(self._queue, entry)
         self._pump()
 
-    async def wait(self, client: int, owner: str, ranges: Sequence[Range]) -> None:
-        """Return when ranges are there; they are held for the owner. Raises RemoteError."""
+    async def wait(self, client: int, owner: str, ranges: Sequence[Range]) -> list[Fetched]:
+        """Return when ranges are there, with what each took; they are held for the owner.
+
+        A range is waited for after those before it. Raises RemoteError.
+        """
         key = OwnerKey(client, owner)
         for path, _, _ in ranges:
             self._use(client, path)
         self._generations.setdefault(key, 0)
         self.space.hold(key, ranges)
+        loop, costs = asyncio.get_running_loop(), list[Fetched]()
         for path, begin, end in ranges:
+            began = loop.time()
             while missing := self.space.objects[path].missing(begin, end):
                 flying = self._flying.get(path, [])
-                self._urgent += [(path, *gap) for gap in missing if not _overlaps(flying, gap)]
-                arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._urgent += [(path, *gap) for gap in missing if not overlap(flying, gap)]
+                arrived: asyncio.Future[None] = loop.create_future()
                 self._waiting.setdefault(path, []).append(arrived)
                 self._pump()
                 await arrived
+            found = self.space.objects[path]
+            costs.append(self._costs.take(found, begin, end, loop.time() - began))
+        return costs
 
     def use(self, variables: Mapping[str, str]) -> None:
         """Take over the variables of a client that credentials are found by."""
@@ -135,7 +146,8 @@ class Fetcher:
 
     def stats(self) -> dict[str, int]:
         """Return the bytes, requests and retries so far, and the bytes that are in the cache."""
-        retries = sum(bucket.retries for bucket in self._buckets.values())
+        told = sum(bucket.retries.total() for bucket in self._buckets.values())
+        retries = self.counts["retries"] + told
         return {**self.counts, "retries": retries, "used": self.space.used}
 
     def leave(self, client: int) -> None:
@@ -230,7 +242,7 @@ class Fetcher:
         path, begin, end = wanted
         flying = self._flying.get(path, [])
         for first, last in self.space.objects[path].missing(begin, end):
-            for left, right in _without(first, last, flying):
+            for left, right in without(first, last, flying):
                 return path, left, min(right, left + _PIECE)
         return None
 
@@ -245,6 +257,8 @@ class Fetcher:
                 raise RemoteError(f"{found.facts.url}: the object was changed")
             found.add(begin, data)
             self.counts["bytes"] += end - begin
+            self.counts["retries"] += (retries := bucket.retries.pop(found.facts.url, 0))
+            self._costs.add(path, (begin, end), retries)
         except (RemoteError, OSError) as problem:
             error = problem
         finally:
@@ -334,21 +348,6 @@ class FetcherServer:
             ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]
             return await fetcher.wait(client, asked["owner"], ranges)
         return fetcher.stats()
-
-
-def _overlaps(pieces: Iterable[tuple[int, int]], gap: tuple[int, int]) -> bool:
-    return any(begin < gap[1] and gap[0] < end for begin, end in pieces)
-
-
-def _without(begin: int, end: int, pieces: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of [begin, end) that are in none of some pieces."""
-    for first, last in sorted(pieces):
-        if last > begin and first < end:
-            if first > begin:
-                yield begin, first
-            begin = max(begin, last)
-    if begin < end:
-        yield begin, end
 
 
 def _known(root: str) -> Iterable[CachedObject]:
