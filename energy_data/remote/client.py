@@ -300,6 +300,12 @@ def client_of(root: str) -> FetchClient:
     return _CONNECTIONS.by_root[root]
 
 
+def use_client(client: FetchClient) -> None:
+    """Let this thread use a client for its cache folder, such as one that only models it."""
+    client_of(client.root)
+    _CONNECTIONS.by_root[client.root] = client
+
+
 def mirror(url: str) -> str:
     """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 1.0
 _RECONNECTED = 10.0  # seconds after which clients have noticed that a fetcher was killed
 _LOCKED = 50  # times that the lock is tried, as clients try it too
-_REQUESTS = 64  # in flight
+REQUESTS = 64  # in flight
 _PIECE = 1 << 24  # bytes of a request at most
 _LINE = 1 << 28  # bytes of a message at most
 _SMALL = 1 << 23  # bytes of a file that is fetched whole when its folder is looked at
@@ -204,7 +204,7 @@ class Fetcher:
 
     def _pump(self) -> None:
         """Start requests while there are slots."""
-        while len(self._tasks) < _REQUESTS and (found := self._next()) is not None:
+        while len(self._tasks) < REQUESTS and (found := self._next()) is not None:
             path, begin, end = found
             self._flying.setdefault(path, []).append((begin, end))
             task = asyncio.get_running_loop().create_task(self._fetch(path, begin, end))
