@@ -36,7 +36,7 @@ COMMANDS = {
     "schema": ("energy_data.cli.check:schema_command", "Print the JSON Schema of metadatasets."),
     "simulate": (
         "energy_data.cli.simulate",
-        "Show what a run would ask of an object store, and what to change.",
+        "Show what a run would ask of an object store.",
     ),
     "state": ("energy_data.cli.state", "Show and merge saved states."),
 }

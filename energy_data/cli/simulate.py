@@ -128,10 +128,11 @@ def command(
     as_json: bool,
     **facts: Any,
 ) -> None:
-    """Show what a run would ask of an object store, and what to change.
+    """Show what a run would ask of an object store.
 
-    META is a metadataset (.yaml) or a dataset, on a disk or in a store. The run is one of training,
-    of samples that are not packed. Indices are read, and no samples.
+    Below the numbers, it says what to change. META is a metadataset (.yaml) or a dataset, on a disk
+    or in a store. The run is one of training, of samples that are not packed. Indices are read, and
+    no samples.
 
     The order of the samples decides what is fetched when, as in a run; the store is a model. All
     numbers are of one node. `start` are the first micro-batches of each lane, which nothing was
@@ -185,10 +186,8 @@ def _shown(run: SimulatedRun, found: Simulation) -> list[str]:
         table.add_row(leaf.id, *cells, f"{leaf.wait_s:,.1f}", epoch)
     print_table(table)
     rate = 1 / run.batch_seconds if run.batch_seconds else found.most_batches_per_second(run.link)
-    nodes = ceil(run.ranks / run.ranks_per_node)
     return [
-        f"{found.batches:,} micro-batches of each of {run.ranks_per_node} ranks of one of {nodes} "
-        f"nodes",
+        f"{found.batches:,} micro-batches of each rank, {run.ranks_per_node} of {run.ranks:,} ranks",
         f"start: {found.start_wait_s:,.2f} s for the first {found.start_batches:,}; "
         f"then {found.wait_share:.1%} of the time waited",
         f"store: {found.bytes_per_batch * rate / 1e6:,.1f} MB/s and "

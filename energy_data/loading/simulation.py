@@ -36,7 +36,7 @@ from energy_data.remote.object_store import RemoteError
 ANY_SIZE = 2**63
 """Bytes of a cache that is never full."""
 
-_LOOKS = 50  # times that the bytes in the cache are summed
+_LOOKS = 20  # times that the bytes in the cache are summed
 
 _Cost = tuple[Range, Fetched]
 

@@ -130,7 +130,7 @@ class ModelClient(FetchClient):
     @property
     def wanted_bytes(self) -> int:
         """The bytes of all ranges that lanes hold or will need, as far as they look ahead."""
-        ranges = (one for ranges, _ in self._wanted.values() for one in ranges)
+        ranges = {one for ranges, _ in self._wanted.values() for one in ranges}
         return sum(end - begin for _, begin, end in merged(ranges))
 
     def _check_inode(self, path: str) -> None:

@@ -145,7 +145,7 @@ def test_waits_are_about_those_of_a_real_run(batch_seconds, http, own_cache, mon
             waited.append(time.perf_counter() - began)
             time.sleep(batch_seconds)
     found = simulated(
-        named(tmp_path, http.folder / "slow.jsonl"), together=2, batches=batches, batch_seconds=batch_seconds,
-        link=Link(latency=latency, bandwidth=1e9),
+        named(tmp_path, http.folder / "slow.jsonl"), together=2, batches=batches,
+        batch_seconds=batch_seconds, link=Link(latency=latency, bandwidth=1e9),
     ).simulate()  # fmt: skip
     assert sum(waited) / 1.5 < found.start_wait_s + found.wait_s < sum(waited) * 1.5
