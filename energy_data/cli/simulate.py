@@ -187,7 +187,8 @@ def _shown(run: SimulatedRun, found: Simulation) -> list[str]:
     print_table(table)
     rate = 1 / run.batch_seconds if run.batch_seconds else found.most_batches_per_second(run.link)
     return [
-        f"{found.batches:,} micro-batches of each rank, {run.ranks_per_node} of {run.ranks:,} ranks",
+        f"{found.batches:,} micro-batches of each rank, "
+        f"{run.ranks_per_node} of {run.ranks:,} ranks",
         f"start: {found.start_wait_s:,.2f} s for the first {found.start_batches:,}; "
         f"then {found.wait_share:.1%} of the time waited",
         f"store: {found.bytes_per_batch * rate / 1e6:,.1f} MB/s and "
