@@ -163,12 +163,12 @@ class Source(ABC):
         """
         return None
 
-    def row_of(self, index: int) -> int:
-        """Return the number of a sample in its split part, counting samples that are left out.
+    def rows_of(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of samples in their split part, counting samples that are left out.
 
         By default none are left out.
         """
-        return index
+        return indices
 
     def find(self, name: str) -> int | None:
         """Return the index of the sample that is called `SHARD/KEY`, or KEY; None: there is none.

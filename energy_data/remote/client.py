@@ -1,7 +1,6 @@
-"""The client of the fetcher: makes mirrors of objects, and waits for ranges of their bytes.
+"""The client of the fetcher: waits for ranges of the bytes of objects.
 
-    path = mirror("s3://bucket/pages")  # a folder of sparse files
-    with held([(f"{path}/000.tar", 0, 512)]):
+    with held([(f"{path}/000.tar", 0, 512)]):  # path: of a mirror
         ...  # these bytes are there, and stay
 
 Each thread has a connection of its own, and each process: forked ones connect again. The fetcher is
@@ -23,7 +22,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from energy_data.core.profiler import Fetched
@@ -33,18 +31,15 @@ from energy_data.remote.mirror_paths import (
     CREDENTIALS,
     LOCK,
     LOG,
+    S3_ENDPOINT,
     SOCKET,
-    cache_folder,
-    cache_size,
     is_mirrored,
-    place_of,
     ranges_of,
     root_of,
 )
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _START_SECONDS = 60.0
 _PATIENCE = 15  # seconds without an answer after which a warning is logged
 
@@ -62,11 +57,21 @@ class FetchClient:
         self._ready: dict[str, set[Range]] = {}
         self.gone: deque[str] = deque()  # owners whose ranges are released with the next message
 
-    def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a mirror. Raises SpecError if the store cannot be read."""
+    def look(self, url: str, options: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+        """Make a mirror. Raises SpecError if the store cannot be read.
+
+        alone: of one object, without others that belong to it.
+        """
         # The fetcher may be that of another run: credentials are those of who looked last.
-        variables = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
-        message = {"kind": "look", "url": url, "options": dict(options), "variables": variables}
+        known = _environment()
+        variables = {name: known[name] for name in known if name.startswith(CREDENTIALS)}
+        message = {
+            "kind": "look",
+            "url": url,
+            "alone": alone,
+            "options": dict(options),
+            "variables": variables,
+        }
         try:
             found: dict[str, Any] = self._ask(message)
         except RefusedError as error:
@@ -270,7 +275,7 @@ def _start(root: str) -> None:
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "energy_data.remote.fetcher", root],
-        {**os.environ, "PYTHONPATH": paths},
+        {**_environment(), "PYTHONPATH": paths},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, f"{root}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
@@ -278,6 +283,11 @@ def _start(root: str) -> None:
         ],
         setsid=True,
     )
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables for a fetcher, without the one that obstore prefers to options."""
+    return {name: value for name, value in os.environ.items() if name != S3_ENDPOINT}
 
 
 class _Connections(threading.local):
@@ -306,30 +316,16 @@ def use_client(client: FetchClient) -> None:
     _CONNECTIONS.by_root[client.root] = client
 
 
-def mirror(url: str) -> str:
-    """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
-
-    Lists what is there. Raises SpecError if there is nothing, or the store cannot be read.
-    """
-    place, root = place_of(url), cache_folder()
-    Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
-    cache_size(root)  # an error here names the variable
-    # Buckets of one name at two endpoints are two.
-    endpoint = next((os.environ[name] for name in ENDPOINTS if name in os.environ), None)
-    options = {"endpoint": endpoint} if place.scheme == "s3" and endpoint else {}
-    plain, magic = _without_pattern(place.key)
-    asked = f"{place.base}/{plain}"
-    seen = client_of(root).look(asked, options)
-    if seen["kind"] is None:
-        raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
-    return f"{seen['path']}/{magic}" if magic else str(seen["path"])
-
-
-def _without_pattern(key: str) -> tuple[str, str]:
-    """Return the folder that a pattern is in, and the rest of the key; a plain key has no rest."""
-    parts = key.split("/")
-    first = next((n for n, part in enumerate(parts) if set(part) & set("*?[{")), len(parts))
-    return "/".join(parts[:first]), "/".join(parts[first:])
+@contextmanager
+def apart() -> Iterator[None]:
+    """Use connections of the block's own in this thread; what it looked at is left at its end."""
+    before, _CONNECTIONS.by_root = _CONNECTIONS.by_root, {}
+    try:
+        yield
+    finally:
+        for client in _CONNECTIONS.by_root.values():
+            client.close()
+        _CONNECTIONS.by_root = before
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from energy_data.remote.mirror_paths import (
     mirror_of,
     place_of,
 )
+from energy_data.remote.msc_bucket import MscBucket
 from energy_data.remote.object_store import Bucket, RemoteError
 
 log = logging.getLogger(__name__)
@@ -68,15 +69,17 @@ class Fetcher:
 
     # What clients ask for.
 
-    async def look(self, client: int, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    async def look(
+        self, client: int, url: str, options: Mapping[str, Any], *, alone: bool = False
+    ) -> dict[str, Any]:
         """Make the mirror of an object, or of a folder. Return what it is: None: there is none."""
         place = place_of(url)
         bucket, key = self._bucket(place.base, options), place.key
         found = dict[str, ObjectFacts]()
         is_folder = False
-        if "." in key.rpartition("/")[2] and (facts := await bucket.head(key)):
-            found = {key: facts, **await bucket.companions(key)}
-        else:
+        if (alone or "." in key.rpartition("/")[2]) and (facts := await bucket.head(key)):
+            found = {key: facts, **({} if alone else await bucket.companions(key))}
+        elif not alone:
             found = {name: facts async for name, facts in bucket.folder(key)}
             is_folder = bool(found)
             if not found and (facts := await bucket.head(key)):
@@ -92,7 +95,7 @@ class Fetcher:
         small = [
             (path, 0, facts.size)
             for path, facts in paths.items()
-            if 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
+            if not alone and 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
         ]
         await self.wait(client, "small files", small)
         return {"path": own, "kind": ("folder" if is_folder else "file") if found else None}
@@ -200,7 +203,8 @@ class Fetcher:
 
     def _bucket(self, base: str, options: Mapping[str, Any]) -> Bucket:
         name = json.dumps([base, dict(options)], sort_keys=True)
-        return self._buckets.setdefault(name, Bucket(base, options))
+        kind = MscBucket if base.startswith("msc://") else Bucket
+        return self._buckets.setdefault(name, kind(base, options))
 
     def _pump(self) -> None:
         """Start requests while there are slots."""
@@ -340,7 +344,7 @@ class FetcherServer:
         fetcher, kind = self.fetcher, asked["kind"]
         if kind == "look":
             fetcher.use(asked["variables"])
-            return await fetcher.look(client, asked["url"], asked["options"])
+            return await fetcher.look(client, asked["url"], asked["options"], alone=asked["alone"])
         if kind == "want":
             ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]
             return fetcher.want(client, asked["owner"], ranges, asked["when"])

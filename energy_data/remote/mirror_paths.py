@@ -13,15 +13,23 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from energy_data.errors import MIRROR, SpecError
 
-SCHEMES = ("s3", "gs", "az", "http", "https")
+SCHEMES = ("s3", "gs", "az", "http", "https", "msc")
 FOLDER = MIRROR
 RANGES = "/energy_data.ranges/"
 SOCKET, LOCK, LOG = "fetcher.socket", "fetcher.lock", "fetcher.log"
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+"""Of a store that is reached as the environment says."""
+
+S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+ENDPOINTS = (S3_ENDPOINT, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Variables that name the server of S3, the first one first."""
+
 CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")
 """Begins of the variables that clients send to the fetcher."""
 
@@ -32,7 +40,7 @@ READ_BY_PATH = (".json", ".yaml", ".yml", ".py", ".uuid", ".txt", ".jinja", ".sq
 # Of files that are fetched whole when they are opened.
 WHOLE = (*READ_BY_PATH, ".idx", ".index", ".metadata")
 
-_URL = re.compile(r"(s3|gs|az|https?)://([^/]+)(?:/(.*))?", re.DOTALL)
+_URL = re.compile(r"(s3|gs|az|https?|msc)://([^/]+)(?:/(.*))?", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _FREE = 0.8  # part of the free space that the cache may take by default

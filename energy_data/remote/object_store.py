@@ -39,6 +39,12 @@ _OF_A_LOOK = 0.1  # part of that for listings, whose errors someone is waiting f
 _LONGEST_PAUSE = 15.0
 _CLIENT: ClientConfig = {"timeout": "120s", "connect_timeout": "10s"}
 _NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
+_CONFIG = {  # options of a metadataset -> those of obstore
+    "endpoint": "endpoint",
+    "region": "region",
+    "account": "account_name",
+    "anonymous": "skip_signature",
+}
 _COMPANIONS = (".idx", ".index", ".loss", ".metadata")  # suffixes of files that belong to one
 _META = ".nv-meta/"
 _OF_META = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.sqlite", "index.uuid")
@@ -59,7 +65,8 @@ class MissingObjectError(RemoteError):
 class Bucket:
     """One bucket, or one server of HTTP.
 
-    options: Those of obstore, such as `endpoint`. Credentials are found by obstore or boto3.
+    options: How it is reached: `endpoint`, `region`, `profile`, `account`, `anonymous`, as in a
+        metadataset. Credentials are found by obstore or boto3.
     """
 
     def __init__(self, base: str, options: Mapping[str, Any]) -> None:
@@ -81,17 +88,19 @@ class Bucket:
         return self._store
 
     def _of_cloud(self) -> ObjectStore:
-        options = dict(self.options)
         client: ClientConfig = {**_CLIENT}
-        if str(options.get("endpoint", "")).startswith("http://"):
+        if str(self.options.get("endpoint", "")).startswith("http://"):
             client["allow_http"] = True
-        provider = _boto_provider() if self.base.startswith("s3://") else None
+        provider = None
+        if self.base.startswith("s3://") and not self.options.get("anonymous"):
+            provider = _boto_provider(self.base, self.options.get("profile"))
+        config = {_CONFIG[name]: self.options[name] for name in self.options if name in _CONFIG}
         return from_url(
             self.base,
             client_options=client,
             retry_config=_NO_RETRIES,
             credential_provider=provider,
-            **options,
+            **config,
         )
 
     def forget_credentials(self) -> None:
@@ -118,14 +127,14 @@ class Bucket:
 
     async def head(self, key: str) -> ObjectFacts | None:
         """Return what is known of an object; None if there is none."""
-
-        async def attempt() -> Any:
-            return await obstore.head_async(self.store, key)
-
         try:
-            return self._facts(await self._retried(attempt, f"{self.base}/{key}"), key)
+            found = await self._retried(lambda: self._head(key), f"{self.base}/{key}")
+            return self._facts(found, key)
         except MissingObjectError:
             return None
+
+    async def _head(self, key: str) -> Any:
+        return await obstore.head_async(self.store, key)
 
     async def whole(self, key: str) -> bytes | None:
         """Return a small object; None if there is none."""
@@ -215,7 +224,7 @@ class Bucket:
             except NotSupportedError as error:
                 problem = "its server does not answer requests for ranges of bytes"
                 raise RemoteError(f"{url}: {problem}. Serve it by one that does") from error
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, RemoteError):
                 raise
             except Exception as error:
                 spent = time.monotonic() - began
@@ -256,12 +265,25 @@ def _file_names(found: Any) -> list[str]:
     return own + [name for each in found.values() for name in _file_names(each)]
 
 
-def _boto_provider() -> Any:
-    """Return the credentials of boto3, where it is installed and has some; else obstore's own."""
-    with suppress(Exception):
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - boto3 is optional
+def _boto_provider(base: str, profile: str | None) -> Any:
+    """Return the credentials of boto3, where it is installed and has some; else obstore's own.
 
-        return Boto3CredentialProvider()
+    profile: whose credentials they are; there are no others then.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, without types
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - as above
+
+        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    except ImportError as error:
+        if profile is not None:
+            problem = f"the profile {profile!r} needs boto3. Run: pip install boto3"
+            raise RemoteError(f"{base}: {problem}") from error
+    except Exception as error:
+        if profile is not None:
+            advice = "Check ~/.aws/config and ~/.aws/credentials"
+            problem = f"the profile {profile!r} has no credentials ({error})"
+            raise RemoteError(f"{base}: {problem}. {advice}") from error
     return None
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import field, frozen
@@ -77,6 +78,47 @@ def _s3_server():
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.communicate()
+
+
+INSIDE_KEY_ID, INSIDE_SECRET = "AKIAINSIDETEST", "s3cr3t-of-the-store-inside"
+
+
+@pytest.fixture(scope="session")
+def _inside_server():
+    process, port = started(HERE / "s3_server.py", INSIDE_KEY_ID, AWS_ACCESS_KEY_ID="server")
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.communicate()
+
+
+@frozen
+class InsideStore:
+    """Another server of S3, for the profile `inside`; its bucket `open` is for all."""
+
+    endpoint: str
+    s3: Any  # a client of boto3 for the bucket `data`
+    anonymous: Any  # one for the bucket `open`
+
+
+@pytest.fixture
+def inside(s3, _inside_server, monkeypatch, tmp_path):
+    """A second store, beside that of the environment, with buckets of the same name."""
+    boto3, config = pytest.importorskip("boto3"), pytest.importorskip("botocore.config")
+    unsigned = config.Config(signature_version=pytest.importorskip("botocore").UNSIGNED)
+    profile = (
+        f"[inside]\naws_access_key_id={INSIDE_KEY_ID}\naws_secret_access_key={INSIDE_SECRET}\n"
+    )
+    (tmp_path / "credentials").write_text(profile)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    session, url = boto3.Session(profile_name="inside"), _inside_server
+    store = InsideStore(
+        url,
+        session.client("s3", endpoint_url=url),
+        boto3.client("s3", endpoint_url=url, config=unsigned),
+    )
+    store.s3.create_bucket(Bucket="data")
+    store.anonymous.create_bucket(Bucket="open")
+    return store
 
 
 @pytest.fixture

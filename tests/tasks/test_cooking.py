@@ -50,16 +50,24 @@ class Cooks(TaskEncoder):
 
 
 def recipe(encoder, subflavors):
-    return recipe_of(encoder, subflavors, lambda: "primary", {"notes": "aux"}, "cats").keywords
+    return recipe_of(encoder, subflavors, lambda: "primary", {"notes": "aux"}, "cats")
 
 
 def test_the_first_cooker_that_matches_is_used():
     first, second = Cooker(plain, {"a": 1}), Cooker(needy)
     encoder = Cooks(first, second)
-    assert recipe(encoder, {"a": 1})["cooker"] is first
-    assert recipe(encoder, {"a": 1})["aux"] == {"notes": "aux"}
-    assert recipe(encoder, {"a": 2})["cooker"] is second
-    assert recipe(encoder, {"a": 2})["aux"] == {"notes": "aux", "primary": "primary"}
+    simple, other = recipe(encoder, {"a": 1}), recipe(encoder, {"a": 2})
+    assert (simple.func, simple.keywords) == (plain, {"notes": "aux"})
+    assert other.keywords == {"cooker": second, "aux": {"notes": "aux", "primary": "primary"}}
+
+
+def test_an_own_way_to_cook_is_called():
+    class Own(Cooks):
+        def cook_crude_sample(self, sample, cooker, aux):
+            return sample, cooker.cook, aux
+
+    encoder = Own(Cooker(plain))
+    assert recipe(encoder, {})("crude") == ("crude", plain, {"notes": "aux"})
 
 
 def test_samples_without_a_cooker_are_refused():
