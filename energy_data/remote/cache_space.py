@@ -8,6 +8,12 @@ from typing import NamedTuple
 from energy_data.remote.cached_ranges import CachedObject, Piece
 from energy_data.remote.mirror_paths import WHOLE
 
+NEAR = 1 << 18
+"""Bytes between two ranges of a file up to which they are fetched by one request.
+
+They take as long as a request: with 64 in flight, and 50 ms for each, 256 KiB are 330 MB/s.
+"""
+
 _DROPPED = 50  # pieces are dropped until a 50th of the cache is free
 
 Range = tuple[str, int, int]
@@ -144,11 +150,11 @@ def _has(ranges: Mapping[str, Mapping[OwnerKey, Sequence[Piece]]], path: str, pi
     )
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges that do not touch each other, with the same bytes."""
+def merged(ranges: Iterable[Range], near: int = 0) -> list[Range]:
+    """Return ranges with the same bytes, and those between two of them that are at most `near`."""
     found = list[Range]()
     for path, begin, end in sorted(ranges):
-        if found and found[-1][0] == path and begin <= found[-1][2]:
+        if found and found[-1][0] == path and begin <= found[-1][2] + near:
             found[-1] = path, found[-1][1], max(found[-1][2], end)
         else:
             found.append((path, begin, end))

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from contract.test_sources import SOURCES, tree
+from contract.test_sources import PARTS, SOURCES, tree
 from hostile_cache import HostileCache
 from loading.runs import loaders_of, run
 
@@ -58,9 +58,11 @@ def keys_of(batch):
     return tuple((sample["__key__"], sample.get("json", {}).get("n")) for sample in batch)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_remote_dataset_gives_the_batches_of_a_local_one(name, tmp_path, cache):
-    write, keys = SOURCES[name]
+@pytest.mark.parametrize("name", SOURCES | PARTS)
+def test_a_remote_dataset_gives_the_batches_of_a_local_one(name, tmp_path, cache, monkeypatch):
+    for module in ("part", "tokens.source"):
+        monkeypatch.setattr(f"energy_data.data.{module}.NEAR", 0)
+    write, keys = (SOURCES | PARTS)[name]
     (tmp_path / "files").mkdir()
     path = write(tmp_path / "files")
     if path.suffix in (".json", ".bin", ".ds"):
