@@ -285,7 +285,7 @@ def _start(root: str) -> None:
     # In its own session, so that an interrupt at the terminal does not end it before the workers.
     os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "energy_data.remote.fetcher", root],
+        [sys.executable, "-m", "energy_data.remote.fetcher_server", root],
         {**_environment(), "PYTHONPATH": paths},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -159,7 +159,7 @@ def fetchers(root):
             words = place.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"energy_data.remote.fetcher" in words and os.fsencode(root) in words:
+        if b"energy_data.remote.fetcher_server" in words and os.fsencode(root) in words:
             found.append(int(place.parent.name))
     return found
 
