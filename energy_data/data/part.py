@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from energy_data.core.lazy import cached_property
 from energy_data.data.files.local import open_file
 from energy_data.data.files.offsets import (
     BLOCK_ROWS,
+    Offsets,
     ensure_index,
     num_samples,
 )
@@ -42,7 +43,7 @@ from energy_data.data.shards import (
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.text.counts import ShardCounts, counts_of
 from energy_data.errors import SpecError, StructureError, shown
-from energy_data.remote.cache_space import Range
+from energy_data.remote.cache_space import NEAR, Range, merged
 from energy_data.remote.mirror_paths import is_mirrored
 
 Int64s = npt.NDArray[np.int64]
@@ -105,27 +106,21 @@ class ShardedSource(Source):
 
     def ranges(self, first: int, count: int) -> Sequence[Range] | None:
         """Return the bytes of samples in their shards; None for shards without an index."""
-        rows = [self._row + row for row in self._rows([first, first + count - 1])]
         found: list[Range] = []
         with names_dataset(self.path):
-            for number in range(
-                bisect_right(self._ends, rows[0]), bisect_right(self._ends, rows[1]) + 1
-            ):
-                before = self._ends[number] - self.part.counts[number]
-                begin, end = max(rows[0] - before, 0), min(rows[1] + 1, self._ends[number]) - before
-                bytes_of = self._range(number, begin, end) if begin < end else ()
+            for number, _, rows in self._by_shard(np.arange(first, first + count)):
+                bytes_of = self._ranges(number, rows)
                 if bytes_of is None:
                     return None
-                found += bytes_of
+                found += merged(bytes_of, NEAR)
         return found
 
-    def _range(self, number: int, begin: int, end: int) -> Sequence[Range] | None:
-        """Return the bytes of samples [begin, end) of a shard."""
+    def _ranges(self, number: int, rows: Int64s) -> Iterable[Range] | None:
+        """Return the bytes of samples of a shard; `rows` is sorted."""
         if self.part.kind.open_block is None:
             return None
-        first, last = self._open(number, begin), self._open(number, end - 1)
-        offsets = first.offsets[begin - first.first], last.offsets[end - last.first]
-        return [(self.part.paths(number)[0], int(offsets[0]), int(offsets[1]))]
+        begins, ends = self._bounds(number, rows)
+        return zip(repeat(self.part.paths(number)[0]), begins.tolist(), ends.tolist())
 
     def check_files(self) -> None:
         """Raise StructureError if a shard does not fit its index, or the filter. Opens all shards.
@@ -201,18 +196,24 @@ class ShardedSource(Source):
 
     def _bytes(self, number: int, rows: Int64s) -> Int64s:
         """Return the bytes of samples of a shard; `rows` is sorted."""
-        found = np.empty(len(rows), np.int64)
-        for places in np.split(
-            np.arange(len(rows)), np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
-        ):
-            block = self._open(number, int(rows[places[0]]))
-            here = rows[places] - block.first
-            found[places] = (block.offsets[here + 1] - block.offsets[here]).astype(np.int64)
+        begins, ends = self._bounds(number, rows)
+        found = (ends - begins).astype(np.int64)
         if (found <= 0).any():
             problem = f"its index has a sample of {found.min()} bytes"
             path, _ = self.part.paths(number)
             raise StructureError(f"{problem}. Run `energy-data prepare --force`.", shard=path)
         return found
+
+    def _bounds(self, number: int, rows: Int64s) -> tuple[Offsets, Offsets]:
+        """Return the offsets of samples of a shard, and those after them; `rows` is sorted."""
+        bounds = np.empty((2, len(rows)), np.uint64)
+        for places in np.split(
+            np.arange(len(rows)), np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
+        ):
+            block = self._open(number, int(rows[places[0]]))
+            here = rows[places] - block.first
+            bounds[:, places] = block.offsets[here], block.offsets[here + 1]
+        return bounds[0], bounds[1]
 
     def _by_shard(self, indices: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield each shard with the places in `indices` that are in it, and their rows, sorted."""

@@ -55,12 +55,14 @@ class LeafHistory:
             for leaf, count in zip(tree.leaves, tree.cursor.offsets, strict=True):
                 self.drawn[leaf.id] = self.drawn.get(leaf.id, 0) + count
 
-    def play(self, tree: ReferencesNode) -> None:
-        """Count the draws of an order tree."""
-        if not tree.cursor.draws:
+    def play(self, tree: ReferencesNode, draws: int | None = None) -> None:
+        """Count the draws of an order tree; None: those that it has made."""
+        at = tree.cursor
+        draws = at.draws if draws is None else draws
+        if not draws:
             return
-        at, plan = tree.cursor, tree.plan
-        counts = plan.counts(at.draws)
+        plan = tree.plan
+        counts = plan.counts(draws)
         real = counts - plan.counts(at.since)  # those before only place weights
         rows = zip(tree.leaves, counts.tolist(), real.tolist(), strict=True)
         for leaf, count, drawn in rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import finalize
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.context import Context
+from energy_data.core.node import Node
 from energy_data.core.references import References
 from energy_data.errors import DataError
 from energy_data.nodes.leaf import Leaf
@@ -63,13 +64,39 @@ class ReadAhead:
         )
         windows = [shuffle.of(leaf).window * leaf.cut.samples for leaf in leaves]
         self._ahead = max(_LEAST, _WINDOWS * max(windows))
+        self._batch = node.spec.deal or node.spec.batch
+        self.begin = 0  # the micro-batch of the lane that has the first draw of the node
+        self.end: int | None = None  # the draw at which its stage ends; None: not known
         # Loaders of one process have equal lanes.
         self._owner = f"{'/'.join(context.path)} of lane {context.lane}, {uuid4().hex}"
         self._client: FetchClient | None = None
+        self._profiler = context.profiler
         self._plan: LanePlan | None = None
         self._planned = range(0)  # draws that were looked up
         self._position: tuple[object, ...] = ()  # what else their order depends on
         self._ranges: dict[SequencePlace, Sequence[Range] | None] = {}
+
+    @property
+    def tree(self) -> ReferencesNode:
+        """The order tree of the node."""
+        return self._node
+
+    @property
+    def batches(self) -> int:
+        """How many micro-batches before its first draw it is to look up what comes then."""
+        return max(self._ahead // _LOOKS // self._batch, 1)
+
+    def ends_after(self, left: int, taken: int) -> int:
+        """Note that the lane has so many micro-batches left in this stage; return its last draw.
+
+        It is an estimate where the number of draws in a micro-batch varies.
+
+        taken: micro-batches of this stage that the lane has made.
+        """
+        draws = self._node.cursor.draws
+        end = draws + (-(-left * draws // taken) if taken else left * self._batch)
+        self.end = end if taken else None
+        return end
 
     def look(self, count: int) -> None:
         """Look up what comes after the next `count` draws, now and then, and want it."""
@@ -80,7 +107,8 @@ class ReadAhead:
         self._planned = range(draws, draws + max(self._ahead // _LOOKS - count, 1))
         self._position = position
         try:
-            coming = self._coming(max(self._ahead, count))
+            ahead = self._ahead if self.end is None else min(self._ahead, self.end - draws)
+            coming = self._coming(max(ahead, count))
         except DataError:  # it is raised when the draws are made
             return
         places, firsts = self._places(coming)
@@ -89,33 +117,37 @@ class ReadAhead:
             for place in places
         }
         wanted, when = list[Range](), list[int]()
-        batch = self._node.spec.deal or self._node.spec.batch
         for place, first in zip(places, firsts, strict=True):
             ranges = self._ranges[place] or ()
             wanted += ranges
-            when += [(draws + first) // batch] * len(ranges)
+            when += [self.begin + (draws + first) // self._batch] * len(ranges)
         if wanted:
             self._connected(wanted[0][0]).want(self._owner, wanted, when)
 
     @contextmanager
-    def waited(self, block: References) -> Iterator[None]:
-        """Wait for the samples of a block, which are there while the block of code runs."""
+    def waited(self, block: References) -> Iterator[bool]:
+        """Wait for the samples of a block, which are there while the block of code runs.
+
+        Yields whether sources wait for some of them when they are read.
+        """
         places, _ = self._places(block)
-        ranges = list[Range]()
+        leaf_of = dict[Range, Leaf]()
         is_covered = bool(places)
         for place in places:
             found = self._ranges.get(place)
             if found is None:
-                is_covered = False  # each source waits for what it reads
+                is_covered = False
             else:
-                ranges += found
-        if ranges:
-            self._connected(ranges[0][0]).wait(self._owner, ranges)
+                leaf_of |= dict.fromkeys(found, self._leaves[place.entry])
+        if leaf_of:
+            took = self._connected(next(iter(leaf_of))[0]).wait(self._owner, list(leaf_of))
+            for one, cost in took.items():
+                self._profiler.add_fetched(leaf_of[one].id, cost)
         if is_covered:
             with covered():
-                yield
+                yield False
         else:
-            yield
+            yield bool(places)
 
     def _connected(self, path: str) -> FetchClient:
         """Return the client of this thread, which releases all ranges after this object."""
@@ -149,7 +181,10 @@ class ReadAhead:
         end = min(first + length, size * int(self._times[place.entry]))
         while first < end:
             count = min(end - first, size - first % size)
-            ranges = leaf.source.ranges(first % size, count)
+            try:
+                ranges = leaf.source.ranges(first % size, count)
+            except DataError:  # it is raised when these samples are read
+                return None
             if ranges is None:
                 return None
             found += ranges
@@ -183,6 +218,12 @@ class ReadAhead:
                 return
             yield plan.block(start, size, Offsets(), most=size)
             draws += size
+
+
+def aheads_of(node: Node[Any]) -> list[ReadAhead]:
+    """Return what reads ahead for the nodes of a tree; empty: its files are local."""
+    found = (getattr(inner, "ahead", None) for _, inner in node.walk())
+    return [ahead for ahead in found if isinstance(ahead, ReadAhead)]
 
 
 def _joined(blocks: Sequence[References]) -> References:

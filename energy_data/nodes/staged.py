@@ -22,6 +22,7 @@ from energy_data.nodes.leaf_history import (
     nodes_of,
     order_trees,
 )
+from energy_data.nodes.read_ahead import ReadAhead, aheads_of
 from energy_data.nodes.references import ReferencesNode
 from energy_data.nodes.stage import (
     Resume,
@@ -155,6 +156,8 @@ class StagedNode(Node[StagedCursor]):
         # The stage that was entered, with all that the places of its leaves follow from: what was
         # carried, its first micro-batch, and nodes of other stages with their cursors.
         self._entered: tuple[Any, Sequence[tuple[Node[Any], Cursor]]] = None, ()
+        self._aheads: list[ReadAhead] = []  # of that stage
+        self._next_aheads: list[ReadAhead] = []  # of the one after it, until it was looked up
 
     def _built(self, stage: Stage) -> Node[Any]:
         context = stage.context(self.context)
@@ -208,6 +211,8 @@ class StagedNode(Node[StagedCursor]):
         if number == len(self.spec.stages):
             raise StopIteration
         stage, child = self.spec.stages[number], self._enter(number)
+        if self._aheads or self._next_aheads:
+            self._look_ahead(number)
         items = self._drawn(stage, child)
         self.cursor.taken += 1
         if isinstance(child, _Shares):
@@ -248,7 +253,39 @@ class StagedNode(Node[StagedCursor]):
         self._forget(number)
         nodes = [node for n in range(number) for node in nodes_of(self.stage_node(n))]
         self._entered = at, [(node, node.cursor) for node in nodes]
+        self._aheads, self._next_aheads = aheads_of(child), []
+        for ahead in self._aheads:
+            ahead.begin = self._first_of_lane(begin)
+        if number + 1 < len(self.spec.stages) and not self.spec.counts_steps:
+            self._next_aheads = aheads_of(self.stage_node(number + 1))
         return child
+
+    def _first_of_lane(self, batch: int) -> int:
+        """Return the number in this lane of its first micro-batch from one of the run on."""
+        return -(-(batch - self.context.lane) // self.context.lanes)
+
+    def _look_ahead(self, number: int) -> None:
+        """Say where the stage ends and, shortly before, what the next one reads."""
+        end = self.spec.stages[number].end
+        if end is None or self.spec.counts_steps:
+            return
+        left = self._first_of_lane(end) - self.cursor.taken
+        taken = self.cursor.taken - self._first_of_lane(self._begin_of(number))
+        ends = {ahead.tree: ahead.ends_after(left, taken) for ahead in self._aheads}
+        if all(left > ahead.batches for ahead in self._next_aheads):
+            return
+        past = self._played.until_end(number - 1).copy()
+        if self.spec.stages[number].on_enter == "continue":
+            for tree in order_trees(self.stage_node(number)):
+                past.begin(tree)
+                past.play(tree, ends.get(tree))
+        for ahead in self._next_aheads:
+            if self.spec.stages[number + 1].on_enter == "continue":
+                past.begin(ahead.tree)
+                ahead.tree.continue_from(past.offsets(ahead.tree))
+            ahead.begin = self._first_of_lane(end)
+            ahead.look(1)
+        self._next_aheads = []
 
     def _begin_of(self, number: int) -> int:
         """Return the first micro-batch of the stage that is played."""

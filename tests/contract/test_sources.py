@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import shutil
 from contextlib import suppress
-from pathlib import Path
-from shutil import ignore_patterns
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +25,8 @@ from energy_data.api import get_train_dataset
 from energy_data.cli.main import main
 from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.chunks.mds import MdsSource
+from energy_data.data.filter_writer import build_filter_index
+from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError, StructureError
 from energy_data.loading.factory import get_loader
@@ -36,7 +34,6 @@ from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.leaf import Leaf, Shuffle
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, ReferencesSpec
-from energy_data.remote.cache_space import merged
 from energy_data.testing import NumberSource, assert_resumes_exactly
 
 
@@ -44,9 +41,8 @@ def tar(folder):
     return write_tar(folder / "x.tar", [part for n in range(40) for part in sample_files(n)])
 
 
-def jsonl(folder):
-    path = folder / "x.jsonl"
-    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(40)))
+def write_lines(path, numbers):
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in numbers))
     return path
 
 
@@ -63,9 +59,9 @@ def rows(folder):
     return folder / "x.npy"
 
 
-def parquet(folder):
-    pq.write_table(pa.table({"n": range(40)}), folder / "x.parquet", row_group_size=7)
-    return folder / "x.parquet"
+def write_rows(path, numbers):
+    pq.write_table(pa.table({"n": numbers}), path, row_group_size=7)
+    return path
 
 
 def arrow_files(folder):
@@ -90,7 +86,7 @@ def wids(folder):
 SOURCES = {
     "tar": (tar, {}),
     "wids": (wids, {}),
-    "jsonl": (jsonl, {}),
+    "jsonl": (lambda f: write_lines(f / "x.jsonl", range(40)), {}),
     "folder of jsonl": (jsonl_files, {}),
     "jsonl.zst": (lambda f: write_numbers(f / "x.jsonl.zst", range(40)), {}),
     "jsonl.gz": (lambda f: write_numbers(f / "x.jsonl.gz", range(40)), {}),
@@ -105,7 +101,7 @@ SOURCES = {
         {"seq_len": 30, "max_seq_len": 30},
     ),
     "rows": (rows, {}),
-    "parquet": (parquet, {}),
+    "parquet": (lambda f: write_rows(f / "x.parquet", range(40)), {}),
     "folder of arrow": (arrow_files, {"columns": ["n"]}),
     "mds": (lambda f: numbers_as_mds(f, [3, 30, 7]), {}),
     "compressed mds": (lambda f: numbers_as_mds(f, [3, 30, 7], "zstd"), {"columns": ["number"]}),
@@ -115,9 +111,55 @@ SOURCES = {
 }
 
 
-@pytest.fixture(params=SOURCES)
+def filtered(path):
+    """A file of 80 samples, of which a filter keeps 40."""
+    build_filter_index(path, "some", [n for n in range(80) if n % 4 < 2])
+    return path
+
+
+def tars_without_some(folder):
+    """Two prepared tars of 42 samples, of which two are excluded, one of them the first."""
+    for name, numbers in enumerate([range(3), range(3, 42)]):
+        write_tar(folder / f"{name}.tar", [part for n in numbers for part in sample_files(n)])
+    prepare(folder, workers=1, shuffle=False)
+    split = folder / ".nv-meta" / "split.yaml"
+    names = ["0.tar/d/00000", "1.tar/d/00007"]
+    split.write_text(yaml.safe_dump(yaml.safe_load(split.read_text()) | {"exclude": names}))
+    return folder
+
+
+PARTS = {
+    "filtered jsonl": (
+        lambda f: filtered(write_lines(f / "x.jsonl", range(80))),
+        {"filter": "some"},
+    ),
+    "filtered jsonl.zst": (
+        lambda f: filtered(write_numbers(f / "x.jsonl.zst", range(80))),
+        {"filter": "some"},
+    ),
+    "filtered parquet": (
+        lambda f: filtered(write_rows(f / "x.parquet", range(80))),
+        {"filter": "some"},
+    ),
+    "filtered documents": (
+        lambda f: filtered(write_datatrove(f / "x", some_documents(80))),
+        {"filter": "some"},
+    ),
+    "tars without some": (tars_without_some, {}),
+}
+"""Sources of some of the samples of their files."""
+
+
+@pytest.fixture(params=SOURCES | PARTS)
 def made(request, tmp_path):
     """A dataset of 40 samples: its path, and its keys."""
+    write, keys = (SOURCES | PARTS)[request.param]
+    return write(tmp_path), keys
+
+
+@pytest.fixture(params=SOURCES)
+def whole(request, tmp_path):
+    """A dataset of 40 samples, which are all of its files."""
     write, keys = SOURCES[request.param]
     return write(tmp_path), keys
 
@@ -133,45 +175,6 @@ def file_of(path):
     if path.suffix == ".json":
         path = path.parent
     return min(path.glob("*1.*"), key=lambda file: file.suffix == ".idx") if path.is_dir() else path
-
-
-def test_samples_are_read_from_their_ranges_only(made, tmp_path):
-    path, keys = made
-    source = open_source(path, **keys)
-    for first, count in ((0, 1), (2, 5), (len(source) - 3, 3)):
-        copy = tmp_path / f"{first}" / "copy"
-        shutil.copytree(
-            path if path.is_dir() else path.parent, copy, ignore=ignore_patterns("copy")
-        )
-        other = open_source(copy if path.is_dir() else copy / path.name, **keys)
-        keep_only(other.ranges(first, count))
-        expected = [without_place(one) for one in read(source, range(first, first + count))]
-        assert [without_place(one) for one in read(other, range(first, first + count))] == expected
-
-
-def test_ranges_of_all_samples_are_no_more_than_the_files_and_those_of_parts_make_them_up(source):
-    count = len(source)
-    whole = merged(source.ranges(0, count))
-    for path, begin, end in whole:
-        assert 0 <= begin < end <= Path(path).stat().st_size
-    assert merged([*source.ranges(0, 17), *source.ranges(17, count - 17)]) == whole
-
-
-def keep_only(ranges):
-    """Set all bytes of these files to zero that are in none of the ranges, in the same version."""
-    for path in {path for path, _, _ in ranges}:
-        facts, data = Path(path).stat(), Path(path).read_bytes()
-        kept = bytearray(len(data))
-        for of, begin, end in ranges:
-            if of == path:
-                kept[begin:end] = data[begin:end]
-        with open(path, "r+b") as file:  # noqa: PTH123 - the same file, whose handles stay valid
-            file.write(kept)
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-
-
-def without_place(sample):
-    return {name: value for name, value in sample.items() if name != "__sources__"}
 
 
 def plain(sample):
@@ -209,7 +212,10 @@ def test_a_sample_says_where_it_comes_from(made, source):
     assert sample["__subflavors__"] == {}
 
 
-BY_BYTES = ["tar", "wids", "jsonl", "folder of jsonl", "mds", "litdata"]
+BY_BYTES = [
+    *("tar", "wids", "jsonl", "folder of jsonl", "mds", "litdata"),
+    *("filtered jsonl", "tars without some"),
+]
 
 
 def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, source):
@@ -219,7 +225,7 @@ def test_costs_are_those_of_the_samples_or_no_index_has_them(request, made, sour
         "windows",
         "windows of stages",
         "rows",
-        *(name for name in SOURCES if "doc" in name),
+        *(name for name in SOURCES | PARTS if "doc" in name),
     ]
     known = dict.fromkeys(BY_BYTES, ("bytes",)) | dict.fromkeys(by_tokens, ("tokens",))
     known["documents of litdata"] = ("tokens", "bytes")
@@ -260,8 +266,9 @@ def run_command(*arguments):
     return done.stdout
 
 
-def test_the_commands_take_it_and_its_folder(made, tmp_path, source):
-    path, keys = made
+def test_the_commands_take_it_and_its_folder(whole, tmp_path):
+    path, keys = whole
+    source = open_source(path, **keys)
     meta = tmp_path / "meta.yaml"
     for dataset in dict.fromkeys([path, path if path.is_dir() else path.parent]):
         meta.write_text(yaml.safe_dump({"splits": {"train": {"path": str(dataset), **keys}}}))
@@ -295,14 +302,16 @@ def test_a_subset_is_a_range_of_its_samples(made, source):
     path, keys = made
     some = open_source(path, subset=(10, 13), **keys)
     assert read(some, range(len(some))) == read(source, [10, 11, 12])
-    assert list(some.rows_of([1])) == [11]
+    (row,) = some.rows_of([1])
+    assert [row] == list(source.rows_of([11]))
+    assert row >= 11
     assert some.fingerprint != source.fingerprint
     with pytest.raises(SpecError, match="is empty or out of range"):
         open_source(path, subset=(10, 1000), **keys)
 
 
-def test_parts_that_only_prepared_data_has_are_an_error(made):
-    path, keys = made
+def test_parts_that_only_prepared_data_has_are_an_error(whole):
+    path, keys = whole
     with pytest.raises(SpecError, match="its one split part is 'train', not 'val'"):
         open_source(path, split_part="val", **keys)
 

@@ -24,6 +24,7 @@ from energy_data.data.filter_writer import (
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError, StructureError
+from energy_data.remote.cache_space import NEAR
 
 SHARDS = {"a.tar": 5, "b.tar": 4, "c.tar": 6}  # with samples 0 to 14
 
@@ -63,6 +64,24 @@ def test_each_part_has_its_kept_samples_in_order(tars, part, expected):
     source = open_source(tars, split_part=part, filter="keep")
     assert numbers(source) == expected
     assert numbers(pickle.loads(pickle.dumps(source))) == expected
+
+
+@pytest.mark.parametrize("every", [2, 20])
+def test_what_it_keeps_is_fetched_alone_if_samples_are_large(every, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text((json.dumps({"text": "x" * NEAR}) + "\n") * 40)
+    build_filter_index(path, "keep", range(0, 40, every))
+    source = open_source(path, filter="keep")
+    ranges = source.ranges(0, len(source))
+    assert len(ranges) == len(source) == 40 // every
+    assert sum(end - begin for _, begin, end in ranges) == source.total_cost("bytes")
+
+
+def test_what_it_keeps_of_small_samples_is_fetched_by_one_request(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"n": 0}\n' * 40)
+    build_filter_index(path, "keep", range(1, 40, 2))
+    assert open_source(path, filter="keep").ranges(0, 20) == [(str(path), 9, 360)]
 
 
 def test_a_filter_by_shards_is_the_same(tars):

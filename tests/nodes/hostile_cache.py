@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from energy_data.core.profiler import Fetched
 from energy_data.remote.client import FetchClient
 from energy_data.remote.mirror_paths import FOLDER, has_samples
 
@@ -12,13 +13,15 @@ from energy_data.remote.mirror_paths import FOLDER, has_samples
 class HostileCache(FetchClient):
     """Fetches what is waited for, and drops it when its owner wants other ranges.
 
-    What is read without being waited for is zeros. `wants` and `waits` are the calls, in order.
+    What is read without being waited for is zeros. `wants` and `waits` are the calls, in order;
+    `fetched` are the ranges that were not there when they were waited for.
     """
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.wants: list[tuple] = []
         self.waits: list[tuple] = []
+        self.fetched: list[tuple] = []
         self._held: dict[str, list] = {}
         self._data: dict[str, bytes] = {}
 
@@ -57,8 +60,11 @@ class HostileCache(FetchClient):
         owner, ranges = message["owner"], message["ranges"]
         mine = [one for one in ranges if one[0] in self._data]
         self.waits.append((owner, mine))
+        held = [one for held in self._held.values() for one in held]
+        self.fetched += without(mine, held)
         self._held.setdefault(owner, []).extend(mine)
         self._fill(mine)
+        return [Fetched()] * len(ranges)
 
     def of_lanes(self):
         """The waits of lanes; others are those of indices, and of what was not known before."""
@@ -77,6 +83,19 @@ class HostileCache(FetchClient):
         with Path(path).open("r+b") as file:
             file.seek(begin)
             file.write(data)
+
+
+def without(ranges, others):
+    """The parts of ranges that are in none of others."""
+    found = []
+    for path, begin, end in ranges:
+        for first, last in sorted(one[1:] for one in others if overlap(one, (path, begin, end))):
+            if begin < first:
+                found.append((path, begin, first))
+            begin = max(begin, last)
+        if begin < end:
+            found.append((path, begin, end))
+    return found
 
 
 def overlap(one, other):

@@ -74,6 +74,17 @@ def test_what_is_wanted_goes_only_for_what_is_waited_for(cached):
     assert fetch(space, cached, 2, urgent=True)
 
 
+def test_what_an_owner_wanted_that_is_gone_is_kept_longer_than_what_was_used(cached):
+    space, gone = CacheSpace(3 * SIZE), OwnerKey(0, "lane")
+    space.load(cached)
+    for number in range(3):
+        assert fetch(space, cached, number)
+    space.want(gone, [(cached.path, 2 * SIZE, 3 * SIZE)])
+    space.want(gone, [])
+    assert fetch(space, cached, 3)
+    assert there(cached) == [0, 2, 3]
+
+
 def test_a_full_cache_is_looked_through_rarely(cached):
     space, asked = CacheSpace(50 * SIZE), []
     space.load(cached)

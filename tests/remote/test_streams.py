@@ -14,6 +14,7 @@ from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import StructureError
+from energy_data.remote.cache_space import merged
 from energy_data.remote.client import client_of
 
 from . import data
@@ -45,9 +46,13 @@ def text_of(sample):
     return sample.get("text") or sample.get("txt") or sample["json"]["text"]
 
 
-def loader(path, *, rank=0, ranks=1, workers=0, together=20):
-    config = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers, lanes=4)
-    options = {"batch_size": 8, "shuffle_buffer_size": 40, "max_samples_per_sequence": together}
+def loader(path, *, rank=0, ranks=1, workers=0, together=20, lanes=4, size=8, buffer=40):
+    config = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers, lanes=lanes)
+    options = {
+        "batch_size": size,
+        "shuffle_buffer_size": buffer,
+        "max_samples_per_sequence": together,
+    }
     return get_loader(get_train_dataset(path, worker_config=config, **options))
 
 
@@ -122,18 +127,56 @@ def test_a_fetcher_that_is_killed_is_started_again(times, http, own_cache, serve
     assert found == expected
 
 
-def test_an_epoch_fetches_each_byte_about_once(http, own_cache, served):
-    source = f"{http.url}/x.jsonl"
-    size = (http.folder / "x.jsonl").stat().st_size
-    with loader(source) as one:
-        http.forget()
-        seen = keys(islice(one, 400 // 8))
-    assert len({key for batch, _ in seen for key in batch}) == 400
+@pytest.mark.parametrize(
+    ("restarts", "ranks"),
+    [(True, 4), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((False, 1), (False, 4)))],
+)
+def test_an_epoch_fetches_each_byte_about_once_through_a_cache_of_half_the_dataset(
+    restarts, ranks, http, own_cache, monkeypatch
+):
+    count, together, size = 16_000, 20, 30
+    data.jsonl(http.folder / "half.jsonl", count=count)
+    open_source(http.folder / "half.jsonl")  # makes its index
+    num_bytes = (http.folder / "half.jsonl").stat().st_size
+    monkeypatch.setenv("ENERGY_DATA_CACHE_SIZE", str(num_bytes // 2))
+
+    def made():
+        source = f"{http.url}/half.jsonl"
+        return [loader(source, rank=n, ranks=ranks, together=together, size=size)
+                for n in range(ranks)]  # fmt: skip
+
+    loaders = made()
+    for _ in range(2):
+        play(loaders, count // size // 3)  # in all, what is read ahead is of one epoch
+        if restarts:
+            states, loaders = [one.state_dict() for one in loaders], made()
+            for one, state in zip(loaders, states, strict=True):
+                one.load_state_dict(state)
+    ranges = fetched(http, "/half.jsonl")
+    ranges = [one for one in ranges if size_of([one]) != 4096]  # those of the fingerprint
+    once = merged(("", *one) for one in ranges)
+    twice = size_of(ranges) - sum(end - begin for _, begin, end in once)
+    assert twice <= 0.02 * num_bytes
+    assert len(ranges) <= 1.05 * count / together
+    assert client_of(str(own_cache)).stats()["used"] <= num_bytes // 2
+
+
+def play(loaders, count):
+    """Draw `count` micro-batches of loaders that take turns."""
+    streams = [iter(one) for one in loaders]
+    for number in range(count):
+        next(streams[number % len(streams)])
+
+
+def size_of(ranges):
+    return sum(end - begin for begin, end in ranges)
+
+
+def fetched(http, path):
+    """The bytes that were asked for, request by request."""
     ranges = [line["range"].removeprefix("bytes=").split("-") for line in http.requests()
-              if line["range"] and line["path"] == "/x.jsonl"]  # fmt: skip
-    fetched = sum(int(end) + 1 - int(begin) for begin, end in ranges)
-    assert fetched <= 1.05 * size
-    assert len(ranges) <= 400 / 20 * 1.05
+              if line["range"] and line["path"] == path]  # fmt: skip
+    return [(int(begin), int(end) + 1) for begin, end in ranges]
 
 
 def test_what_is_in_the_cache_is_not_fetched_again(http, own_cache, served):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ class ChunkSource(RecordSource):
         """The samples of the largest compressed chunk; None: none is compressed."""
         return self._largest_packed
 
-    def _range(self, number: int, begin: int, end: int) -> Sequence[Range] | None:
+    def _ranges(self, number: int, rows: Int64s) -> Iterable[Range] | None:
         """Return the bytes of samples of a chunk: all of them if it is compressed."""
         if number not in self._packed:
-            return super()._range(number, begin, end)
+            return super()._ranges(number, rows)
         path, _ = self.part.paths(number)
         return [(path, 0, Path(path).stat().st_size)]
 

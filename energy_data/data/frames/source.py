@@ -10,7 +10,7 @@ is. A line may go on in the next frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -192,18 +192,28 @@ class FramedJsonlSource(_FramedLines, JsonlSource):
         """The most lines of a frame, in the first block of the index of the first file."""
         return self._run_length
 
-    def _range(self, number: int, begin: int, end: int) -> Sequence[Range]:
-        """Return the bytes of the frames that have lines [begin, end) of a file."""
-        first, last = self._open(number, begin), self._open(number, end - 1)
-        start = int(first.offsets[begin - first.first]) >> FRAME_BITS
-        stop, rest = divmod(int(last.offsets[end - last.first]), LARGEST_FRAME)
-        while rest:  # it ends where the next one begins in which a line begins, or the file ends
-            frames = last.offsets >> np.uint64(FRAME_BITS)
-            if frames[-1] > stop:
-                stop, rest = int(frames[int(np.searchsorted(frames, stop, side="right"))]), 0
-            else:
-                last = self._open(number, last.first + len(frames) - 1)
-        return [(self.part.paths(number)[0], start, stop)]
+    def _ranges(self, number: int, rows: Int64s) -> Iterable[Range]:
+        """Return the bytes of the frames that have some lines of a file."""
+        path, (begins, ends) = self.part.paths(number)[0], self._bounds(number, rows)
+        # Of all lines that begin and end in the same frames, the last one.
+        spans = {
+            (begin >> FRAME_BITS, end >> FRAME_BITS, end % LARGEST_FRAME > 0): row
+            for row, begin, end in zip(rows.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        }
+        for (start, stop, is_inside), row in spans.items():
+            yield path, start, self._frame_after(number, row, stop) if is_inside else stop
+
+    def _frame_after(self, number: int, row: int, frame: int) -> int:
+        """Return where the next frame begins in which a line begins, or the file ends.
+
+        row: A line that ends in `frame`.
+        """
+        while True:
+            block = self._open(number, row)
+            frames = block.offsets >> np.uint64(FRAME_BITS)
+            if frames[-1] > frame:
+                return int(frames[int(np.searchsorted(frames, frame, side="right"))])
+            row = block.first + len(frames) - 1
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return None: the index does not have the size of the last line of a frame."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
 from energy_data.data.tables.groups import RowGroup, read_group
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
-from energy_data.remote.cache_space import Range, merged
+from energy_data.remote.cache_space import Range
 
 Int64s = npt.NDArray[np.int64]
 
@@ -131,14 +131,12 @@ class TableSource(ShardedSource):
         """The rows of the largest group of the first file."""
         return self._run_length
 
-    def _range(self, number: int, begin: int, end: int) -> Sequence[Range]:
-        """Return the bytes of the groups that have rows [begin, end) of a file."""
+    def _ranges(self, number: int, rows: Int64s) -> Iterable[Range]:
+        """Return the bytes of the groups that have some rows of a file."""
         self._opened(number)
         file = self._table(number)
-        first, last = bisect_right(file.ends, begin), bisect_left(file.ends, end)
-        return merged(
-            one for group in range(first, last + 1) for one in file.ranges(group, self.columns)
-        )
+        groups = np.unique(np.searchsorted(file.ends, rows, side="right")).tolist()
+        return (one for group in groups for one in file.ranges(group, self.columns))
 
     def check_files(self) -> None:
         """Raise StructureError if a file does not have the rows or columns that it should have."""

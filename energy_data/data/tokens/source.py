@@ -36,7 +36,7 @@ from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.tokens.layouts import Int64s, open_tokens
 from energy_data.data.tokens.reader import Arrays, FileReader, TokenKeys
 from energy_data.errors import SampleError, SpecError, shown
-from energy_data.remote.cache_space import Range
+from energy_data.remote.cache_space import NEAR, Range, merged
 from energy_data.remote.mirror_paths import is_mirrored
 
 _PROBES = 32  # places of the files that a fingerprint reads
@@ -126,10 +126,16 @@ class TokenSource(Source):
         return is_mirrored(self.path)
 
     def ranges(self, first: int, count: int) -> Sequence[Range] | None:
-        """Return the bytes of the tokens of samples, in all columns; None if a filter chooses."""
-        if self._kept is not None:
-            return None
-        found, at, end = list[Range](), first + self._first, first + self._first + count
+        """Return the bytes of the tokens of samples, in all columns."""
+        at, end = first + self._first, first + self._first + count
+        if self._kept is None:
+            return self._ranges(at, end)
+        rows = self._kept.rows(np.arange(at, end)).tolist()
+        return merged((one for row in rows for one in self._ranges(row, row + 1)), NEAR)
+
+    def _ranges(self, at: int, end: int) -> list[Range]:
+        """Return the bytes of samples of all files, before a filter."""
+        found = list[Range]()
         while at < end:
             number = bisect_right(self._ends, at)
             before = self._ends[number] - self._readers[number].count
