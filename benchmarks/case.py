@@ -1,4 +1,4 @@
-"""What a case is: one kind of data, and what its batches must be."""
+"""What a case is: one kind of data, what is made of it, and what its batches must be."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Batch = Mapping[str, Any]  # {"keys": list[str], "values": list[str]} or {"values": Tensor}
+import torch
 
+from benchmarks import packing
 
+# {"values": a tensor or a list}, "keys": a list of str where values do not tell their number;
+# of packs, "count": how many tokens they have.
+Batch = Mapping[str, Any]
+
+OURS = ("energy_data_", "energy_data_forkserver", "energy_data_threads")
 TAR_LOADERS = (
-    "bare", "energon", "energy_data_", "energy_data_encoder", "energy_data_fork",
-    "energy_data_threads", "litdata_", "webdataset_",
+    *OURS, "bare", "energon", "energy_data_encoder", "energy_data_typed", "grain_", "litdata_",
+    "streaming_", "torch_", "webdataset_",
 )  # fmt: skip
 
 
@@ -31,26 +37,62 @@ class Case:
     samples_per_shard: int
     weights: tuple[int, ...] = (1,)  # one per dataset
     neighbours: int = 100  # samples that ours reads together, as Energon does
+    step_ms: float = 20  # how long the trainer is busy with a batch, where waiting is measured
     raw_tensor: tuple[str, tuple[int, ...]] | None = None  # dtype and shape, if a part is no more
+    decode_by_user: bool = False  # whether ours needs `decode` too: it is no text or raw tensor
+    batch: Callable[[list[Any]], Any] | None = None  # the user's own; None: that of each loader
+    # Tokens of a pack, where documents are packed. `batch_size` is then a number of documents,
+    # the buffer that packs are chosen from.
+    pack_length: int | None = None
+    documents_per_pack: int = 1  # about
     # Writes files of another format to a folder; None: tars, and what is made of them.
     write_files: Callable[[Path], None] | None = None
     loaders: tuple[str, ...] = TAR_LOADERS
-    # CPU seconds per 100,000, by number of workers: what ours must need, and what others needed
-    # on the machine that this was set on, by loader. Seconds of another machine say little.
-    must: Mapping[int, float] = field(default_factory=dict)
-    others: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    # How many times our CPU seconds a loader must need: by loader.
+    must: Mapping[str, float] = field(default_factory=dict)
 
     def key(self, number: int) -> str:
         """Return the key of a sample."""
         return f"{number:09d}"
 
+    def collate(self, keys: list[str], values: list[Any]) -> Batch:
+        """Return decoded samples as a batch, for loaders that ask for a function."""
+        if self.pack_length:
+            packs = self.choose([len(value) for value in values])
+            return self.join([[values[i] for i in pack] for pack in packs])
+        if self.batch is not None:
+            return {"keys": keys, "values": self.batch(values)}
+        return {
+            "keys": keys,
+            "values": torch.stack(values) if torch.is_tensor(values[0]) else values,
+        }
+
+    def choose(self, lengths: list[int]) -> list[list[int]]:
+        """Return the numbers of the documents of each pack."""
+        return packing.choose(lengths, self.pack_length)
+
+    def join(self, packs: list[list[torch.Tensor]]) -> Batch:
+        """Return packs of documents as a batch."""
+        return packing.join(packs, self.pack_length)
+
+    def count(self, batch: Batch) -> int:
+        """Return how many samples a batch has, or tokens if it has packs."""
+        return int(batch["count"]) if self.pack_length else self.batch_size
+
     def tars(self, folder: Path) -> list[Path]:
         """Return the folders of tar shards, one per dataset."""
-        return [folder / "tars" / f"{i:03d}" for i in range(len(self.weights))]
+        return self._folders(folder / "tars")
 
     def litdata(self, folder: Path) -> list[Path]:
         """Return the folders of litdata's chunks, one per dataset."""
-        return [folder / "litdata" / f"{i:03d}" for i in range(len(self.weights))]
+        return self._folders(folder / "litdata")
+
+    def mds(self, folder: Path) -> list[Path]:
+        """Return the folders of Streaming's shards, one per dataset."""
+        return self._folders(folder / "mds")
+
+    def _folders(self, folder: Path) -> list[Path]:
+        return [folder / f"{i:03d}" for i in range(len(self.weights))]
 
     def files(self, folder: Path) -> Path:
         """Return the folder of what `write_files` writes."""

@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "energy_data_"
+WITHOUT_BOUNDS = "mosaicml-streaming==0.13.0"  # peers.txt says why
 Rows = list[dict[str, Any]]
 
 
@@ -25,12 +26,13 @@ def peers_python() -> str:
         return given
     folder = ROOT / ".venv-peers"
     python, done = str(folder / "bin" / "python"), folder / "done"
-    wanted = [ROOT / "constraints.txt", ROOT / "benchmarks" / "peers.txt"]
-    told = "".join(path.read_text() for path in wanted)
+    wanted = ROOT / "benchmarks" / "peers.txt"
+    told = wanted.read_text()
     if not done.is_file() or done.read_text() != told:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "-c", str(wanted[0])]
-        subprocess.run([*pip, "torch", "-r", str(wanted[1]), "-e", str(ROOT)], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "-r", str(wanted), "-e", f"{ROOT}[parquet,remote]"], check=True)
+        subprocess.run([*pip, "--no-deps", WITHOUT_BOUNDS], check=True)
         done.write_text(told)
     return python
 

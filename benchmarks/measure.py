@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.case import find_case
+from benchmarks.case import Batch, Case, find_case
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 WARM_UP_SAMPLES = 2_048  # enough to start workers and to fill every shuffle buffer
+WARM_UP_BATCHES = 64
+TRAINING_S = 1.0
+WITHOUT_WORKERS = ("bare", "bare_tokens", "pyarrow_")
 
 
 def main() -> None:
@@ -28,39 +31,63 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     case = find_case(asked.case)
-    if asked.loader not in case.loaders:
+    if asked.loader not in case.loaders or (asked.num_workers and asked.loader in WITHOUT_WORKERS):
         print("null")
         return
+    read_all(asked.folder / case.name)
+    begin = time.perf_counter()
     batches = import_module(f"benchmarks.loaders.{asked.loader}").batches
     stream = batches(case, asked.folder / case.name, case.batch_size, asked.num_workers)
-    read_all(asked.folder / case.name)
-    for _ in range(-(-WARM_UP_SAMPLES // case.batch_size)):
+    first = next(stream)
+    first_s = time.perf_counter() - begin
+    case.check(first)
+    for _ in range(min(WARM_UP_BATCHES, -(-WARM_UP_SAMPLES // case.batch_size))):
         case.check(next(stream))
 
-    num_batches = -(-(asked.samples or case.num_samples) // case.batch_size)
-    disk_mb, cpu_s, wall_s = -read_mb(), -cpu_seconds(), -time.perf_counter()
-    for _ in range(num_batches):
-        batch = next(stream)
-    cpu_s, wall_s = cpu_s + cpu_seconds(), wall_s + time.perf_counter()
-
-    disk_mb, pss_mb, num_processes = disk_mb + read_mb(), memory_mb(), len(list(descendants()))
-    case.check(batch)
-    per_100k = 100_000 / (num_batches * case.batch_size)
+    samples = asked.samples or case.num_samples
     measured = {
         "case": case.name,
         "loader": asked.loader,
         "num_workers": asked.num_workers,
-        "samples": num_batches * case.batch_size,
-        "cpu_s_per_100k": round(cpu_s * per_100k, 4),
-        "wall_s_per_100k": round(wall_s * per_100k, 4),
-        "pss_mb": round(pss_mb, 1),
-        "disk_mb": round(disk_mb, 1),
-        "num_processes": num_processes,
-        "must": case.must.get(asked.num_workers),
-        "others": case.others.get(asked.num_workers, {}),
+        **throughput(case, stream, -(-samples // case.batch_size)),
+        "wait_ms": waiting(stream, case.step_ms / 1000),
+        "first_s": first_s,
+        "pss_mb": memory_mb(),
+        "num_processes": len(list(descendants())),
+        "must": case.must.get(asked.loader),
     }
+    case.check(next(stream))
     print(json.dumps(measured), flush=True)
     leave()
+
+
+def throughput(case: Case, stream: Iterator[Batch], num_batches: int) -> dict[str, float]:
+    """Return what it costs to take batches as fast as they come, per sample (1,000 tokens)."""
+    count, disk_mb, all_s, own_s = 0, -read_mb(), -cpu_seconds(), -time.process_time()
+    wall_s = -time.perf_counter()
+    for _ in range(num_batches):
+        count += case.count(next(stream))
+    wall_s, own_s = wall_s + time.perf_counter(), own_s + time.process_time()
+    per = 1e6 / count * (1000 if case.pack_length else 1)
+    all_s, disk_mb = all_s + cpu_seconds(), disk_mb + read_mb()
+    return {
+        "batches": num_batches,
+        "cpu_us": all_s * per,
+        "trainer_us": own_s * per,
+        "wall_us": wall_s * per,
+        "disk_mb": disk_mb,
+    }
+
+
+def waiting(stream: Iterator[Batch], step_s: float) -> float:
+    """Return how many milliseconds a trainer waits for a batch, beside a step of its own."""
+    waited_s, steps = 0.0, max(10, round(TRAINING_S / step_s))
+    for _ in range(steps):
+        time.sleep(step_s)  # a step on a GPU, which needs no CPU
+        begin = time.perf_counter()
+        next(stream)
+        waited_s += time.perf_counter() - begin
+    return waited_s / steps * 1000
 
 
 def read_all(folder: Path) -> None:

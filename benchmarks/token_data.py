@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import mds
+
 
 def write(folder: Path, windows: Iterable[torch.Tensor], length: int) -> None:
     """Write windows as one file of Megatron, and as chunks of litdata."""
@@ -19,6 +21,7 @@ def write(folder: Path, windows: Iterable[torch.Tensor], length: int) -> None:
     (folder / "metadataset.yaml").write_text(text)
     with redirect_stdout(io.StringIO()):
         write_litdata(folder / "litdata", folder / "corpus.bin", length)
+    mds.write(folder.parent / "mds" / "000", (("", row.tobytes()) for row in tokens))
 
 
 def write_megatron(path: Path, tokens: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
     EnergyDataError
     ├── SpecError            the metadataset, or an argument, is impossible (also a ValueError)
+    │   └── ReadOnlyError        an object store does not let us write
     ├── StateError           a saved state does not fit
     │   ├── StateMissingError    there is no state where one was expected
     │   ├── StateMismatchError   the state belongs to another tree, seed or number of lanes
@@ -55,6 +56,10 @@ class SpecError(EnergyDataError, ValueError):
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[list[str]]]:
         return type(self), (self.faults,)
+
+
+class ReadOnlyError(SpecError):
+    """An object store does not let us write to it."""
 
 
 class StateError(EnergyDataError):

@@ -1,6 +1,7 @@
 """The public names of the package, which `energy_data` imports with the first of them."""
 
 from energy_data.api import get_train_dataset, get_val_dataset, get_val_datasets
+from energy_data.core.batch_memory import new_batch_tensor
 from energy_data.core.rng import sample_rng
 from energy_data.core.sample import SampleSource
 from energy_data.core.user_call import log_exception, reraise_exception
@@ -170,6 +171,7 @@ __all__ = [
     "homogeneous_concat_mix",
     "log_exception",
     "merge_states",
+    "new_batch_tensor",
     "read_state",
     "reraise_exception",
     "sample_rng",

@@ -63,7 +63,7 @@ def cooks(function: Any, **aux: FileStore[str]) -> Any:
 
 
 NEEDY = cooks(with_files, primary=Letters(), notes=Letters())
-RECIPES = {"a": NEEDY, "d": NEEDY, "e": cooks(with_dice)}
+RECIPES = {("a", "{}"): NEEDY, ("d", "{}"): NEEDY, ("e", "{}"): cooks(with_dice)}
 
 
 def cooked(read: ReadSpec) -> EncodeSpec:

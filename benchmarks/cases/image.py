@@ -42,9 +42,4 @@ CASE = Case(
     num_samples=20_000,
     samples_per_shard=1_000,
     raw_tensor=("uint8", SHAPE),
-    must={0: 1.2, 2: 1.8},
-    others={
-        0: {"energon": 27.7, "webdataset_": 9.7, "litdata_": 1.4, "bare": 0.61},
-        2: {"energon": 39.0, "webdataset_": 14.9, "litdata_": 3.6, "bare": 6.1},
-    },
 )

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from benchmarks.case import Batch, Case
+from benchmarks.case import OURS, Batch, Case
 
 WORDS = [f"w{number:x}" for number in range(4096)]
 ROWS_PER_GROUP = 1_000
@@ -58,5 +58,6 @@ CASE = Case(
     num_samples=160_000,
     samples_per_shard=10_000,
     write_files=write_files,
-    loaders=("energy_data_", "energy_data_fork", "energy_data_threads", "datasets_", "pyarrow_"),
+    loaders=(*OURS, "datasets_", "grain_", "pyarrow_", "torch_"),
+    must={"pyarrow_": 0.7},
 )

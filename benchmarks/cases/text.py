@@ -35,9 +35,5 @@ CASE = Case(
     batch_size=256,
     num_samples=100_000,
     samples_per_shard=5_000,
-    must={0: 0.50, 2: 0.75},
-    others={
-        0: {"energon": 16.5, "webdataset_": 3.0, "litdata_": 0.59, "bare": 0.35},
-        2: {"energon": 14.9, "webdataset_": 4.0, "litdata_": 1.9, "bare": 0.64},
-    },
+    must={"energon": 28.0, "energy_data_typed": 1.4},
 )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks import token_data
-from benchmarks.case import Batch, Case
+from benchmarks.case import OURS, Batch, Case
 
 LENGTH = 2048
 
@@ -49,22 +49,14 @@ CASE = Case(
     samples_per_shard=25_000,
     neighbours=1,
     write_files=write_files,
-    must={0: 1.63},  # 80 % of the speed of `bare_tokens`
-    others={
-        0: {
-            "bare_tokens": 1.30,
-            "megatron_tokens": 1.23,
-            "litdata_tokens": 2.05,
-            "grain_tokens": 3.91,
-        }
-    },
     loaders=(
-        "energy_data_",
-        "energy_data_fork",
-        "energy_data_threads",
+        *OURS,
         "bare_tokens",
-        "grain_tokens",
+        "grain_",
         "litdata_tokens",
         "megatron_tokens",
+        "streaming_",
+        "torch_",
     ),
+    must={"bare_tokens": 0.8},
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import webdataset as wds
 
@@ -17,10 +18,14 @@ def batches(case: Case, folder: Path, batch_size: int, num_workers: int) -> Iter
         for urls, splitter in zip(shards, splitters, strict=True)
     ]
     samples = parts[0] if len(parts) == 1 else wds.RandomMix(parts, case.weights)
+
+    def collate(pairs: list[tuple[str, Any]]) -> Batch:
+        keys, values = zip(*pairs, strict=True)
+        return case.collate(list(keys), list(values))
+
     dataset = (
-        wds.DataPipeline(samples, wds.shuffle(1000))
+        wds.DataPipeline(samples, wds.shuffle(min(1000, case.num_samples // 2)))
         .compose(wds.to_tuple("__key__", case.part), wds.map_tuple(str, case.decode))
-        .compose(wds.batched(batch_size, partial=False))
+        .compose(wds.batched(batch_size, collation_fn=collate, partial=False))
     )
-    for keys, values in wds.WebLoader(dataset, batch_size=None, num_workers=num_workers):
-        yield {"keys": keys, "values": values}
+    yield from wds.WebLoader(dataset, batch_size=None, num_workers=num_workers)

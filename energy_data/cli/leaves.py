@@ -41,7 +41,7 @@ def splits_of(metadataset: LoadedMetadataset, split: str | None = None) -> tuple
     if not metadataset.root.any_split:
         return metadataset.splits
     (leaf,) = leaf_uses(metadataset.tree("train"))
-    prepared = prepared_at(located(leaf.parts[0].path))
+    prepared = prepared_at(located(leaf.parts[0].path, leaf.parts[0].storage))
     return ("train",) if prepared is None else tuple(prepared.parts)
 
 

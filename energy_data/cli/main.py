@@ -9,7 +9,7 @@ from typing import IO, Any
 import click
 
 from energy_data.data.tar import native
-from energy_data.errors import EnergyDataError
+from energy_data.errors import MIRROR, EnergyDataError, shown
 
 COMMANDS = {
     "check": ("energy_data.cli.check", "Check metadatasets, and the datasets they name."),
@@ -91,6 +91,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except EnergyDataError as error:
             raise Failure("\n".join([str(error), *getattr(error, "__notes__", [])])) from error
+        except click.UsageError as error:
+            if MIRROR not in error.message:
+                raise
+            raise click.UsageError(shown(error.message), error.ctx) from error
         except OSError as error:
             if error.filename is None:  # such as a closed pipe, which click handles
                 raise

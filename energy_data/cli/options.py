@@ -9,10 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energy_data.data.registry import located
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class DatasetPath(click.Path):
+    """A path that exists; a URL becomes the path of its mirror."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        return super().convert(located(value), param, ctx)
+
 
 progress_option = click.option(
     "--progress/--no-progress",

@@ -15,7 +15,7 @@ from attrs import fields, frozen
 
 from energy_data.api import get_train_dataset
 from energy_data.cli.saved_builder import SavedBuilder, saved_params, saved_stages
-from energy_data.cli.state import drawn_by, saved_run
+from energy_data.cli.state import drawn_by, existing, saved_run
 from energy_data.cli.tables import new_table, print_table
 from energy_data.config.compile import compile_stream, mode_of, steps_of
 from energy_data.config.load import LoadedMetadataset, load
@@ -167,11 +167,11 @@ def _size_option(
 @click.argument("meta")
 @click.option(
     "--against",
-    type=click.Path(exists=True, path_type=Path),
+    type=existing,
     multiple=True,
     metavar="PATH",
-    help="The metadataset (.yaml) before an edit, or a saved state; may be repeated, for the "
-    "states of all ranks.",
+    help="The metadataset (.yaml) before an edit, or a saved state, or the URL of one; may be "
+    "repeated, for the states of all ranks.",
 )
 @click.option(
     "--split", default="train", show_default=True, metavar="NAME", help="The split to train on."
@@ -207,7 +207,7 @@ def command(
     /,
     *,
     meta: str,
-    against: tuple[Path, ...],
+    against: tuple[str, ...],
     split: str,
     lanes: int | None,
     seed: int | None,
@@ -243,7 +243,7 @@ def command(
     show_plan(RunPlan(spec))
     if not against:
         return
-    old = stream(load(str(against[0])), split, params=params, run=run, **facts) if is_yaml else None
+    old = stream(load(against[0]), split, params=params, run=run, **facts) if is_yaml else None
     edit = _Edit.of(old, spec, saved, run)
     for line in edit.lines():
         click.echo(line)
@@ -256,10 +256,10 @@ def command(
     click.echo(f"a state{at} would be restored (resume: {edit.rule})")
 
 
-def _is_metadataset(path: Path) -> bool:
+def _is_metadataset(path: str) -> bool:
     """Return whether a path is a metadataset or a dataset, not a saved state."""
-    is_data = path.is_dir() and not (path / ".metadata").is_file()
-    return is_data or path.suffix in (".yaml", ".yml")
+    is_data = Path(path).is_dir() and not Path(path, ".metadata").is_file()
+    return is_data or path.endswith((".yaml", ".yml"))
 
 
 @frozen

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from energy_data.cli.options import (
+    DatasetPath,
     counting,
     part_options,
     progress_bar,
@@ -26,6 +27,7 @@ from energy_data.cli.prepare_prompts import (
     ask_ratio,
     show_samples,
 )
+from energy_data.cli.read_only import keep_in_cache
 from energy_data.config.load import load
 from energy_data.config.opening import prepare_joins
 from energy_data.data.decode.media import collect_media
@@ -42,6 +44,8 @@ from energy_data.data.typed.dataset_yaml import (
     definition_of,
     loader_of,
 )
+from energy_data.errors import ReadOnlyError, shown
+from energy_data.remote.mirror_paths import cache_folder, is_mirrored
 
 _OF_FINISH = {
     "split_ratio": "--split-ratio",
@@ -69,7 +73,7 @@ def _field_map(_: click.Context, __: click.Parameter, text: str | None) -> dict[
 
 
 @click.command("prepare")
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", type=DatasetPath())
 @click.option(
     "--split-ratio",
     metavar="TRAIN,VAL,TEST",
@@ -159,21 +163,36 @@ def command(path: Path, **given: Any) -> None:
 
     For a single file, writes its index, if it needs one. For a metadataset (.yaml), writes which
     samples its joins put together.
+
+    PATH may be a URL such as s3://bucket/coco: what is written is written there. What was stopped
+    continues where it was.
     """
     given["media"] = media_filter(given)
     interactive = given.pop("interactive")
     asking = sys.stdin.isatty() if interactive is None else interactive
-    if given["media"] and not path.is_dir():
-        raise click.UsageError("--media-metadata-by-...: it is for folders of tars.")
+    if given["media"] and (is_mirrored(str(path)) or not path.is_dir()):
+        raise click.UsageError("--media-metadata-by-...: it is for folders of tars on a disk.")
     _check_parts(path, given)
-    if given["part"] is not None:
-        _prepare_part(path, given)
-    elif path.is_dir():
-        _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
-    elif path.suffix in (".yaml", ".yml"):
-        _prepare_metadataset(path)
-    else:
-        _prepare_file(path, given)
+    try:
+        if given["part"] is not None:
+            _prepare_part(path, given)
+        elif path.is_dir():
+            _prepare_folder(path, given, asking=asking and not given["tar_index_only"])
+        elif path.suffix in (".yaml", ".yml"):
+            _prepare_metadataset(path)
+        else:
+            _prepare_file(path, given)
+    except ReadOnlyError as error:
+        written = {"exclude": "--exclude", "finish": "--finish", "of": "--part", **_OF_FINISH}
+        asked = [option for name, option in written.items() if given[name]]
+        count = keep_in_cache(path, error, asked, given["num_workers"], shown=given["progress"])
+        _say(f"{error}\n{path}: {count:,} samples, which stay one part: their store is read-only.")
+        _say(f"Their indices are in the cache {cache_folder()}, for runs on this machine.")
+
+
+def _say(text: str) -> None:
+    """Print a text, with URLs in place of paths in a cache."""
+    click.echo(shown(text))
 
 
 def _check_parts(path: Path, given: Mapping[str, Any]) -> None:
@@ -189,11 +208,11 @@ def _check_parts(path: Path, given: Mapping[str, Any]) -> None:
 
 def _prepare_metadataset(path: Path) -> None:
     """Compute the joins of all splits. Runs no code that the metadataset names."""
-    prepared = prepare_joins(load(path), open_source=open_source)
+    prepared = prepare_joins(load(shown(str(path))), open_source=open_source)
     if not prepared:
-        click.echo(f"{path}: it has no joins, so there is nothing to prepare")
+        _say(f"{path}: it has no joins, so there is nothing to prepare")
     for one in prepared:
-        click.echo(f"{path}: {one.split}: {one.id}: {one.table.rows:,} samples, {one.table.path}")
+        _say(f"{path}: {one.split}: {one.id}: {one.table.rows:,} samples, {one.table.path}")
 
 
 def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
@@ -210,7 +229,7 @@ def _prepare_file(path: Path, given: Mapping[str, Any]) -> None:
     rewrite = reframer(path, kind) if given["reframe"] else None
     with counting(given["progress"], "Writing frames") as progress:
         count = index_files(str(path), kind, rewrite, progress)
-    click.echo(f"{path}: {count:,} samples")
+    _say(f"{path}: {count:,} samples")
 
 
 def _prepare_part(path: Path, given: Mapping[str, Any]) -> None:
@@ -229,7 +248,7 @@ def _prepare_part(path: Path, given: Mapping[str, Any]) -> None:
             progress=progress,
         )
     state = "was indexed before" if done.was_indexed else f"{perf_counter() - began:.1f} s"
-    click.echo(
+    _say(
         f"{path}, part {given['part']} of {given['of']}: {done.num_samples:,} samples in "
         f"{_shards(done.num_shards)}, {state}"
     )
@@ -291,7 +310,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
             finish=given["finish"],
         )
     for line in _report(summary, perf_counter() - began):
-        click.echo(line)
+        _say(line)
     if given["media"]:
         with counting(given["progress"], "Reading media") as progress:
             count = collect_media(
@@ -301,7 +320,7 @@ def _prepare_folder(path: Path, given: Mapping[str, Any], *, asking: bool) -> No
                 tmp=given["tmp_path"],
                 progress=progress,
             )
-        click.echo(f"  recorded size and length of {count:,} files")
+        _say(f"  recorded size and length of {count:,} files")
 
 
 def _check(path: Path, given: Mapping[str, Any], kind: ShardKind) -> None:
@@ -333,7 +352,7 @@ def _declaration(
     texts = {given["dataset_yaml_name"]: definition_of(found, field_map)}
     if found is not None and field_map is None and (overwrite or not has_loader):
         texts[LOADER] = loader_of(found, summary.extensions)
-        click.echo(f"Fill in {path}/{FOLDER}/{LOADER}, and allow it where the dataset is used.")
+        _say(f"Fill in {path}/{FOLDER}/{LOADER}, and allow it where the dataset is used.")
     return texts
 
 

@@ -11,6 +11,7 @@ import click
 
 from energy_data.cli.options import counting, progress_option, tmp_option, workers_option
 from energy_data.data.decode.media import MediaFilter, collect_files
+from energy_data.remote.mirror_paths import is_url
 
 
 def media_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -23,8 +24,18 @@ def media_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--media-metadata-by-glob", metavar="PATTERNS", help=by_glob)(command)
 
 
+class _DiskFolder(click.Path):
+    """A folder on a disk: its files are read by their paths."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if is_url(value):
+            self.fail(f"{value}: files in a store are not read. Name a folder on a disk.")
+        return super().convert(value, param, ctx)
+
+
 @click.command("prepare-media")
-@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("path", type=_DiskFolder(exists=True, file_okay=False, path_type=Path))
 @media_options
 @progress_option
 @workers_option("one per GiB or 1,024 files, at most 16")

@@ -10,6 +10,7 @@ from energy_data.cli.options import counting, part_options, progress_option, wor
 from energy_data.data.text.chat import TokenizeChat
 from energy_data.data.text.counting import count_tokens
 from energy_data.data.text.tokenize import Tokenize, Tokenizing
+from energy_data.remote.mirror_paths import cache_folder
 
 
 @click.command("prepare-tokens")
@@ -43,8 +44,8 @@ def command(
 ) -> None:
     """Count the tokens of each text or conversation.
 
-    PATH is a folder of tars, JSONL, Parquet or Arrow files; one of them; or a pattern. Of a
-    prepared folder, all split parts are counted.
+    PATH is a folder of tars, JSONL, Parquet or Arrow files; one of them; a pattern; or a URL of
+    these. Of a prepared folder, all split parts are counted.
 
     Writes next to each shard its counts. Then weights by tokens need no `tokens_per_sample`, and
     `inspect` shows the tokens of each dataset. What was stopped continues where it was; shards
@@ -64,6 +65,10 @@ def command(
         f"{path}: {found.tokens:,} tokens in {found.samples:,} samples of {shards}, "
         f"{found.tokens / found.samples:,.1f} in each, {perf_counter() - began:.1f} s"
     )
+    if found.refusal:
+        click.echo(
+            f"  kept in the cache {cache_folder()}, as the store is read-only: {found.refusal}"
+        )
     if found.problem:
         click.echo(f"  {found.problems:,} samples have none and count 0, first {found.problem}")
 

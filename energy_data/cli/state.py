@@ -13,9 +13,10 @@ from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree
 from energy_data.loading.checkpoint.whole_run import merge
+from energy_data.remote.mirror_paths import is_url
 
 
-def saved_run(paths: Sequence[Path], key: str | None = None) -> RunState:
+def saved_run(paths: Sequence[str], key: str | None = None) -> RunState:
     """Return the state of a whole run, or of a single rank. Raises a StateError."""
     states = [RunState.from_dict(read_state(path, key=key)) for path in paths]
     return states[0] if len(states) == 1 else merge(states)
@@ -32,7 +33,11 @@ def drawn_by(state: RunState) -> Counter[str] | None:
     return drawn
 
 
-_FILE = click.Path(exists=True, path_type=Path)
+def existing(path: str) -> str:
+    """Return a path of something, or a URL."""
+    if not is_url(path) and not Path(path).exists():
+        raise click.BadParameter(f"Path {path!r} does not exist.")
+    return path
 
 
 @click.group("state")
@@ -41,29 +46,29 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("file", nargs=-1, required=True, type=_FILE)
+@click.argument("file", nargs=-1, required=True, type=existing)
 @click.option(
     "--key",
     metavar="NAME",
     help="Name of the loader in a folder.  [default: the only one]",
 )
-def show(file: tuple[Path, ...], key: str | None) -> None:
+def show(file: tuple[str, ...], key: str | None) -> None:
     """Show where a run is, and how often each leaf was drawn.
 
     FILE is a state as JSON or as `torch.save` writes it, or a folder that
-    `torch.distributed.checkpoint` has written. Give one, or those of all ranks.
+    `torch.distributed.checkpoint` has written; or the URL of one. Give one, or those of all ranks.
     """
     for line in _lines(saved_run(file, key)):
         click.echo(line)
 
 
 @command.command("merge")
-@click.argument("file", nargs=-1, required=True, type=_FILE)
+@click.argument("file", nargs=-1, required=True, type=existing)
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), metavar="PATH", help="A new file."
 )
 @click.option("--key", metavar="NAME", help="As for `show`.")
-def merge_command(file: tuple[Path, ...], output: Path, key: str | None) -> None:
+def merge_command(file: tuple[str, ...], output: Path, key: str | None) -> None:
     """Write the state of a run, from the states of its ranks, as JSON.
 
     FILE is as for `show`. Give those of all ranks. Every rank restores from the file that is

@@ -25,6 +25,7 @@ from energy_data.config.keys import (
 )
 from energy_data.config.rules import FULL, Aux, Subset
 from energy_data.config.staged import DocsPerStepSpec, mixtures
+from energy_data.config.storage import StorageTable
 from energy_data.config.windows import set_longest, two_lengths_in
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.recipe import listed
@@ -98,6 +99,7 @@ class DatasetPart:
     """
 
     path: str = field(eq=False)  # to open
+    storage: Mapping[str, Any] = field(eq=False)  # options of its store
     real_path: str  # equal for the same dataset
     written: str = field(eq=False)  # as the files write it, from the outermost file's folder
     split_part: str
@@ -169,6 +171,7 @@ class Scope:
     """What a node inherits from above."""
 
     file: File
+    storage: StorageTable
     folder: str = ""  # of the file, as written from the outermost one
     split_part: str
     subset: Subset = FULL
@@ -202,6 +205,7 @@ class Scope:
         path = joined(self.file.directory, recipe.path)
         return DatasetPart(
             path=path,
+            storage=self.storage.of(path),
             real_path=path if is_remote(path) else os.path.realpath(path),
             written=relative(self.folder, recipe.path),
             split_part=self.split_part,
@@ -220,6 +224,7 @@ class Expander:
     """Writes out nested files, and pushes what is inherited down to the leaves."""
 
     files: Mapping[str, File | None]
+    storage: StorageTable
     origins: Origins
     diagnostics: Diagnostics
     num_nodes: int = 0
@@ -230,7 +235,13 @@ class Expander:
         epochs: `shuffle_over_epochs_multiplier` at its root.
         """
         recipe = root.splits["train" if root.any_split else split]
-        scope = Scope(file=root, split_part=split, epochs=epochs, chain=((root, split),))
+        scope = Scope(
+            file=root,
+            storage=self.storage,
+            split_part=split,
+            epochs=epochs,
+            chain=((root, split),),
+        )
         try:
             tree = self.node(recipe, scope, 1)
         except _TooLarge as error:
@@ -319,14 +330,19 @@ class Expander:
         keys, directory = self.origins.of(recipe).keys, scope.file.directory
         key = scope.file.key
         assert isinstance(keys, LeafKeys)
-        aux = recipe.aux if isinstance(recipe, PathSpec) else {}
+        stores = recipe.aux if isinstance(recipe, PathSpec) else {}
+        aux = {
+            name: evolve(one, path=path, storage=self.storage.of(path))
+            for name, one in stores.items()
+            for path in [joined(directory, one.path)]
+        }
         return LeafUse(
             recipe=recipe,
             keys=keys,
             parts=tuple(parts),
             subset=scope.subset,
             epochs=scope.epochs,
-            aux={name: evolve(at, path=joined(directory, at.path)) for name, at in aux.items()},
+            aux=aux,
             cache=None if not key or is_remote(key) else f"{key}.cache",
         )
 

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 from energy_data.config.grammar import Grammar, Origins
 from energy_data.config.leaves import Expander, File, file_key, is_metadataset, is_remote, joined
 from energy_data.config.schema import SPLITS
+from energy_data.config.storage import StorageTable
 from energy_data.config.yaml_nodes import (
     MAX_BYTES,
     Diagnostics,
@@ -25,8 +26,8 @@ from energy_data.core.recipe import did_you_mean, listed
 from energy_data.core.spec import Spec
 from energy_data.data.tables.hub import SCHEME
 from energy_data.errors import SpecError
-from energy_data.remote.client import mirror
-from energy_data.remote.mirror_paths import SCHEMES, is_url
+from energy_data.remote.mirror_paths import NO_OPTIONS, SCHEMES, is_url
+from energy_data.remote.mirrors import mirror
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -38,6 +39,7 @@ class LoadedMetadataset:
     root: File
     origins: Origins = field(repr=False)
     _files: Mapping[str, File | None] = field(repr=False)
+    _storage: StorageTable = field(repr=False)
     _trees: dict[tuple[str, int | None], Spec] = field(repr=False)
 
     @property
@@ -58,7 +60,8 @@ class LoadedMetadataset:
             )
         if (split, epochs) not in self._trees:
             diagnostics = Diagnostics()
-            tree = Expander(self._files, self.origins, diagnostics).tree(self.root, split, epochs)
+            expander = Expander(self._files, self._storage, self.origins, diagnostics)
+            tree = expander.tree(self.root, split, epochs)
             diagnostics.raise_if_any()
             self._trees[split, epochs] = tree
         return self._trees[split, epochs]
@@ -100,25 +103,27 @@ def checked(
     root: File, value: Value | None, diagnostics: Diagnostics, *, find_missing: bool = False
 ) -> LoadedMetadataset:
     """Return the metadataset whose outermost file holds `value`, with all files it names."""
-    origins = Origins()
-    files, named = _read_files(root, value, Grammar(diagnostics, origins))
+    origins, storage = Origins(), StorageTable(diagnostics)
+    files, named = _read_files(root, value, Grammar(diagnostics, origins), storage)
+    storage.check_files()
     file = files[root.key]
     trees: dict[tuple[str, int | None], Spec] = {}
     if file is not None and not file.any_split:
         for name in file.splits:
-            trees[name, 1] = Expander(files, origins, diagnostics).tree(file, name, 1)
+            expander = Expander(files, storage, origins, diagnostics)
+            trees[name, 1] = expander.tree(file, name, 1)
     if find_missing and diagnostics.num_reports:
         _report_missing(named, diagnostics)
     diagnostics.raise_if_any()
     assert file is not None
-    return LoadedMetadataset(file, origins, files, trees)
+    return LoadedMetadataset(file, origins, files, storage, trees)
 
 
 _Named = tuple[File, str, Place, str]  # a file, a path that it names, and where it does
 
 
 def _read_files(
-    root: File, value: Value | None, grammar: Grammar
+    root: File, value: Value | None, grammar: Grammar, storage: StorageTable
 ) -> tuple[dict[str, File | None], list[_Named]]:
     """Return the outermost file and all files that it names, by key; and all paths in them.
 
@@ -130,10 +135,12 @@ def _read_files(
     while read or unread:
         if not read:
             named.append(unread.pop())
-            found = _read(*named[-1], files, grammar.diagnostics)
+            found = _read(*named[-1], files, grammar.diagnostics, storage)
             read += [] if found is None else [found]
             continue
         file, value = read.pop()
+        if value is not None:
+            storage.add(value)
         splits = None if value is None else grammar.file(value)
         files[file.key] = None if splits is None else evolve(file, splits=splits)
         unread += [(file, *each) for each in reversed(grammar.paths)]
@@ -159,6 +166,7 @@ def _read(
     where: str,
     known: Mapping[str, File | None],
     diagnostics: Diagnostics,
+    storage: StorageTable | None = None,
 ) -> tuple[File, Value | None] | None:
     """Return the file at a path of another file; None for a dataset, or a known file.
 
@@ -176,7 +184,10 @@ def _read(
         return None
     text = None
     try:
-        local = mirror(full) if is_url(full) else full
+        local = full
+        if is_url(full):
+            # The outermost file is read as the environment says: no other file names options.
+            local = mirror(full, storage.to_read(full, place, where) if storage else NO_OPTIONS)
         if Path(local).is_file():
             with Path(local).open("rb") as file:
                 text = file.read(MAX_BYTES + 1)

@@ -139,10 +139,10 @@ class Opener:
             if aux in self._stores:
                 continue
             if aux.kind == "path":
-                self._stores[aux] = open_store(aux.path)
-            elif Path(aux.path).is_dir():
+                self._stores[aux] = open_store(located(aux.path, aux.storage))
+            elif is_remote(aux.path) or Path(aux.path).is_dir():
                 store = SystemFileStore if aux.kind == "fs_path" else ByteRangeStore
-                self._stores[aux] = store(aux.path)
+                self._stores[aux] = store(aux.path, aux.storage)
             else:
                 raise SpecError(f"{name!r}: there is no folder {aux.path}. Check the path.")
         return {name: self._stores[aux] for name, aux in leaf.aux.items()}
@@ -154,7 +154,7 @@ class Opener:
         key = (part, part.windows, subset, subflavors, typed)
         if key not in self._sources:
             source = self._sources[key] = (typed or self._open_source)(
-                located(part.path),
+                located(part.path, part.storage),
                 split_part=part.split_part,
                 subset=subset,
                 subflavors=part.subflavors,

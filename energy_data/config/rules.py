@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from energy_data.core.recipe import MAX_COUNT, TEXT_PATTERN, Rule, matching, whole_number
+from energy_data.core.recipe import (
+    MAX_COUNT,
+    TEXT_PATTERN,
+    Rule,
+    listed,
+    matching,
+    whole_number,
+)
 from energy_data.errors import SpecError
+from energy_data.remote.mirror_paths import SCHEMES
 
 MAX_EPOCHS = 2**20  # mixed with each other
 
@@ -198,18 +207,21 @@ CODE = Rule(
 class Aux:
     """A store of files for cookers."""
 
-    path: str  # as written, without a scheme; absolute once it is resolved
+    path: str  # as written, without `filesystem`; absolute, or a URL, once it is resolved
     # A prepared dataset of tars, or the files or ranges of the files of a folder.
     kind: Literal["path", "fs_path", "byte_ranges"]
+    storage: Mapping[str, Any] = field(factory=dict, eq=False)  # options of its object store
 
 
 Stores: TypeAlias = dict[str, Aux]
 
 _SCHEME = "^[A-Za-z][A-Za-z0-9+.-]*://"
+_URL = rf"^({'|'.join(SCHEMES)})://."
 _FOLDERS: dict[str, Literal["fs_path", "byte_ranges"]] = {
-    "filesystem://": "fs_path",
-    "byterange://": "byte_ranges",
+    "filesystem": "fs_path",
+    "byterange": "byte_ranges",
 }
+_OF_FOLDER = f"^({'|'.join(_FOLDERS)})"
 
 
 def _stores(found: Any) -> Stores:
@@ -220,9 +232,13 @@ def _stores(found: Any) -> Stores:
 
 def _store(name: str, found: Any) -> Aux:
     kind: Literal["path", "fs_path", "byte_ranges"] = "path"
-    scheme = next((one for one in _FOLDERS if str(found).startswith(one)), "")
-    if scheme:
-        kind, path = _FOLDERS[scheme], str(found).removeprefix(scheme)
+    if folder := re.match(rf"{_OF_FOLDER}(://|\+)", str(found)):
+        kind, path = _FOLDERS[folder[1]], str(found)[folder.end() :]
+        if (folder[2] == "+") != bool(re.match(_SCHEME, path)):
+            raise ValueError(
+                f"'{name}' is a folder: write {folder[1]}:// before its path, or {folder[1]}+ "
+                "before its URL."
+            )
     elif isinstance(found, dict):
         if list(found) not in (["path"], ["fs_path"]):
             raise ValueError(
@@ -233,20 +249,26 @@ def _store(name: str, found: Any) -> Aux:
         path = found
     if not isinstance(path, str) or not TEXT_PATTERN.fullmatch(path):
         raise ValueError(f"'{name}' must be a path.")
-    if not scheme and re.match(_SCHEME, path):
-        raise ValueError(
-            f"'{name}' is remote, which is not supported yet. Give a local path: of a dataset, or "
-            f"after `filesystem://` or `byterange://` of a folder."
-        )
+    if re.match(_SCHEME, path) and not re.match(_URL, path):
+        raise ValueError(f"'{name}' has none of the schemes {listed(SCHEMES)}.")
     return Aux(path, kind)
 
 
 _TEXT: dict[str, Any] = {"type": "string", "pattern": TEXT_PATTERN.pattern}
-_LOCAL: dict[str, Any] = {**_TEXT, "not": {"pattern": _SCHEME}}
+_PATH: dict[str, Any] = {
+    **_TEXT,
+    "anyOf": [{"not": {"pattern": _SCHEME}}, {"pattern": _URL}],
+    "not": {"pattern": rf"{_OF_FOLDER}\+"},
+}
+_LOCAL_FOLDER = {
+    "pattern": f"{_OF_FOLDER}://.",
+    "not": {"pattern": f"{_OF_FOLDER}://{_SCHEME[1:]}"},
+}
+_REMOTE_FOLDER = {"pattern": rf"{_OF_FOLDER}\+{_URL[1:]}"}
 _ONE_KEY = [
     {
         "type": "object",
-        "properties": {key: _LOCAL},
+        "properties": {key: _PATH},
         "required": [key],
         "additionalProperties": False,
     }
@@ -259,8 +281,8 @@ STORES = Rule(
         "type": "object",
         "additionalProperties": {
             "anyOf": [
-                _LOCAL,
-                {**_TEXT, "allOf": [{"pattern": f"^({'|'.join(_FOLDERS)})."}]},
+                _PATH,
+                {**_TEXT, "anyOf": [_LOCAL_FOLDER, _REMOTE_FOLDER]},
                 *_ONE_KEY,
             ]
         },

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from energy_data.config.keys import DatasetsSpec, JoinSpec, LeafKeys, NodeKeys, PathSpec
 from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
+from energy_data.config.storage import STORAGE
 from energy_data.core.recipe import Child, Children, Group, Key, key, keys_of, one_of
 from energy_data.core.spec import Spec
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec, MixSpec
@@ -81,6 +82,12 @@ class FileKeys:
         "splits: {train: {path: ./coco}}",
         default=None,
         required=True,
+    )
+    storage: Mapping[str, Any] = key(
+        STORAGE,
+        "Options of object stores, by prefixes of URLs.",
+        "storage: {s3://bucket: {endpoint: http://minio:9000, profile: inside}}",
+        factory=dict,
     )
 
 

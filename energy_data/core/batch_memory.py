@@ -54,8 +54,16 @@ def allocate_in(allocator: Allocator | None) -> Iterator[None]:
         _CURRENT.allocator = None
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a contiguous tensor on the CPU with any contents; its memory cannot be resized."""
+def new_batch_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialized, contiguous tensor on the CPU, for the batch that is being made.
+
+    In a worker process it is made in the shared memory in which the batch travels to the trainer,
+    so it is not copied. That memory is used again for later batches: the kernel need not find new
+    pages. Elsewhere, and if it is small or does not fit, it is that of `torch.empty`.
+
+    Return the tensor, or a view of it, as a part of the batch, and do not change it afterwards. Its
+    memory cannot be resized.
+    """
     import torch
 
     memory = _taken(prod(shape) * dtype.itemsize)

@@ -58,11 +58,11 @@ def sample_seed() -> int:
             "sample_rng: no function of a task encoder is running in this thread. Call it within "
             "`encode_sample`, `batch`, `encode_batch` or another function that a dataset runs."
         )
-    known = restore_key(CALL.item)
-    identity = tuple(_flat(known or CALL.reference or ()))
+    call = function.call
+    identity = tuple(_flat(restore_key(call.item) or call.reference or ()))
     if function.requires_identity and not identity:
         raise EnergyDataError(
-            f"sample_rng: {function.name} asks for the numbers of {_kind(CALL.item)} without the "
+            f"sample_rng: {function.name} asks for the numbers of {_kind(call.item)} without the "
             f"identity of its sample, so all items of a micro-batch would get the same numbers. "
             f"Keep the field {RESTORE_KEY} of samples in the items made of them."
         )
@@ -115,11 +115,11 @@ class SampleRng:
 def call_rng() -> SampleRng:
     """Return the generators of the running user function. Raises as `sample_rng` does."""
     function = CALL.function
-    if function is None or function.generators.rng is None:
+    if function is None or function.call.rng is None:
         seed = sample_seed()
         assert function is not None, "it has a seed"
-        function.generators.rng = SampleRng(seed)
-    found: SampleRng = function.generators.rng
+        function.call.rng = SampleRng(seed)
+    found: SampleRng = function.call.rng
     return found
 
 

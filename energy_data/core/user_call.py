@@ -125,13 +125,15 @@ class ErrorPolicy:
             ) from error
 
 
-class Generators:
-    """The random generators of the running call, once they were used. Only one call runs."""
+class Call:
+    """What the running call of a function works on. Only one call of it runs."""
 
-    __slots__ = ("rng",)
+    __slots__ = ("item", "reference", "rng")
 
     def __init__(self) -> None:
-        self.rng: Any = None
+        self.item: Any = None  # a sample, or the list of samples that are packed or batched
+        self.reference: tuple[int, ...] = ()  # of an item without identity, as in states
+        self.rng: Any = None  # its random generators, once they were used
 
 
 @frozen
@@ -142,15 +144,13 @@ class FunctionInfo:
     name: str  # of the function; not its path in the tree, so that wrappers change no numbers
     cache: Any = field(default=None, eq=False, repr=False)  # the cache pool of the run
     requires_identity: bool = False  # items without an identity would all get the same numbers
-    generators: Generators = field(factory=Generators, eq=False, repr=False)
+    call: Call = field(factory=Call, eq=False, repr=False)
 
 
 class CallContext(threading.local):
     """The call of a user function that runs in this thread."""
 
     function: FunctionInfo | None = None
-    item: Any = None  # a sample, or the list of samples that are packed or batched
-    reference: tuple[int, ...] = ()  # of an item without identity, as in states
     mark: tuple[int, ...] = ()  # of an item that has neither
     batch: int = 0  # number in the run of the micro-batch being made
     in_worker_thread: bool = False  # which shares the global generators with the trainer
@@ -159,12 +159,14 @@ class CallContext(threading.local):
         self, function: FunctionInfo, item: Any, reference: tuple[int, ...], rng: Any = None
     ) -> None:
         """Begin a call, or continue one with its generators."""
-        self.function, self.item, self.reference = function, item, reference
-        function.generators.rng = rng
+        self.function, call = function, function.call
+        call.item, call.reference, call.rng = item, reference, rng
 
     def leave(self) -> None:
         """End the call."""
-        self.function, self.item, self.reference = None, None, ()
+        if self.function is not None:
+            self.function.call.item = None
+        self.function = None
 
 
 CALL = CallContext()
@@ -203,16 +205,15 @@ class UserCall:
         self, items: Iterable[Any], cursor: Cursor, references: Iterable[ItemRef] = repeat(())
     ) -> list[Any]:
         """Return the function's result for each item, SKIPPED where the item was skipped."""
-        function, info, tolerant = self.function, self.info, self.on_failure is not None
-        generators = info.generators
+        function, info, call = self.function, self.info, self.info.call
+        counts = self.on_failure is not None  # whether the cursor may have failures to forget
         made: list[Any] = []
         began = time.perf_counter()
         try:
             for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
                 if self.trace is not None:  # the item may kill the process
                     self.trace(describe_source(item))
-                CALL.function, CALL.item, CALL.reference = info, item, reference
-                generators.rng = None
+                CALL.function, call.item, call.reference, call.rng = info, item, reference, None
                 try:
                     made.append(function(item))
                 except SkipSample:
@@ -220,11 +221,14 @@ class UserCall:
                 except Exception as error:  # noqa: BLE001 - `_failed` raises what is not tolerated
                     self._failed(error, item, cursor)
                     made.append(SKIPPED)
+                    counts = True
                 else:
-                    if tolerant:
+                    if counts:
                         setattr(cursor, self.counter, 0)
+                        counts = False
         finally:
             CALL.leave()
+            call.item = None  # also if the function called another one
             if self.activity is not None:
                 self.profiler.add(self.activity, time.perf_counter() - began)
         return made
@@ -253,7 +257,7 @@ class UserCall:
                 self._failed(error, item, cursor())
                 return
             finally:
-                rng = self.info.generators.rng
+                rng = self.info.call.rng
                 CALL.leave()
                 if self.activity is not None:
                     self.profiler.add(self.activity, time.perf_counter() - began)

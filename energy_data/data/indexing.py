@@ -6,6 +6,9 @@
 A part is a file of JSON lines, two per shard: which file was indexed and how many samples it has,
 and what else `.nv-meta` needs of it. It gets its name when it is complete. So there is nothing to
 lock, and what a program that was killed leaves is not taken for a part.
+
+What is found of a dataset in an object store is written there, an index and a part for each shard
+as soon as it was read: `resumed_scans` reads no shard twice, whatever is killed.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +28,14 @@ import numpy as np
 
 from energy_data.core.processes import map_in_processes
 from energy_data.data.files.local import LocalFile, atomic_file, open_file, version_of
-from energy_data.data.files.offsets import SUFFIX, write_index
+from energy_data.data.files.offsets import SUFFIX, ensure_index, num_samples, write_index
 from energy_data.data.frames.compression import LargeFrameError
-from energy_data.data.shards import NO_INDEX, Progress, Reframe, Scan, ScannedPart
+from energy_data.data.shards import NO_INDEX, Progress, Reframe, Scan, ScannedPart, ShardKind
 from energy_data.errors import SpecError, StructureError
+from energy_data.remote.cached_ranges import facts_of
+from energy_data.remote.client import fetch_whole
+from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import publish, remove_published
 
 FOLDER = ".nv-meta.parts"
 """The folder of the parts: next to `.nv-meta`, as a dataset is prepared or it is not."""
@@ -68,7 +76,7 @@ class _Facts(NamedTuple):
 
     shard: str
     size: int
-    mtime_ns: int
+    changed: int | float | str  # another one each time the shard is written
     num_samples: int
     index_size: int  # bytes; 0: it needs none
     extensions: list[str]
@@ -77,11 +85,22 @@ class _Facts(NamedTuple):
     def is_current(self, path: Path) -> bool:
         """Return whether the shard and its index are still those that were indexed."""
         file = f"{path}/{self.shard}"
-        found = version_of(file)
-        if found is None or found[1:] != (self.size, self.mtime_ns):
+        if _version_of(file) != (self.size, self.changed):
             return False
-        index = version_of(file + SUFFIX)
-        return not self.index_size or (index is not None and index.size == self.index_size)
+        index = _version_of(file + SUFFIX)
+        return not self.index_size or (index is not None and index[0] == self.index_size)
+
+
+def _version_of(path: str) -> tuple[int, int | float | str] | None:
+    """Return the size of a file and what changes when it is written, on any machine.
+
+    None: there is none; or it is in a mirror, and is not known to be in the store.
+    """
+    if is_mirrored(path):
+        facts = facts_of(path)
+        return None if facts is None else (facts.size, facts.tag or facts.modified)
+    found = version_of(path)
+    return None if found is None else found[1:]
 
 
 def index_shards(
@@ -96,9 +115,7 @@ def index_shards(
     """
     shards = [shard for shard, known in contents.items() if known is None]
     task = partial(_index, str(path), index)
-    if workers is None:
-        size = sum((path / shard).stat().st_size for shard in shards)
-        workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
+    workers = _workers([f"{path}/{shard}" for shard in shards], workers)
     with closing(map_in_processes(task, shards, workers=workers, preload=(__name__,))) as scans:
         for known in contents.values():
             yield next(scans) if known is None else known
@@ -117,18 +134,104 @@ def index_shard(
 
     reframe: called first if samples cannot be read at random; None: that is an error.
     """
-    file = open_file(path)
+    version = _version_of(path)
     try:
-        found = scan(file)
+        found = scan(open_file(path, is_streamed=True))
     except LargeFrameError:
         if reframe is None:
             raise
         reframe(path, progress)
-        file = open_file(path)
-        found = scan(file)
+        version = _version_of(path)
+        found = scan(open_file(path))
     if len(found.offsets):
-        write_index(path, found.offsets, [path + SUFFIX])
-    return replace(found, version=(file.size, file.mtime_ns))
+        publish(write_index(path, found.offsets, [path + SUFFIX]))
+    return replace(found, version=version)
+
+
+def keep_indices(
+    files: Sequence[str], kind: ShardKind, workers: int | None, progress: Progress | None
+) -> int:
+    """Index files of a store that is read-only, in the cache; return the number of samples.
+
+    Those that are indexed there are left as they are. Runs with the same cache use the indices.
+    """
+    assert kind.fits is not None, "they need an index"
+    task = partial(_keep_index, kind.fits, kind.scan)
+    found, total = (
+        map_in_processes(task, files, workers=_workers(files, workers), preload=(__name__,)),
+        0,
+    )
+    with closing(found):
+        for done, count in enumerate(found, 1):
+            total += count
+            if progress:
+                progress(done, len(files))
+    return total
+
+
+def _keep_index(fits: Callable[[int, int], bool], scan: ScanShard, path: str) -> int:
+    return num_samples(ensure_index(path, fits, lambda file: scan(file).offsets))
+
+
+def _workers(files: Sequence[str], workers: int | None) -> int:
+    """Return the number of processes; as many as are worth their start if none is given."""
+    if workers is not None:
+        return workers
+    size = sum(Path(file).stat().st_size for file in files)
+    return min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
+
+
+def resumed_scans(
+    path: Path,
+    contents: Mapping[str, Scan | None],
+    index: IndexShard,
+    workers: int | None,
+    *,
+    with_keys: bool,
+) -> Generator[Scan, None, None]:
+    """Yield as `index_shards`. What is found of a shard is kept, as a part of one shard.
+
+    Shards that have such a part are not read again. with_keys: keep what index.sqlite needs.
+    """
+    parts = {shard: PartOf(n, len(contents)) for n, shard in enumerate(contents)}
+    files = {shard: part.file(path) for shard, part in parts.items() if contents[shard] is None}
+    fetch_whole(*map(str, files.values()))
+    done = {
+        shard
+        for shard, file in files.items()
+        if _current_facts(path, file, [shard], with_keys=with_keys) is not None
+    }
+    left = {shard: known for shard, known in contents.items() if shard not in done}
+    with closing(index_shards(path, left, index, workers)) as scans:
+        for shard in contents:
+            if shard in done:
+                yield _scan_of(*next(_read(files[shard])))
+                continue
+            found = next(scans)
+            if shard in files:
+                with _new_part(path, files[shard]) as write:
+                    write(shard, found, with_keys=with_keys)
+            yield found
+
+
+@contextmanager
+def _new_part(path: Path, file: Path) -> Iterator[Callable[..., None]]:
+    """Yield what adds a shard to a part, which gets its name when the block ends."""
+    with atomic_file(str(file), path.stat().st_mode) as stream:
+
+        def write(shard: str, found: Scan, *, with_keys: bool) -> None:
+            for line in _lines(path, shard, found, with_keys=with_keys):
+                stream.write(json.dumps(line).encode() + b"\n")
+
+        yield write
+    publish(str(file))
+
+
+def remove_parts(path: Path) -> None:
+    """Remove all parts of a dataset, if there are some."""
+    if (path / FOLDER).exists():
+        remove_published(str(path / FOLDER))
+        shutil.rmtree(path / FOLDER)
 
 
 def index_part(
@@ -147,15 +250,15 @@ def index_part(
     Raises StructureError for a damaged shard.
     """
     mine, file = part.choose(list(contents)), part.file(path)
+    fetch_whole(str(file))
     facts = _current_facts(path, file, mine, with_keys=with_keys) if mine else []
     if facts is not None:
         return IndexedPart(len(facts), sum(one.num_samples for one in facts), was_indexed=True)
     scans = index_shards(path, {shard: contents[shard] for shard in mine}, index, workers)
     num_samples = 0
-    with closing(scans), atomic_file(str(file), path.stat().st_mode) as stream:
+    with closing(scans), _new_part(path, file) as write:
         for done, (shard, found) in enumerate(zip(mine, scans, strict=True), 1):
-            for line in _lines(path, shard, found, with_keys=with_keys):
-                stream.write(json.dumps(line).encode() + b"\n")
+            write(shard, found, with_keys=with_keys)
             num_samples += found.num_samples
             if progress:
                 progress(done, len(mine))
@@ -166,8 +269,8 @@ def _lines(path: Path, shard: str, found: Scan, *, with_keys: bool) -> list[Any]
     """Return the two lines of a shard."""
     version = found.version
     if version is None:  # it was not scanned
-        facts = (path / shard).stat()
-        version = facts.st_size, facts.st_mtime_ns
+        version = _version_of(f"{path}/{shard}")
+    assert version is not None, "it exists"
     size = found.offsets.nbytes
     noted = _Facts(shard, *version, found.num_samples, size, found.extensions, with_keys)
     return [noted, [found.offsets.tolist(), found.keys, found.parts] if with_keys else None]
@@ -178,7 +281,7 @@ def _current_facts(
 ) -> list[_Facts] | None:
     """Return what a part notes of its shards; None if it does not exist, or must be redone."""
     try:
-        facts = [found for found, _ in _read(file)] if file.exists() else []
+        facts = [found for found, _ in _read(file)] if _version_of(str(file)) else []
     except StructureError:
         return None
     if [one.shard for one in facts] != list(shards):
@@ -195,6 +298,7 @@ def read_parts(
     Raises SpecError that names the parts that are missing, or whose shards have changed since.
     """
     parts = _parts_of(path, len(shards))
+    fetch_whole(*(str(one.file(path)) for one in parts))
     outdated = [
         one
         for one in parts
@@ -208,15 +312,19 @@ def read_parts(
         )
     streams = [_read(one.file(path)) for one in parts]
     for number in range(len(shards)):
-        facts, line = next(streams[number % len(streams)])
-        offsets, keys, files = json.loads(line) or ([], [], [])
-        yield Scan(
-            np.array(offsets, np.uint64) if offsets else NO_INDEX,
-            keys,
-            facts.extensions,
-            [ScannedPart(*one) for one in files],
-            rows=facts.num_samples,
-        )
+        yield _scan_of(*next(streams[number % len(streams)]))
+
+
+def _scan_of(facts: _Facts, line: bytes) -> Scan:
+    """Return the contents of a shard as its two lines have them."""
+    offsets, keys, files = json.loads(line) or ([], [], [])
+    return Scan(
+        np.array(offsets, np.uint64) if offsets else NO_INDEX,
+        keys,
+        facts.extensions,
+        [ScannedPart(*one) for one in files],
+        rows=facts.num_samples,
+    )
 
 
 def _parts_of(path: Path, num_shards: int) -> list[PartOf]:

@@ -23,6 +23,8 @@ from energy_data.core.lazy import cached_property
 from energy_data.data.shards import PartShards, ShardKind
 from energy_data.data.splits import expand
 from energy_data.errors import SpecError, StructureError
+from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import publish
 
 FOLDER = ".nv-meta"
 INFO, INFO_YAML = ".info.json", ".info.yaml"
@@ -221,7 +223,8 @@ def rewritten_meta(path: Path) -> Iterator[Path]:
     """Yield an empty folder; its files enter the `.nv-meta` of a dataset if the block succeeds.
 
     So a preparation that fails changes nothing, and a first one adds all files at once. Later ones
-    replace each file atomically, .info.json last: readers find every file at any time.
+    replace each file atomically, .info.json last: readers find every file at any time. In a store,
+    the first one does so too: there is no preparation without .info.json.
     """
     folder = path / FOLDER
     with tempfile.TemporaryDirectory(
@@ -230,9 +233,14 @@ def rewritten_meta(path: Path) -> Iterator[Path]:
         new = Path(name)
         new.chmod(path.stat().st_mode | 0o700)
         yield new
+        files = sorted(new.iterdir(), key=lambda file: file.name == INFO)
+        if is_mirrored(str(path)):  # the mirror has them when it is looked at
+            for file in files:
+                publish(str(folder / file.name), str(file))
+            return
         if not folder.exists():
             new.rename(folder)
             return
-        for file in sorted(new.iterdir(), key=lambda file: file.name == INFO):
+        for file in files:
             file.replace(folder / file.name)
         (folder / INFO_YAML).unlink(missing_ok=True)

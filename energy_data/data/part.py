@@ -136,9 +136,9 @@ class ShardedSource(Source):
             if self.part.kept is not None:
                 self.part.kept.check()
 
-    def row_of(self, index: int) -> int:
-        """Return the row of a sample in its part."""
-        return self.part.row_of(index + self._first)
+    def rows_of(self, indices: Sequence[int]) -> list[int]:
+        """Return the rows of samples in their part."""
+        return [row + self._row for row in self._rows(list(indices))]
 
     def find(self, name: str) -> int | None:
         """Return the index of the sample that is called `SHARD/KEY`, or KEY; None: there is none.
@@ -154,8 +154,9 @@ class ShardedSource(Source):
                 if row is None:
                     continue
                 row += self._ends[number] - part.counts[number]
-                index = bisect_left(range(self._length), row, key=self.row_of)
-                if index < self._length and self.row_of(index) == row:  # else it is left out
+                rows = range(self._length)
+                index = bisect_left(rows, row, key=lambda one: self.rows_of([one])[0])
+                if index < self._length and self.rows_of([index]) == [row]:  # else it is left out
                     return index
         return None
 

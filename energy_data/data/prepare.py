@@ -9,7 +9,6 @@ of other shards are our extension.
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -32,6 +31,8 @@ from energy_data.data.tar.source import TARS
 from energy_data.data.tar.sqlite import new_index
 from energy_data.data.typed.dataset_yaml import definition_of
 from energy_data.errors import SpecError, StructureError
+from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import remove_published
 
 ALL_TRAIN = "1,0,0"
 """The split of a dataset that has none, if none is given."""
@@ -87,7 +88,8 @@ def prepare(
     """Index all shards below `path` and write its `.nv-meta`; return a summary.
 
     Args:
-        path: The folder of the dataset.
+        path: The folder of the dataset; or the `located` one of a URL, whose store gets what is
+            written. What was stopped there continues with the shards that it had not read.
         kind: What its shards are.
         split: Shares of the shards, in order of their names, for train, val and test; or a mapping
             of part to patterns of shards. A pattern is a regular expression that matches the start
@@ -115,13 +117,8 @@ def prepare(
     """
     contents, prepared = _contents(path, kind, exclude, force=force, index_only=index_only)
     shards = list(contents)
-    if kind.scan_parts is None and fix_duplicates:
-        raise _not_for(path, kind, "`fix_duplicates` (--fix-duplicates) is for tars")
-    if finish and fix_duplicates:
-        raise SpecError(
-            f"{path}: `fix_duplicates` (--fix-duplicates) rewrites shards, and parts are of shards "
-            "as they are. Leave it out, or prepare the dataset at once."
-        )
+    if fix_duplicates:
+        _check_fix(path, kind, finish=finish)
     divide = _division(path, split, shuffle=shuffle, prepared=prepared)
     if fix_duplicates and has_duplicates(path, shards):
         for shard in shards:
@@ -134,15 +131,20 @@ def prepare(
             keys = new_index(folder / meta.SQLITE, tmp) if sqlite else nullcontext()
             if finish:
                 scans = indexing.read_parts(path, shards, with_keys=sqlite)
+            elif is_mirrored(str(path)):
+                scans = indexing.resumed_scans(
+                    path, contents, index_shard, workers, with_keys=sqlite
+                )
             else:
                 scans = indexing.index_shards(path, contents, index_shard, workers)
             summary = _index_all(path, shards, scans, keys, progress)
             summary.split_parts = divide(list(summary.shard_counts))
             _write(path, folder, summary, {} if index_only else (declare or _crude)(summary))
-        if not sqlite:
-            old.unlink(missing_ok=True)
-        if finish:
-            shutil.rmtree(path / indexing.FOLDER)
+        if not sqlite and old.exists():
+            remove_published(str(old))
+            old.unlink()
+        if finish or is_mirrored(str(path)):
+            indexing.remove_parts(path)
     except (OSError, sqlite3.OperationalError) as error:
         raise _unwritable(path, error) from error
     return summary
@@ -187,6 +189,28 @@ def prepare_part(
         raise _unwritable(path, error) from error
 
 
+def _check_fix(path: Path, kind: ShardKind, *, finish: bool) -> None:
+    """Raise SpecError if a dataset cannot be prepared with `fix_duplicates`."""
+    name = "`fix_duplicates` (--fix-duplicates)"
+    if kind.scan_parts is None:
+        raise _not_for(path, kind, f"{name} is for tars")
+    if finish:
+        raise SpecError(
+            f"{path}: {name} rewrites shards, and parts are of shards as they are. Leave it out, "
+            "or prepare the dataset at once."
+        )
+    _check_on_disk(path, name)
+
+
+def _check_on_disk(path: Path, what: str) -> None:
+    """Raise SpecError if shards in a store would be rewritten."""
+    if is_mirrored(str(path)):
+        raise SpecError(
+            f"{path}: {what} rewrites shards, which is done on a disk only. Copy the dataset to "
+            "one, prepare it there, and copy it back."
+        )
+
+
 def _indexer(
     path: Path, kind: ShardKind, *, with_keys: bool, reframe: bool
 ) -> Callable[[str], Scan]:
@@ -203,6 +227,7 @@ def reframer(path: Path, kind: ShardKind) -> Reframe:
     """Return what writes shards again. SpecError if those of this kind need not be."""
     if kind.reframe is None:
         raise _not_for(path, kind, "`reframe` (--reframe) is for compressed JSONL files")
+    _check_on_disk(path, "`reframe` (--reframe)")
     return kind.reframe
 
 

@@ -50,8 +50,8 @@ from energy_data.data.tokens.source import (
 )
 from energy_data.data.typed.dataset_yaml import check_dataset_config
 from energy_data.errors import SpecError
-from energy_data.remote.client import mirror
-from energy_data.remote.mirror_paths import is_mirrored, is_url
+from energy_data.remote.mirror_paths import NO_OPTIONS, is_mirrored, is_url
+from energy_data.remote.mirrors import mirror
 
 GROUP = "energy_data.sources"
 """The entry points of packages that add formats: each is a `SourceFormat`."""
@@ -137,10 +137,13 @@ def installed_formats() -> list[SourceFormat]:
     return found
 
 
-def located(path: str | Path) -> str:
-    """Return the local path of a dataset: that of its mirror, if it is in an object store."""
+def located(path: str | Path, storage: Mapping[str, Any] = NO_OPTIONS) -> str:
+    """Return the local path of a dataset: that of its mirror, if it is in an object store.
+
+    storage: the options of the store.
+    """
     where = os.fspath(path)
-    return mirror(where) if is_url(where) else where
+    return mirror(where, storage) if is_url(where) else where
 
 
 def format_of(

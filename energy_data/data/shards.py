@@ -59,7 +59,7 @@ class Scan:
     extensions: list[str]  # the first different ones, at most MOST_PARTS
     parts: list[ScannedPart] = field(default_factory=list)  # empty unless requested
     rows: int = 0  # samples of a shard that needs no index
-    version: tuple[int, int] | None = None  # size and mtime_ns of the file, if it is kept
+    version: tuple[int, int | float | str] | None = None  # of the file, if it is kept
 
     @property
     def num_samples(self) -> int:

@@ -163,12 +163,12 @@ class Source(ABC):
         """
         return None
 
-    def row_of(self, index: int) -> int:
-        """Return the number of a sample in its split part, counting samples that are left out.
+    def rows_of(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of samples in their split part, counting samples that are left out.
 
         By default none are left out.
         """
-        return index
+        return indices
 
     def find(self, name: str) -> int | None:
         """Return the index of the sample that is called `SHARD/KEY`, or KEY; None: there is none.
@@ -182,7 +182,8 @@ class Source(ABC):
         """Return the samples of `indices`, in that order; a bad sample is a `SampleError`.
 
         indices: int64 [n], each in [0, len), in any order, repeats allowed. Raises `StructureError`
-        for a bad shard or index. One call reads a block: neighbours are read together.
+        for a bad shard or index. One call reads a block: neighbours are read together. Each sample
+        is a dict of its own, which the caller may change.
         """
 
     @classmethod

@@ -97,7 +97,7 @@ class ReadNode(UnaryNode[ReadCursor]):
         with nullcontext() if self.ahead is None else self.ahead.waited(block):
             drawn = self._read(block, rows=self.rows_join)
         self._identify(block, drawn)
-        if {*map(type, drawn)} <= {dict}:  # none is bad
+        if not any(issubclass(kind, SampleError) for kind in {*map(type, drawn)}):
             self.cursor.failures = 0
             return Items(drawn, block)
         good = [not isinstance(sample, SampleError) for sample in drawn]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from energy_data.remote.cached_ranges import CachedObject, Piece
+from energy_data.remote.cached_ranges import CachedObject, ObjectFacts, Piece
 from energy_data.remote.mirror_paths import WHOLE
 
 NEAR = 1 << 18
@@ -61,6 +61,10 @@ class CacheSpace:
             for begin, end in known.pieces:
                 self.used -= end - begin
                 self._released.pop((path, begin, end), None)
+
+    def facts_in(self, folder: str) -> ObjectFacts:
+        """Return what is known of some object in a folder, which has one."""
+        return next(self.objects[path].facts for path in self.objects if path.startswith(folder))
 
     def want(self, owner: OwnerKey, ranges: Sequence[Range]) -> None:
         """Replace what an owner wants; what it holds and no longer wants is released."""

@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from energy_data.remote.mirror_paths import ranges_of
+from energy_data.remote.mirror_paths import FOLDER, ranges_of
 
 _PUNCH, _KEEP_SIZE = 2, 1  # modes of fallocate
 
@@ -50,6 +50,16 @@ class ObjectFacts:
         if self.tag and other.tag:
             return (self.tag, self.size) == (other.tag, other.size)
         return (self.modified, self.size) == (other.modified, other.size)
+
+
+def facts_of(path: str) -> ObjectFacts | None:
+    """Return what is known of the object at a path; None: it is none, or not one that is known."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        with Path(ranges_of(path)).open(encoding="utf-8") as file:
+            known = json.loads(file.readline())
+        del known["boot"]
+        return ObjectFacts(**known)
+    return None
 
 
 class CachedObject:
@@ -86,7 +96,8 @@ class CachedObject:
         for one in (ranges, file):
             one.parent.mkdir(parents=True, exist_ok=True)
             one.unlink(missing_ok=True)  # who reads the old file keeps it
-        Path(f"{path}.idx").unlink(missing_ok=True)  # it was made here, of the old file
+        for suffix in (".idx", ".tokens.idx"):  # they were made here, of the old file
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
         with file.open("wb") as stream:
             stream.truncate(facts.size)
         os.utime(file, (facts.modified, facts.modified))
@@ -138,6 +149,30 @@ class CachedObject:
     def _append(self, line: str) -> None:
         with Path(ranges_of(self.path)).open("ab", buffering=0) as journal:
             journal.write(f"{line}\n".encode())
+
+
+def known_objects(root: str) -> Iterator[CachedObject]:
+    """Yield the objects that are in a cache."""
+    for folder, _, names in os.walk(f"{root}{FOLDER}"):
+        for name in names:
+            if (found := CachedObject.load(os.path.join(folder, name))) is not None:  # noqa: PTH118
+                yield found
+
+
+def overlaps(pieces: Iterable[Piece], gap: Piece) -> bool:
+    """Return whether some pieces have bytes of another."""
+    return any(begin < gap[1] and gap[0] < end for begin, end in pieces)
+
+
+def without(begin: int, end: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the parts of [begin, end) that are in none of some pieces."""
+    for first, last in sorted(pieces):
+        if last > begin and first < end:
+            if first > begin:
+                yield begin, first
+            begin = max(begin, last)
+    if begin < end:
+        yield begin, end
 
 
 def punch(path: str, begin: int, end: int) -> None:

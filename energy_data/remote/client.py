@@ -1,7 +1,6 @@
-"""The client of the fetcher: makes mirrors of objects, and waits for ranges of their bytes.
+"""The client of the fetcher: waits for ranges of the bytes of objects.
 
-    path = mirror("s3://bucket/pages")  # a folder of sparse files
-    with held([(f"{path}/000.tar", 0, 512)]):
+    with held([(f"{path}/000.tar", 0, 512)]):  # path: of a mirror
         ...  # these bytes are there, and stay
 
 Each thread has a connection of its own, and each process: forked ones connect again. The fetcher is
@@ -23,27 +22,23 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from energy_data.errors import MissingExtraError, SpecError, StructureError
+from energy_data.errors import MissingExtraError, ReadOnlyError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
 from energy_data.remote.mirror_paths import (
     CREDENTIALS,
     LOCK,
     LOG,
+    S3_ENDPOINT,
     SOCKET,
-    cache_folder,
-    cache_size,
     is_mirrored,
-    place_of,
     ranges_of,
     root_of,
 )
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _START_SECONDS = 60.0
 _PATIENCE = 15  # seconds without an answer after which a warning is logged
 
@@ -61,16 +56,33 @@ class FetchClient:
         self._ready: dict[str, set[Range]] = {}
         self.gone: deque[str] = deque()  # owners whose ranges are released with the next message
 
-    def look(self, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a mirror. Raises SpecError if the store cannot be read."""
-        # The fetcher may be that of another run: credentials are those of who looked last.
-        variables = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
-        message = {"kind": "look", "url": url, "options": dict(options), "variables": variables}
-        try:
-            found: dict[str, Any] = self._ask(message)
-        except RefusedError as error:
-            raise SpecError(f"{error}. See docs/remote.md.") from None
+    def look(self, url: str, options: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+        """Make a mirror. Raises SpecError if the store cannot be read.
+
+        alone: of one object, without others that belong to it.
+        """
+        message = {"kind": "look", "url": url, "alone": alone, "options": dict(options)}
+        found: dict[str, Any] = self._ask_as_we(message)
         return found
+
+    def put(self, path: str, file: str | None) -> None:
+        """Write a file to the object of a path in the mirror; None: remove what is there.
+
+        Raises ReadOnlyError if the store refuses it, SpecError if it fails.
+        """
+        self._ask_as_we({"kind": "put", "path": path, "file": file})
+
+    def _ask_as_we(self, message: dict[str, Any]) -> Any:
+        """Return the answer to a message, with our credentials. Raises SpecError for an error."""
+        # The fetcher may be that of another run: credentials are those of who asked last.
+        known = _environment()
+        variables = {name: known[name] for name in known if name.startswith(CREDENTIALS)}
+        try:
+            return self._ask({**message, "variables": variables})
+        except RefusedError as error:
+            is_write = error.is_refusal and message["kind"] != "look"
+            kind = ReadOnlyError if is_write else SpecError
+            raise kind(f"{error}. See docs/remote.md.") from None
 
     def want(self, owner: str, ranges: Sequence[Range], when: Sequence[int]) -> None:
         """Replace what an owner will need, in order of use. Does not wait.
@@ -174,7 +186,7 @@ class FetchClient:
                 self.close()
                 raise
             if "error" in answer:
-                raise RefusedError(answer["error"])
+                raise RefusedError(answer["error"], is_refusal=answer["refused"])
             return answer["found"]
 
     def _answer(self, number: int) -> dict[str, Any]:
@@ -209,7 +221,11 @@ class FetchClient:
 
 
 class RefusedError(Exception):
-    """The fetcher cannot do what it was asked for."""
+    """The fetcher cannot do what it was asked for. is_refusal: the store does not allow it."""
+
+    def __init__(self, problem: str, *, is_refusal: bool) -> None:
+        super().__init__(problem)
+        self.is_refusal = is_refusal
 
 
 def _connect(root: str) -> socket.socket:
@@ -258,7 +274,7 @@ def _start(root: str) -> None:
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "energy_data.remote.fetcher", root],
-        {**os.environ, "PYTHONPATH": paths},
+        {**_environment(), "PYTHONPATH": paths},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, f"{root}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
@@ -266,6 +282,11 @@ def _start(root: str) -> None:
         ],
         setsid=True,
     )
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables for a fetcher, without the one that obstore prefers to options."""
+    return {name: value for name, value in os.environ.items() if name != S3_ENDPOINT}
 
 
 class _Connections(threading.local):
@@ -287,30 +308,16 @@ def client_of(root: str) -> FetchClient:
     return _CONNECTIONS.by_root[root]
 
 
-def mirror(url: str) -> str:
-    """Return the local path of what a URL names: an object, a folder, or a pattern of objects.
-
-    Lists what is there. Raises SpecError if there is nothing, or the store cannot be read.
-    """
-    place, root = place_of(url), cache_folder()
-    Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
-    cache_size(root)  # an error here names the variable
-    # Buckets of one name at two endpoints are two.
-    endpoint = next((os.environ[name] for name in ENDPOINTS if name in os.environ), None)
-    options = {"endpoint": endpoint} if place.scheme == "s3" and endpoint else {}
-    plain, magic = _without_pattern(place.key)
-    asked = f"{place.base}/{plain}"
-    seen = client_of(root).look(asked, options)
-    if seen["kind"] is None:
-        raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
-    return f"{seen['path']}/{magic}" if magic else str(seen["path"])
-
-
-def _without_pattern(key: str) -> tuple[str, str]:
-    """Return the folder that a pattern is in, and the rest of the key; a plain key has no rest."""
-    parts = key.split("/")
-    first = next((n for n, part in enumerate(parts) if set(part) & set("*?[{")), len(parts))
-    return "/".join(parts[:first]), "/".join(parts[first:])
+@contextmanager
+def apart() -> Iterator[None]:
+    """Use connections of the block's own in this thread; what it looked at is left at its end."""
+    before, _CONNECTIONS.by_root = _CONNECTIONS.by_root, {}
+    try:
+        yield
+    finally:
+        for client in _CONNECTIONS.by_root.values():
+            client.close()
+        _CONNECTIONS.by_root = before
 
 
 @contextmanager
@@ -345,10 +352,17 @@ def held(ranges: Sequence[Range], *, always: bool = False) -> Iterator[None]:
         client.want(owner, [], [])
 
 
-def fetch_whole(path: str) -> None:
-    """Return when all of a file is there; it stays while this thread lives."""
+def fetch_whole(*paths: str) -> None:
+    """Return when all of some files is there; they stay while this thread lives."""
     # An index that was made here, of an object without one, is in no store.
-    if is_mirrored(path) and os.path.exists(ranges_of(path)):  # noqa: PTH110 - as below
-        client = client_of(root_of(path))
-        size = os.stat(path).st_size  # noqa: PTH116 - as in data/files/local.py
-        client.wait("whole", [(path, 0, size)] if size else [])
+    mine = [one for one in paths if is_mirrored(one) and os.path.exists(ranges_of(one))]  # noqa: PTH110 - as below
+    if not mine:
+        return
+    client = client_of(root_of(mine[0]))
+    sizes = [os.stat(path).st_size for path in mine]  # noqa: PTH116 - as in data/files/local.py
+    ranges = [(path, 0, size) for path, size in zip(mine, sizes, strict=True) if size]
+    if len(ranges) > 1:  # all at once, as what is waited for comes one after another
+        client.want("soon", ranges, [0] * len(ranges))
+    client.wait("whole", ranges)
+    if len(ranges) > 1:
+        client.want("soon", [], [])

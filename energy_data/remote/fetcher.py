@@ -24,18 +24,25 @@ from pathlib import Path
 from typing import Any
 
 from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range
-from energy_data.remote.cached_ranges import CachedObject, ObjectFacts
+from energy_data.remote.cached_ranges import (
+    CachedObject,
+    ObjectFacts,
+    known_objects,
+    overlaps,
+    without,
+)
 from energy_data.remote.mirror_paths import (
     CREDENTIALS,
-    FOLDER,
     LOCK,
     READ_BY_PATH,
     SOCKET,
     cache_size,
+    key_of,
     mirror_of,
     place_of,
 )
-from energy_data.remote.object_store import Bucket, RemoteError
+from energy_data.remote.msc_bucket import MscBucket
+from energy_data.remote.object_store import Bucket, RemoteError, StoreRefusalError
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +72,16 @@ class Fetcher:
 
     # What clients ask for.
 
-    async def look(self, client: int, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    async def look(
+        self, client: int, url: str, options: Mapping[str, Any], *, alone: bool = False
+    ) -> dict[str, Any]:
         """Make the mirror of an object, or of a folder. Return what it is: None: there is none."""
         place = place_of(url)
         bucket, key = self._bucket(place.base, options), place.key
-        found = dict[str, ObjectFacts]()
-        is_folder = False
-        if "." in key.rpartition("/")[2] and (facts := await bucket.head(key)):
-            found = {key: facts, **await bucket.companions(key)}
-        else:
+        found, is_folder = dict[str, ObjectFacts](), False
+        if "." in key.rpartition("/")[2] or alone:
+            found = await bucket.object(key, alone=alone)
+        if key not in found and not alone:
             found = {name: facts async for name, facts in bucket.folder(key)}
             is_folder = bool(found)
             if not found and (facts := await bucket.head(key)):
@@ -89,7 +97,7 @@ class Fetcher:
         small = [
             (path, 0, facts.size)
             for path, facts in paths.items()
-            if 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
+            if not alone and 0 < facts.size <= _SMALL and path.endswith(READ_BY_PATH)
         ]
         await self.wait(client, "small files", small)
         return {"path": own, "kind": ("folder" if is_folder else "file") if found else None}
@@ -117,11 +125,23 @@ class Fetcher:
         for path, begin, end in ranges:
             while missing := self.space.objects[path].missing(begin, end):
                 flying = self._flying.get(path, [])
-                self._urgent += [(path, *gap) for gap in missing if not _overlaps(flying, gap)]
+                self._urgent += [(path, *gap) for gap in missing if not overlaps(flying, gap)]
                 arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiting.setdefault(path, []).append(arrived)
                 self._pump()
                 await arrived
+
+    async def put(self, client: int, path: str, file: str | None) -> None:
+        """Write a file to the object of a path in the mirror; None: remove what is there."""
+        key = key_of(path)
+        facts = self.space.facts_in(path[: -len(key)])
+        bucket = self._bucket(place_of(facts.url).base, facts.options)
+        if file is None:
+            await bucket.remove(key)
+            self._remove_others(path, ())
+        else:
+            await bucket.put(key, file)
+            self.clients[client].discard(path)  # it reads the old one no more
 
     def use(self, variables: Mapping[str, str]) -> None:
         """Take over the variables of a client that credentials are found by."""
@@ -188,7 +208,8 @@ class Fetcher:
 
     def _bucket(self, base: str, options: Mapping[str, Any]) -> Bucket:
         name = json.dumps([base, dict(options)], sort_keys=True)
-        return self._buckets.setdefault(name, Bucket(base, options))
+        kind = MscBucket if base.startswith("msc://") else Bucket
+        return self._buckets.setdefault(name, kind(base, options))
 
     def _pump(self) -> None:
         """Start requests while there are slots."""
@@ -230,7 +251,7 @@ class Fetcher:
         path, begin, end = wanted
         flying = self._flying.get(path, [])
         for first, last in self.space.objects[path].missing(begin, end):
-            for left, right in _without(first, last, flying):
+            for left, right in without(first, last, flying):
                 return path, left, min(right, left + _PIECE)
         return None
 
@@ -313,10 +334,11 @@ class FetcherServer:
         try:
             answer = {"found": await self._found(client, asked)}
         except (RemoteError, OSError, ValueError) as error:
-            answer = {"error": str(error) or repr(error)}
+            refused = type(error) is StoreRefusalError
+            answer = {"error": str(error) or repr(error), "refused": refused}
         except Exception as error:
             log.exception("an error of the fetcher")
-            answer = {"error": f"an error of the fetcher: {error!r}"}
+            answer = {"error": f"an error of the fetcher: {error!r}", "refused": False}
         if (number := asked.get("id")) is not None:
             with suppress(ConnectionError):
                 writer.write(json.dumps({"id": number, **answer}).encode() + b"\n")
@@ -324,44 +346,23 @@ class FetcherServer:
 
     async def _found(self, client: int, asked: Mapping[str, Any]) -> Any:
         fetcher, kind = self.fetcher, asked["kind"]
-        if kind == "look":
+        ranges = [(path, begin, end) for path, begin, end in asked.get("ranges", ())]
+        if "variables" in asked:
             fetcher.use(asked["variables"])
-            return await fetcher.look(client, asked["url"], asked["options"])
+        if kind == "look":
+            return await fetcher.look(client, asked["url"], asked["options"], alone=asked["alone"])
         if kind == "want":
-            ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]
             return fetcher.want(client, asked["owner"], ranges, asked["when"])
         if kind == "wait":
-            ranges = [(path, begin, end) for path, begin, end in asked["ranges"]]
             return await fetcher.wait(client, asked["owner"], ranges)
-        return fetcher.stats()
-
-
-def _overlaps(pieces: Iterable[tuple[int, int]], gap: tuple[int, int]) -> bool:
-    return any(begin < gap[1] and gap[0] < end for begin, end in pieces)
-
-
-def _without(begin: int, end: int, pieces: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of [begin, end) that are in none of some pieces."""
-    for first, last in sorted(pieces):
-        if last > begin and first < end:
-            if first > begin:
-                yield begin, first
-            begin = max(begin, last)
-    if begin < end:
-        yield begin, end
-
-
-def _known(root: str) -> Iterable[CachedObject]:
-    """Yield the objects that are in a cache."""
-    for folder, _, names in os.walk(f"{root}{FOLDER}"):
-        for name in names:
-            if (found := CachedObject.load(os.path.join(folder, name))) is not None:  # noqa: PTH118
-                yield found
+        if kind == "stats":
+            return fetcher.stats()
+        return await fetcher.put(client, asked["path"], asked["file"])
 
 
 async def _run(root: str) -> None:
     fetcher = Fetcher(cache_size(root))
-    for found in _known(root):
+    for found in known_objects(root):
         fetcher.space.load(found)
     server = FetcherServer(fetcher)
     # The path of a socket is short; that of a cache may be long.

@@ -13,15 +13,23 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from energy_data.errors import MIRROR, SpecError
 
-SCHEMES = ("s3", "gs", "az", "http", "https")
+SCHEMES = ("s3", "gs", "az", "http", "https", "msc", "file")
 FOLDER = MIRROR
 RANGES = "/energy_data.ranges/"
 SOCKET, LOCK, LOG = "fetcher.socket", "fetcher.lock", "fetcher.log"
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+"""Of a store that is reached as the environment says."""
+
+S3_ENDPOINT = "AWS_ENDPOINT_URL_S3"
+ENDPOINTS = (S3_ENDPOINT, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Variables that name the server of S3, the first one first."""
+
 CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "ENERGY_DATA_RETRY")
 """Begins of the variables that clients send to the fetcher."""
 
@@ -32,7 +40,8 @@ READ_BY_PATH = (".json", ".yaml", ".yml", ".py", ".uuid", ".txt", ".jinja", ".sq
 # Of files that are fetched whole when they are opened.
 WHOLE = (*READ_BY_PATH, ".idx", ".index", ".metadata")
 
-_URL = re.compile(r"(s3|gs|az|https?)://([^/]+)(?:/(.*))?", re.DOTALL)
+# A file has no bucket: file:///mnt/nfs/coco.
+_URL = re.compile(r"(?:(s3|gs|az|https?|msc)://([^/]+)|(file)://)(?:/(.*))?", re.DOTALL)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _FREE = 0.8  # part of the free space that the cache may take by default
@@ -42,7 +51,7 @@ class StorePlace(NamedTuple):
     """A place in a store."""
 
     scheme: str
-    bucket: str  # of http(s): host and port
+    bucket: str  # of http(s): host and port; of files: empty
     key: str  # without a slash at its ends; may be a pattern
 
     @property
@@ -61,7 +70,7 @@ def place_of(url: str) -> StorePlace:
     found = _URL.fullmatch(url)
     if found is None:
         raise SpecError(f"{without_secrets(url)}: is no URL of {', '.join(SCHEMES)}.")
-    scheme, bucket, key = found.groups()
+    scheme, bucket, key = found[1] or found[3], found[2] or "", found[4]
     if "@" in bucket or (scheme.startswith("http") and set("?#") & set(key or "")):
         raise SpecError(
             f"{without_secrets(url)}: a URL of data has no credentials, signature or query. Set "
@@ -104,11 +113,16 @@ def mirror_of(place: StorePlace, options: Mapping[str, object]) -> str:
 
     options: of the store; other options may mean other objects, so they have a mirror of their own.
     """
-    bucket = place.bucket
+    bucket = place.bucket or "root"
     if options:
         text = json.dumps(dict(options), sort_keys=True)
         bucket += "@" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return f"{cache_folder()}{FOLDER}{place.scheme}/{bucket}/{place.key}"
+
+
+def key_of(path: str) -> str:
+    """Return the key of what a mirrored path is of."""
+    return path.partition(FOLDER)[2].split("/", 2)[2]
 
 
 def is_mirrored(path: str) -> bool:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -20,7 +21,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import HTTPStore, from_url
+from obstore.store import HTTPStore, LocalStore, from_url
 
 from energy_data.remote.cached_ranges import ObjectFacts
 from energy_data.remote.mirror_paths import check_key, without_secrets
@@ -36,15 +37,27 @@ GIVE_UP = "ENERGY_DATA_RETRY_SECONDS"
 _GIVE_UP = 300.0  # seconds; collectives of torch time out after 600
 _OF_A_LOOK = 0.1  # part of that for listings, whose errors someone is waiting for
 _LONGEST_PAUSE = 15.0
+_REFUSALS = 4
 _CLIENT: ClientConfig = {"timeout": "120s", "connect_timeout": "10s"}
 _NO_RETRIES: RetryConfig = {"max_retries": 0}  # they are counted here
-_COMPANIONS = (".idx", ".index", ".loss", ".metadata")  # suffixes of files that belong to one
+_CONFIG = {  # options of a metadataset -> those of obstore
+    "endpoint": "endpoint",
+    "region": "region",
+    "account": "account_name",
+    "anonymous": "skip_signature",
+}
+_COMPANIONS = (".idx", ".tokens.idx", ".index", ".loss", ".metadata")  # of files of a shard
 _META = ".nv-meta/"
 _OF_META = (".info.json", ".info.yaml", "split.yaml", "dataset.yaml", "index.sqlite", "index.uuid")
-_EXPIRED = ("<Code>ExpiredToken</Code>", "<Code>TokenRefreshRequired</Code>")
+# What S3 answers to an expired token is 400; to HEAD, without a body that says so.
+_EXPIRED = re.compile(
+    r"<Code>(?:ExpiredToken|TokenRefreshRequired)</Code>|400 Bad Request: *(?:\n|$)"
+)
 _XML = re.compile(r"<(?:\?xml|Error)\b.*", re.DOTALL)
 _SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")
 _LARGEST_LIST = 1 << 26  # bytes of a file that names the files of a folder
+_LARGE = 1 << 23  # bytes of a file that is written in several requests
+_MOST_REQUESTS = 10_000  # that S3 allows for one object
 
 
 class RemoteError(Exception):
@@ -55,15 +68,21 @@ class MissingObjectError(RemoteError):
     """There is no such object."""
 
 
-class Bucket:
-    """One bucket, or one server of HTTP.
+class StoreRefusalError(RemoteError):
+    """The store does not allow it."""
 
-    options: Those of obstore, such as `endpoint`. Credentials are found by obstore or boto3.
+
+class Bucket:
+    """One bucket, one server of HTTP, or the files of this machine.
+
+    options: How it is reached: `endpoint`, `region`, `profile`, `account`, `anonymous`, as in a
+        metadataset. Credentials are found by obstore or boto3.
     """
 
     def __init__(self, base: str, options: Mapping[str, Any]) -> None:
         self.base, self.options = base, dict(options)
         self.retries = 0
+        self._renewals = 0  # of credentials
         self._store: ObjectStore | None = None
 
     @property
@@ -75,27 +94,32 @@ class Bucket:
                 self._store = HTTPStore.from_url(
                     self.base, client_options=client, retry_config=_NO_RETRIES
                 )
+            elif self.base == "file://":  # of a network file system
+                self._store = LocalStore("/")
             else:
                 self._store = self._of_cloud()
         return self._store
 
     def _of_cloud(self) -> ObjectStore:
-        options = dict(self.options)
         client: ClientConfig = {**_CLIENT}
-        if str(options.get("endpoint", "")).startswith("http://"):
+        if str(self.options.get("endpoint", "")).startswith("http://"):
             client["allow_http"] = True
-        provider = _boto_provider() if self.base.startswith("s3://") else None
+        provider = None
+        if self.base.startswith("s3://") and not self.options.get("anonymous"):
+            provider = _boto_provider(self.base, self.options.get("profile"))
+        config = {_CONFIG[name]: self.options[name] for name in self.options if name in _CONFIG}
         return from_url(
             self.base,
             client_options=client,
             retry_config=_NO_RETRIES,
             credential_provider=provider,
-            **options,
+            **config,
         )
 
     def forget_credentials(self) -> None:
         """Find credentials again with the next request."""
         self._store = None
+        self._renewals += 1
 
     async def get(self, facts: ObjectFacts, key: str, begin: int, end: int) -> memoryview:
         """Return bytes [begin, end) of an object, which must be the one that `facts` describe."""
@@ -115,23 +139,18 @@ class Bucket:
 
         return await self._retried(attempt, f"{self.base}/{key}", part=1)
 
-    async def head(self, key: str) -> ObjectFacts | None:
-        """Return what is known of an object; None if there is none."""
-
-        async def attempt() -> Any:
-            return await obstore.head_async(self.store, key)
-
+    async def head(self, key: str, *, refusals: int = _REFUSALS) -> ObjectFacts | None:
+        """Return what is known of an object; None if there is none. refusals: as in `_retried`."""
+        url = f"{self.base}/{key}"
         try:
-            return self._facts(await self._retried(attempt, f"{self.base}/{key}"), key)
+            return self._facts(
+                await self._retried(lambda: self._head(key), url, refusals=refusals), key
+            )
         except MissingObjectError:
             return None
 
-    async def whole(self, key: str) -> bytes | None:
-        """Return a small object; None if there is none."""
-        facts = await self.head(key)
-        if facts is None or facts.size > _LARGEST_LIST:
-            return None
-        return bytes(await self.get(facts, key, 0, facts.size)) if facts.size else b""
+    async def _head(self, key: str) -> Any:
+        return await obstore.head_async(self.store, key)
 
     async def folder(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
         """Yield all objects in a folder, with their keys."""
@@ -152,37 +171,98 @@ class Bucket:
                 check_key(name, f"{self.base}/{name}")
                 yield name, self._facts(meta, name)
 
-    async def companions(self, key: str) -> dict[str, ObjectFacts]:
-        """Return the index of an object and other files that belong to it, by key."""
+    async def object(self, key: str, *, alone: bool = False) -> dict[str, ObjectFacts]:
+        """Return an object, its index and other files that belong to it, by key.
+
+        alone: without the others. Nothing is returned if there is no such object.
+        """
         stem = key.rpartition(".")[0]
-        return await self._heads([*(key + suffix for suffix in _COMPANIONS), f"{stem}.idx"])
+        others = [] if alone else [*(key + one for one in _COMPANIONS), f"{stem}.idx"]
+        found = await self._heads([key], others)
+        return found if key in found else {}
+
+    async def put(self, key: str, file: str) -> None:
+        """Write a file to an object, whole or not at all. Raises StoreRefusalError."""
+        if self.base.startswith(("http", "msc")):
+            raise StoreRefusalError(f"{self.base}/{key}: HTTP and msc:// are not written to")
+        # An open file stays what it is, also if a look gives its name to the new object.
+        with Path(file).open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            part = max(_LARGE, -(-size // _MOST_REQUESTS))
+
+            async def attempt() -> None:
+                stream.seek(0)
+                data = stream.read() if size <= _LARGE else stream
+                await obstore.put_async(self.store, key, data, chunk_size=part)
+
+            await self._retried(attempt, f"{self.base}/{key}", part=1, what="written", refusals=2)
+
+    async def remove(self, key: str) -> None:
+        """Remove an object, or all objects in a folder. Raises StoreRefusalError."""
+        keys = [name async for name, _ in self.folder(key)] or [key]
+
+        async def attempt() -> None:
+            with suppress(FileNotFoundError):  # of an attempt whose answer was lost
+                await obstore.delete_async(self.store, keys)
+
+        await self._retried(attempt, f"{self.base}/{key}", what="removed", refusals=2)
 
     async def _named_in(self, key: str) -> AsyncIterator[tuple[str, ObjectFacts]]:
         """Yield the objects of a folder that its own files name, as HTTP lists none."""
-        names = [f"{key}/{_META}{name}" for name in _OF_META]
-        if info := await self.whole(names[0]):
+        meta = [f"{key}/{_META}{name}" for name in _OF_META]
+        index, shards = f"{key}/index.json", list[str]()
+        known = await self._heads([], [meta[0], index])
+        if meta[0] in known:
             with suppress(ValueError, AttributeError, TypeError):
-                for shard in json.loads(info)["shard_counts"]:
-                    names += [f"{key}/{shard}", f"{key}/{shard}.idx"]
-        elif index := await self.whole(f"{key}/index.json"):
-            names = [f"{key}/index.json"]
+                info = json.loads(await self._whole(meta[0], known[meta[0]]))
+                shards = [f"{key}/{shard}" for shard in info["shard_counts"]]
+        elif index in known:
             with suppress(ValueError):
-                names += [f"{key}/{name}" for name in _file_names(json.loads(index))]
-        for name in names:
+                names = _file_names(json.loads(await self._whole(index, known[index])))
+                shards = [f"{key}/{name}" for name in names]
+        for name in shards:
             check_key(name, f"{self.base}/{name}")
-        for name, facts in (await self._heads(names)).items():
+        others = meta[1:]
+        if meta[0] in known:
+            others += [f"{shard}{suffix}" for shard in shards for suffix in _COMPANIONS[:2]]
+        elif index in known:
+            others = []
+        for name, facts in {**known, **await self._heads(shards, others)}.items():
             yield name, facts
 
-    async def _heads(self, keys: list[str]) -> dict[str, ObjectFacts]:
-        """Return what is known of those objects that exist, by key."""
+    async def _whole(self, key: str, facts: ObjectFacts) -> bytes:
+        """Return a small object."""
+        is_read = 0 < facts.size <= _LARGEST_LIST
+        return bytes(await self.get(facts, key, 0, facts.size)) if is_read else b""
+
+    async def _heads(self, keys: list[str], optional: list[str]) -> dict[str, ObjectFacts]:
+        """Return what is known of those objects that exist, by key.
+
+        optional: Where one may not list a bucket, S3 answers 403 for a key that does not exist. So
+        one that is refused does not exist, if another can be read by the same credentials.
+        """
         slots = asyncio.Semaphore(64)
 
-        async def one(key: str) -> ObjectFacts | None:
+        async def head(key: str) -> ObjectFacts | StoreRefusalError | None:
+            is_optional = key in may_lack
             async with slots:
-                return await self.head(key)
+                try:
+                    return await self.head(key, refusals=1 if is_optional else _REFUSALS)
+                except StoreRefusalError as error:
+                    if not is_optional:
+                        raise
+                    return error
 
-        found = zip(keys, await asyncio.gather(*map(one, keys)), strict=True)
-        return {key: facts for key, facts in found if facts is not None}
+        may_lack, every = set(optional), [*keys, *optional]
+        while True:
+            renewals = self._renewals
+            found = dict(zip(every, await asyncio.gather(*map(head, every)), strict=True))
+            good = {key: one for key, one in found.items() if isinstance(one, ObjectFacts)}
+            refused = [key for key, one in found.items() if isinstance(one, StoreRefusalError)]
+            if not refused or (good and self._renewals == renewals):
+                return good
+            if not good:  # raises, unless other credentials are found
+                await self.head(refused[0])
 
     def _facts(self, meta: Any, key: str) -> ObjectFacts:
         return ObjectFacts(
@@ -194,11 +274,18 @@ class Bucket:
         )
 
     async def _retried(
-        self, attempt: Callable[[], Awaitable[T]], url: str, *, part: float = _OF_A_LOOK
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        url: str,
+        *,
+        part: float = _OF_A_LOOK,
+        what: str = "read",
+        refusals: int = _REFUSALS,
     ) -> T:
         """Return what `attempt` returns; try again after errors that may pass.
 
-        part: of the time after which a read is given up.
+        part: of the time after which a read is given up. what: is done. refusals: the attempts
+        after which a refusal is an error, a StoreRefusalError.
         """
         began, attempts = time.monotonic(), 0
         most = _seconds_of_retries() * part
@@ -214,15 +301,16 @@ class Bucket:
             except NotSupportedError as error:
                 problem = "its server does not answer requests for ranges of bytes"
                 raise RemoteError(f"{url}: {problem}. Serve it by one that does") from error
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, RemoteError):
                 raise
             except Exception as error:
                 spent = time.monotonic() - began
                 refused = _is_refusal(error)
-                if spent > most or (refused and attempts > 3):
+                if spent > most or (refused and attempts >= refusals):
                     answer = _cleaned(str(error))
                     tried = f"{attempts} attempts in {spent:.0f} s, the last answer: {answer}"
-                    raise RemoteError(f"{url}: it cannot be read: {tried}") from error
+                    kind = StoreRefusalError if refused else RemoteError
+                    raise kind(f"{url}: it cannot be {what}: {tried}") from error
                 if refused:  # credentials may have expired
                     self.forget_credentials()
                 log.warning("%s: attempt %d failed: %s", url, attempts, _cleaned(str(error)))
@@ -242,7 +330,7 @@ def _seconds_of_retries() -> float:
 def _is_refusal(error: Exception) -> bool:
     """Return whether credentials were refused. S3 answers 400, not 403, where a token expired."""
     kinds = PermissionDeniedError | UnauthenticatedError
-    return isinstance(error, kinds) or any(code in str(error) for code in _EXPIRED)
+    return isinstance(error, kinds) or _EXPIRED.search(str(error)) is not None
 
 
 def _file_names(found: Any) -> list[str]:
@@ -255,12 +343,25 @@ def _file_names(found: Any) -> list[str]:
     return own + [name for each in found.values() for name in _file_names(each)]
 
 
-def _boto_provider() -> Any:
-    """Return the credentials of boto3, where it is installed and has some; else obstore's own."""
-    with suppress(Exception):
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - boto3 is optional
+def _boto_provider(base: str, profile: str | None) -> Any:
+    """Return the credentials of boto3, where it is installed and has some; else obstore's own.
 
-        return Boto3CredentialProvider()
+    profile: whose credentials they are; there are no others then.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped]  # noqa: PLC0415 - optional, without types
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - as above
+
+        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    except ImportError as error:
+        if profile is not None:
+            problem = f"the profile {profile!r} needs boto3. Run: pip install boto3"
+            raise RemoteError(f"{base}: {problem}") from error
+    except Exception as error:
+        if profile is not None:
+            advice = "Check ~/.aws/config and ~/.aws/credentials"
+            problem = f"the profile {profile!r} has no credentials ({error})"
+            raise RemoteError(f"{base}: {problem}. {advice}") from error
     return None
 
 

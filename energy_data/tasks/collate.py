@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
-from operator import itemgetter
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from energy_data.core.batch_memory import TensorRow, as_tensors, detach, empty, stack_rows
+from energy_data.core.batch_memory import (
+    TensorRow,
+    as_tensors,
+    detach,
+    new_batch_tensor,
+    stack_rows,
+)
 from energy_data.core.sample import LEAF
 from energy_data.data.typed.dataset_yaml import has_default
 from energy_data.data.typed.samples import (
@@ -87,16 +93,21 @@ def _joined(values: list[Any], *, pad: bool) -> torch.Tensor | list[Any]:
 
 
 def _stacked(values: list[torch.Tensor]) -> torch.Tensor:
-    first = values[0]
-    if (
-        type(first) is not torch.Tensor  # kinds of it know best
-        or first.layout is not torch.strided
-        or first.device.type != "cpu"
-        or first.is_quantized
-        or any([value.requires_grad for value in values])  # noqa: C419 - as in `_same_form`
-    ):
+    if not _are_plain(values):
         return torch.stack(values)
-    return torch.stack(values, out=empty((len(values), *first.shape), first.dtype))
+    first = values[0]
+    return torch.stack(values, out=new_batch_tensor((len(values), *first.shape), first.dtype))
+
+
+def _are_plain(values: list[torch.Tensor]) -> bool:
+    first = values[0]
+    return (
+        type(first) is torch.Tensor  # kinds of it know best
+        and first.layout is torch.strided
+        and first.device.type == "cpu"
+        and not first.is_quantized
+        and not any([value.requires_grad for value in values])  # noqa: C419 - as in `_same_form`
+    )
 
 
 def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
@@ -104,7 +115,7 @@ def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
     dtype = getattr(torch, first.dtype.name, None) if first.dtype.isnative else None
     if dtype is None:
         return torch.from_numpy(np.stack(values))
-    batch = empty((len(values), *first.shape), dtype)
+    batch = new_batch_tensor((len(values), *first.shape), dtype)
     np.stack(values, out=batch.numpy())
     return batch
 
@@ -158,7 +169,7 @@ def _numbers(values: list[Any], dtype: npt.DTypeLike) -> torch.Tensor | list[Any
 
 def batch_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     """Return tensors of one shape as one tensor [n, ...]."""
-    return torch.stack(batch, dim=0)
+    return _stacked(batch) if _same_form(batch) else torch.stack(batch)
 
 
 def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -167,6 +178,8 @@ def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     Each axis is as long as the longest there; the padding is at the end. dtype and device are those
     of the first tensor. ValueError if the numbers of axes differ.
     """
+    if _same_form(batch):
+        return _stacked(batch)
     _same_axes(batch)
     return concat_pad([tensor[None] for tensor in batch])
 
@@ -183,7 +196,9 @@ def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
     """
     _same_axes(batch)
     longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in batch), strict=True)]
-    joined = batch[0].new_zeros((sum(map(len, batch)), *longest))
+    shape, first = (sum(map(len, batch)), *longest), batch[0]
+    plain = _are_plain(batch)
+    joined = new_batch_tensor(shape, first.dtype).zero_() if plain else first.new_zeros(shape)
     begin = 0
     for tensor in batch:
         place = tuple(slice(0, size) for size in tensor.shape[1:])
@@ -240,9 +255,19 @@ def batch_fields(
     samples: Sequence[Any], batchers: Mapping[str, Batcher], default: Batcher = generic_batch
 ) -> dict[str, Any]:
     """Return the fields of the samples, each batched by its own batcher, or by `default`."""
-    rows = [fields_of(sample) for sample in samples]
     batchers = {LEAF: batch_leaves, **batchers}
-    return {name: batchers.get(name, default)([row[name] for row in rows]) for name in rows[0]}
+    columns = _columns(samples)
+    return {name: batchers.get(name, default)(values) for name, values in columns.items()}
+
+
+def _columns(samples: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return the values of the samples, field by field; the fields are those of the first one."""
+    kinds = set(map(type, samples))
+    names = _field_names(kinds.pop()) if len(kinds) == 1 else None
+    if names is not None:
+        return {name: list(map(attrgetter(name), samples)) for name in names}
+    rows = [fields_of(sample) for sample in samples]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _by_field(batch: list[Any], join: Batcher) -> Any:
@@ -323,20 +348,23 @@ class Batch(TagsAlias, PinMemoryMixin, ExtendableDataclassMixin):
             name = field.name
             if name in kwargs:
                 continue
-            lacking = next((sample for sample in samples if not hasattr(sample, name)), None)
-            if lacking is None:
-                values[name] = _gathered(name, [getattr(sample, name) for sample in samples])
-            elif not has_default(field):
-                raise SpecError(
-                    f"{cls.__name__}.from_samples: its field {name!r} is in no "
-                    f"{type(lacking).__name__}. Pass {name}=..., or override from_samples."
-                )
+            try:
+                column = list(map(attrgetter(name), samples))
+            except AttributeError:
+                if not has_default(field):
+                    lacking = next(one for one in samples if not hasattr(one, name))
+                    raise SpecError(
+                        f"{cls.__name__}.from_samples: its field {name!r} is in no "
+                        f"{type(lacking).__name__}. Pass {name}=..., or override from_samples."
+                    ) from None
+            else:
+                values[name] = _gathered(name, column)
         return cls(**values)
 
 
 def _gathered(name: str, values: list[Any]) -> Any:
     if name == "__sources__":
-        return tuple(source for value in values for source in value or ()) or None
+        return tuple(chain.from_iterable(filter(None, values))) or None
     if name == "__subflavors__":
         return [value for value in values if value] or None
     if name == LEAF:

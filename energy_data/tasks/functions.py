@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 
 from energy_data.core.recipe import check_whole
 from energy_data.core.rng import GlobalSeeds, SampleRng, call_rng, sample_seed
-from energy_data.core.user_call import CALL, Generators, restore_key
+from energy_data.core.user_call import CALL, RESTORE_KEY, Call
 from energy_data.data.files.cache import CachePool, NoCachePool
 from energy_data.data.files.stores import DecodeFileStore, FileStore
 from energy_data.data.join import JoinSource
@@ -151,9 +151,9 @@ class BatchAndEncode:
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch. Each function has its own random numbers."""
         raw = self.batch(samples)
-        if CALL.function is not None:
-            function = evolve(CALL.function, name="encode_batch", generators=Generators())
-            CALL.enter(function, CALL.item, CALL.reference)
+        if (function := CALL.function) is not None:
+            call, encoding = function.call, evolve(function, name="encode_batch", call=Call())
+            CALL.enter(encoding, call.item, call.reference)
         return self.encode(raw)
 
 
@@ -220,7 +220,16 @@ def basic_sample_keys(
 
     additional_source_info: further sources that the sample was made from.
     """
-    found = {name: crude_sample[name] for name in BASIC_FIELDS if name in crude_sample}
+    try:  # written out, which takes half the time: it is called for every sample
+        found = {
+            "__key__": crude_sample["__key__"],
+            "__restore_key__": crude_sample["__restore_key__"],
+            "__subflavors__": crude_sample["__subflavors__"],
+            "__sources__": crude_sample["__sources__"],
+            "__leaf__": crude_sample["__leaf__"],
+        }
+    except KeyError:
+        found = {name: crude_sample[name] for name in BASIC_FIELDS if name in crude_sample}
     if additional_source_info:
         sources = tuple(crude_sample.get("__sources__") or ())
         found["__sources__"] = (*sources, *additional_source_info)
@@ -233,13 +242,24 @@ class Cooking:
 
     # Leaf id and subflavors -> function: a leaf may stand in a tree under several subflavors.
     recipes: Mapping[tuple[str, str], Callable[[Any], Any]] = field(eq=False)
+    _by_leaf: Mapping[str, Callable[[Any], Any] | None] = field(init=False, eq=False, repr=False)
+
+    @_by_leaf.default
+    def _only_recipes(self) -> dict[str, Callable[[Any], Any] | None]:
+        """Return the function of each leaf; None: it depends on the subflavors."""
+        found: dict[str, Callable[[Any], Any] | None] = {}
+        for (leaf, _), recipe in self.recipes.items():
+            found[leaf] = None if leaf in found else recipe
+        return found
 
     def __call__(self, sample: Any) -> Any:
         """Return the sample, cooked if it is crude and there is a recipe for it."""
-        identity = restore_key(sample)
-        if identity is None or not isinstance(sample, dict):
+        try:
+            leaf = sample[RESTORE_KEY][0]
+            recipe = self._by_leaf[leaf]
+        except (LookupError, TypeError):  # it is no dict, has no identity, or is of another leaf
             return sample
-        recipe = self.recipes.get((identity[0], repr(sample["__subflavors__"])))
+        recipe = recipe or self.recipes.get((leaf, repr(sample["__subflavors__"])))
         return sample if recipe is None else recipe(sample)
 
 
@@ -269,7 +289,9 @@ def recipe_of(
         stores = {
             name: DecodeFileStore(store, decoder=encoder.decoder) for name, store in stores.items()
         }
-    return partial(encoder.cook_crude_sample, cooker=cooker, aux=stores)
+    if cooker.need_cache or cooker.need_primary or encoder._function("cook_crude_sample"):
+        return partial(encoder.cook_crude_sample, cooker=cooker, aux=stores)
+    return partial(cooker.cook, **stores) if stores else cooker.cook
 
 
 def cooked(

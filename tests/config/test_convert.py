@@ -227,11 +227,16 @@ def test_an_inner_node_takes_no_numbers_of_samples():
             "'../s.yaml'. It is the name of a file in `.nv-meta`, without folders above it.",
         ),
         (
-            "{path: x, aux: {a: 's3://b/c'}}",
+            "{path: x, aux: {a: 'filesystem://s3://b/c'}}",
             "2:25: splits.train.aux: must be a mapping of names to paths, of prepared datasets or "
-            "after `filesystem://` of folders, found {a: 's3://b/c'}. 'a' is remote, which is not "
-            "supported yet. Give a local path: of a dataset, or after `filesystem://` or "
-            "`byterange://` of a folder.",
+            "after `filesystem://` of folders, found {a: 'filesystem://s3://b/c'}. 'a' is a "
+            "folder: write filesystem:// before its path, or filesystem+ before its URL.",
+        ),
+        (
+            "{path: x, aux: {a: 'ftp://b/c'}}",
+            "2:25: splits.train.aux: must be a mapping of names to paths, of prepared datasets or "
+            "after `filesystem://` of folders, found {a: 'ftp://b/c'}. 'a' has none of the "
+            "schemes s3, gs, az, http, https, msc or file.",
         ),
         (
             "{blend: [{datasets: [{path: x}]}]}",

@@ -151,6 +151,18 @@ def test_aux_paths_start_at_their_file(write, tmp_path):
     }
 
 
+def test_aux_of_a_store_has_its_options(write):
+    storage = "storage: {s3://b: {region: r}}\n"
+    aux = "{a: s3://b/y, f: filesystem+s3://b/z, r: 'byterange+http://h/z'}"
+    path = write("m.yaml", f"{storage}splits: {{train: {{path: x, aux: {aux}}}}}")
+    (twig,) = leaf_uses(load(path).tree("train"))
+    assert {name: (aux.path, aux.kind, aux.storage) for name, aux in twig.aux.items()} == {
+        "a": ("s3://b/y", "path", {"region": "r"}),
+        "f": ("s3://b/z", "fs_path", {"region": "r"}),
+        "r": ("http://h/z", "byte_ranges", {}),
+    }
+
+
 @pytest.mark.parametrize(
     ("store", "problem"),
     [("nothing", "no such file or folder"), ("filesystem://nothing", "there is no folder")],

@@ -124,8 +124,8 @@ def test_a_missing_outermost_file_is_a_fault(tmp_path, name):
 
 def test_all_faults_of_all_files_are_told_at_once(write):
     write("b.yaml", "splits: {train: {paht: x}}")
-    write("c.yaml", "splits: {train: {path: msc://x/y, weight: 1}}")
-    write("d.yaml", "splits: {train: {path: msc://x/y}}")
+    write("c.yaml", "splits: {train: {path: ftp://x/y, weight: 1}}")
+    write("d.yaml", "splits: {train: {path: ftp://x/y}}")
     path = write(
         "a.yaml",
         """\
@@ -143,11 +143,11 @@ def test_all_faults_of_all_files_are_told_at_once(write):
     ]
 
 
-@pytest.mark.parametrize("path", ["msc://bucket/x", "ftp://b/x.yaml", "HTTP://h/shard-{0..9}.tar"])
+@pytest.mark.parametrize("path", ["wasb://bucket/x", "ftp://b/x.yaml", "HTTP://h/shard-{0..9}.tar"])
 def test_a_path_of_an_unknown_scheme_is_an_error_and_never_joined(write, path):
     assert fault(write("a.yaml", f"splits: {{train: {{path: '{path}'}}}}")) == (
         f"a.yaml:1:24: splits.train.path: '{path}' has none of the schemes s3://, gs://, az://, "
-        "http://, https://."
+        "http://, https://, msc://, file://."
     )
 
 

@@ -180,7 +180,7 @@ def test_a_source_has_the_samples_that_are_not_excluded(excluding, excluded, dat
     source = pickle.loads(pickle.dumps(open_source(excluding, subset=(start, end))))
     samples = source.read(np.arange(len(source)))
     assert [int(sample["__key__"][2:]) for sample in samples] == kept[start:end]
-    assert [source.row_of(n) for n in range(len(source))] == kept[start:end]
+    assert source.rows_of(range(len(source))) == kept[start:end]
     for outside in (-1, len(source)):
         with pytest.raises(IndexError):
             source.read(np.array([outside]))

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from trees import batches, leaf, samples
 
+from energy_data import new_batch_tensor
 from energy_data.errors import SampleError
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.encode import EncodeSpec
@@ -179,6 +181,36 @@ def collects(batch):
 def tasks(batch):
     """How many threads the worker has, those of C too."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def stacked(rows):
+    return torch.stack(rows)
+
+
+def zeros_then_rows(rows):
+    batch = torch.zeros(len(rows), *rows[0].shape, dtype=rows[0].dtype)
+    for place, row in zip(batch, rows, strict=True):
+        place[:] = row
+    return batch
+
+
+def stacked_in_place(rows):
+    return torch.stack(rows, out=new_batch_tensor((len(rows), *rows[0].shape), rows[0].dtype))
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+class Large:
+    """Makes batches of 40 MiB, and counts the page faults of its process."""
+
+    def __init__(self, make) -> None:
+        self.make = make
+        self.row = torch.ones(20 << 20, dtype=torch.uint8)
+
+    def __call__(self, samples):
+        return {"rows": self.make([self.row] * len(samples)), "page_faults": page_faults()}
 
 
 def reads_environment(batch):

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data.core.batch_memory import allocate_in, empty
+from energy_data.core.batch_memory import allocate_in, new_batch_tensor
 from energy_data.core.sample import SampleSource
+from energy_data.data.typed.samples import SourceInfo
 from energy_data.loading.transport import codec
 from energy_data.loading.transport.arena import ArenaReader, ArenaWriter
 
@@ -124,7 +125,7 @@ def test_a_view_that_is_not_contiguous_in_its_slot_is_copied():
     writer.write({"first": torch.zeros(MIB)})
     allocator = writer.allocator()
     with allocate_in(allocator):
-        made = empty((4, LARGE), torch.int64)
+        made = new_batch_tensor((4, LARGE), torch.int64)
     made.copy_(torch.arange(4 * LARGE).reshape(4, LARGE))
     batch = {"made": made, "across": made.T, "first": made[:1], "other": torch.arange(LARGE)}
     handle = writer.write(batch, allocator)
@@ -147,6 +148,7 @@ def test_only_what_is_large_is_in_the_slot(numbers, in_slot):
 
 
 ONE, TWO = SampleSource("/data/a", "0.tar", 3), SampleSource("/data/b", "1.tar", "key")
+TYPED = SourceInfo(dataset_path="/data/a", index=3, shard_name="0.tar", file_names=("k.txt",))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +157,7 @@ ONE, TWO = SampleSource("/data/a", "0.tar", 3), SampleSource("/data/b", "1.tar",
         [(ONE,), (TWO,), (ONE,)],
         [(ONE,)],
         [(ONE, TWO), (TWO,)],
+        [(TYPED,), (ONE,)],
         [(), (ONE,)],
         [],
         [[ONE]],

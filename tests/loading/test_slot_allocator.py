@@ -12,7 +12,7 @@ import pytest
 import torch
 from trees import leaf, samples
 
-from energy_data.core.batch_memory import allocate_in, empty
+from energy_data.core.batch_memory import allocate_in, new_batch_tensor
 from energy_data.loading.transport.arena import (
     ArenaFullError,
     ArenaReader,
@@ -110,7 +110,9 @@ def test_an_allocator_never_makes_the_arena_exceed_its_limit():
 def test_other_threads_allocate_elsewhere(arena):
     allocator, made = arena.allocator(), []
     with allocate_in(allocator):
-        thread = threading.Thread(target=lambda: made.append(empty((4096,), torch.uint8)))
+        thread = threading.Thread(
+            target=lambda: made.append(new_batch_tensor((4096,), torch.uint8))
+        )
         thread.start()
         thread.join()
     assert made
@@ -150,7 +152,7 @@ class Growing:
     def __call__(self, samples: list[dict]) -> dict:
         large = samples[0]["number"] % 3 == 0
         return {
-            "tokens": empty((1 << 15,), torch.uint8),
+            "tokens": new_batch_tensor((1 << 15,), torch.uint8),
             "image": torch.ones(7 if large else 2, MIB // 4),
         }
 
@@ -174,7 +176,7 @@ class Elsewhere:
     def __call__(self, samples: list[dict]) -> dict:
         self.made += 1
         is_elsewhere = self.made % self.every
-        make = torch.empty if is_elsewhere else empty
+        make = torch.empty if is_elsewhere else new_batch_tensor
         return {"tokens": make((1 << 15,), dtype=torch.uint8)}
 
 
@@ -204,7 +206,7 @@ def test_tensors_are_made_on_the_cpu_whatever_the_default_device_is():
 
 def made_in(allocator, size=5000):
     with allocate_in(allocator):
-        return empty((size,), torch.uint8).fill_(3)
+        return new_batch_tensor((size,), torch.uint8).fill_(3)
 
 
 def test_a_pickle_of_texts_is_written_behind_what_was_allocated(arena):

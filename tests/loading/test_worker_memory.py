@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+from itertools import islice, pairwise
+from statistics import median
+
 import pytest
 from attrs import evolve
 from tars import one_shard, sample_files
@@ -21,6 +25,32 @@ SHARED_MB = 40  # of torch's objects, which a collection of garbage would write 
 def test_a_collection_in_a_worker_copies_nothing_of_what_it_shares(method):
     with worker_loader(collating(encoders.collects), workers=1, start_method=method) as loader:
         assert next(iter(loader)) < SHARED_MB / 4
+
+
+@pytest.mark.parametrize(
+    "make", [encoders.stacked, encoders.zeros_then_rows, encoders.stacked_in_place]
+)
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_large_batches_of_user_code_reuse_their_pages(method, make):
+    pages, worker, trainer = 40 * (1 << 20) // mmap.PAGESIZE, [], []
+    options = {"workers": 1, "start_method": method, "prefetch": 1}
+    with worker_loader(collating(encoders.Large(make)), **options) as loader:
+        for batch in islice(loader, 21):
+            assert batch["rows"].view(-1)[:: mmap.PAGESIZE].all()  # each page is touched
+            worker.append(batch["page_faults"])
+            trainer.append(encoders.page_faults())
+    for counts in (worker, trainer):
+        of_batches = [after - before for before, after in pairwise(counts)]
+        assert median(of_batches[10:]) < 0.05 * pages
+
+
+def test_settings_of_the_allocator_by_the_user_remain(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    counts = []
+    spec = collating(encoders.Large(encoders.stacked))
+    with worker_loader(spec, workers=1, start_method="fork", prefetch=1) as loader:
+        counts += [batch["page_faults"] for batch in islice(loader, 12)]
+    assert counts[-1] - counts[-2] > 5000  # each block is mapped and unmapped
 
 
 def test_a_worker_has_as_many_threads_for_200_datasets_as_for_one(tmp_path):

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import field, frozen
@@ -79,6 +81,47 @@ def _s3_server():
     process.communicate()
 
 
+INSIDE_KEY_ID, INSIDE_SECRET = "AKIAINSIDETEST", "s3cr3t-of-the-store-inside"
+
+
+@pytest.fixture(scope="session")
+def _inside_server():
+    process, port = started(HERE / "s3_server.py", INSIDE_KEY_ID, AWS_ACCESS_KEY_ID="server")
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.communicate()
+
+
+@frozen
+class InsideStore:
+    """Another server of S3, for the profile `inside`; its bucket `open` is for all."""
+
+    endpoint: str
+    s3: Any  # a client of boto3 for the bucket `data`
+    anonymous: Any  # one for the bucket `open`
+
+
+@pytest.fixture
+def inside(s3, _inside_server, monkeypatch, tmp_path):
+    """A second store, beside that of the environment, with buckets of the same name."""
+    boto3, config = pytest.importorskip("boto3"), pytest.importorskip("botocore.config")
+    unsigned = config.Config(signature_version=pytest.importorskip("botocore").UNSIGNED)
+    profile = (
+        f"[inside]\naws_access_key_id={INSIDE_KEY_ID}\naws_secret_access_key={INSIDE_SECRET}\n"
+    )
+    (tmp_path / "credentials").write_text(profile)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    session, url = boto3.Session(profile_name="inside"), _inside_server
+    store = InsideStore(
+        url,
+        session.client("s3", endpoint_url=url),
+        boto3.client("s3", endpoint_url=url, config=unsigned),
+    )
+    store.s3.create_bucket(Bucket="data")
+    store.anonymous.create_bucket(Bucket="open")
+    return store
+
+
 @pytest.fixture
 def s3(_s3_server, monkeypatch):
     """A client of boto3 with the bucket `data`; obstore finds the same credentials."""
@@ -94,6 +137,18 @@ def s3(_s3_server, monkeypatch):
     found = boto3.client("s3")
     found.create_bucket(Bucket="data")
     return found
+
+
+@pytest.fixture
+def read_only(http, monkeypatch):
+    """The range server as one of S3 that may not be written to; `data` is a bucket."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", http.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    shutil.rmtree(http.folder / "data", ignore_errors=True)
+    (http.folder / "data").mkdir()
+    return http
 
 
 def fetchers(root):

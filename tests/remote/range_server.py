@@ -2,7 +2,10 @@
 
 SETTINGS is a JSON file that is read at each request: `latency` in seconds, and the parts of
 requests that end in `unavailable` (503), `reset`, or `truncated`; with `whole`, ranges
-are ignored. A line of LOG is a request.
+are ignored. `missing` is the status of files that do not exist, `forbidden` the end of paths that
+are refused, `expired` a key id that is. A line of LOG is a request.
+
+It lists folders as S3 does, and refuses to write.
 """
 
 from __future__ import annotations
@@ -18,9 +21,14 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 FOLDER, SETTINGS, LOG = map(Path, sys.argv[1:4])
 DRAW, LOCK = random.Random(0), threading.Lock()
+
+
+def tag_of(file):
+    return f'"{file.stat().st_ino}-{file.stat().st_mtime_ns}"'
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -51,14 +59,39 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, hard)
             self.close_connection = True
             self.connection.close()
+        elif self.path.endswith(settings.get("forbidden", "\0")):
+            self.send_error(403)
+        elif settings.get("expired", "\0") in self.headers.get("Authorization", ""):
+            self.send_error(400)
+        elif "?list-type=2" in self.path:
+            self.send_list(*urlsplit(self.path)[2:4])
         elif not file.is_file():
-            self.send_error(404)
+            self.send_error(settings.get("missing", 404))
         else:
             self.send_file(file, asked, has_body, is_truncated=draw < truncated)
 
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(403)
+
+    def send_list(self, bucket, query):
+        root, found = FOLDER / bucket.strip("/"), []
+        for file in sorted((root / parse_qs(query)["prefix"][0]).rglob("*")):
+            if file.is_file():
+                found.append(
+                    f"<Contents><Key>{file.relative_to(root)}</Key><ETag>{tag_of(file)}</ETag>"
+                    f"<Size>{file.stat().st_size}</Size>"
+                    "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                )
+        data = f"<ListBucketResult>{''.join(found)}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
     def send_file(self, file, asked, has_body, *, is_truncated):
         facts = file.stat()
-        tag = f'"{facts.st_ino}-{facts.st_mtime_ns}"'
+        tag = tag_of(file)
         if self.headers.get("If-Match", tag) != tag:
             self.send_error(412)
             return

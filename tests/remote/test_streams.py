@@ -98,6 +98,13 @@ def test_a_metadataset_in_a_bucket_has_the_stream_of_its_files(
     assert stream("s3://data/run/meta.yaml", 120, ranks=ranks, workers=workers) == expected
 
 
+def test_files_of_a_network_file_system_are_read_from_copies(own_cache, local, expected):
+    assert stream(f"file://{local}", 120, workers=1) == expected
+    copies = [path for path in (own_cache / "energy_data.mirror").rglob("*.tar") if path.is_file()]
+    assert copies
+    assert all(path.stat().st_blocks for path in copies)
+
+
 def test_the_stream_is_the_same_if_a_server_fails_now_and_then(http, own_cache, served, expected):
     http.answers(unavailable=0.05, reset=0.05, truncated=0.05, latency=0.002)
     assert stream(served, 120, workers=2) == expected

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from energy_data.errors import StructureError
-from energy_data.remote.client import covered, fetch_whole, held
-from energy_data.remote.mirror_paths import has_samples, is_mirrored
+from energy_data.remote.client import client_of, covered, fetch_whole, held
+from energy_data.remote.mirror_paths import has_samples, is_mirrored, root_of
 
 _FETCHED = 1 << 17  # bytes of an object that are fetched together, unless an order is known
+_STREAMED, _AHEAD = 1 << 22, 16  # bytes of a piece of a stream, and pieces that are fetched ahead
+_LATE = 1 << 62  # a micro-batch after all that runs need
 _ONE_CALL = 0x7FFFF000  # bytes that the system reads at once
 
 
@@ -155,6 +157,29 @@ class MirroredFile(LocalFile):
         return held([(self.path, begin, end)] if size and begin < end else [])
 
 
+class StreamedFile(MirroredFile):
+    """A file in a cache that is read once, from its begin on: what comes next is fetched ahead."""
+
+    __slots__ = ("_at", "_client", "_owner")
+
+    def __init__(self, path: str) -> None:
+        self._client, self._owner = client_of(root_of(path)), f"stream {id(self)}"
+        self._at = -1  # the piece that the last read ended in
+        super().__init__(path)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        self._client.gone.append(self._owner)
+        super().__del__(close)
+
+    def _held(self, offset: int, size: int) -> AbstractContextManager[None]:
+        if (at := (offset + size) // _STREAMED) != self._at:
+            self._at = at
+            begins = range(at * _STREAMED, min((at + _AHEAD) * _STREAMED, self.size), _STREAMED)
+            pieces = [(self.path, one, min(one + _STREAMED, self.size)) for one in begins]
+            self._client.want(self._owner, pieces, [_LATE] * len(pieces))
+        return super()._held(offset, size)
+
+
 class Window:
     """A file read mostly forwards in small steps: `size` bytes are fetched at a time and kept."""
 
@@ -184,14 +209,15 @@ def keep_open(open: Callable[..., Any], *facts: Hashable) -> Any:  # noqa: A002 
         return open(*facts)
 
 
-def open_file(path: str, version: Version | None = None) -> LocalFile:
+def open_file(path: str, version: Version | None = None, *, is_streamed: bool = False) -> LocalFile:
     """Open a file. StructureError if that is not possible.
 
     version: if given, the file must have this version, except for its inode, which some file
-        systems change.
+        systems change. is_streamed: it is read once, from its begin on.
     """
+    of_mirror = StreamedFile if is_streamed else MirroredFile
     try:
-        file = MirroredFile(path) if has_samples(path) else LocalFile(path)
+        file = of_mirror(path) if has_samples(path) else LocalFile(path)
     except OSError as error:
         raise StructureError(
             f"cannot be opened: {error.strerror}. Restore it, or prepare the dataset again.",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from energy_data.data.files.local import LocalFile, open_file, write_atomically
 from energy_data.errors import SpecError, StructureError
-from energy_data.remote.client import fetch_whole, held
+from energy_data.remote.client import fetch_whole
 from energy_data.remote.mirror_paths import is_mirrored
 
 SUFFIX = ".idx"
@@ -56,8 +56,7 @@ def ensure_index(
                     return index
         except OSError:
             continue
-    with held([(path, 0, facts.st_size)]):
-        return write_index(path, scan(open_file(path)), places)
+    return write_index(path, scan(open_file(path, is_streamed=True)), places)
 
 
 def num_samples(index: str) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,7 +23,10 @@ from energy_data.data.decode.media import ImageMetadata, fact_of
 from energy_data.data.files.local import LocalFile
 from energy_data.data.nv_meta import FOLDER, SQLITE
 from energy_data.data.tar.sqlite import SqliteIndex
-from energy_data.errors import SpecError
+from energy_data.errors import SpecError, StructureError
+from energy_data.remote.client import held
+from energy_data.remote.mirror_paths import NO_OPTIONS, is_mirrored, is_url
+from energy_data.remote.mirrors import mirror_of_object
 
 _RANGE = re.compile(r"(.+)#bytes=([0-9]+):([0-9]+)", re.DOTALL)
 
@@ -138,14 +143,16 @@ class PrimaryFileStore(FileStore[T]):
 class ByteRangeStore(FileStore[bytes]):
     """Ranges of the files below a folder, by keys such as `videos/a.bin#bytes=1024:4096`.
 
-    The two numbers are where the range begins, and its size in bytes. root: the folder.
+    The two numbers are where the range begins, and its size in bytes.
+
+    root: the folder, or its URL in an object store. storage: options of that store.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = str(root)
+    def __init__(self, root: str | Path, storage: Mapping[str, Any] = NO_OPTIONS) -> None:
+        self.root, self._folder = str(root), _FolderFiles(str(root), dict(storage))
 
-    def __reduce__(self) -> tuple[type[ByteRangeStore], tuple[str]]:
-        return type(self), (self.root,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self._folder.storage)
 
     def __getitem__(self, key: str) -> tuple[bytes, SampleSource]:
         """Return the bytes of a range. ValueError for another key, or one outside of the folder."""
@@ -160,7 +167,7 @@ class ByteRangeStore(FileStore[bytes]):
         self, path: str, byte_offset: int, byte_size: int, *, sample: Any = None
     ) -> bytes:
         """Return a range of a file; `sample`, if given, notes in `__sources__` where it is from."""
-        data = LocalFile(str(_inside(self.root, path))).read(byte_offset, byte_size)
+        data = self._folder.read(path, byte_offset, byte_size)
         key = f"{path}#bytes={byte_offset}:{byte_size}"
         add_source(sample, SampleSource(self.root, self.root, key))
         return data
@@ -173,32 +180,70 @@ class ByteRangeStore(FileStore[bytes]):
         return f"ByteRangeStore({self.root})"
 
 
-def _inside(folder: str, key: str) -> Path:
-    """Return the path of a file in a folder. ValueError if it leads out of it."""
-    if key.startswith("/") or ".." in key.split("/"):
-        problem = f"the key {key!r} leads out of the folder. Give a path inside it."
-        raise ValueError(f"{folder}: {problem}")
-    return Path(folder, key)
+class _FolderFiles:
+    """A folder on a disk or in an object store.
+
+    A store is asked for a file when it is read first, so nothing is listed.
+    """
+
+    def __init__(self, root: str | None, storage: Mapping[str, Any]) -> None:
+        self.root, self.storage = root, storage
+        self._mirrored = lru_cache(4096)(partial(mirror_of_object, options=storage))
+
+    def path(self, key: str) -> str:
+        """Return the local path of a file.
+
+        ValueError if it leads out of the folder; FileNotFoundError if a store has no such file.
+        """
+        if self.root is None:
+            return key
+        if key.startswith("/") or ".." in key.split("/"):
+            problem = f"the key {key!r} leads out of the folder. Give a path inside it."
+            raise ValueError(f"{self.root}: {problem}")
+        return self._mirrored(f"{self.root}/{key}") if is_url(self.root) else f"{self.root}/{key}"
+
+    def read(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        """Return some bytes of a file, or all."""
+        path = self.path(key)
+        if not is_mirrored(path):
+            file = LocalFile(path)
+            return file.read(offset, file.size if size is None else size)
+        found = Path(path).stat().st_size
+        end = found if size is None else offset + size
+        if end > found:
+            problem = f"bytes {offset} to {end} were requested, but the object has {found}."
+            raise StructureError(problem, shard=path, offset=offset)
+        # Whatever its name: files that are opened as a whole stay in the cache.
+        with (
+            held([(path, offset, end)] * (end > offset), always=True),
+            Path(path).open("rb") as one,
+        ):
+            one.seek(offset)
+            return one.read(end - offset)
 
 
 class SystemFileStore(FileStore[bytes]):
     """The files below a folder, by path relative to it.
 
-    base_dir: the folder; None: keys are absolute paths.
+    base_dir: the folder, or its URL in an object store; None: keys are absolute paths. storage:
+    options of the object store.
     """
 
-    def __init__(self, base_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        base_dir: str | Path | None = None,
+        storage: Mapping[str, Any] = NO_OPTIONS,
+    ) -> None:
         self.base_dir = None if base_dir is None else str(base_dir)
+        self._folder = _FolderFiles(self.base_dir, dict(storage))
 
-    def __reduce__(self) -> tuple[type[SystemFileStore], tuple[str | None]]:
-        return type(self), (self.base_dir,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.base_dir, self._folder.storage)
 
     def __getitem__(self, key: str) -> tuple[bytes, SampleSource]:
         """Return the bytes of a file. Keys that are absolute or go up by `..` are refused."""
-        path = Path(key) if self.base_dir is None else _inside(self.base_dir, key)
-        file = LocalFile(str(path))
         folder = str(self.base_dir)
-        return file.read(0, file.size), SampleSource(folder, folder, key)
+        return self._folder.read(key), SampleSource(folder, folder, key)
 
     def get_path(self) -> str:
         """Return the folder."""
@@ -217,7 +262,10 @@ class SystemFileStore(FileStore[bytes]):
             raise SpecError(
                 "SystemFileStore: without a folder nothing is known about media. Give `base_dir`."
             )
-        index = Path(self.base_dir, FOLDER, SQLITE)
+        try:
+            index = Path(self._folder.path(f"{FOLDER}/{SQLITE}"))
+        except FileNotFoundError:  # of a store
+            return None
         return SqliteIndex(index) if index.is_file() else None
 
     def __repr__(self) -> str:

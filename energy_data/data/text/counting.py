@@ -26,7 +26,7 @@ from energy_data.core.recipe import keys_of
 from energy_data.data.decode.parts import Decoding
 from energy_data.data.files.local import version_of
 from energy_data.data.part import ShardedSource, find_plain, prepared_at
-from energy_data.data.registry import SourceFormat, format_of, open_format
+from energy_data.data.registry import SourceFormat, format_of, located, open_format
 from energy_data.data.source import OpenOptions
 from energy_data.data.text.counts import (
     DTYPE,
@@ -37,7 +37,10 @@ from energy_data.data.text.counts import (
     read_counts,
 )
 from energy_data.data.text.tokenize import Tokenizing
-from energy_data.errors import SampleError, SpecError, StructureError
+from energy_data.errors import ReadOnlyError, SampleError, SpecError, StructureError
+from energy_data.remote.cached_ranges import facts_of
+from energy_data.remote.mirror_paths import is_mirrored
+from energy_data.remote.mirrors import publish
 
 _BLOCK = 4096  # samples that a process counts at once
 _TOLERATED = 100  # samples without tokens in a row after which it stops, as task encoders do
@@ -56,6 +59,7 @@ class Counted:
     tokens: int
     problems: int  # samples of which no tokens can be made; they count 0
     problem: str | None  # the first of them
+    refusal: str | None  # why the counts are not in their store, but kept in the cache
 
 
 class Block(NamedTuple):
@@ -82,6 +86,7 @@ def count_tokens(
 
     Args:
         path: A folder of shards, one of them, or a pattern; of a prepared folder, all its parts.
+            Or a URL of one, whose store gets the counts.
         tokenize: A `Tokenize` or `TokenizeChat`, which can be pickled.
         part: (n, of) counts the shards n, n + of, ... only.
         workers: Number of processes; by default one per 64 MiB, at most one per CPU.
@@ -90,7 +95,7 @@ def count_tokens(
     Raises SpecError if there are no samples to count, StructureError for a damaged shard, and the
     SampleError of the first sample if 100 in a row have none.
     """
-    found, shards = _shards(path)
+    found, shards = _shards(located(path))
     shards = shards[part[0] :: part[1]]
     rows = sum(count for _, count in shards)
     if not rows:
@@ -180,7 +185,9 @@ class _File:
         empty = ShardCounts(unfinished, counted_by, version.size, samples, total=0, done=0)
         for path in (counts_path(shard), unfinished):
             own = version_of(path)
-            found = None if own is None or own.mtime_ns < version.mtime_ns else _read(path)
+            # In a cache, what is of another version of the shard is removed with it.
+            is_old = own is None or (own.mtime_ns < version.mtime_ns and not is_mirrored(path))
+            found = None if is_old else _read(path)
             if found is None or found._replace(path=unfinished, total=0, done=0) != empty:
                 continue
             if path == unfinished or found.done == samples:
@@ -232,12 +239,27 @@ class _Counter:
         self.before = sum(file.begin for file in files)  # counted by earlier calls
         self.counted = self.problems = self.in_a_row = 0
         self.problem: SampleError | None = None
+        self.refusal: str | None = None
 
     def write(self, results: Iterator[Found]) -> None:
         """Write the counts of all blocks."""
         for file in self.files:
             if not file.is_complete:
                 file.write(self._counts(islice(results, len(list(file.blocks(self.step))))))
+            self._publish(file)
+
+    def _publish(self, file: _File) -> None:
+        """Write counts to the store of their shard, unless they are there, or it is read-only."""
+        path = counts_path(file.shard)
+        is_there = facts_of(path) is not None
+        if self.refusal is not None or (is_there and file.is_complete):
+            return
+        try:
+            publish(path)
+        except ReadOnlyError as error:
+            if is_there:  # a run would have the counts that are there
+                raise
+            self.refusal = str(error)
 
     def _counts(self, results: Iterable[Found]) -> Iterator[npt.NDArray[np.uint32]]:
         """Yield the counts of blocks. Raises the first problem if nothing else comes."""
@@ -258,4 +280,4 @@ class _Counter:
         counts = [read_counts(counts_path(file.shard)) for file in self.files]
         tokens = sum(one.total for one in counts if one is not None)
         problem = None if self.problem is None else str(self.problem)
-        return Counted(len(counts), self.samples, tokens, self.problems, problem)
+        return Counted(len(counts), self.samples, tokens, self.problems, problem, self.refusal)

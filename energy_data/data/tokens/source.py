@@ -199,12 +199,13 @@ class TokenSource(Source):
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self.path, self.options, self.fingerprint)
 
-    def row_of(self, index: int) -> int:
-        """Return the number of a document or window, of all files."""
-        if index >= PARTS:
-            index = self._cut.bounds(index)[0] // self._cut.stride
-        row = index + self._first
-        return row if self._kept is None else int(self._kept.rows(np.array([row]))[0])
+    def rows_of(self, indices: Sequence[int]) -> list[int]:
+        """Return the numbers of documents or windows, of all files."""
+        cut = self._cut
+        whole = [one if one < PARTS else cut.bounds(one)[0] // cut.stride for one in indices]
+        rows = np.array(whole, np.int64) + self._first
+        found: list[int] = (rows if self._kept is None else self._kept.rows(rows)).tolist()
+        return found
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order."""

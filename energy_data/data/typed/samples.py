@@ -6,7 +6,8 @@ import dataclasses
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
 from energy_data.errors import SpecError
 
@@ -70,15 +71,15 @@ def _init_fields(value: Any) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceInfo:
+class SourceInfo(NamedTuple):
     """Where a sample, or a file that was added to it, was read.
 
     The names of `energy_data.core.sample.SampleSource` lead to the same facts.
     """
 
     dataset_path: str  # as opened
-    index: int | str  # of the sample in its split part, before any subset; of a file: its key
+    # Of the sample in its split part, before any subset; of a file: its key.
+    index: int | str  # type: ignore[assignment]  # it hides tuple.index
     shard_name: str  # path relative to the dataset
     file_names: tuple[str, ...] = ()  # in the shard, of the parts that were used
 
@@ -91,6 +92,9 @@ class SourceInfo:
     def shard(self) -> str:
         """The path of the shard, relative to the dataset."""
         return self.shard_name
+
+
+make_source_info = partial(tuple.__new__, SourceInfo)  # of a tuple of its fields; faster
 
 
 class CrudeSample(dict[str, Any]):
@@ -133,8 +137,14 @@ class Sample(ABC, TagsAlias, PinMemoryMixin, ExtendableDataclassMixin):
     @classmethod
     def derive_from(cls, base_sample: Any, **kwargs: Any) -> Self:
         """Return a sample of this type with the `__` fields of another one, and `kwargs`."""
-        base = {name: getattr(base_sample, name) for name in BASIC_FIELDS if name not in kwargs}
-        return cls(**base, **kwargs)
+        base = {  # written out, which takes half the time: it is called for every sample
+            "__key__": base_sample.__key__,
+            "__restore_key__": base_sample.__restore_key__,
+            "__subflavors__": base_sample.__subflavors__,
+            "__sources__": base_sample.__sources__,
+            "__leaf__": base_sample.__leaf__,
+        }
+        return cls(**{**base, **kwargs})
 
     @classmethod
     def from_joined(cls, *args: Sample | None, **kwargs: Sample | None) -> Self:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from energy_data.data.registry import format_of, located, open_format
 from energy_data.data.source import OpenOptions, Source, Unit
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
-from energy_data.data.typed.samples import CrudeSample, SourceInfo
+from energy_data.data.typed.samples import CrudeSample, make_source_info
 from energy_data.errors import ExcludedError, SampleError, SkipSample
 from energy_data.remote.cache_space import Range
 
@@ -172,7 +172,7 @@ class TypedSource(Source):
     def read(self, indices: Int64s) -> list[Any]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
-        return list(map(self._typed, self.inner.read(wanted), wanted.tolist()))
+        return self._typed(self.inner.read(wanted), wanted.tolist())
 
     @classmethod
     def read_together(
@@ -183,11 +183,14 @@ class TypedSource(Source):
         if len(kinds := {type(one) for one in inner}) > 1:
             return super().read_together(sources, numbers, indices)
         found = kinds.pop().read_together(inner, numbers, indices)
-        of = [sources[number] for number in numbers.tolist()]
-        return [
-            source._typed(sample, index)
-            for source, sample, index in zip(of, found, indices.tolist(), strict=True)
-        ]
+        wanted, places = indices.tolist(), dict[int, list[int]]()
+        for place, number in enumerate(numbers.tolist()):
+            places.setdefault(number, []).append(place)
+        for number, at in places.items():
+            made = sources[number]._typed([found[n] for n in at], [wanted[n] for n in at])
+            for place, sample in zip(at, made, strict=True):
+                found[place] = sample
+        return found
 
     @cached_property
     def _make(self) -> Callable[[dict[str, Any]], Any]:
@@ -197,56 +200,74 @@ class TypedSource(Source):
             return CrudeSample if decoder is None else lambda raw: CrudeSample(**decoder(raw))
 
         def make(raw: dict[str, Any]) -> Any:
-            made = {"__key__": raw["__key__"]}
-            made.update(fields(raw if decoder is None else dict(decoder(raw))))
-            for name in ("__restore_key__", "__subflavors__", "__sources__"):
-                made[name] = raw[name]
+            made = {
+                "__key__": raw["__key__"],
+                **fields(raw if decoder is None else dict(decoder(raw))),
+                "__restore_key__": raw["__restore_key__"],
+                "__subflavors__": raw["__subflavors__"],
+                "__sources__": raw["__sources__"],
+            }
             return kind(**made)
 
         return make
 
-    def _typed(self, sample: dict[str, Any] | SampleError, index: int) -> Any:
-        if isinstance(sample, SampleError):
-            return sample
-        source: SampleSource = sample["__sources__"][0]
-        try:
-            return self._make(self._raw(sample, source, index))
-        except SkipSample:
-            return _error(ExcludedError, "excluded by its sample_loader.", sample, source)
-        except (MemoryError, RecursionError, ImportError):
-            raise
-        except Exception as error:  # noqa: BLE001 - code and data of users: reported with the sample
-            by_map = isinstance(error, KeyError) and isinstance(self.typing.fields, FieldMap)
-            what = str(error.args[0]) if by_map else f"{type(error).__name__}: {error}"
-            kind = self.typing.sample_type.__name__ if self.typing.sample_type else "crude sample"
-            problem = f"cannot make a {kind} from it: {what}. Check dataset.yaml."
-            fault = _error(SampleError, problem, sample, source)
-            fault.__cause__ = error
-            return fault
+    def _typed(self, samples: list[Any], indices: list[int]) -> list[Any]:
+        """Return the samples of a block, of the type, made of their parts, which it changes."""
+        make, names_of = self._make, dict[tuple[str, ...], _Names]()
+        made: list[Any] = []
+        for sample, row in zip(samples, self.inner.rows_of(indices), strict=True):
+            if isinstance(sample, SampleError):
+                made.append(sample)
+                continue
+            if (names := names_of.get(form := tuple(sample))) is None:
+                names = names_of[form] = _names_in(sample)
+            for name in names.unwanted:
+                del sample[name]
+            key, source = sample["__key__"], sample["__sources__"][0]
+            files = tuple([f"{key}.{name}" for name in names.parts])
+            sample["__shard__"] = source.shard
+            sample["__restore_key__"] = "Webdataset", row
+            info = make_source_info((source.dataset, row, source.shard, files))
+            sample["__sources__"] = (info,)
+            try:
+                made.append(make(sample))
+            except (MemoryError, RecursionError, ImportError):
+                raise
+            except Exception as error:  # noqa: BLE001 - code and data of users: reported with the sample
+                made.append(self._fault(error, key, source))
+        return made
 
-    def _raw(self, sample: dict[str, Any], source: SampleSource, index: int) -> dict[str, Any]:
-        """Return the sample as Energon's loaders see it: wanted parts, and all `__` fields."""
-        raw = {name: value for name, value in sample.items() if value is not UNWANTED}
-        key = sample["__key__"]
-        names = tuple(f"{key}.{name}" for name in raw if name not in _BASIC)
-        raw["__shard__"] = source.shard
-        row = self.inner.row_of(index)
-        raw["__restore_key__"] = ("Webdataset", row)
-        raw["__sources__"] = (
-            SourceInfo(
-                dataset_path=source.dataset, index=row, shard_name=source.shard, file_names=names
-            ),
-        )
-        return raw
+    def _fault(self, error: Exception, key: str, source: SampleSource) -> SampleError:
+        """Return the error that takes the place of a sample that could not be made."""
+        if isinstance(error, SkipSample):
+            return _error(ExcludedError, "excluded by its sample_loader.", key, source)
+        by_map = isinstance(error, KeyError) and isinstance(self.typing.fields, FieldMap)
+        what = str(error.args[0]) if by_map else f"{type(error).__name__}: {error}"
+        kind = self.typing.sample_type.__name__ if self.typing.sample_type else "crude sample"
+        problem = f"cannot make a {kind} from it: {what}. Check dataset.yaml."
+        fault = _error(SampleError, problem, key, source)
+        fault.__cause__ = error
+        return fault
 
 
-def _error(
-    kind: type[SampleError], problem: str, sample: Mapping[str, Any], source: SampleSource
-) -> SampleError:
+class _Names(NamedTuple):
+    """The names in a sample, without those that all samples have."""
+
+    parts: list[str]  # that are wanted
+    unwanted: list[str]
+
+
+def _names_in(sample: Mapping[str, Any]) -> _Names:
+    names = [name for name in sample if name not in _BASIC]
+    unwanted = [name for name in names if sample[name] is UNWANTED]
+    return _Names([name for name in names if name not in unwanted], unwanted)
+
+
+def _error(kind: type[SampleError], problem: str, key: str, source: SampleSource) -> SampleError:
     return kind(
         problem,
         dataset=source.dataset,
         shard=source.shard,
-        key=sample["__key__"],
+        key=key,
         index=source.index if isinstance(source.index, int) else None,
     )

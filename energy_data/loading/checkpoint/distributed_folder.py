@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from energy_data.errors import StateError
 from energy_data.loading.checkpoint.run_state import listed
+from energy_data.remote.cache_space import Range
+from energy_data.remote.client import fetch_whole, held
 
 # What torch raises for damaged files.
 _DAMAGED = (
@@ -45,6 +48,7 @@ def state_in_folder(folder: Path, key: str | None) -> dict[str, Any]:
             f"`.metadata`. Pass the `checkpoint_id` of `dcp.save`, or a file."
         )
     reader, planner = FileSystemReader(folder), _PlainValues(flatten_state_dict=False)
+    fetch_whole(str(folder / ".metadata"))
     try:
         metadata = reader.read_metadata()
         names = set(metadata.state_dict_metadata)
@@ -53,13 +57,21 @@ def state_in_folder(folder: Path, key: str | None) -> dict[str, Any]:
         # As `dcp.load`, without its exchange between ranks.
         reader.set_up_storage_reader(metadata, is_coordinator=True)
         planner.set_up_planner(values, metadata, is_coordinator=True)
-        reader.read_data(planner.create_local_plan(), planner).wait()
+        plan = planner.create_local_plan()
+        with held([_range_of(item, metadata, folder) for item in plan.items], always=True):
+            reader.read_data(plan, planner).wait()
     except _DAMAGED as error:
         raise StateError(
             f"{folder}: torch.distributed.checkpoint cannot read it ({type(error).__name__}: "
             f"{error}). Use another checkpoint."
         ) from error
     return _nested(prefix, planner.state_dict)
+
+
+def _range_of(item: ReadItem, metadata: Metadata, folder: Path) -> Range:
+    """Return where a value is in the files of a folder."""
+    at = metadata.storage_data[item.storage_index]
+    return str(folder / at.relative_path), at.offset, at.offset + at.length
 
 
 def _prefix(names: set[str], folder: Path, key: str | None) -> str:

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
-from energy_data.errors import StateError, StateMismatchError
+from energy_data.errors import SpecError, StateError, StateMismatchError, StructureError
 from energy_data.loading.checkpoint.run_state import RunState, of_energon
 from energy_data.loading.checkpoint.whole_run import merge
+from energy_data.remote.client import apart, held
+from energy_data.remote.mirror_paths import is_url
+from energy_data.remote.mirrors import mirror
 
 _DAMAGED = (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError)
 
@@ -28,10 +31,24 @@ def read_state(path: str | os.PathLike[str], *, key: str | None = None) -> dict[
     trust. Nothing else is unpickled. A file with the states of several ranks, in a list, gives the
     state of the whole run.
 
+    path: also a URL in an object store, which is reached as the environment says. Of a folder
+    there, only the parts of the loader are fetched.
     key: what the loader is called in the folder, such as "loader"; None: the only one there is.
     Raises StateError if there is no such state, or if it cannot be read.
     """
-    path = Path(path)
+    if not is_url(os.fspath(path)):
+        return _state_at(Path(path), key)
+    try:
+        with apart():  # the object may have changed when it is read again
+            found = Path(mirror(os.fspath(path)))
+            size = 0 if found.is_dir() else found.stat().st_size
+            with held([(str(found), 0, size)] * bool(size), always=True):
+                return _state_at(found, key)
+    except (SpecError, StructureError) as error:  # of the store
+        raise StateError(str(error)) from error
+
+
+def _state_at(path: Path, key: str | None) -> dict[str, Any]:
     if path.is_dir():
         # It imports torch.distributed.checkpoint, which takes half a second.
         from energy_data.loading.checkpoint.distributed_folder import (  # noqa: PLC0415

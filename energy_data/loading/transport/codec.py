@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from energy_data.core.sample import SampleSource
+from energy_data.data.typed.samples import SourceInfo
 
 _OUT_OF_BAND = 1024  # bytes; smaller buffers are cheaper inside the pickle
 _LARGE = 32768  # bytes; a longer `bytes` is copied twice instead of three times out of band
@@ -72,8 +73,8 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     return array.__reduce_ex__(5 if array.nbytes >= _OUT_OF_BAND else 4)
 
 
-def _reduce_source(source: SampleSource) -> Any:
-    return SampleSource, tuple(source)
+def _reduce_source(source: SampleSource | SourceInfo) -> Any:
+    return type(source), tuple(source)
 
 
 def _buffer(tensor: torch.Tensor) -> pickle.PickleBuffer:
@@ -93,6 +94,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     torch.Tensor: _reduce_tensor,
     np.ndarray: _reduce_array,
     SampleSource: _reduce_source,
+    SourceInfo: _reduce_source,
 }
 # Pickle writes a dtype as a global, which the other side has to import.
 _DTYPES = {

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 _REPORT_S = 0.2  # between two reports of the profiler
 _IDLE = ("error", "full")  # after these, a worker waits for a new start
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_KEPT_BYTES = 1 << 30  # of freed memory at the end of the heap
 
 ADVICE = (
     "Define the functions and classes it uses in a module, not inside a function, as a lambda or "
@@ -321,15 +322,19 @@ class _ProcessPrefetcher(Prefetcher):
 
 
 def _keep_memory() -> None:
-    """Make glibc keep freed memory: to return it costs page faults with every batch."""
+    """Make glibc keep freed memory: to return it costs page faults with every batch.
+
+    By default it maps and unmaps each block of more than 32 MiB. Settings of the user remain.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
     with contextlib.suppress(OSError, AttributeError):  # another libc
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _prepare_process(setup: Setup) -> None:
-    _keep_memory()
     # The trainer decides when workers end: on a signal to stop it must still be able to save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -344,4 +349,5 @@ def _prepare_process(setup: Setup) -> None:
     if setup.environ is not None:
         os.environ.clear()
         os.environ.update(setup.environ)
+    _keep_memory()
     torch.set_num_threads(1)

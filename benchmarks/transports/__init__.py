@@ -1,1 +1,0 @@
-"""One file per loader: `batches(kind, num_workers)` hands over batches without end."""
