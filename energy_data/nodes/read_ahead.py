@@ -18,7 +18,7 @@ import numpy.typing as npt
 from energy_data.core.context import Context
 from energy_data.core.node import Node
 from energy_data.core.references import References
-from energy_data.errors import DataError
+from energy_data.errors import DataError, StructureError, shown
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.plan_cache import LanePlan, Offsets
 from energy_data.nodes.references import DealtReferences, ReferencesNode
@@ -136,12 +136,24 @@ class ReadAhead:
             else:
                 ranges += found
         if ranges:
-            self._connected(ranges[0][0]).wait(self._owner, ranges)
+            try:
+                self._connected(ranges[0][0]).wait(self._owner, ranges)
+            except StructureError as error:
+                error.dataset = self._dataset_of(error, places)
+                raise
         if is_covered:
             with covered():
                 yield
         else:
             yield
+
+    def _dataset_of(self, error: StructureError, places: Sequence[SequencePlace]) -> str | None:
+        """Return the dataset of the object whose URL an error begins with."""
+        for place in places:
+            for path, _, _ in self._ranges.get(place) or ():
+                if str(error).startswith(f"{shown(path)}:"):
+                    return getattr(self._leaves[place.entry].source, "path", None)
+        return None
 
     def _connected(self, path: str) -> FetchClient:
         """Return the client of this thread, which releases all ranges after this object."""
