@@ -6,7 +6,7 @@ here is state: after a restore it is looked up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -70,6 +70,7 @@ class ReadAhead:
         # Loaders of one process have equal lanes.
         self._owner = f"{'/'.join(context.path)} of lane {context.lane}, {uuid4().hex}"
         self._client: FetchClient | None = None
+        self._profiler = context.profiler
         self._plan: LanePlan | None = None
         self._planned = range(0)  # draws that were looked up
         self._position: tuple[object, ...] = ()  # what else their order depends on
@@ -124,36 +125,33 @@ class ReadAhead:
             self._connected(wanted[0][0]).want(self._owner, wanted, when)
 
     @contextmanager
-    def waited(self, block: References) -> Iterator[None]:
-        """Wait for the samples of a block, which are there while the block of code runs."""
+    def waited(self, block: References) -> Iterator[bool]:
+        """Wait for the samples of a block, which are there while the block of code runs.
+
+        Yields whether sources wait for some of them when they are read.
+        """
         places, _ = self._places(block)
-        ranges = list[Range]()
+        leaf_of = dict[Range, Leaf]()
         is_covered = bool(places)
         for place in places:
             found = self._ranges.get(place)
             if found is None:
-                is_covered = False  # each source waits for what it reads
+                is_covered = False
             else:
-                ranges += found
-        if ranges:
+                leaf_of |= dict.fromkeys(found, self._leaves[place.entry])
+        if leaf_of:
             try:
-                self._connected(ranges[0][0]).wait(self._owner, ranges)
+                took = self._connected(next(iter(leaf_of))[0]).wait(self._owner, list(leaf_of))
             except StructureError as error:
-                error.dataset = self._dataset_of(error, places)
+                error.dataset = _dataset_of(error, leaf_of)
                 raise
+            for one, cost in took.items():
+                self._profiler.add_fetched(leaf_of[one].id, cost)
         if is_covered:
             with covered():
-                yield
+                yield False
         else:
-            yield
-
-    def _dataset_of(self, error: StructureError, places: Sequence[SequencePlace]) -> str | None:
-        """Return the dataset of the object whose URL an error begins with."""
-        for place in places:
-            for path, _, _ in self._ranges.get(place) or ():
-                if str(error).startswith(f"{shown(path)}:"):
-                    return getattr(self._leaves[place.entry].source, "path", None)
-        return None
+            yield bool(places)
 
     def _connected(self, path: str) -> FetchClient:
         """Return the client of this thread, which releases all ranges after this object."""
@@ -224,6 +222,14 @@ class ReadAhead:
                 return
             yield plan.block(start, size, Offsets(), most=size)
             draws += size
+
+
+def _dataset_of(error: StructureError, leaf_of: Mapping[Range, Leaf]) -> str | None:
+    """Return the dataset of the object whose URL an error begins with."""
+    for (path, _, _), leaf in leaf_of.items():
+        if str(error).startswith(f"{shown(path)}:"):
+            return getattr(leaf.source, "path", None)
+    return None
 
 
 def aheads_of(node: Node[Any]) -> list[ReadAhead]:

@@ -302,7 +302,9 @@ def test_a_subset_is_a_range_of_its_samples(made, source):
     path, keys = made
     some = open_source(path, subset=(10, 13), **keys)
     assert read(some, range(len(some))) == read(source, [10, 11, 12])
-    assert list(some.rows_of([1])) == list(source.rows_of([11]))
+    (row,) = some.rows_of([1])
+    assert [row] == list(source.rows_of([11]))
+    assert row >= 11
     assert some.fingerprint != source.fingerprint
     with pytest.raises(SpecError, match="is empty or out of range"):
         open_source(path, subset=(10, 1000), **keys)
