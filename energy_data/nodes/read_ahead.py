@@ -6,7 +6,7 @@ here is state: after a restore it is looked up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from energy_data.core.context import Context
 from energy_data.core.node import Node
 from energy_data.core.references import References
-from energy_data.errors import DataError
+from energy_data.errors import DataError, StructureError, shown
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.plan_cache import LanePlan, Offsets
 from energy_data.nodes.references import DealtReferences, ReferencesNode
@@ -140,7 +140,11 @@ class ReadAhead:
             else:
                 leaf_of |= dict.fromkeys(found, self._leaves[place.entry])
         if leaf_of:
-            took = self._connected(next(iter(leaf_of))[0]).wait(self._owner, list(leaf_of))
+            try:
+                took = self._connected(next(iter(leaf_of))[0]).wait(self._owner, list(leaf_of))
+            except StructureError as error:
+                error.dataset = _dataset_of(error, leaf_of)
+                raise
             for one, cost in took.items():
                 self._profiler.add_fetched(leaf_of[one].id, cost)
         if is_covered:
@@ -218,6 +222,14 @@ class ReadAhead:
                 return
             yield plan.block(start, size, Offsets(), most=size)
             draws += size
+
+
+def _dataset_of(error: StructureError, leaf_of: Mapping[Range, Leaf]) -> str | None:
+    """Return the dataset of the object whose URL an error begins with."""
+    for (path, _, _), leaf in leaf_of.items():
+        if str(error).startswith(f"{shown(path)}:"):
+            return getattr(leaf.source, "path", None)
+    return None
 
 
 def aheads_of(node: Node[Any]) -> list[ReadAhead]:

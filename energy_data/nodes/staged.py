@@ -143,8 +143,9 @@ class StagedNode(Node[StagedCursor]):
     """The stages in one lane.
 
     The draws of earlier stages follow from their cursors, which stay in the state, so a state has
-    one number per stage and lane, not one per leaf. A stage opens nothing before it is entered, and
-    is released after two batches of the next one. Entering a stage computes the draws of the stage
+    one number per stage and lane, not one per leaf. A stage opens nothing before it is entered, but
+    of one in a store indices are read shortly before, and what it reads first is fetched. It is
+    released after two batches of the next one. Entering a stage computes the draws of the stage
     before, and after a restore those of all stages, once.
     """
 

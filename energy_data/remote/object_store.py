@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 from obstore.exceptions import (
+    InvalidPathError,
     NotSupportedError,
     PermissionDeniedError,
     PreconditionError,
@@ -299,6 +300,9 @@ class Bucket:
             except PreconditionError as error:
                 problem = "the object was changed since the run began"
                 raise RemoteError(f"{url}: {problem}. Restart the run") from error
+            except InvalidPathError as error:
+                problem = f"a key in it is no path of a file: {_cleaned(str(error))}"
+                raise RemoteError(f"{url}: {problem}. Rename the object") from error
             except NotSupportedError as error:
                 problem = "its server does not answer requests for ranges of bytes"
                 raise RemoteError(f"{url}: {problem}. Serve it by one that does") from error

@@ -2,8 +2,9 @@
 
 SETTINGS is a JSON file that is read at each request: `latency` in seconds, and the parts of
 requests that end in `unavailable` (503), `reset`, or `truncated`; with `whole`, ranges
-are ignored. `missing` is the status of files that do not exist, `forbidden` the end of paths that
-are refused, `expired` a key id that is. A line of LOG is a request.
+are ignored. `slow` is the seconds in the middle of a body. `missing` is the status of files that
+do not exist, `forbidden` the end of paths that are refused, `expired` a key id that is. A line of
+LOG is a request.
 
 It lists folders as S3 does, and refuses to write.
 """
@@ -68,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         elif not file.is_file():
             self.send_error(settings.get("missing", 404))
         else:
-            self.send_file(file, asked, has_body, is_truncated=draw < truncated)
+            is_truncated, slow = draw < truncated, settings.get("slow", 0)
+            self.send_file(file, asked, has_body, is_truncated=is_truncated, slow=slow)
 
     def do_PUT(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -89,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def send_file(self, file, asked, has_body, *, is_truncated):
+    def send_file(self, file, asked, has_body, *, is_truncated, slow):
         facts = file.stat()
         tag = tag_of(file)
         if self.headers.get("If-Match", tag) != tag:
@@ -110,7 +112,11 @@ class Handler(BaseHTTPRequestHandler):
             with file.open("rb") as stream:
                 stream.seek(begin)
                 data = stream.read(end - begin)
-            self.wfile.write(data[: len(data) // 2] if is_truncated else data)
+            half = len(data) // 2
+            self.wfile.write(data[:half])
+            if not is_truncated:
+                time.sleep(slow)
+                self.wfile.write(data[half:])
             self.close_connection = is_truncated
 
 
