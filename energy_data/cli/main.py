@@ -34,6 +34,10 @@ COMMANDS = {
     ),
     "preview": ("energy_data.cli.preview", "Show samples, or write their parts as files."),
     "schema": ("energy_data.cli.check:schema_command", "Print the JSON Schema of metadatasets."),
+    "simulate": (
+        "energy_data.cli.simulate",
+        "Show what a run would ask of an object store.",
+    ),
     "state": ("energy_data.cli.state", "Show and merge saved states."),
 }
 """Name of a command -> its module, with the attribute if it is not `command`; and what it does."""

@@ -35,7 +35,7 @@ from energy_data.nodes.staged import StagedSpec
 from energy_data.tasks.encoder import TaskEncoder
 from energy_data.tasks.mixture import StreamBuilder
 
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "batch_size": 1,
     **{
         name: signature(get_train_dataset).parameters[name].default
@@ -78,7 +78,7 @@ def stream(
     mixture. facts: arguments of `get_train_dataset`; None: that of the saved run, or the default.
     """
     changed = stage_params(metadataset.tree(split))
-    known: dict[str, Any] = dict(_DEFAULTS)
+    known: dict[str, Any] = dict(DEFAULTS)
     if steps_of(metadataset, split) is None:
         known["microbatches_per_step"] = 1
     stages = () if saved is None else saved_stages(saved)
@@ -159,7 +159,7 @@ def _size_option(
         f"--{name.replace('_', '-')}",
         type=click.IntRange(min=least),
         metavar="N",
-        help=f"{about}  [default: the state's, or {_DEFAULTS[name]}]",
+        help=f"{about}  [default: the state's, or {DEFAULTS[name]}]",
     )
 
 

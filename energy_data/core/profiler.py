@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 # Activities, as users see them.
 READING = "reading"
+FETCHING = "waiting for an object store"
 FILTERING = "filters"
 ENCODING = "the task encoder, encoding samples"
 PACKING = "packing"
@@ -21,7 +22,7 @@ OTHER = "the order of samples, and other nodes"
 _FIRST_PROBE, _PROBE_EVERY = 8, 128  # blocks; rare enough to cost nothing
 
 Activity = str | tuple[str, str]
-"""What time is spent on; READING may come with the id of the leaf."""
+"""What time is spent on; READING and FETCHING may come with the id of the leaf."""
 
 
 class ReadCounter(Protocol):
@@ -32,11 +33,24 @@ class ReadCounter(Protocol):
 
 
 Amounts = Counter[tuple[str, str]]
-"""Leaf id and "bytes" or "tokens" -> how many were read of the leaf."""
+"""Leaf id and "bytes" or "tokens" -> how many were read of the leaf; or a name in `Fetched`."""
+
+
+class Fetched(NamedTuple):
+    """What it took to have bytes of an object store.
+
+    What was requested counts for who needs it first, also if it was requested ahead.
+    """
+
+    fetched_bytes: int = 0
+    cached_bytes: int = 0  # that were in the cache, as others needed them before
+    requests: int = 0
+    retries: int = 0
+    seconds: float = 0.0  # waited
 
 
 class Usage(NamedTuple):
-    """Time spent and data read since the last report."""
+    """Time spent and data read, such as since the last report."""
 
     seconds: dict[Activity, float]
     read: Amounts
@@ -58,6 +72,12 @@ class Profiler:
         """Add time spent on an activity."""
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
         self.total_s += seconds
+
+    def add_fetched(self, leaf: str, found: Fetched) -> None:
+        """Add what it took to have bytes of a leaf."""
+        self.add((FETCHING, leaf), found.seconds)
+        for name, amount in zip(found._fields[:-1], found[:-1], strict=True):
+            self._read[leaf, name] += amount
 
     def add_rest(self, began: float, total_s: float) -> None:
         """Add the time since `began` that is not yet counted; `total_s` is the total at `began`."""
@@ -83,6 +103,11 @@ class Profiler:
         """How much was read of each leaf."""
         self._update()
         return self._read.copy()
+
+    @property
+    def usage(self) -> Usage:
+        """All usage so far."""
+        return Usage(self.seconds, self.read)
 
     def merge(self, usage: Usage) -> None:
         """Add the usage of another process."""

@@ -89,6 +89,11 @@ class JoinSource(Source):
             digest.update(repr(fact).encode() + b"\n")
         return digest.hexdigest()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether files of a member are in a cache of an object store."""
+        return any(member.source.is_remote for member in self.members)
+
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the joined samples of `indices`; one with a bad sample in it is a SampleError."""
         wanted = np.asarray(indices, np.int64)

@@ -218,7 +218,7 @@ class Loader(SavableDataLoader[T_batch]):
             slots_in_use=self._host.slots_in_use,
             seconds=by_activity(profiler.seconds),
             skipped=skipped_items(nodes),
-            leaves=leaf_stats(nodes, profiler.read),
+            leaves=leaf_stats(nodes, profiler.usage),
         )
 
     def starvation(self) -> str:

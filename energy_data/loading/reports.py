@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from attrs import asdict, frozen
 
-from energy_data.core.profiler import HELD, READING, STARTING, Activity, Amounts, Profiler
+from energy_data.core.profiler import (
+    FETCHING,
+    HELD,
+    READING,
+    STARTING,
+    Activity,
+    Amounts,
+    Fetched,
+    Profiler,
+    Usage,
+)
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.leaf_history import held
@@ -25,6 +35,7 @@ _SKIP_FIELDS = ("skipped", "skipped_batches", "excluded")  # of cursors
 
 _WINDOW_S = 5.0  # a WaitReport describes the last 5 to 10 seconds
 _DOMINANT = 2 / 3  # the share of the reading time at which one leaf is named as the reason
+_LOG_S = 60.0  # between two lines of the log about a store
 _NEGLIGIBLE = 0.05  # the share of the trainer's time below which it does not wait for batches
 
 
@@ -37,6 +48,12 @@ class LeafStats:
     # Read, also for batches not handed over yet; None: nothing, or the source does not count.
     bytes: int | None
     tokens: int | None
+    # Of samples in an object store that were needed; None: the leaf is in none. See `Fetched`.
+    fetched_bytes: int | None = None  # also those that were fetched ahead
+    cached_bytes: int | None = None
+    requests: int | None = None
+    retries: int | None = None
+    store_wait_s: float | None = None  # over all workers
 
 
 @frozen(kw_only=True)
@@ -80,10 +97,10 @@ class Stats:
         return {f"data/{name}": value for name, value in found.items() if value is not None}
 
 
-def leaf_stats(nodes: Nodes, read: Amounts) -> dict[str, LeafStats]:
+def leaf_stats(nodes: Nodes, usage: Usage) -> dict[str, LeafStats]:
     """Return the statistics of each leaf. Reads no data.
 
-    nodes: of the lanes, at a position. read: how much was read of each leaf.
+    nodes: of the lanes, at a position.
     """
     units: Counter[str] = Counter()
     leaves: dict[str, Leaf] = {}
@@ -101,8 +118,10 @@ def leaf_stats(nodes: Nodes, read: Amounts) -> dict[str, LeafStats]:
         name: LeafStats(
             units[name] // leaf.cut.stride,
             units[name] / leaf.num_units,
-            read.get((name, "bytes")),
-            read.get((name, "tokens")),
+            usage.read.get((name, "bytes")),
+            usage.read.get((name, "tokens")),
+            **{what: usage.read.get((name, what)) for what in Fetched._fields[:-1]},
+            store_wait_s=usage.seconds.get((FETCHING, name)),
         )
         for name, leaf in leaves.items()
     }
@@ -127,6 +146,19 @@ def by_activity(seconds: Mapping[Activity, float]) -> dict[str, float]:
     }
 
 
+def store_use(usage: Usage) -> str:
+    """Return what was needed of each leaf in an object store, in words; the slowest leaf first."""
+    waits = {what[1]: s for what, s in usage.seconds.items() if what[0] == FETCHING}
+    slowest = sorted(waits, key=lambda leaf: -waits[leaf])
+    told = [
+        f"leaf {leaf}: {usage.read[leaf, 'fetched_bytes']:,} bytes in "
+        f"{usage.read[leaf, 'requests']:,} requests with {usage.read[leaf, 'retries']:,} retries, "
+        f"{usage.read[leaf, 'cached_bytes']:,} bytes of the cache, {waits[leaf]:.1f} s waited"
+        for leaf in slowest[:SHOWN_LEAVES]
+    ]
+    return "; ".join(told)
+
+
 class _Mark(NamedTuple):
     at: float
     wait_s: float  # waited until then
@@ -140,12 +172,16 @@ class WaitReport:
         self.wait_s = 0.0  # seconds the trainer has waited in total
         self._profiler = profiler
         self._marks: tuple[_Mark, _Mark] | None = None
+        self._logged = -_LOG_S
 
     def update(self, now: float) -> None:
-        """Note that the trainer asks for a batch."""
+        """Note that the trainer asks for a batch. Log now and then that it waits for a store."""
         if self._marks is None or now > self._marks[1].at + _WINDOW_S:
             mark = _Mark(now, self.wait_s, dict(self._profiler.seconds))
             self._marks = (self._marks or (mark, mark))[1], mark
+            if now > self._logged + _LOG_S and (reason := self.reason()).startswith(FETCHING):
+                self._logged = now
+                log.info("%s; so far %s", reason, store_use(self._profiler.usage))
 
     def reason(self) -> str:
         """Return the reason. Changes nothing."""
@@ -180,24 +216,28 @@ def wait_reason(wait_s: float, duration_s: float, spent: Mapping[Activity, float
         return f"an unknown reason: {waits}"
     what, seconds = max(groups.items(), key=lambda group: group[1])
     part = f"{seconds / worked_s:.0%} of the work"
-    if what == READING:
-        what = _reading(spent)
+    if what in (READING, FETCHING):
+        what = _of_leaves(what, spent)
     elif what == HELD:
         what += "; keep copies (tensor.clone()), or raise `arena_bytes`"
     return f"{what} ({part}): {waits}"
 
 
-def _reading(spent: Mapping[Activity, float]) -> str:
-    """Return which leaf takes most of the time of reading, where blocks and probes show it."""
-    by_leaf = {what[1]: seconds for what, seconds in spent.items() if isinstance(what, tuple)}
+def _of_leaves(group: str, spent: Mapping[Activity, float]) -> str:
+    """Return which leaf takes most of the time of an activity, where blocks and probes show it."""
+    by_leaf = {
+        what[1]: seconds
+        for what, seconds in spent.items()
+        if isinstance(what, tuple) and what[0] == group
+    }
     total = sum(by_leaf.values())
     if not total:
-        return READING
+        return group
     leaf, seconds = max(by_leaf.items(), key=lambda item: item[1])
     share = seconds / total
     if share > _DOMINANT:
-        return f"{READING} leaf {leaf}"
-    return f"{READING}, leaf {leaf} taking {share:.0%} of it"
+        return f"{group} leaf {leaf}"
+    return f"{group}, leaf {leaf} taking {share:.0%} of it"
 
 
 class StageLog:
@@ -240,7 +280,7 @@ def _transition(plan: RunPlan, batch: int, before: int, number: int, nodes: Node
     for change in plan.changes(number):
         yield f"  {change}"
     if now.on_enter == "continue":
-        known = leaf_stats(nodes, Amounts())
+        known = leaf_stats(nodes, Usage({}, Amounts()))
         ids = [planned.leaf.id for planned in plan.leaves[number]]
         drawn = [(leaf_id, known[leaf_id]) for leaf_id in ids if leaf_id in known]
         for leaf_id, stats in [pair for pair in drawn if pair[1].drawn][:SHOWN_LEAVES]:

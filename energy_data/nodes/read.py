@@ -16,7 +16,7 @@ from attrs import frozen
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
-from energy_data.core.profiler import READING
+from energy_data.core.profiler import READING, Fetched
 from energy_data.core.references import References
 from energy_data.core.sample import LEAF, Sample, SampleSource, set_field
 from energy_data.core.spec import ItemKind
@@ -27,6 +27,7 @@ from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.read_ahead import ReadAhead
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
+from energy_data.remote.client import waits
 
 OnError = Literal["skip", "raise"]
 
@@ -94,8 +95,10 @@ class ReadNode(UnaryNode[ReadCursor]):
             self.ahead.look(count)
         block = self.child.draw(count).refs
         assert isinstance(block, References)
-        with nullcontext() if self.ahead is None else self.ahead.waited(block):
+        if self.ahead is None:
             drawn = self._read(block, rows=self.rows_join)
+        else:
+            drawn = self._read_remote(block, self.ahead)
         self._identify(block, drawn)
         if not any(issubclass(kind, SampleError) for kind in {*map(type, drawn)}):
             self.cursor.failures = 0
@@ -138,6 +141,13 @@ class ReadNode(UnaryNode[ReadCursor]):
         keys = zip(ids, block.epochs.tolist(), block.indices.tolist(), strict=True)
         set_field(RESTORE_KEY, drawn, keys)
 
+    def _read_remote(self, block: References, ahead: ReadAhead) -> list[Sample | SampleError]:
+        """Read a block when it is there: leaf by leaf where sources wait for it, to count that."""
+        with ahead.waited(block) as sources_wait:
+            if not sources_wait:
+                return self._read(block, rows=self.rows_join)
+            return self._read_leaf_by_leaf(block)
+
     def _read(self, block: References, *, rows: bool = False) -> list[Sample | SampleError]:
         if self.trace is not None:
             return self._read_singly(block)
@@ -146,13 +156,17 @@ class ReadNode(UnaryNode[ReadCursor]):
         is_one_leaf = len(self.sources) == 1 or bool((entries == first).all())
         if not is_one_leaf and self.profiler.is_probe():
             return self._read_leaf_by_leaf(block)
-        began = time.perf_counter()
-        if is_one_leaf and not rows:
-            samples = self.sources[first].read(block.indices)
-        else:
-            samples = self.kind.read_together(self.sources, entries, block.indices, rows=rows)
-        what = (READING, self.leaves[first].id) if is_one_leaf else READING
-        self.profiler.add(what, time.perf_counter() - began)
+        began, took = time.perf_counter(), list[Fetched]()
+        with nullcontext() if self.ahead is None else waits(took):
+            if is_one_leaf and not rows:
+                samples = self.sources[first].read(block.indices)
+            else:
+                samples = self.kind.read_together(self.sources, entries, block.indices, rows=rows)
+        seconds, leaf = time.perf_counter() - began, self.leaves[first].id
+        for cost in took if is_one_leaf else ():
+            self.profiler.add_fetched(leaf, cost)
+            seconds -= cost.seconds
+        self.profiler.add((READING, leaf) if is_one_leaf else READING, seconds)
         return samples
 
     def _read_leaf_by_leaf(self, block: References) -> list[Sample | SampleError]:

@@ -66,6 +66,7 @@ class ReadAhead:
         # Loaders of one process have equal lanes.
         self._owner = f"{'/'.join(context.path)} of lane {context.lane}, {uuid4().hex}"
         self._client: FetchClient | None = None
+        self._profiler = context.profiler
         self._plan: LanePlan | None = None
         self._planned = range(0)  # draws that were looked up
         self._position: tuple[object, ...] = ()  # what else their order depends on
@@ -98,24 +99,29 @@ class ReadAhead:
             self._connected(wanted[0][0]).want(self._owner, wanted, when)
 
     @contextmanager
-    def waited(self, block: References) -> Iterator[None]:
-        """Wait for the samples of a block, which are there while the block of code runs."""
+    def waited(self, block: References) -> Iterator[bool]:
+        """Wait for the samples of a block, which are there while the block of code runs.
+
+        Yields whether sources wait for some of them when they are read.
+        """
         places, _ = self._places(block)
-        ranges = list[Range]()
+        leaf_of = dict[Range, Leaf]()
         is_covered = bool(places)
         for place in places:
             found = self._ranges.get(place)
             if found is None:
-                is_covered = False  # each source waits for what it reads
+                is_covered = False
             else:
-                ranges += found
-        if ranges:
-            self._connected(ranges[0][0]).wait(self._owner, ranges)
+                leaf_of |= dict.fromkeys(found, self._leaves[place.entry])
+        if leaf_of:
+            took = self._connected(next(iter(leaf_of))[0]).wait(self._owner, list(leaf_of))
+            for one, cost in took.items():
+                self._profiler.add_fetched(leaf_of[one].id, cost)
         if is_covered:
             with covered():
-                yield
+                yield False
         else:
-            yield
+            yield bool(places)
 
     def _connected(self, path: str) -> FetchClient:
         """Return the client of this thread, which releases all ranges after this object."""

@@ -135,16 +135,22 @@ class CachedObject:
         finally:
             os.close(fd)
         self._append(f"+ {begin} {begin + len(data)}")
-        place = bisect_left(self._begins, begin)
-        self._begins.insert(place, begin)
-        self._ends.insert(place, begin + len(data))
+        self._list((begin, begin + len(data)))
 
     def drop(self, piece: Piece) -> None:
         """Give back the bytes of a piece."""
-        place = bisect_left(self._begins, piece[0])
-        del self._begins[place], self._ends[place]
+        self._unlist(piece)
         self._append(f"- {piece[0]} {piece[1]}")
         punch(self.path, *piece)
+
+    def _list(self, piece: Piece) -> None:
+        place = bisect_left(self._begins, piece[0])
+        self._begins.insert(place, piece[0])
+        self._ends.insert(place, piece[1])
+
+    def _unlist(self, piece: Piece) -> None:
+        place = bisect_left(self._begins, piece[0])
+        del self._begins[place], self._ends[place]
 
     def _append(self, line: str) -> None:
         with Path(ranges_of(self.path)).open("ab", buffering=0) as journal:

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from energy_data.core.profiler import Fetched
 from energy_data.errors import MissingExtraError, ReadOnlyError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
 from energy_data.remote.mirror_paths import (
@@ -105,26 +106,37 @@ class FetchClient:
             return
         self._tell({"kind": "want", "owner": owner, "ranges": mine[0], "when": mine[1]})
 
-    def wait(self, owner: str, ranges: Sequence[Range]) -> None:
+    def wait(self, owner: str, ranges: Sequence[Range]) -> dict[Range, Fetched]:
         """Return when ranges are there; they stay until the owner wants others.
 
-        Raises StructureError with the URL, the attempts, the seconds and the last answer.
+        Returns what each took that the owner did not hold before. Raises StructureError with the
+        URL, the attempts, the seconds and the last answer.
         """
         self._notice_end()
         ready = self._ready.setdefault(owner, set())
-        missing = [one for one in ranges if one not in ready and is_mirrored(one[0])]
+        wanted = dict.fromkeys(one for one in ranges if one not in ready)
+        missing = [one for one in wanted if is_mirrored(one[0])]
         if not missing:
-            return
+            return {}
+        began = time.perf_counter()
         for path, _, _ in missing:
             self._check_inode(path)
         try:
-            self._ask({"kind": "wait", "owner": owner, "ranges": missing})
+            told = self._ask({"kind": "wait", "owner": owner, "ranges": missing})
         except RefusedError as error:
             raise StructureError(f"{error}.") from None
         ready.update(missing)
         held, when = self._wanted.setdefault(owner, ([], []))
         held += missing
         when += [0] * len(missing)
+        costs = [Fetched(*one) for one in told]
+        # Such as while the fetcher is started again.
+        unseen = time.perf_counter() - began - sum(cost.seconds for cost in costs)
+        each = max(unseen, 0.0) / len(costs)
+        return {
+            one: cost._replace(seconds=cost.seconds + each)
+            for one, cost in zip(missing, costs, strict=True)
+        }
 
     def stats(self) -> dict[str, int]:
         """Return bytes, requests and retries of the fetcher so far, and bytes in the cache."""
@@ -293,6 +305,7 @@ class _Connections(threading.local):
     def __init__(self) -> None:
         self.process = os.getpid()
         self.is_covered = False  # what is read now was waited for
+        self.took: list[Fetched] | None = None  # what `held` waits for is added; None: to none
         self.by_root: dict[str, FetchClient] = {}
 
 
@@ -306,6 +319,12 @@ def client_of(root: str) -> FetchClient:
     if root not in _CONNECTIONS.by_root:
         _CONNECTIONS.by_root[root] = FetchClient(root)
     return _CONNECTIONS.by_root[root]
+
+
+def use_client(client: FetchClient) -> None:
+    """Let this thread use a client for its cache folder, such as one that only models it."""
+    client_of(client.root)
+    _CONNECTIONS.by_root[client.root] = client
 
 
 @contextmanager
@@ -334,6 +353,16 @@ def covered(*, is_covered: bool = True) -> Iterator[None]:
 
 
 @contextmanager
+def waits(found: list[Fetched]) -> Iterator[None]:
+    """Add to `found` what it takes to have the bytes that `held` waits for in the block."""
+    before, _CONNECTIONS.took = _CONNECTIONS.took, found
+    try:
+        yield
+    finally:
+        _CONNECTIONS.took = before
+
+
+@contextmanager
 def held(ranges: Sequence[Range], *, always: bool = False) -> Iterator[None]:
     """Wait for ranges, and hold them while the block runs. Ordinary files need nothing.
 
@@ -345,7 +374,9 @@ def held(ranges: Sequence[Range], *, always: bool = False) -> Iterator[None]:
         yield
         return
     client, owner = client_of(root_of(remote[0][0])), f"read {id(remote)}"
-    client.wait(owner, remote)
+    took = client.wait(owner, remote)
+    if _CONNECTIONS.took is not None:
+        _CONNECTIONS.took += took.values()
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from energy_data.core.profiler import Fetched
 from energy_data.remote.cache_space import CacheSpace, OwnerKey, Range
 from energy_data.remote.cached_ranges import (
     CachedObject,
@@ -31,6 +32,7 @@ from energy_data.remote.cached_ranges import (
     overlaps,
     without,
 )
+from energy_data.remote.fetch_costs import FetchCosts
 from energy_data.remote.mirror_paths import (
     CREDENTIALS,
     LOCK,
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 1.0
 _RECONNECTED = 10.0  # seconds after which clients have noticed that a fetcher was killed
 _LOCKED = 50  # times that the lock is tried, as clients try it too
-_REQUESTS = 64  # in flight
+REQUESTS = 64  # in flight
 _PIECE = 1 << 24  # bytes of a request at most
 _LINE = 1 << 28  # bytes of a message at most
 _SMALL = 1 << 23  # bytes of a file that is fetched whole when its folder is looked at
@@ -61,6 +63,7 @@ class Fetcher:
     def __init__(self, limit: int) -> None:
         self.space = CacheSpace(limit)
         self.counts: Counter[str] = Counter()
+        self._costs = FetchCosts()
         self.clients: dict[int, set[str]] = {}  # client -> the objects that it uses
         self._buckets: dict[str, Bucket] = {}
         self._generations: dict[OwnerKey, int] = {}  # how often owners have said what they want
@@ -115,21 +118,29 @@ class Fetcher:
             heapq.heappush(self._queue, entry)
         self._pump()
 
-    async def wait(self, client: int, owner: str, ranges: Sequence[Range]) -> None:
-        """Return when ranges are there; they are held for the owner. Raises RemoteError."""
+    async def wait(self, client: int, owner: str, ranges: Sequence[Range]) -> list[Fetched]:
+        """Return when ranges are there, with what each took; they are held for the owner.
+
+        A range is waited for after those before it. Raises RemoteError.
+        """
         key = OwnerKey(client, owner)
         for path, _, _ in ranges:
             self._use(client, path)
         self._generations.setdefault(key, 0)
         self.space.hold(key, ranges)
+        loop, costs = asyncio.get_running_loop(), list[Fetched]()
         for path, begin, end in ranges:
+            began = loop.time()
             while missing := self.space.objects[path].missing(begin, end):
                 flying = self._flying.get(path, [])
                 self._urgent += [(path, *gap) for gap in missing if not overlaps(flying, gap)]
-                arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                arrived: asyncio.Future[None] = loop.create_future()
                 self._waiting.setdefault(path, []).append(arrived)
                 self._pump()
                 await arrived
+            found = self.space.objects[path]
+            costs.append(self._costs.take(found, begin, end, loop.time() - began))
+        return costs
 
     async def put(self, client: int, path: str, file: str | None) -> None:
         """Write a file to the object of a path in the mirror; None: remove what is there."""
@@ -155,7 +166,8 @@ class Fetcher:
 
     def stats(self) -> dict[str, int]:
         """Return the bytes, requests and retries so far, and the bytes that are in the cache."""
-        retries = sum(bucket.retries for bucket in self._buckets.values())
+        told = sum(bucket.retries.total() for bucket in self._buckets.values())
+        retries = self.counts["retries"] + told
         return {**self.counts, "retries": retries, "used": self.space.used}
 
     def leave(self, client: int) -> None:
@@ -213,7 +225,7 @@ class Fetcher:
 
     def _pump(self) -> None:
         """Start requests while there are slots."""
-        while len(self._tasks) < _REQUESTS and (found := self._next()) is not None:
+        while len(self._tasks) < REQUESTS and (found := self._next()) is not None:
             path, begin, end = found
             self._flying.setdefault(path, []).append((begin, end))
             task = asyncio.get_running_loop().create_task(self._fetch(path, begin, end))
@@ -266,6 +278,8 @@ class Fetcher:
                 raise RemoteError(f"{found.facts.url}: the object was changed")
             found.add(begin, data)
             self.counts["bytes"] += end - begin
+            self.counts["retries"] += (retries := bucket.retries.pop(found.facts.url, 0))
+            self._costs.add(path, (begin, end), retries)
         except (RemoteError, OSError) as problem:
             error = problem
         finally:

@@ -102,9 +102,14 @@ def cache_size(folder: str) -> int:
     if not given:
         facts = os.statvfs(folder)
         return int(facts.f_bavail * facts.f_frsize * _FREE)
-    found = _SIZE.fullmatch(given.strip())
+    return size_of(given, f"{CACHE_SIZE}=")
+
+
+def size_of(text: str, what: str) -> int:
+    """Return the bytes that a text such as 500GB means. SpecError, which begins with `what`."""
+    found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise SpecError(f"{CACHE_SIZE}={given!r} is no size. Write bytes, or such as 500GB.")
+        raise SpecError(f"{what}{text!r} is no size. Write bytes, or such as 500GB.")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

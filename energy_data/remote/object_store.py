@@ -9,6 +9,7 @@ import os
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,7 @@ class Bucket:
 
     def __init__(self, base: str, options: Mapping[str, Any]) -> None:
         self.base, self.options = base, dict(options)
-        self.retries = 0
+        self.retries: Counter[str] = Counter()  # by URL
         self._renewals = 0  # of credentials
         self._store: ObjectStore | None = None
 
@@ -314,7 +315,7 @@ class Bucket:
                 if refused:  # credentials may have expired
                     self.forget_credentials()
                 log.warning("%s: attempt %d failed: %s", url, attempts, _cleaned(str(error)))
-            self.retries += 1
+            self.retries[url] += 1
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempts)
             await asyncio.sleep(min(pause, most) * random.uniform(0.5, 1))  # noqa: S311
 

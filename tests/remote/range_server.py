@@ -114,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = is_truncated
 
 
+ThreadingHTTPServer.request_queue_size = 256  # connections that come at once
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 server.daemon_threads = True
 sys.stdout.write(f"{server.server_port}\n")

@@ -64,7 +64,7 @@ def test_a_token_that_expired_is_found_again_where_the_answer_does_not_say_so(
     found = asyncio.run(bucket.head("x.jsonl"))
     assert found is not None
     assert found.size == (read_only.folder / "data/x.jsonl").stat().st_size
-    assert bucket.retries == 1
+    assert bucket.retries.total() == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])

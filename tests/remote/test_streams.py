@@ -45,9 +45,9 @@ def text_of(sample):
     return sample.get("text") or sample.get("txt") or sample["json"]["text"]
 
 
-def loader(path, *, rank=0, ranks=1, workers=0, together=20):
+def loader(path, *, rank=0, ranks=1, workers=0, together=20, buffer=40):
     config = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers, lanes=4)
-    options = {"batch_size": 8, "shuffle_buffer_size": 40, "max_samples_per_sequence": together}
+    options = {"batch_size": 8, "shuffle_buffer_size": buffer, "max_samples_per_sequence": together}
     return get_loader(get_train_dataset(path, worker_config=config, **options))
 
 
