@@ -14,6 +14,7 @@ as soon as it was read: `resumed_scans` reads no shard twice, whatever is killed
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -31,11 +32,13 @@ from energy_data.data.files.local import LocalFile, atomic_file, open_file, vers
 from energy_data.data.files.offsets import SUFFIX, ensure_index, num_samples, write_index
 from energy_data.data.frames.compression import LargeFrameError
 from energy_data.data.shards import NO_INDEX, Progress, Reframe, Scan, ScannedPart, ShardKind
-from energy_data.errors import SpecError, StructureError
+from energy_data.errors import ReadOnlyError, SpecError, StructureError, shown
 from energy_data.remote.cached_ranges import facts_of
 from energy_data.remote.client import fetch_whole
 from energy_data.remote.mirror_paths import is_mirrored
 from energy_data.remote.mirrors import publish, remove_published
+
+log = logging.getLogger(__name__)
 
 FOLDER = ".nv-meta.parts"
 """The folder of the parts: next to `.nv-meta`, as a dataset is prepared or it is not."""
@@ -230,7 +233,12 @@ def _new_part(path: Path, file: Path) -> Iterator[Callable[..., None]]:
 def remove_parts(path: Path) -> None:
     """Remove all parts of a dataset, if there are some."""
     if (path / FOLDER).exists():
-        remove_published(str(path / FOLDER))
+        try:
+            remove_published(str(path / FOLDER))
+        except ReadOnlyError as error:
+            log.warning(
+                "%s is left, as it may not be removed: %s", shown(f"{path}/{FOLDER}"), error
+            )
         shutil.rmtree(path / FOLDER)
 
 

@@ -109,6 +109,15 @@ class CacheSpace:
         return True
 
     @property
+    def too_small(self) -> str:
+        """What an error says if the ranges that are held do not fit."""
+        return (
+            f"the cache may hold {self.limit:,} bytes, but what is read at a time has "
+            f"{self.held_bytes:,}. Set ENERGY_DATA_CACHE_SIZE, on a larger disk "
+            "ENERGY_DATA_CACHE, or a smaller shuffle_buffer_size or max_samples_per_sequence"
+        )
+
+    @property
     def held_bytes(self) -> int:
         """The bytes of all ranges that are held, there or not."""
         return sum(

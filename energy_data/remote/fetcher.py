@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
@@ -22,14 +21,13 @@ from energy_data.remote.cached_ranges import (
 )
 from energy_data.remote.fetch_costs import FetchCosts
 from energy_data.remote.mirror_paths import (
-    CREDENTIALS,
     READ_BY_PATH,
     key_of,
     mirror_of,
     place_of,
 )
 from energy_data.remote.msc_bucket import MscBucket
-from energy_data.remote.object_store import Bucket, RemoteError
+from energy_data.remote.object_store import Bucket, RemoteError, use_credentials
 
 REQUESTS = 64  # in flight
 _PIECE = 1 << 24  # bytes of a request at most
@@ -135,11 +133,7 @@ class Fetcher:
 
     def use(self, variables: Mapping[str, str]) -> None:
         """Take over the variables of a client that credentials are found by."""
-        before = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
-        if before != variables:
-            for name in before.keys() - variables:  # such as the session token of other keys
-                del os.environ[name]
-            os.environ.update(variables)
+        if use_credentials(variables):
             for bucket in self._buckets.values():
                 bucket.forget_credentials()
 
@@ -227,7 +221,7 @@ class Fetcher:
             elif self._tasks or not self.space.may_drop:
                 return None  # what arrives may be dropped again
             else:
-                self._wake(self._urgent.popleft()[0], self._too_small())
+                self._wake(self._urgent.popleft()[0], RemoteError(self.space.too_small))
         while self._queue:
             _, _, key, generation, wanted = self._queue[0]
             is_old = self._generations.get(key) != generation
@@ -278,11 +272,3 @@ class Fetcher:
                     arrived.set_result(None)
                 else:
                     arrived.set_exception(error)
-
-    def _too_small(self) -> RemoteError:
-        needed = self.space.held_bytes
-        return RemoteError(
-            f"the cache may hold {self.space.limit:,} bytes, but what is read at a time has "
-            f"{needed:,}. Set ENERGY_DATA_CACHE_SIZE, on a larger disk ENERGY_DATA_CACHE, or a "
-            f"smaller shuffle_buffer_size or max_samples_per_sequence"
-        )

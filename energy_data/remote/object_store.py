@@ -26,7 +26,7 @@ from obstore.exceptions import (
 from obstore.store import HTTPStore, LocalStore, from_url
 
 from energy_data.remote.cached_ranges import ObjectFacts
-from energy_data.remote.mirror_paths import check_key, without_secrets
+from energy_data.remote.mirror_paths import CREDENTIALS, check_key, without_secrets
 
 if TYPE_CHECKING:  # they are not there when it runs
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -330,6 +330,17 @@ def _seconds_of_retries() -> float:
         return float(given)
     except ValueError:
         raise RemoteError(f"{GIVE_UP}={given!r} is no number of seconds") from None
+
+
+def use_credentials(variables: Mapping[str, str]) -> bool:
+    """Take over the variables that credentials are found by; return whether they are others."""
+    before = {name: os.environ[name] for name in os.environ if name.startswith(CREDENTIALS)}
+    if before == variables:
+        return False
+    for name in before.keys() - variables:  # such as the session token of other keys
+        del os.environ[name]
+    os.environ.update(variables)
+    return True
 
 
 def _is_refusal(error: Exception) -> bool:

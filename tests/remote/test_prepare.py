@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from energy_data.cli.main import main
+from energy_data.data import indexing
 from energy_data.data.registry import open_source
-from energy_data.errors import SpecError
+from energy_data.errors import ReadOnlyError, SpecError
 
 from . import data
 from .conftest import cache_in
@@ -163,6 +164,17 @@ def test_a_preparation_that_was_cut_while_it_was_written_is_an_error_and_written
     energy_data("prepare", "s3://data/cut", "--non-interactive")
     energy_data("prepare", local, "--non-interactive")
     assert objects(s3, "cut") == files(local)
+
+
+def test_parts_that_may_not_be_removed_are_a_warning(s3, own_cache, local, monkeypatch, caplog):
+    def refuse(path):
+        raise ReadOnlyError("403")
+
+    upload(s3, local, "left")
+    monkeypatch.setattr(indexing, "remove_published", refuse)
+    assert "400 samples in 4 shards" in energy_data("prepare", "s3://data/left")
+    assert "s3://data/left/.nv-meta.parts is left, as it may not be removed: 403" in caplog.text
+    assert len(open_source("s3://data/left")) == 400
 
 
 def test_a_single_file_in_a_bucket_gets_its_index(s3, own_cache, tmp_path):
