@@ -122,6 +122,8 @@ class LeafKeys(NodeKeys):
 class UnopenedSpec(OrderSpec):
     """A leaf whose dataset is not open: it has no samples and no order."""
 
+    is_saved: ClassVar[bool] = False
+
     @property
     def size(self) -> Fraction:
         """Raises LookupError: the number of samples is not known."""

@@ -55,7 +55,10 @@ class Spec(ABC):
     """A frozen description of one node and its children; small, and picklable."""
 
     kind: ClassVar[str]
-    """The name of this class of specs in states, errors and paths. Unique."""
+    """The name of this class of specs in states, errors and paths. Unique among those saved."""
+
+    is_saved: ClassVar[bool] = True
+    """Whether states have such specs."""
 
     unsaved: ClassVar[tuple[str, ...]] = ()
     """Fields that a state does not have, as they may change between runs. Give them defaults."""
@@ -66,7 +69,9 @@ class Spec(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "kind" in cls.__dict__:
+        if "kind" in cls.__dict__ and cls.is_saved:
+            # attrs makes a class anew, for its slots.
+            assert _KINDS.get(cls.kind, cls).__qualname__ == cls.__qualname__, f"two {cls.kind}"
             _KINDS[cls.kind] = cls
 
     @property
