@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -37,6 +38,13 @@ def without_main() -> Iterator[None]:
             sys.modules["__main__"] = main_module
 
 
+def _begin(environ: dict[str, str]) -> None:
+    """Prepare a process: Ctrl-C ends it at once. By default, it would print a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environ)
+
+
 def map_in_processes(
     call: Callable[[A], B], items: Iterable[A], *, workers: int, preload: Sequence[str]
 ) -> Generator[B, None, None]:
@@ -50,9 +58,9 @@ def map_in_processes(
         return
     context = get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    ends_at_once = (signal.SIGINT, signal.SIG_DFL)  # by default, each would print a traceback
+    # The server may run since before the environment was changed.
     pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=signal.signal, initargs=ends_at_once
+        workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)
     )
     waiting: deque[Future[B]] = deque()
     try:

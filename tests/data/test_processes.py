@@ -30,6 +30,13 @@ def test_an_error_of_a_call_ends_the_others_and_is_raised():
         next(found)
 
 
+def test_processes_have_the_environment_of_their_caller(monkeypatch):
+    for value in ("before", "after"):  # the server of processes has started by then
+        monkeypatch.setenv("SOME_SETTING", value)
+        found = map_in_processes(os.getenv, ["SOME_SETTING"] * 2, workers=2, preload=["os"])
+        assert list(found) == [value, value]
+
+
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do():
     found = map_in_processes(signal.raise_signal, [signal.SIGKILL], workers=2, preload=["signal"])
     with pytest.raises(EnergyDataError, match=r"one of 2 processes .* Use fewer"):
