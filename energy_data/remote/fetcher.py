@@ -30,6 +30,7 @@ from energy_data.remote.msc_bucket import MscBucket
 from energy_data.remote.object_store import Bucket, RemoteError, use_credentials
 
 REQUESTS = 64  # in flight
+_AHEAD = 1 << 23  # bytes on their way that nobody waits for, while others are waited for
 _PIECE = 1 << 24  # bytes of a request at most
 _SMALL = 1 << 23  # bytes of a file that is fetched whole when its folder is looked at
 
@@ -47,6 +48,7 @@ class Fetcher:
         self._queue: list[tuple[int, int, OwnerKey, int, Range]] = []
         self._urgent: deque[Range] = deque()
         self._flying: dict[str, list[tuple[int, int]]] = {}
+        self._ahead = 0  # bytes on their way that nobody waited for when they were requested
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._numbers, self._tasks = count(), set[asyncio.Task[None]]()
 
@@ -106,6 +108,8 @@ class Fetcher:
         self._generations.setdefault(key, 0)
         self.space.hold(key, ranges)
         loop, costs = asyncio.get_running_loop(), list[Fetched]()
+        self._urgent += ranges
+        self._pump()
         for path, begin, end in ranges:
             began = loop.time()
             while missing := self.space.objects[path].missing(begin, end):
@@ -203,7 +207,9 @@ class Fetcher:
         while len(self._tasks) < REQUESTS and (found := self._next()) is not None:
             path, begin, end = found
             self._flying.setdefault(path, []).append((begin, end))
-            task = asyncio.get_running_loop().create_task(self._fetch(path, begin, end))
+            ahead = 0 if self._urgent else end - begin
+            self._ahead += ahead
+            task = asyncio.get_running_loop().create_task(self._fetch(path, begin, end, ahead))
             self._tasks.add(task)
             task.add_done_callback(self._landed)
 
@@ -227,6 +233,8 @@ class Fetcher:
             is_old = self._generations.get(key) != generation
             if is_old or (gap := self._gap(wanted)) is None:
                 heapq.heappop(self._queue)
+            elif self._waiting and self._ahead + gap[2] - gap[1] > _AHEAD:
+                return None
             elif self.space.make_room(gap[2] - gap[1], self._in_use, urgent=False):
                 return gap
             else:
@@ -242,7 +250,7 @@ class Fetcher:
                 return path, left, min(right, left + _PIECE)
         return None
 
-    async def _fetch(self, path: str, begin: int, end: int) -> None:
+    async def _fetch(self, path: str, begin: int, end: int, ahead: int) -> None:
         found, error = self.space.objects[path], None
         place = place_of(found.facts.url)
         self.counts["requests"] += 1
@@ -258,6 +266,7 @@ class Fetcher:
         except (RemoteError, OSError) as problem:
             error = problem
         finally:
+            self._ahead -= ahead
             self._flying[path].remove((begin, end))
             if error is None:
                 self.space.added(path, (begin, end))
