@@ -21,6 +21,8 @@ from energy_data.data.files.local import LocalFile, Version, keep_open, open_fil
 from energy_data.data.files.offsets import BLOCK_ROWS, SUFFIX, IndexedFile, Offsets
 from energy_data.data.splits import MOST_OF_PATTERN, expand
 from energy_data.errors import SpecError
+from energy_data.remote.cache_space import Range
+from energy_data.remote.client import held
 
 NO_INDEX = np.empty(0, np.uint64)  # of shards that need none
 MOST_PARTS = 50  # different extensions that are remembered
@@ -157,9 +159,11 @@ class PartShards:
             facts = (*facts, self.kept.facts)
         digest.update(repr((facts, named)).encode(errors="surrogateescape"))
         chosen = np.unique(np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)).tolist()
-        for number in chosen:
-            file = open_file(self.paths(rows[number])[0])
-            digest.update(some_bytes(file, _PROBES // len(chosen)))
+        files = [open_file(self.paths(rows[number])[0]) for number in chosen]
+        places = _PROBES // max(len(files), 1)
+        with held([one for file in files for one in _probes(file, places)]):  # all at once
+            for file in files:
+                digest.update(some_bytes(file, places))
         return digest.hexdigest()
 
 
@@ -207,11 +211,17 @@ def offsets_of(open_shard: OpenShard, number: int, count: int) -> Offsets:
 
 def some_bytes(file: LocalFile, places: int = _PROBES) -> bytes:
     """Return the size of a file and 4 KiB at each of `places` places: all of a small file."""
+    begins = [begin for _, begin, _ in _probes(file, places)]
+    data = bytearray(places * min(_PROBED, file.size))
+    file.read_rows(memoryview(data), begins)
+    return repr(file.size).encode() + data
+
+
+def _probes(file: LocalFile, places: int) -> list[Range]:
+    """Return some places of a file, of 4 KiB, or of its size if it is smaller."""
     size = min(_PROBED, file.size)
     begins = np.linspace(0, file.size - size, places).astype(np.int64).tolist()
-    data = bytearray(places * size)
-    file.read_rows(memoryview(data), begins)  # of a store, all at once
-    return repr(file.size).encode() + data
+    return [(file.path, begin, begin + size) for begin in begins if size]
 
 
 def find_shards(
