@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.lazy import cached_property
-from energy_data.data.files.local import open_file
+from energy_data.data.files.local import fetch_ends, open_file
 from energy_data.data.files.offsets import (
     BLOCK_ROWS,
     Offsets,
@@ -44,6 +44,7 @@ from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.text.counts import ShardCounts, counts_of
 from energy_data.errors import SpecError, StructureError, shown
 from energy_data.remote.cache_space import NEAR, Range, merged
+from energy_data.remote.client import fetch_whole
 from energy_data.remote.mirror_paths import is_mirrored
 
 Int64s = npt.NDArray[np.int64]
@@ -70,6 +71,7 @@ class ShardedSource(Source):
         self._gaps = [gap - first for gap in part.gaps if first < gap < end]
         self._ends = list(accumulate(part.counts))  # [shards] the row after the last one of each
         self._open = shard_opener(part)
+        self._fetched = set[int]()  # shards whose indices are there
 
     def __len__(self) -> int:
         return self._length
@@ -114,6 +116,19 @@ class ShardedSource(Source):
                     return None
                 found += merged(bytes_of, NEAR)
         return found
+
+    def fetch_indices(self, indices: Sequence[int]) -> None:
+        """Fetch the indices of the shards of some samples, and what these are opened by."""
+        if self.part.kind.open_block is None:
+            return
+        used = {number for number, _, _ in self._by_shard(np.array(indices, np.int64))}
+        if not (new := sorted(used - self._fetched)):
+            return
+        shards, found = zip(*map(self.part.paths, new), strict=True)
+        fetch_whole(*dict.fromkeys(found))
+        if self.part.kind.reads_end:
+            fetch_ends(shards)
+        self._fetched |= used
 
     def _ranges(self, number: int, rows: Int64s) -> Iterable[Range] | None:
         """Return the bytes of samples of a shard; `rows` is sorted."""

@@ -86,6 +86,7 @@ class ShardKind:
     # Where samples have keys of their own. Elsewhere the key of a sample is its row.
     scan_parts: Callable[[LocalFile], Scan] | None = None  # `scan`, with keys and parts
     key_finder: Callable[[PartShards], FindRows] | None = None
+    reads_end: bool = False  # whether a shard is opened by its last bytes, too
     reframe: Reframe | None = None  # of formats whose files may be compressed in one frame
 
     @property

@@ -6,8 +6,9 @@ here is state: after a restore it is looked up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import finalize
@@ -112,6 +113,7 @@ class ReadAhead:
         except DataError:  # it is raised when the draws are made
             return
         places, firsts = self._places(coming)
+        self._fetch_indices([place for place in places if place not in self._ranges])
         self._ranges = {
             place: self._ranges[place] if place in self._ranges else self._ranges_of(place)
             for place in places
@@ -174,6 +176,17 @@ class ReadAhead:
         first.sort()
         chosen = pairs[first].tolist()
         return [SequencePlace(*pair) for pair in chosen], there[first].tolist()
+
+    def _fetch_indices(self, places: Iterable[SequencePlace]) -> None:
+        """Fetch the indices that `_ranges_of` reads for some places, all at once."""
+        firsts = defaultdict[int, list[int]](list)
+        for entry, number in places:
+            if number >= 0:
+                first = number * int(self._lengths[entry])
+                firsts[entry].append(first % self._leaves[entry].num_samples)
+        for entry, indices in firsts.items():
+            with suppress(DataError):  # it is raised when these samples are read
+                self._leaves[entry].source.fetch_indices(indices)
 
     def _ranges_of(self, place: SequencePlace) -> Sequence[Range] | None:
         leaf, length = self._leaves[place.entry], int(self._lengths[place.entry])

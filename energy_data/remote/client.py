@@ -392,8 +392,4 @@ def fetch_whole(*paths: str) -> None:
     client = client_of(root_of(mine[0]))
     sizes = [os.stat(path).st_size for path in mine]  # noqa: PTH116 - as in data/files/local.py
     ranges = [(path, 0, size) for path, size in zip(mine, sizes, strict=True) if size]
-    if len(ranges) > 1:  # all at once, as what is waited for comes one after another
-        client.want("soon", ranges, [0] * len(ranges))
     client.wait("whole", ranges)
-    if len(ranges) > 1:
-        client.want("soon", [], [])

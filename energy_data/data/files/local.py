@@ -14,13 +14,14 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from energy_data.errors import StructureError
+from energy_data.remote.cache_space import Range
 from energy_data.remote.client import client_of, covered, fetch_whole, held
 from energy_data.remote.mirror_paths import has_samples, is_mirrored, root_of
 
@@ -152,9 +153,20 @@ class MirroredFile(LocalFile):
     def _held(self, offset: int, size: int) -> AbstractContextManager[None]:
         # What is read by single ranges has neighbours that are read next. Reading beyond the end is
         # an error of its own.
-        begin = offset // _FETCHED * _FETCHED
-        end = min(-(-(offset + size) // _FETCHED) * _FETCHED, self.size)
-        return held([(self.path, begin, end)] if size and begin < end else [])
+        block = _block(self.path, offset, offset + size, self.size)
+        return held([block] if size and block[1] < block[2] else [])
+
+
+def _block(path: str, begin: int, end: int, size: int) -> Range:
+    """Return what is fetched to read [begin, end) of a file of some bytes."""
+    return path, begin // _FETCHED * _FETCHED, min(-(-end // _FETCHED) * _FETCHED, size)
+
+
+def fetch_ends(paths: Iterable[str]) -> None:
+    """Fetch the last bytes of files in a cache, all at once."""
+    sizes = [(path, os.stat(path).st_size) for path in paths]  # noqa: PTH116 - as in `open_file`
+    with held([_block(path, size - 1, size, size) for path, size in sizes if size]):
+        pass
 
 
 class StreamedFile(MirroredFile):

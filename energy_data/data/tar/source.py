@@ -45,6 +45,7 @@ TARS = ShardKind(
     scan=scan,
     fits=fits,
     open_block=open_block,
+    reads_end=True,
     scan_parts=partial(scan, with_parts=True),
     key_finder=lambda part: SampleKeys(part).rows,
 )

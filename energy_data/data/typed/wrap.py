@@ -137,6 +137,10 @@ class TypedSource(Source):
         """Return those of the dataset."""
         return self.inner.ranges(first, count)
 
+    def fetch_indices(self, indices: Sequence[int]) -> None:
+        """Fetch those of the dataset."""
+        self.inner.fetch_indices(indices)
+
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return those of the dataset."""
         return self.inner.costs(indices, unit)
