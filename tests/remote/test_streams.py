@@ -15,7 +15,7 @@ from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import StructureError
 from energy_data.remote.cache_space import merged
-from energy_data.remote.client import client_of
+from energy_data.remote.client import FetchClient, client_of
 
 from . import data
 from .conftest import KEY_ID, SECRET, fetchers
@@ -177,6 +177,26 @@ def fetched(http, path):
     ranges = [line["range"].removeprefix("bytes=").split("-") for line in http.requests()
               if line["range"] and line["path"] == path]  # fmt: skip
     return [(int(begin), int(end) + 1) for begin, end in ranges]
+
+
+def test_many_shards_are_opened_with_few_waits(http, own_cache, monkeypatch):
+    data.tars(http.folder / "many", per_shard=10)
+    prepare(http.folder / "many", workers=1)
+    waits, wait = [], FetchClient.wait
+
+    def counted(self, owner, ranges):
+        took = wait(self, owner, ranges)
+        waits.extend([owner] * any(one.requests for one in took.values()))
+        return took
+
+    source = open_source(f"{http.url}/many")
+    monkeypatch.setattr(FetchClient, "wait", counted)
+    assert source.fingerprint
+    assert len(waits) == 1
+    with loader(f"{http.url}/many", together=10, lanes=1) as run:
+        next(iter(run))
+    assert len({line["path"] for line in http.requests() if line["path"].endswith(".tar")}) > 8
+    assert len(waits) <= 4  # for the fingerprint, indices, ends, and samples
 
 
 def test_what_is_in_the_cache_is_not_fetched_again(http, own_cache, served):
