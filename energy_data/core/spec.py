@@ -70,7 +70,7 @@ class Spec(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "kind" in cls.__dict__ and cls.is_saved:
-            # attrs makes a class anew, for its slots.
+            # attrs creates a class with slots a second time.
             assert _KINDS.get(cls.kind, cls).__qualname__ == cls.__qualname__, f"two {cls.kind}"
             _KINDS[cls.kind] = cls
 

@@ -150,13 +150,13 @@ def store_use(usage: Usage) -> str:
     """Return what was needed of each leaf in an object store, in words; the slowest leaf first."""
     waits = {what[1]: s for what, s in usage.seconds.items() if what[0] == FETCHING}
     slowest = sorted(waits, key=lambda leaf: -waits[leaf])
-    told = [
+    parts = [
         f"leaf {leaf}: {usage.read[leaf, 'fetched_bytes']:,} bytes in "
         f"{usage.read[leaf, 'requests']:,} requests with {usage.read[leaf, 'retries']:,} retries, "
         f"{usage.read[leaf, 'cached_bytes']:,} bytes of the cache, {waits[leaf]:.1f} s waited"
         for leaf in slowest[:SHOWN_LEAVES]
     ]
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 class _Mark(NamedTuple):

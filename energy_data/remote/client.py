@@ -122,14 +122,14 @@ class FetchClient:
         for path, _, _ in missing:
             self._check_inode(path)
         try:
-            told = self._ask({"kind": "wait", "owner": owner, "ranges": missing})
+            answer = self._ask({"kind": "wait", "owner": owner, "ranges": missing})
         except RefusedError as error:
             raise StructureError(f"{error}.") from None
         ready.update(missing)
         held, when = self._wanted.setdefault(owner, ([], []))
         held += missing
         when += [0] * len(missing)
-        costs = [Fetched(*one) for one in told]
+        costs = [Fetched(*one) for one in answer]
         # Such as while the fetcher is started again.
         unseen = time.perf_counter() - began - sum(cost.seconds for cost in costs)
         each = max(unseen, 0.0) / len(costs)

@@ -143,8 +143,8 @@ class Fetcher:
 
     def stats(self) -> dict[str, int]:
         """Return the bytes, requests and retries so far, and the bytes that are in the cache."""
-        told = sum(bucket.retries.total() for bucket in self._buckets.values())
-        retries = self.counts["retries"] + told
+        pending = sum(bucket.retries.total() for bucket in self._buckets.values())
+        retries = self.counts["retries"] + pending
         return {**self.counts, "retries": retries, "used": self.space.used}
 
     def leave(self, client: int) -> None:
