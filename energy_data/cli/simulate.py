@@ -191,7 +191,9 @@ def _shown(run: SimulatedRun, found: Simulation) -> list[str]:
         f"{run.ranks_per_node} of {run.ranks:,} ranks",
         f"start: {found.start_wait_s:,.2f} s for the first {found.start_batches:,}; "
         f"then {found.wait_share:.1%} of the time waited",
-        f"store: {found.bytes_per_batch * rate / 1e6:,.1f} MB/s and "
+        "store: nothing is fetched in a long run"
+        if rate == inf
+        else f"store: {found.bytes_per_batch * rate / 1e6:,.1f} MB/s and "
         f"{found.requests_per_batch * rate:,.1f} requests/s",
         f"cache: {found.window_bytes:,} bytes at least, {found.ahead_bytes:,} to read ahead",
     ]

@@ -48,11 +48,13 @@ def _waits(run: SimulatedRun, found: Simulation, most: int) -> Iterator[str]:
     most_rate = found.most_batches_per_second(run.link)
     rate = 1 / run.batch_seconds if run.batch_seconds else most_rate
     waits = max(found.wait_share, 1 - most_rate / rate) if run.batch_seconds else 1.0
+    if rate == inf:
+        return
     if run.batch_seconds:
         yield f"In a long run, ranks wait {waits:.1%} of their time."
     else:
         yield f"The store feeds {rate:,.1f} micro-batches of each rank per second in a long run."
-    if waits < _NEGLIGIBLE or rate == inf:
+    if waits < _NEGLIGIBLE:
         return
     slowest = max(found.leaves, key=lambda leaf: (leaf.wait_s, leaf.requests))
     latency, bandwidth = run.link.latency, run.link.bandwidth
