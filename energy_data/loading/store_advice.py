@@ -49,6 +49,7 @@ def _waits(run: SimulatedRun, found: Simulation, most: int) -> Iterator[str]:
     rate = 1 / run.batch_seconds if run.batch_seconds else most_rate
     waits = max(found.wait_share, 1 - most_rate / rate) if run.batch_seconds else 1.0
     if rate == inf:
+        yield "The store feeds any rate in a long run, as nothing is fetched then."
         return
     if run.batch_seconds:
         yield f"In a long run, ranks wait {waits:.1%} of their time."
