@@ -62,8 +62,8 @@ def choice(limit: int, size: int) -> tuple[float, float, float]:
     docs = packs = filled = 0
     began = time.process_time()
     while True:
-        for document in islice(waiting, size - len(buffer)):
-            buffer.add(document)
+        if len(buffer) < size:
+            buffer.add(list(islice(waiting, max(size - len(buffer), size // 2))))
         if len(buffer) < size:
             break
         pack = buffer.take()

@@ -69,8 +69,10 @@ def place_of(sample: Any) -> dict[str, Any]:
 
 
 def first_of(item: Any) -> Any:
-    """Return the first sample of a list, or the sample itself."""
-    return item[0] if isinstance(item, list) and item else item
+    """Return the first sample of a list, or of a list of lists, or the sample itself."""
+    while isinstance(item, list) and item:
+        item = item[0]
+    return item
 
 
 def sample_field(sample: Any, name: str) -> Any:

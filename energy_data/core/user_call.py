@@ -58,6 +58,7 @@ _LOGGED_IN_A_ROW = 3  # errors, each with its traceback
 
 MAKING_BATCH = "making the batch that begins with"
 MAKING_PACK = "making the pack that begins with"
+MAKING_PACKS = "making packs, the first of which begins with"
 
 
 def gives_parts(encode: Callable[[Any], Any] | None) -> bool:

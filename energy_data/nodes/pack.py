@@ -15,7 +15,7 @@ from energy_data.core.profiler import PACKING
 from energy_data.core.recipe import check_whole
 from energy_data.core.sample import describe_source
 from energy_data.core.spec import ItemKind
-from energy_data.core.user_call import MAKING_PACK, SKIPPED, Measure, UserCall
+from energy_data.core.user_call import MAKING_PACK, MAKING_PACKS, SKIPPED, Measure, UserCall
 from energy_data.errors import DataError
 from energy_data.nodes.buffered import (
     BufferedCursor,
@@ -31,13 +31,13 @@ from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 @frozen(kw_only=True)
 class PackSpec(UnarySpec):
-    """Pack documents by the rules of `packing`, chosen from a buffer of `buffer_size`.
+    """Pack documents by the rules of `packing`, chosen from at least `buffer_size` of them.
 
-    Each lane has its own buffer. Its documents are in the state as references, and are read and
-    encoded again after a restore. At the end of a finite stream, each lane packs the rest of its
-    buffer. A pack that is a dict also has `__docs__`, the number of its documents, and the sum of
-    each limit, for example `__tokens__`. Costs some microseconds per document, besides reading and
-    encoding.
+    Each lane has its own buffer, of up to 1.5 times `buffer_size`. Its documents are in the state
+    as references, and are read and encoded again after a restore. At the end of a finite stream,
+    each lane packs the rest of its buffer. A pack that is a dict also has `__docs__`, the number of
+    its documents, and the sum of each limit, for example `__tokens__`. Costs some microseconds per
+    document, besides reading and encoding.
     """
 
     kind = "pack"
@@ -71,7 +71,9 @@ class PackNode(PackingNode[PackCursor]):
     def __init__(self, spec: PackSpec, context: Context) -> None:
         super().__init__(PackCursor(), spec, context)
         self.buffer_size = spec.buffer_size
+        self.context = context
         self.pack = UserCall(spec.packing.pack, context, MAKING_PACK, PACKING)
+        self.rows: UserCall | None = None  # makes the packs of a batch, where no user code sees one
         cut = Measure(spec.packing.cut, context)
         lengths = spec.packing.lengths and Measure(spec.packing.lengths, context)
         self.measures = [cut, lengths] if lengths else [cut]
@@ -85,35 +87,41 @@ class PackNode(PackingNode[PackCursor]):
         if wrong := [ref[:3] for ref in parts if not ref[0] < ref[1] <= ref[2]]:
             yield "pending", f"has an impossible part of a document, {shorten(wrong[0])}"
 
+    def allow_batch_views(self) -> None:
+        if (rows := self.packing.rows) is not None:
+            self.rows = UserCall(rows, self.context, MAKING_PACKS, PACKING)
+
     def draw(self, count: int, *, within: int | None = None) -> Items:
-        buffer = self._buffer()
+        buffer, taken = self._buffer(), list[list[Document]]()
         self.cached, self.drawn_docs = None, 0  # until the cursor has the references of the buffer
+        while len(taken) < count:
+            if len(buffer) < self.buffer_size:
+                self._fill(buffer)
+                if not buffer:
+                    break
+            taken.append(buffer.take(within))
         packs, refs = list[Any](), list[ItemRef]()
-        self._fill(buffer)
-        ended = not buffer
-        while buffer and len(packs) < count:
-            documents = buffer.take(within)
-            pack = self._packed(documents)
+        # With `within`, packs are drawn one by one, and are no rows of their batch.
+        made = self._packed(taken, None if within else self.rows)
+        for documents, pack in zip(taken, made, strict=True):
             if pack is SKIPPED:
                 self.cursor.skipped += len(documents)
-                self.cursor.cut += sum(one.sizes[0] for one in documents)
-                break  # the block is short or empty: a function may skip every pack
+                self.cursor.cut += sum([one.sizes[0] for one in documents])
+                continue
             packs.append(pack)
-            refs.append(tuple(one.ref for one in documents))
-            self.drawn_docs += sum(one.docs for one in documents)
-            self._fill(buffer)
+            refs.append(tuple([one.ref for one in documents]))
+            self.drawn_docs += sum([one.docs for one in documents])
         self.cursor.pending = self.cached = buffer.refs
-        if ended:
+        if not taken:
             raise StopIteration
         return Items(packs, refs)
 
     def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
         found = self._replay_documents([ref for pack in refs for ref in pack])
-        packs = []
-        for pack_refs in refs:
-            documents = [found[ref] for ref in pack_refs]
-            packs.append(self._packed(documents))
-            if packs[-1] is SKIPPED:
+        taken = [[found[ref] for ref in pack] for pack in refs]
+        packs = self._packed(taken)
+        for documents, pack in zip(taken, packs, strict=True):
+            if pack is SKIPPED:
                 first = describe_source(documents[0].item)
                 raise not_reproducible(f"the pack that begins with {first}")
         return packs
@@ -147,8 +155,8 @@ class PackNode(PackingNode[PackCursor]):
         items = self.child.replay(samples) if samples else ()
         made = {
             document.ref: document
-            for ref, item in zip(samples, items, strict=True)
-            for document in self._documents(ref, item)[0]
+            for documents, _ in self._documents(items, samples)
+            for document in documents
         }
         for ref in refs:
             if ref not in made:
@@ -159,37 +167,49 @@ class PackNode(PackingNode[PackCursor]):
                 )
         return made
 
-    def _documents(self, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
+    def _documents(
+        self, items: Sequence[Any], refs: Sequence[ItemRef]
+    ) -> Iterator[tuple[Sequence[Document], int]]:
+        return self.packing.documents(items, map(self._note, refs))
+
+    def _note(self, ref: ItemRef) -> ItemRef:
+        """Tell the functions that measure and cut which sample is next."""
         for measure in self.measures:
             measure.reference = ref
-        return self.packing.documents(ref, item)
+        return ref
 
     def _fill(self, buffer: PackBuffer) -> None:
-        """Fill the buffer in blocks, so an almost full buffer is not filled."""
-        if len(buffer) > self.buffer_size - max(1, self.buffer_size // 8):
-            return
+        """Read until `buffer_size` documents wait, at least half as many at once, as draws cost."""
         guard = EmptyGuard()
-        while len(buffer) < self.buffer_size:
-            before = len(buffer)
+        while (missing := self.buffer_size - len(buffer)) > 0:
             try:
-                drawn = self.child.draw_some(self.buffer_size - len(buffer))
+                drawn = self.child.draw_some(max(missing, self.buffer_size // 2))
             except StopIteration:
                 return
-            for item, ref in zip(*drawn, strict=True):
-                documents, lost = self._documents(ref, item)
-                for document in documents:
-                    buffer.add(document)
-                self.cursor.cut += lost
-                self.cursor.skipped += not documents
-                self.cursor.truncated += bool(documents and lost)
-            guard.count(range(before, len(buffer)))
+            added = list[Document]()
+            for documents, lost in self._documents(*drawn):
+                added += documents
+                if lost or not documents:
+                    self.cursor.cut += lost
+                    self.cursor.skipped += not documents
+                    self.cursor.truncated += bool(documents)
+            buffer.add(added)
+            guard.count(added)
 
-    def _packed(self, documents: Sequence[Document]) -> Any:
-        items = [document.item for document in documents]
-        refs = tuple(document.ref[self.num_prefixed :] for document in documents)
-        pack = self.pack(items, self.cursor, refs)
-        if isinstance(pack, dict):
-            pack["__docs__"] = sum(document.docs for document in documents)
-            for at, name in enumerate(self.packing.limits):
-                pack[f"__{name}__"] = sum(document.sizes[at] for document in documents)
-        return pack
+    def _packed(
+        self, taken: Sequence[Sequence[Document]], rows: UserCall | None = None
+    ) -> list[Any]:
+        """Return a pack of each list of documents, or SKIPPED."""
+        items = [[document.item for document in documents] for documents in taken]
+        if rows is not None and items:
+            packs: list[Any] = rows(items, self.cursor)
+        else:
+            n = self.num_prefixed
+            refs = [tuple([document.ref[n:] for document in documents]) for documents in taken]
+            packs = self.pack.each(items, self.cursor, refs)
+        for documents, pack in zip(taken, packs, strict=True):
+            if isinstance(pack, dict):
+                pack["__docs__"] = sum([document.docs for document in documents])
+                for at, name in enumerate(self.packing.limits):
+                    pack[f"__{name}__"] = sum([document.sizes[at] for document in documents])
+        return packs

@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import index, sub
-from typing import Any, Literal, NamedTuple, get_args
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from operator import index, le, sub
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
 from attrs import field, frozen
 
+from energy_data.core.batch_memory import as_tensors, make_row, new_batch_tensor
 from energy_data.core.node import ItemRef
 from energy_data.core.sample import describe_source
 from energy_data.errors import DataError, SpecError
 
+T = TypeVar("T")
+
 OverLong = Literal["error", "skip", "truncate", "split"]
 Fragments = Literal["last", "each"]
 Sizes = tuple[int, ...]
+Bounds = Sequence[tuple[int, int]]  # of the documents of each pack, among those of all packs
+NewTensor = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 
 
 class Document(NamedTuple):
@@ -51,44 +57,97 @@ class Joined:
 
     def __call__(self, documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the pack of documents; without documents, only padding of field `of`."""
-        lengths = [len(document[self.of]) for document in documents]
-        names = list(dict.fromkeys(name for document in documents for name in document))
-        pack: dict[str, Any] = {}
-        for name in names or [self.of]:
-            values = [document.get(name) for document in documents]
-            if all(_is_line(value) for value in values):
-                pack[name] = self._joined(name, values)
-            elif any(_is_line(value) for value in values):
-                raise DataError(
-                    f"Joined: {name!r} is one-dimensional in some documents of a pack, and missing "
-                    f"or of another form in others. Return it from encode_sample for all of them."
-                )
-            else:
-                pack[name] = values
-        ends = np.cumsum([0, *lengths])
-        pack["cu_seqlens"] = torch.from_numpy(ends.astype(np.int32))
-        if "position_ids" not in pack:
-            positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
-            pack["position_ids"] = self._padded(torch.from_numpy(positions), 0)
-        return pack
+        (pack,) = self.rows([documents], None)
+        return dict(zip(pack, as_tensors(list(pack.values())), strict=True))
 
-    def _joined(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        lines = [torch.as_tensor(value) for value in values]
-        joined = torch.cat(lines) if lines else torch.zeros(0, dtype=torch.int64)
-        return self._padded(joined, self.pad.get(name, 0))
+    def rows(
+        self,
+        packs: Sequence[Sequence[Mapping[str, Any]]],
+        new: NewTensor | None = new_batch_tensor,
+    ) -> list[dict[str, Any]]:
+        """Return the packs of a batch, whose joined fields are rows of its tensors.
 
-    def _padded(self, line: torch.Tensor, value: float) -> torch.Tensor:
-        missing = 0 if self.length is None else self.length - len(line)
-        if missing < 0:
+        See `core/batch_memory.py`. Several packs need a `length`. If not all documents have the
+        same fields of the same form, each pack has its own tensors.
+        """
+        documents = list(chain.from_iterable(packs))
+        names = list(dict.fromkeys(chain.from_iterable(documents))) or [self.of]
+        columns: dict[str, list[Any]] = {
+            name: [document.get(name) for document in documents] for name in names
+        }
+        num_lines = {name: sum(map(_is_line, values)) for name, values in columns.items()}
+        mixed = [name for name, count in num_lines.items() if 0 < count < len(documents)]
+        if len(packs) > 1 and (mixed or min(map(len, documents)) < len(names)):
+            return list(map(self, packs))
+        if mixed:
             raise DataError(
-                f"Joined: a pack has {len(line)} values, more than its length {self.length}. Set "
+                f"Joined: {mixed[0]!r} is one-dimensional in some documents of a pack, and missing "
+                f"or of another form in others. Return it from encode_sample for all of them."
+            )
+        bounds = list(pairwise(accumulate(map(len, packs), initial=0)))
+        lengths = list(map(_count, columns[self.of]))
+        blocks = {
+            name: self._joined(name, values, bounds, new)
+            for name, values in columns.items()
+            if num_lines[name] == len(documents)
+        }
+        if "position_ids" not in columns:
+            blocks["position_ids"] = self._positions(lengths, bounds, new)
+        made = []
+        for number, (begin, end) in enumerate(bounds):
+            pack: dict[str, Any] = {name: values[begin:end] for name, values in columns.items()}
+            for name, block in blocks.items():
+                pack[name] = make_row((block, number))
+            ends = np.array([0, *accumulate(lengths[begin:end])], np.int32)
+            pack["cu_seqlens"] = torch.from_numpy(ends)
+            made.append(pack)
+        return made
+
+    def _joined(
+        self, name: str, values: Sequence[Any], bounds: Bounds, new: NewTensor | None
+    ) -> torch.Tensor:
+        """Return a field of packs, [packs, length]."""
+        lines = list(map(torch.as_tensor, values))
+        first = lines[0] if lines else torch.zeros(0, dtype=torch.int64)
+        missing = self._missing([line.shape[0] for line in lines], bounds)
+        padding = first.new_full((max(missing),), self.pad.get(name, 0))
+        parts = _with_padding(lines, bounds, [padding[:count] for count in missing])
+        out, forms = None, {(line.dtype, line.is_cpu, line.requires_grad) for line in lines}
+        if new is not None and forms == {(first.dtype, True, False)}:
+            out = new((len(bounds) * (self.length or 0),), first.dtype)
+        return torch.cat(parts, out=out).view(len(bounds), -1)
+
+    def _positions(
+        self, lengths: Sequence[int], bounds: Bounds, new: NewTensor | None
+    ) -> torch.Tensor:
+        """Return the positions in the documents of packs, int64 [packs, length]."""
+        steps = np.arange(max(lengths, default=0))
+        padding = [np.zeros(count, np.int64) for count in self._missing(lengths, bounds)]
+        parts = _with_padding([steps[:length] for length in lengths], bounds, padding)
+        out = None if new is None else new((len(bounds) * (self.length or 0),), torch.int64).numpy()
+        return torch.from_numpy(np.concatenate(parts, out=out)).view(len(bounds), -1)
+
+    def _missing(self, sizes: Sequence[int], bounds: Bounds) -> list[int]:
+        """Return how many values each pack is padded with, of parts of these sizes."""
+        counts = [sum(sizes[begin:end]) for begin, end in bounds]
+        if self.length is None:
+            return [0] * len(counts)
+        if max(counts) > self.length:
+            raise DataError(
+                f"Joined: a pack has {max(counts)} values, more than its length {self.length}. Set "
                 f"the limit of the packing to the same length."
             )
-        return torch.nn.functional.pad(line, (0, missing), value=value) if missing else line
+        return [self.length - count for count in counts]
+
+
+def _with_padding(parts: Sequence[T], bounds: Bounds, padding: Sequence[T]) -> list[T]:
+    """Return the parts of packs, each pack followed by its padding."""
+    pairs = zip(bounds, padding, strict=True)
+    return [part for (begin, end), last in pairs for part in (*parts[begin:end], last)]
 
 
 def _is_line(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 1
 
 
 @frozen
@@ -150,25 +209,43 @@ class Packing:
             if (value := getattr(self, name)) not in (known := get_args(kind)):
                 raise SpecError(f"packing: {name} must be one of {known}, got {value!r}.")
 
-    def documents(self, ref: ItemRef, item: Any) -> tuple[list[Document], int]:
-        """Return the documents of a sample, and how much of the first limit is lost.
+    @property
+    def rows(self) -> Callable[[list[list[Any]]], list[Any]] | None:
+        """Makes the packs of a batch as rows of its tensors; None: `pack` makes each by itself."""
+        pack = self.pack
+        return pack.rows if type(pack) is Joined and pack.length is not None else None
 
-        Raises DataError if it is above a limit and that is an error.
+    def documents(
+        self, items: Iterable[Any], refs: Iterable[ItemRef]
+    ) -> Iterator[tuple[Sequence[Document], int]]:
+        """Yield the documents of each sample, and how much of the first limit is lost.
+
+        Raises DataError for a sample above a limit if that is an error.
         """
-        sizes, splits = self._sizes(item), self.over_long == "split"
-        if _fits(sizes, self.limits.values()):
-            return [Document((0, sizes[0], sizes[0], *ref) if splits else ref, item, sizes, 1)], 0
+        limits, splits = tuple(self.limits.values()), self.over_long == "split"
+        for item, ref in zip(items, refs, strict=True):
+            sizes = self._sizes(item)
+            if not all(map(le, sizes, limits)):
+                yield self._of_over_long(item, ref, sizes)
+            elif splits:
+                yield (Document((0, sizes[0], sizes[0], *ref), item, sizes, 1),), 0
+            else:
+                yield (Document(ref, item, sizes, 1),), 0
+
+    def _of_over_long(
+        self, item: Any, ref: ItemRef, sizes: Sizes
+    ) -> tuple[Sequence[Document], int]:
         if self.over_long == "skip":
-            return [], sizes[0]
+            return (), sizes[0]
         if self.over_long == "error":
             raise self._too_long(item, sizes, "choose over_long='skip', 'truncate' or 'split'")
-        limit = next(iter(self.limits.values()))
+        limits, splits = tuple(self.limits.values()), self.over_long == "split"
         parts = []
-        for start in range(0, sizes[0] if splits else 1, limit):
-            stop = min(start + limit, sizes[0])
+        for start in range(0, sizes[0] if splits else 1, limits[0]):
+            stop = min(start + limits[0], sizes[0])
             part = self.cut(item, start, stop)
             size = self._sizes(part)
-            if not _fits(size, self.limits.values()):
+            if not all(map(le, size, limits)):
                 raise self._too_long(item, size, "give a `cut` that makes all sizes smaller")
             docs = int(not splits or stop == sizes[0] or self.fragments == "each")
             own = (start, stop, sizes[0], *ref) if splits else ref
@@ -178,7 +255,20 @@ class Packing:
     def _sizes(self, document: Any) -> Sizes:
         """Return the amount of each limit in a document, in the order of `limits`."""
         found = document if self.lengths is None else self.lengths(document)
-        return tuple(_size(found, name) for name in self.limits)
+        sizes = list[int]()
+        for name in self.limits:
+            try:
+                value = found[name]
+                size = value if isinstance(value, int) else _count(value)
+            except (KeyError, TypeError, IndexError) as error:
+                raise DataError(
+                    f"packing: a document has no {name!r} to measure, found {_fields(found)}. Give "
+                    f"the limit the name of a field, or pass `lengths`."
+                ) from error
+            if size < 0:
+                raise DataError(f"packing: {name!r} of a document is {size}. It must be >= 0.")
+            sizes.append(size)
+        return tuple(sizes)
 
     def _too_long(self, item: Any, sizes: Sizes, or_else: str) -> DataError:
         has = ", ".join(f"{size} {name}" for name, size in zip(self.limits, sizes, strict=True))
@@ -189,23 +279,10 @@ class Packing:
         )
 
 
-def _size(found: Any, name: str) -> int:
-    try:
-        value = found[name]
-        size = value if isinstance(value, int) else _count(value)
-    except (KeyError, TypeError, IndexError) as error:
-        raise DataError(
-            f"packing: a document has no {name!r} to measure, found {_fields(found)}. Give the "
-            f"limit the name of a field, or pass `lengths`."
-        ) from error
-    if size < 0:
-        raise DataError(f"packing: {name!r} of a document is {size}. It must be >= 0.")
-    return size
-
-
 def _count(value: Any) -> int:
     try:
-        return len(value)
+        # A tensor tells its shape in a third of the time in which it tells its length.
+        return value.shape[0] if getattr(value, "shape", None) else len(value)
     except TypeError:  # a number of numpy, or a tensor with one
         return index(value)
 
@@ -214,23 +291,18 @@ def _fields(found: Any) -> str:
     return ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
 
 
-def _fits(sizes: Iterable[int], room: Iterable[int]) -> bool:
-    return all(size <= free for size, free in zip(sizes, room, strict=True))
-
-
 class PackBuffer:
-    """Pending documents. Each operation is a search in a sorted list, and a move of its tail.
+    """Pending documents. Taking one is a search in a sorted list, and a move of its tail.
 
     With several limits, `take` looks at ever smaller documents until all sizes fit.
     """
 
-    def __init__(self, limits: Iterable[int], documents: Iterable[Document] = ()) -> None:
+    def __init__(self, limits: Iterable[int], documents: Sequence[Document] = ()) -> None:
         self.limits = tuple(limits)
         self.waiting: dict[int, Document] = {}  # by number, in the order of arrival
         self._by_size: list[tuple[int, int]] = []  # (first size, -number)
         self._next = 0
-        for document in documents:
-            self.add(document)
+        self.add(documents)
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -240,11 +312,13 @@ class PackBuffer:
         """The references of the documents, in the order of arrival."""
         return tuple([document.ref for document in self.waiting.values()])
 
-    def add(self, document: Document) -> None:
-        """Add a document."""
-        number, self._next = self._next, self._next + 1
-        self.waiting[number] = document
-        insort(self._by_size, (document.sizes[0], -number))
+    def add(self, documents: Sequence[Document]) -> None:
+        """Add documents."""
+        for number, document in enumerate(documents, self._next):
+            self.waiting[number] = document
+            self._by_size.append((document.sizes[0], -number))
+        self._next += len(documents)
+        self._by_size.sort()
 
     def take(self, most: int | None = None) -> list[Document]:
         """Remove and return the documents of the next pack, at most `most`.
@@ -252,20 +326,21 @@ class PackBuffer:
         First the oldest, then always the largest that fits. The choice depends on the pending
         documents and the order of their arrival alone.
         """
-        taken, room, counted = list[int](), self.limits, 0
-        number: int | None = next(iter(self.waiting))
-        while number is not None:
-            document = self.waiting[number]
-            del self._by_size[bisect_left(self._by_size, (document.sizes[0], -number))]
-            room = tuple(map(sub, room, document.sizes))
-            taken.append(number)
+        by_size, room, counted = self._by_size, self.limits, 0
+        taken = dict[int, Document]()
+        number = next(iter(self.waiting))
+        at = bisect_left(by_size, (self.waiting[number].sizes[0], -number))
+        while at >= 0:
+            number = -by_size.pop(at)[1]
+            taken[number] = document = self.waiting.pop(number)
             counted += document.docs
-            number = self._largest(room) if most is None or counted < most else None
-        return [self.waiting.pop(number) for number in sorted(taken)]
+            if most is not None and counted >= most:
+                break
+            room = tuple(map(sub, room, document.sizes))
+            at = bisect_right(by_size, (room[0], 1)) - 1
+            while len(room) > 1 and at >= 0 and not self._fits(at, room):
+                at -= 1
+        return [taken[number] for number in sorted(taken)]
 
-    def _largest(self, room: Sizes) -> int | None:
-        for at in reversed(range(bisect_right(self._by_size, (room[0], 1)))):
-            number = -self._by_size[at][1]
-            if len(room) == 1 or _fits(self.waiting[number].sizes, room):
-                return number
-        return None
+    def _fits(self, at: int, room: Sizes) -> bool:
+        return all(map(le, self.waiting[-self._by_size[at][1]].sizes, room))

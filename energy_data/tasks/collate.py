@@ -122,14 +122,15 @@ def _stacked_arrays(values: list[npt.NDArray[Any]]) -> torch.Tensor:
 
 def _field(name: str, values: list[Any], pad: bool) -> Any:
     if name == "cu_seqlens" and all(
-        isinstance(row, torch.Tensor) and row.ndim == 1 and len(row) for row in values
+        isinstance(row, torch.Tensor) and row.ndim == 1 and row.numel() for row in values
     ):
-        longest = max(map(len, values))
-        rows = [torch.cat([row, row[-1:].expand(longest - len(row))]) for row in values]
-        return torch.stack(rows).to(torch.int32)
+        rows = [row.tolist() for row in values]
+        longest = max(map(len, rows))
+        filled = [row + row[-1:] * (longest - len(row)) for row in rows]
+        return torch.from_numpy(np.array(filled, np.int32))
     if name == LEAF:
         return batch_leaves(values)
-    return values if name.startswith("__") else stack_or_list(values, pad=pad)
+    return detach(values) if name.startswith("__") else stack_or_list(values, pad=pad)
 
 
 def batch_leaves(values: list[Any]) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
+from energy_data.core.spec import Spec
 from energy_data.core.user_call import gives_parts
 from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.decode.parts import SampleDecoder
@@ -304,11 +305,16 @@ class TaskEncoder(RunningCall, Generic[T_sample, T_encoded_sample, T_raw_batch, 
         else:
             dataset = BatchDataset(dataset, batch_size, batcher, **options)
             spec = dataset.spec
-            keys = self.has_functions or getattr(spec.children["of"], "keys", True)
-            if isinstance(spec, BatchSpec) and not keys:
+            if isinstance(spec, BatchSpec) and not self._sees_samples(spec.of):
                 # No function of the user sees the samples: their tensors may be rows of the batch.
                 return dataset.replace(spec=attrs.evolve(spec, shows_none=True, on_failure=None))
         return self._mapped(dataset, last)
+
+    def _sees_samples(self, of: Spec) -> bool:
+        """Return whether a function of the task sees samples of this spec, or makes their batch."""
+        if isinstance(of, PackSpec) and of.packing.rows is not None:
+            return any(map(self._function, ("batch", "encode_batch")))
+        return self.has_functions or getattr(of, "keys", True)
 
     def build_cook_crude_sample(
         self,

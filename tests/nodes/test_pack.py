@@ -16,6 +16,7 @@ from energy_data.nodes.encode import EncodeSpec
 from energy_data.nodes.pack import PackSpec
 from energy_data.nodes.packing import CutFields, Joined, Packing
 from energy_data.nodes.read import ReadSpec
+from energy_data.tasks.collate import collate
 from energy_data.tasks.orders import uncounted
 from energy_data.testing import next_item, take
 
@@ -118,6 +119,17 @@ def test_tokens_in_are_tokens_out_and_what_is_counted_as_lost(over_long):
     }[over_long]
 
 
+def test_a_document_without_tokens_that_is_skipped_is_counted_too():
+    rule = packing(
+        limits={"tokens": 9, "images": 2},
+        lengths=lambda sample: {"tokens": 0, "images": sample["number"] % 4},
+        over_long="skip",
+    )
+    node = PackSpec(of=one_pass(), packing=rule).build(Context())
+    take(node, 100)
+    assert (node.cursor.skipped, node.cursor.cut) == (10, 0)
+
+
 @pytest.mark.parametrize(("fragments", "counted"), [("last", 40), ("each", None)])
 def test_a_split_document_counts_once_or_with_each_part(fragments, counted):
     given = taken(packs(one_pass(), limits={"tokens": 5}, over_long="split", fragments=fragments))
@@ -149,6 +161,22 @@ def test_joined_documents_are_padded_and_say_where_they_begin():
     assert pack["cu_seqlens"].tolist() == [0, 3, 5]
     assert pack["position_ids"].tolist() == [0, 1, 2, 0, 1, 0, 0]
     assert pack["name"] == ["a", "b"]
+
+
+LINE = {"tokens": torch.arange(3), "labels": np.arange(3), "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("last", "is_copied"), [(LINE, False), ({**LINE, "name": None}, False), ({"tokens": [1]}, True)]
+)
+def test_packs_of_a_batch_are_rows_of_its_tensors_if_their_documents_are_alike(last, is_copied):
+    joined = Joined("tokens", 7, {"labels": -100})
+    packs = [[LINE, LINE], [LINE], [last, last]]
+    rows = joined.rows(packs)
+    batch, expected = collate(rows), collate(list(map(joined, packs)))
+    assert str(batch) == str(expected)
+    block = getattr(rows[0]["tokens"], "block", None)
+    assert (batch["tokens"] is not block) == is_copied
 
 
 def test_a_list_has_none_where_a_document_lacks_the_field():
@@ -252,7 +280,7 @@ def test_restored_it_reads_what_is_pending_and_the_next_block_only():
     restore(again, state)
     before = source.leaf.source.num_read
     first = next_item(again)
-    assert source.leaf.source.num_read - before <= 64 + 8
+    assert source.leaf.source.num_read - before <= 64 + 32
     assert [first, *take(again, 19)] == expected
 
 

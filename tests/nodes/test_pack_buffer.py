@@ -33,7 +33,7 @@ def test_packs_are_those_of_a_search_through_all(limits, data):
     buffer, waiting = PackBuffer(limits), {}
     for number in range(data.draw(st.integers(1, 40))):
         waiting[number] = data.draw(sizes)
-        buffer.add(Document((number,), number, waiting[number], 1))
+        buffer.add([Document((number,), number, waiting[number], 1)])
         if data.draw(st.integers(0, 3)) == 0:
             most = data.draw(st.none() | st.integers(1, 4))
             expected = best_fit(waiting, limits, most)

@@ -67,6 +67,30 @@ def test_batches_of_packs_are_tensors_with_their_documents_and_tokens_counted(fo
                 assert len(set(row[begin:end].tolist())) == 1
 
 
+class Listed(Packed):
+    def batch(self, samples):
+        return [type(sample["tokens"]) for sample in samples]
+
+
+class Marked(Joined):
+    def __call__(self, documents):
+        return {**super().__call__(documents), "mark": 1}
+
+
+class PackedByMarked(Packed):
+    packing = Packing(limits={"tokens": 40}, pack=Marked("tokens", 40))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "field", "expected"),
+    [(Listed(), None, [torch.Tensor] * 3), (PackedByMarked(), "mark", [1, 1, 1])],
+)
+def test_functions_of_the_user_get_and_make_whole_packs(folder, encoder, field, expected):
+    dataset = get_train_dataset(folder, batch_size=3, task_encoder=encoder, worker_config=config())
+    batch = next(iter(dataset))
+    assert (batch if field is None else batch[field].tolist()) == expected
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("buffer_size", [None, 5])
 def test_validation_packs_every_document_once_on_any_number_of_ranks(folder, ranks, buffer_size):
