@@ -95,7 +95,7 @@ class PackNode(PackingNode[PackCursor]):
         buffer, taken = self._buffer(), list[list[Document]]()
         self.cached, self.drawn_docs = None, 0  # until the cursor has the references of the buffer
         while len(taken) < count:
-            if len(buffer) < self.buffer_size:
+            if len(buffer.waiting) < self.buffer_size:
                 self._fill(buffer)
                 if not buffer:
                     break

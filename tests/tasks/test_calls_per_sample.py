@@ -112,7 +112,7 @@ def calls(path, encoder, batch_size=BATCH, **options) -> Counter[str]:
         **options,
     )
     batches = iter(get_savable_loader(dataset))
-    for _ in range(8):  # both lanes are built, and their files are open
+    for _ in range(24):  # lanes are built, their files are open, and what they draw is planned
         next(batches)
     counts = Counter[str]()
 
@@ -155,7 +155,7 @@ def test_no_other_functions_are_called_for_each_sample(
     datasets, name, encoder, options, functions, most
 ):
     counts = calls(datasets / name, encoder, **options)
-    often = {name for name, number in counts.items() if number > 0.5}
+    often = {name for name, number in counts.items() if number > 0.4}
     # Comprehensions, too, are functions in some versions of Python.
     assert {name for name in often if name.isidentifier()} == functions
     assert counts.total() < most
