@@ -22,7 +22,7 @@ from energy_data.loading.dataset import SavableDataset
 from energy_data.loading.loader import Loader
 from energy_data.nodes.batch import BatchSpec
 from energy_data.nodes.leaf import Leaf, Shuffle
-from energy_data.nodes.pack import PackSpec
+from energy_data.nodes.pack import LARGEST_BLOCK, PackSpec
 from energy_data.nodes.packing import Document, PackBuffer, Packing
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import LeafSpec, ReferencesSpec
@@ -63,7 +63,9 @@ def choice(limit: int, size: int) -> tuple[float, float, float]:
     began = time.process_time()
     while True:
         if len(buffer) < size:
-            buffer.add(list(islice(waiting, max(size - len(buffer), size // 2))))
+            buffer.add(
+                list(islice(waiting, max(size - len(buffer), min(size // 2, LARGEST_BLOCK))))
+            )
         if len(buffer) < size:
             break
         pack = buffer.take()

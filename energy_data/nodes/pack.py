@@ -29,6 +29,9 @@ from energy_data.nodes.packing import Document, PackBuffer, Packing
 from energy_data.nodes.unary import UnarySpec, not_reproducible
 
 
+LARGEST_BLOCK = 64  # samples read at once; more cost as much each, and wait longer
+
+
 @frozen(kw_only=True)
 class PackSpec(UnarySpec):
     """Pack documents by the rules of `packing`, chosen from at least `buffer_size` of them.
@@ -71,6 +74,7 @@ class PackNode(PackingNode[PackCursor]):
     def __init__(self, spec: PackSpec, context: Context) -> None:
         super().__init__(PackCursor(), spec, context)
         self.buffer_size = spec.buffer_size
+        self.block = min(spec.buffer_size // 2, LARGEST_BLOCK)
         self.context = context
         self.pack = UserCall(spec.packing.pack, context, MAKING_PACK, PACKING)
         self.rows: UserCall | None = None  # makes the packs of a batch, where no user code sees one
@@ -179,11 +183,11 @@ class PackNode(PackingNode[PackCursor]):
         return ref
 
     def _fill(self, buffer: PackBuffer) -> None:
-        """Read until `buffer_size` documents wait, at least half as many at once, as draws cost."""
+        """Read until `buffer_size` documents wait, in blocks of at least `self.block`."""
         guard = EmptyGuard()
         while (missing := self.buffer_size - len(buffer)) > 0:
             try:
-                drawn = self.child.draw_some(max(missing, self.buffer_size // 2))
+                drawn = self.child.draw_some(max(missing, self.block))
             except StopIteration:
                 return
             added = list[Document]()
