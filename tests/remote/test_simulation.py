@@ -86,11 +86,11 @@ def test_what_to_change_is_the_limit_that_the_run_meets(file):
 
 
 def test_a_cache_that_is_too_small_is_told_what_it_must_have(file):
-    run = simulated(file, batches=40, cache=20_000)
+    run = simulated(file, batches=120, cache=20_000)
     found = run.simulate()
     assert "Give it 64,000 bytes at least" in said(run)
     assert found.refused is not None
-    assert simulated(file, batches=40, cache=found.window_bytes).simulate().refused is None
+    assert simulated(file, batches=120, cache=found.window_bytes).simulate().refused is None
 
 
 def test_ranks_of_a_node_share_what_they_fetch(file):
