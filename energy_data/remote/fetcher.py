@@ -236,7 +236,7 @@ class Fetcher:
             is_old = self._generations.get(key) != generation
             if is_old or (gap := self._gap(wanted)) is None:
                 heapq.heappop(self._queue)
-            elif self._ahead + gap[2] - gap[1] > self._most_ahead():
+            elif self._ahead and self._ahead + gap[2] - gap[1] > self._most_ahead():
                 return None
             elif self.space.make_room(gap[2] - gap[1], self._in_use, urgent=False):
                 return gap
