@@ -160,6 +160,7 @@ class InProcess(LaneRunner):
     def __init__(self, dataset: SavableDataset[Any]) -> None:
         self.profiler = Profiler()
         self._dataset, self._context = dataset, Context()
+        self._is_remote = any(leaf.source.is_remote for _, leaf in leaf_entries(dataset.spec))
         self._places: dict[int, State] = {}  # of lanes without nodes
         self._nodes: dict[int, Node[Any]] = {}
         self._journal = Journal()
@@ -189,7 +190,7 @@ class InProcess(LaneRunner):
 
     def _build(self, lane: int) -> None:
         lanes, count = [lane], self._context.lanes
-        if any(leaf.source.is_remote for _, leaf in leaf_entries(self._dataset.spec)):
+        if self._is_remote:
             lanes = sorted(self._places, key=lambda other: (other - lane) % count)
         for each in lanes:
             root = self._dataset.spec.build(self._context.in_lane(each))
