@@ -28,7 +28,6 @@ from energy_data.nodes.buffered import (
 from energy_data.nodes.packing import Document, PackBuffer, Packing
 from energy_data.nodes.unary import UnarySpec, not_reproducible
 
-
 LARGEST_BLOCK = 64  # samples read at once; more cost as much each, and wait longer
 
 
