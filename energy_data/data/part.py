@@ -87,6 +87,11 @@ class ShardedSource(Source):
         with names_dataset(self.path):
             return self.part.fingerprint(self._row, self._length, self._gaps)
 
+    def fingerprint_ranges(self) -> Sequence[Range]:
+        """Return what `fingerprint` reads of shards."""
+        with names_dataset(self.path):
+            return self.part.probes()
+
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self._place, self.options, self.fingerprint)
 

@@ -25,6 +25,7 @@ from energy_data.order.schedule import Clock
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Choice
 from energy_data.order.weighted import Place
+from energy_data.remote.client import held
 
 _RUNS = 2  # runs of samples that are mixed at a time
 
@@ -122,6 +123,13 @@ class Leaf:
         """Return whether another leaf has the same samples in the same order."""
         same = self.source is other.source and self.epochs == other.epochs
         return same or self.fingerprint == other.fingerprint
+
+
+def fingerprints_of(leaves: Sequence[Leaf]) -> list[str]:
+    """Return the fingerprints of leaves. What they read from stores is fetched at once."""
+    remote = [leaf.source for leaf in leaves if leaf.source.is_remote]
+    with held([one for source in remote for one in source.fingerprint_ranges()]):
+        return [leaf.fingerprint for leaf in leaves]
 
 
 def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
