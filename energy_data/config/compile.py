@@ -57,7 +57,9 @@ def compile_split(
     options = options or Options()
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode), _measure(tree, options))
+    compiler = _Compiler(
+        metadataset.origins, opener, mode or mode_of(split), _measure(tree, options)
+    )
     spec = compiler.order(tree.below if isinstance(tree, DocsPerStepSpec) else tree)
     compiler.diagnostics.raise_if_any()
     assert spec is not None
@@ -107,9 +109,9 @@ def steps_of(metadataset: LoadedMetadataset, split: str) -> DocsPerStep | None:
     return tree.rules if isinstance(tree, DocsPerStepSpec) else None
 
 
-def mode_of(split: str, mode: Mode | None) -> Mode:
-    """Return the mode of a split; None: by its name."""
-    return mode or ("train" if split == "train" else "val")
+def mode_of(split: str) -> Mode:
+    """Return the mode of a split, by its name."""
+    return "train" if split == "train" else "val"
 
 
 def _measure(tree: Spec, options: Options) -> Callable[[Leaf], Fraction | None]:
