@@ -14,7 +14,7 @@ from energy_data.config.leaves import LeafUse
 from energy_data.config.load import LoadedMetadataset
 from energy_data.config.opening import B_co, Builder, Opener, OpenSource, Options
 from energy_data.config.rules import FULL
-from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
+from energy_data.config.staged import DocsPerStepSpec, StagedRecipe, below_steps
 from energy_data.config.stages import StageCompiler, counts_steps
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
@@ -60,7 +60,7 @@ def compile_split(
     compiler = _Compiler(
         metadataset.origins, opener, mode or mode_of(split), _measure(tree, options)
     )
-    spec = compiler.order(tree.below if isinstance(tree, DocsPerStepSpec) else tree)
+    spec = compiler.order(below_steps(tree))
     compiler.diagnostics.raise_if_any()
     assert spec is not None
     return spec
@@ -83,7 +83,7 @@ def compile_stream(
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
     compiler = _Compiler(metadataset.origins, opener, "train", _measure(tree, options))
-    below = tree.below if isinstance(tree, DocsPerStepSpec) else tree
+    below = below_steps(tree)
     if isinstance(below, StagedRecipe):
         spec = StageCompiler(
             staged=below,
