@@ -1,7 +1,8 @@
 """Measures one loader that reads from a store in this process, and prints one line of JSON.
 
-The first run takes an epoch, and leaves its state of the middle at `--state`. The second, with
-`--resume`, starts from this state, as on another machine: with an empty cache.
+The first run takes an epoch, and leaves its state of the middle at `--state`. Another, with
+`--resume`, starts from this state, as on another machine: with an empty cache. Another, with
+`--step-s`, takes an epoch as a trainer does that is busy with each batch for so long.
 """
 
 import argparse
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--state", required=True, type=Path, help="a file")
     parser.add_argument("--num-workers", type=int, required=True)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--step-s", type=float, default=0.0)
     asked = parser.parse_args()
     case = find_case(asked.case)
 
@@ -36,13 +38,19 @@ def main() -> None:
     told = {"first_s": time.perf_counter() - begin}
     if not asked.resume:
         num_batches = case.num_samples // case.batch_size
+        wait_s = 0.0
         for number in range(
             1, num_batches - 2 * asked.num_workers
         ):  # what is ahead is not measured
+            time.sleep(asked.step_s)
+            waited = -time.perf_counter()
             next(stream)
+            wait_s += waited + time.perf_counter()
             if number == num_batches // 2:
                 asked.state.write_text(json.dumps(loader.state_dict()))
         wall_s = time.perf_counter() - begin
+        told["batch_s"] = (wall_s - told["first_s"]) / number
+        told["wait"] = wait_s / (wall_s - told["first_s"])
         sample_mb = sum(len(case.write(number)) for number in range(32)) / 32e6
         told["mb_per_s"] = number * case.batch_size * sample_mb / wall_s
         told["cpu_s"] = cpu_s + cpu_seconds()

@@ -228,6 +228,7 @@ class _Compiler:
             epochs=epochs,
             tokens_per_sample=None if tokens is None else exact_fraction(tokens),
             max_repetitions=None if repetitions is None else exact_fraction(repetitions),
+            place=f"{origin.locate(leaf.recipe.kind)[0]}: {origin.where}",
         )
         return LeafSpec(evolve(found, tokens_per_sample=self.measure(found)))
 

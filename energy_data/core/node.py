@@ -132,6 +132,12 @@ class Node(ABC, Generic[C]):
         for (_, node), fields in zip(self.walk(), cursors, strict=True):
             node.cursor = node.cursor.copy(fields)
 
+    def active(self) -> Iterator[Node[Any]]:
+        """Yield the nodes of the tree that the next draw may reach, parents first."""
+        yield self
+        for child in self.children.values():
+            yield from child.active()
+
     def walk(self, path: str = "root") -> Iterator[tuple[str, Node[Any]]]:
         """Yield every node of the tree with its path, parents first."""
         yield path, self

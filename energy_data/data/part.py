@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energy_data.core.lazy import cached_property
-from energy_data.data.files.local import fetch_ends, open_file
+from energy_data.data.files.local import end_ranges, open_file
 from energy_data.data.files.offsets import Offsets, bounds_of, ensure_index, num_samples
 from energy_data.data.filter_index import FilterIndex
 from energy_data.data.indexing import index_shard
@@ -39,7 +39,7 @@ from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.text.counts import ShardCounts, counts_of
 from energy_data.errors import SpecError, StructureError, shown
 from energy_data.remote.cache_space import NEAR, Range, merged
-from energy_data.remote.client import fetch_whole
+from energy_data.remote.client import whole_ranges
 from energy_data.remote.mirror_paths import is_mirrored
 
 Int64s = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class ShardedSource(Source):
         self._gaps = [gap - first for gap in part.gaps if first < gap < end]
         self._ends = list(accumulate(part.counts))  # [shards] the row after the last one of each
         self._open = shard_opener(part)
-        self._fetched = set[int]()  # shards whose indices are there
+        self._asked = set[int]()  # shards whose indices were asked for
 
     def __len__(self) -> int:
         return self._length
@@ -112,18 +112,17 @@ class ShardedSource(Source):
                 found += merged(bytes_of, NEAR)
         return found
 
-    def fetch_indices(self, indices: Sequence[int]) -> None:
-        """Fetch the indices of the shards of some samples, and what these are opened by."""
+    def index_ranges(self, indices: Sequence[int]) -> Sequence[Range]:
+        """Return the indices of the shards of some samples, and what these are opened by; once."""
         if self.part.kind.open_block is None:
-            return
+            return []
         used = {number for number, _, _ in self._by_shard(np.array(indices, np.int64))}
-        if not (new := sorted(used - self._fetched)):
-            return
+        if not (new := sorted(used - self._asked)):
+            return []
+        self._asked |= used
         shards, found = zip(*map(self.part.paths, new), strict=True)
-        fetch_whole(*dict.fromkeys(found))
-        if self.part.kind.reads_end:
-            fetch_ends(shards)
-        self._fetched |= used
+        ends = end_ranges(shards) if self.part.kind.reads_end else []
+        return [*whole_ranges(dict.fromkeys(found)), *ends]
 
     def _ranges(self, number: int, rows: Int64s) -> Iterable[Range] | None:
         """Return the bytes of samples of a shard; `rows` is sorted."""

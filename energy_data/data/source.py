@@ -163,11 +163,12 @@ class Source(ABC):
         """
         return None
 
-    def fetch_indices(self, indices: Sequence[int]) -> None:  # noqa: B027 - most have none
-        """Fetch what `ranges` reads for some samples, all at once; by default nothing.
+    def index_ranges(self, indices: Sequence[int]) -> Sequence[Range]:
+        """Return what `ranges` reads for some samples; by default nothing. Need not be complete.
 
-        It is called only if `is_remote`. What is not fetched here is fetched when it is read.
+        It is called only if `is_remote`, so that what many sources read is fetched at once.
         """
+        return ()
 
     def rows_of(self, indices: Sequence[int]) -> Sequence[int]:
         """Return the numbers of samples in their split part, counting samples that are left out.

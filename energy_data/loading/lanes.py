@@ -13,6 +13,8 @@ from energy_data.core.cursor import State, restore, save
 from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.user_call import CALL
+from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.read_ahead import look_ahead
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
@@ -149,11 +151,16 @@ class Journal:
 
 
 class InProcess(LaneRunner):
-    """Runs lanes in the calling thread. The nodes of a lane are built for its first batch."""
+    """Runs lanes in the calling thread.
+
+    The nodes of a lane are built for its first batch. If data are in a store, those of all lanes
+    are built at once, and look ahead.
+    """
 
     def __init__(self, dataset: SavableDataset[Any]) -> None:
         self.profiler = Profiler()
         self._dataset, self._context = dataset, Context()
+        self._is_remote = any(leaf.source.is_remote for _, leaf in leaf_entries(dataset.spec))
         self._places: dict[int, State] = {}  # of lanes without nodes
         self._nodes: dict[int, Node[Any]] = {}
         self._journal = Journal()
@@ -182,10 +189,15 @@ class InProcess(LaneRunner):
             self.profiler.add_rest(began, total_s)
 
     def _build(self, lane: int) -> None:
-        root = self._dataset.spec.build(self._context.in_lane(lane))
-        restore(root, self._places[lane])
-        self._nodes[lane] = root
-        del self._places[lane]
+        lanes, count = [lane], self._context.lanes
+        if self._is_remote:
+            lanes = sorted(self._places, key=lambda other: (other - lane) % count)
+        for each in lanes:
+            root = self._dataset.spec.build(self._context.in_lane(each))
+            restore(root, self._places[each])
+            self._nodes[each] = root
+            del self._places[each]
+        look_ahead(self._nodes[each] for each in lanes)
 
     def keep(self, batch: int) -> None:  # noqa: D102
         self._journal.keep(batch)

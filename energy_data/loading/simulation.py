@@ -27,6 +27,7 @@ from energy_data.data.source import Source, Unit
 from energy_data.errors import SampleError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.leaf import Leaf, distinct_leaves
+from energy_data.nodes.read_ahead import look_ahead
 from energy_data.nodes.references import LeafSpec
 from energy_data.remote.cache_space import Range, merged
 from energy_data.remote.client import use_client
@@ -192,6 +193,7 @@ class SimulatedRun:
         client = ModelClient(fetcher)
         use_client(client)
         nodes, loop = self._nodes(), asyncio.get_running_loop()
+        look_ahead(nodes.values())
         waits, sizes, took, refused = list[float](), [(0, 0)], list[list[_Cost]](), None
         try:
             for number in range(self.batches):

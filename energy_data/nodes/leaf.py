@@ -66,6 +66,7 @@ class Leaf:
     epochs: int | None = 1  # that are mixed; -1: all; None: none, in the order of the files
     tokens_per_sample: Fraction | None = field(default=None, eq=False)  # None: that of its source
     max_repetitions: Fraction | None = field(default=None, eq=False)  # over the run; None: any
+    place: str = field(default="", eq=False)  # in the metadataset: file:line:column: key
 
     @property
     def num_samples(self) -> int:

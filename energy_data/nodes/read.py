@@ -22,7 +22,14 @@ from energy_data.core.sample import LEAF, Sample, SampleSource, set_field
 from energy_data.core.spec import ItemKind
 from energy_data.core.user_call import RESTORE_KEY, ErrorHandler, handle_failure, log_exception
 from energy_data.data.source import Source
-from energy_data.errors import DataError, ExcludedError, SampleError, SpecError, StateError
+from energy_data.errors import (
+    DataError,
+    ExcludedError,
+    SampleError,
+    SpecError,
+    StateError,
+    shown,
+)
 from energy_data.nodes.leaf import Leaf, leaf_entries
 from energy_data.nodes.read_ahead import ReadAhead
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec
@@ -95,10 +102,14 @@ class ReadNode(UnaryNode[ReadCursor]):
             self.ahead.look(count)
         block = self.child.draw(count).refs
         assert isinstance(block, References)
-        if self.ahead is None:
-            drawn = self._read(block, rows=self.rows_join)
-        else:
-            drawn = self._read_remote(block, self.ahead)
+        try:
+            if self.ahead is None:
+                drawn = self._read(block, rows=self.rows_join)
+            else:
+                drawn = self._read_remote(block, self.ahead)
+        except DataError as error:
+            self._add_places(error, block)
+            raise
         self._identify(block, drawn)
         if not any(issubclass(kind, SampleError) for kind in {*map(type, drawn)}):
             self.cursor.failures = 0
@@ -106,6 +117,14 @@ class ReadNode(UnaryNode[ReadCursor]):
         good = [not isinstance(sample, SampleError) for sample in drawn]
         self._count_bad(drawn)
         return Items(list(compress(drawn, good)), list(compress(block, good)))
+
+    def _add_places(self, error: DataError, block: References) -> None:
+        """Add where the metadataset names the dataset of an error that ends the run."""
+        leaves = [self.leaves[entry] for entry in np.unique(block.entries).tolist()]
+        for leaf in leaves:
+            is_its = error.dataset == shown(getattr(leaf.source, "path", ""))
+            if leaf.place and (is_its or len(leaves) == 1):
+                error.add_note(f"{leaf.place}: leaf {leaf.id!r}")
 
     def replay(self, refs: Sequence[ItemRef]) -> list[Sample]:
         """Read the samples of references (entry, epoch, index)."""

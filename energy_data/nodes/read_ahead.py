@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import finalize
@@ -25,7 +26,7 @@ from energy_data.nodes.plan_cache import LanePlan, Offsets
 from energy_data.nodes.references import DealtReferences, ReferencesNode
 from energy_data.order.shares import epochs_mixed
 from energy_data.remote.cache_space import Range
-from energy_data.remote.client import FetchClient, client_of, covered
+from energy_data.remote.client import FetchClient, client_of, covered, held
 from energy_data.remote.mirror_paths import root_of
 
 _LEAST, _WINDOWS = 1024, 2  # draws, or windows, that a lane looks ahead
@@ -75,6 +76,7 @@ class ReadAhead:
         self._plan: LanePlan | None = None
         self._planned = range(0)  # draws that were looked up
         self._position: tuple[object, ...] = ()  # what else their order depends on
+        self._sought: tuple[list[SequencePlace], list[int]] = [], []  # places, their first draws
         self._ranges: dict[SequencePlace, Sequence[Range] | None] = {}
 
     @property
@@ -101,19 +103,39 @@ class ReadAhead:
 
     def look(self, count: int) -> None:
         """Look up what comes after the next `count` draws, now and then, and want it."""
+        _look([self], count)
+
+    def plan(self, count: int) -> list[Range]:
+        """Look up what comes after the next `count` draws; return the indices of its samples."""
+        self._sought = [], []
         at = self._node.cursor
         draws, position = at.draws, (at.epoch, at.offsets, at.since, self._node.before)
         if draws in self._planned and position == self._position:
-            return
+            return []
         self._planned = range(draws, draws + max(self._ahead // _LOOKS - count, 1))
         self._position = position
         try:
             ahead = self._ahead if self.end is None else min(self._ahead, self.end - draws)
             coming = self._coming(max(ahead, count))
         except DataError:  # it is raised when the draws are made
+            return []
+        self._sought = places, _ = self._places(coming)
+        firsts = defaultdict[int, list[int]](list)
+        for place in places:
+            if place not in self._ranges and place.number >= 0:
+                first = place.number * int(self._lengths[place.entry])
+                firsts[place.entry].append(first % self._leaves[place.entry].num_samples)
+        found = (
+            self._leaves[entry].source.index_ranges(indices) for entry, indices in firsts.items()
+        )
+        return list(chain.from_iterable(found))
+
+    def want(self) -> None:
+        """Want what was looked up."""
+        places, firsts = self._sought
+        if not places:
             return
-        places, firsts = self._places(coming)
-        self._fetch_indices([place for place in places if place not in self._ranges])
+        draws = self._node.cursor.draws
         self._ranges = {
             place: self._ranges[place] if place in self._ranges else self._ranges_of(place)
             for place in places
@@ -177,17 +199,6 @@ class ReadAhead:
         chosen = pairs[first].tolist()
         return [SequencePlace(*pair) for pair in chosen], there[first].tolist()
 
-    def _fetch_indices(self, places: Iterable[SequencePlace]) -> None:
-        """Fetch the indices that `_ranges_of` reads for some places, all at once."""
-        firsts = defaultdict[int, list[int]](list)
-        for entry, number in places:
-            if number >= 0:
-                first = number * int(self._lengths[entry])
-                firsts[entry].append(first % self._leaves[entry].num_samples)
-        for entry, indices in firsts.items():
-            with suppress(DataError):  # it is raised when these samples are read
-                self._leaves[entry].source.fetch_indices(indices)
-
     def _ranges_of(self, place: SequencePlace) -> Sequence[Range] | None:
         leaf, length = self._leaves[place.entry], int(self._lengths[place.entry])
         if place.number < 0:
@@ -237,6 +248,20 @@ class ReadAhead:
             draws += size
 
 
+def look_ahead(roots: Iterable[Node[Any]]) -> None:
+    """Look up what lanes draw first, and want it, before one of them waits for its part."""
+    _look([ahead for root in roots for ahead in aheads_of(root.active())], 1)
+
+
+def _look(aheads: Sequence[ReadAhead], count: int) -> None:
+    indices = [one for ahead in aheads for one in ahead.plan(count)]
+    with ExitStack() as stack:
+        with suppress(DataError):  # it is raised when these samples are read
+            stack.enter_context(held(indices))
+        for ahead in aheads:
+            ahead.want()
+
+
 def _dataset_of(error: StructureError, leaf_of: Mapping[Range, Leaf]) -> str | None:
     """Return the dataset of the object whose URL an error begins with."""
     for (path, _, _), leaf in leaf_of.items():
@@ -245,9 +270,9 @@ def _dataset_of(error: StructureError, leaf_of: Mapping[Range, Leaf]) -> str | N
     return None
 
 
-def aheads_of(node: Node[Any]) -> list[ReadAhead]:
-    """Return what reads ahead for the nodes of a tree; empty: its files are local."""
-    found = (getattr(inner, "ahead", None) for _, inner in node.walk())
+def aheads_of(nodes: Iterable[Node[Any]]) -> list[ReadAhead]:
+    """Return what reads ahead for nodes; empty: their files are local."""
+    found = (getattr(node, "ahead", None) for node in nodes)
     return [ahead for ahead in found if isinstance(ahead, ReadAhead)]
 
 

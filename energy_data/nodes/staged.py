@@ -204,6 +204,11 @@ class StagedNode(Node[StagedCursor]):
         assert isinstance(self.cursor, SteppedCursor)
         self.cursor.entered = (*self.cursor.entered, batch)
 
+    def active(self) -> Iterator[Node[Any]]:
+        yield self
+        if self.number < len(self.spec.stages):
+            yield from self._enter(self.number).active()
+
     def rewind(self) -> None:
         """Do nothing: stages never start again."""
 
@@ -254,11 +259,11 @@ class StagedNode(Node[StagedCursor]):
         self._forget(number)
         nodes = [node for n in range(number) for node in nodes_of(self.stage_node(n))]
         self._entered = at, [(node, node.cursor) for node in nodes]
-        self._aheads, self._next_aheads = aheads_of(child), []
+        self._aheads, self._next_aheads = aheads_of(child.active()), []
         for ahead in self._aheads:
             ahead.begin = self._first_of_lane(begin)
         if number + 1 < len(self.spec.stages) and not self.spec.counts_steps:
-            self._next_aheads = aheads_of(self.stage_node(number + 1))
+            self._next_aheads = aheads_of(self.stage_node(number + 1).active())
         return child
 
     def _first_of_lane(self, batch: int) -> int:

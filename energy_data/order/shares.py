@@ -19,9 +19,13 @@ A share is a range of the epoch's order, on a circle. There, sequences of neighb
 permuted, the last and shorter one among them, the circle is turned, and windows of a share are
 permuted once more. In a small leaf each sequence has one sample: reading neighbours saves nothing.
 
+Windows begin where sequences do, so that a lane is within few sequences at a time. Behind the
+file's last sequence, which may be short, that is so from the next share on. The first windows of
+the first share are shorter: they have 1, 1, 2, 4, ... sequences. So a lane that begins needs one
+sequence for its first sample, and twice as many as it has used at any later time.
+
 The sequences of a leaf may be runs, of samples that are cheap only together. Then a small leaf has
-sequences too, and windows begin where sequences do, so that a lane is within few runs at a time.
-Behind the file's last sequence, which may be short, that is so from the next share on.
+sequences too.
 
 Epochs are permuted independently, so a micro-batch that ends one and begins the next could have a
 sample twice. Therefore, with w the draws in a micro-batch, those of the first 2 w samples of a
@@ -126,8 +130,6 @@ class Shares:
         lengths = np.asarray(sequence_length, np.int64)
         lengths = np.where(small & ~np.asarray(runs, bool), np.minimum(lengths, 1), lengths)
         self._lengths = np.where(in_file_order, 0, lengths)
-        self._runs = np.asarray(runs, bool) & (self._lengths > 0)
-        self._has_runs = bool(self._runs.any())
         self._shuffles = bool(self._lengths.any())
         width = np.where(small, draws * (draws > 1), draws + _MORE_DRAWS)
         width = width * ((self._lengths > 0) | (windows > 1)) * bool(grains)
@@ -237,15 +239,17 @@ class Shares:
         """Places in the share, after permuting its windows; the first and last may be short."""
         # One number where all leaves have the same, which numpy divides faster by.
         length = self._window if isinstance(self._window, int) else self._window[leaf]
-        before: Numbers | int = 0  # places of the first window that are of the share before
-        if self._has_runs:
-            sequence = np.maximum(self._lengths[leaf], 1)
-            _, _, at = self._on_circle(leaf, epoch, offset, sequence)
-            before = at % sequence * self._runs[leaf]
-        window = _quotient(place + before, length)
-        first = np.maximum(window * length - before, 0)
-        end = np.minimum((window + 1) * length - before, size)
-        keys = mix(mix(self._window_keys[leaf], epoch), window)
+        sequence = np.maximum(self._lengths[leaf], 1)
+        _, _, at = self._on_circle(leaf, epoch, offset, sequence)
+        before = at - _quotient(at, sequence) * sequence  # places of it that the share before has
+        number = _quotient(place + before, length)
+        begin, end = number * length, (number + 1) * length
+        early = np.flatnonzero((number == 0) & (epoch == 0))
+        if len(early):
+            at = (place + before)[early]
+            begin[early], end[early] = _growing(at, sequence[early], end[early])
+        first, end = np.maximum(begin - before, 0), np.minimum(end - before, size)
+        keys = mix(mix(self._window_keys[leaf], epoch), first)
         mixed: Numbers = first + permute(place - first, end - first, keys)
         return mixed
 
@@ -288,6 +292,14 @@ def _start(total: Numbers, position: Numbers, lanes: Numbers | int) -> Numbers:
     extra = np.maximum(position - lanes + (total - each * lanes), 0)
     before: Numbers = each * position + extra
     return before
+
+
+def _growing(place: Numbers, sequence: Numbers, window: Numbers) -> tuple[Numbers, Numbers]:
+    """Return where windows begin and end that have 1, 1, 2, 4, ... sequences, up to `window`."""
+    # The exponent of a float is the binary logarithm, exact for places below 2**53.
+    _, doubled = np.frexp((place // sequence).astype(np.float64))
+    end = sequence << doubled
+    return np.where(doubled > 0, end >> 1, 0), np.minimum(end, window)
 
 
 def _distinct(leaves: Numbers, epochs: Numbers) -> tuple[Numbers, Numbers]:

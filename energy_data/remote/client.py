@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -383,13 +383,15 @@ def held(ranges: Sequence[Range], *, always: bool = False) -> Iterator[None]:
         client.want(owner, [], [])
 
 
-def fetch_whole(*paths: str) -> None:
-    """Return when all of some files is there; they stay while this thread lives."""
+def whole_ranges(paths: Iterable[str]) -> list[Range]:
+    """Return all bytes of those files that are in a cache."""
     # An index that was made here, of an object without one, is in no store.
     mine = [one for one in paths if is_mirrored(one) and os.path.exists(ranges_of(one))]  # noqa: PTH110 - as below
-    if not mine:
-        return
-    client = client_of(root_of(mine[0]))
     sizes = [os.stat(path).st_size for path in mine]  # noqa: PTH116 - as in data/files/local.py
-    ranges = [(path, 0, size) for path, size in zip(mine, sizes, strict=True) if size]
-    client.wait("whole", ranges)
+    return [(path, 0, size) for path, size in zip(mine, sizes, strict=True) if size]
+
+
+def fetch_whole(*paths: str) -> None:
+    """Return when all of some files is there; they stay while this thread lives."""
+    if ranges := whole_ranges(paths):
+        client_of(root_of(ranges[0][0])).wait("whole", ranges)

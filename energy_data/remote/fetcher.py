@@ -30,7 +30,8 @@ from energy_data.remote.msc_bucket import MscBucket
 from energy_data.remote.object_store import Bucket, RemoteError, use_credentials
 
 REQUESTS = 64  # in flight
-_AHEAD = 1 << 23  # bytes on their way that nobody waits for, while others are waited for
+_LEAST_AHEAD = 1 << 23  # bytes on their way that nobody waits for, also where some are waited for
+_LATELY_S = 1.0
 _PIECE = 1 << 24  # bytes of a request at most
 _SMALL = 1 << 23  # bytes of a file that is fetched whole when its folder is looked at
 
@@ -50,6 +51,8 @@ class Fetcher:
         self._flying: dict[str, list[tuple[int, int]]] = {}
         self._ahead = 0  # bytes on their way that nobody waited for when they were requested
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._arrived: deque[tuple[float, int]] = deque()  # when, and how many bytes: lately
+        self._arrived_bytes = 0  # the sum of these
         self._numbers, self._tasks = count(), set[asyncio.Task[None]]()
 
     # What clients ask for.
@@ -233,13 +236,24 @@ class Fetcher:
             is_old = self._generations.get(key) != generation
             if is_old or (gap := self._gap(wanted)) is None:
                 heapq.heappop(self._queue)
-            elif self._waiting and self._ahead + gap[2] - gap[1] > _AHEAD:
+            elif self._ahead and self._ahead + gap[2] - gap[1] > self._most_ahead():
                 return None
             elif self.space.make_room(gap[2] - gap[1], self._in_use, urgent=False):
                 return gap
             else:
                 return None
         return None
+
+    def _most_ahead(self) -> int:
+        """Return how many bytes may be on their way that nobody waits for.
+
+        They share the bandwidth with what somebody waits for then. So no more are on their way
+        than arrive in a second, which is more than a store needs to be busy.
+        """
+        since = asyncio.get_running_loop().time() - _LATELY_S
+        while self._arrived and self._arrived[0][0] < since:
+            self._arrived_bytes -= self._arrived.popleft()[1]
+        return _LEAST_AHEAD if self._waiting else max(_LEAST_AHEAD, self._arrived_bytes)
 
     def _gap(self, wanted: Range) -> Range | None:
         """Return the first part of a range that is neither there nor on its way; None: none is."""
@@ -260,6 +274,8 @@ class Fetcher:
             if self.space.objects.get(path) is not found:
                 raise RemoteError(f"{found.facts.url}: the object was changed")
             found.add(begin, data)
+            self._arrived.append((asyncio.get_running_loop().time(), end - begin))
+            self._arrived_bytes += end - begin
             self.counts["bytes"] += end - begin
             self.counts["retries"] += (retries := bucket.retries.pop(found.facts.url, 0))
             self._costs.add(path, (begin, end), retries)

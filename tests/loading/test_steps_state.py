@@ -44,7 +44,7 @@ def test_saved_after_any_micro_batch_it_goes_on_identically(ranks, lookahead):
     rules = {"target": 25, "lookahead": lookahead}
     loaders = ranks_of(STREAM, ranks, **rules)
     expected = take(loaders, 30)
-    assert len({step.step for _, step in expected[0]}) > 3
+    assert len({step.step for _, step in expected[0]}) > 2
     loaders = ranks_of(STREAM, ranks, **rules)
     for count in range(25):
         saved = states(loaders)

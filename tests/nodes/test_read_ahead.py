@@ -111,6 +111,19 @@ def test_what_is_waited_for_was_wanted_before_in_the_order_of_use(lines, cache):
     assert cache.unplanned() == []
 
 
+def test_all_lanes_want_what_they_draw_first_before_one_waits(lines, cache, monkeypatch):
+    (loader,) = loaders_of(spec_of(open_source(lines[0])), 1, LANES)
+    wait, before = cache.wait, set[str]()
+
+    def noting(owner, ranges):
+        before.update(one for one, _, _ in cache.wants) if "lane" in owner and not before else None
+        return wait(owner, ranges)
+
+    monkeypatch.setattr(cache, "wait", noting)
+    next(iter(loader))
+    assert len([owner for owner in before if "lane" in owner]) == LANES
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_pass_that_begins_again_is_looked_up_anew(drop_last, lines, cache):
     source, local = (open_source(one, subset=(0, 1995)) for one in lines)
@@ -148,11 +161,11 @@ def test_loaders_in_one_thread_do_not_replace_what_others_want_and_release_their
     train, val = (loaders_of(spec_of(open_source(lines[0])), 1, LANES)[0] for _ in range(2))
     next(iter(train)), next(iter(val))
     owners = {owner for owner, ranges, _ in cache.wants if ranges}
-    assert len(owners) == 2
+    assert len(owners) == 2 * LANES
     del train
     gc.collect()
     next(iter(val))
-    for _ in range(200):
+    for _ in range(400):
         next(iter(val))
     assert any(not ranges and owner in owners for owner, ranges, _ in cache.wants)
 

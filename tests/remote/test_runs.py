@@ -72,17 +72,22 @@ def test_a_body_that_comes_slowly_is_read(http, own_cache, served, expected):
     assert stream(served, 20) == expected[:20]
 
 
-def test_an_object_that_is_deleted_in_mid_run_is_an_error_with_its_url(http, own_cache):
+def test_an_object_that_is_deleted_in_mid_run_is_an_error_with_its_places(
+    http, own_cache, tmp_path
+):
     data.jsonl(http.folder / "deleted.jsonl", count=20_000)
     open_source(http.folder / "deleted.jsonl")  # makes its index
     url = f"{http.url}/deleted.jsonl"
-    with loader(url) as one:
+    meta = tmp_path / "meta.yaml"
+    meta.write_text(f"splits: {{train: {{path: '{url}', id: pages}}}}")
+    with loader(meta) as one:
         batches = iter(one)
         next(batches)
         (http.folder / "deleted.jsonl").unlink()
         with pytest.raises(StructureError, match=r"deleted\.jsonl: there is no such object") as got:
             list(islice(batches, 2500))
     assert got.value.dataset == url
+    assert got.value.__notes__ == [f"{meta}:1:24: splits.train: leaf 'pages'"]
 
 
 @pytest.mark.parametrize("key", ["names/../../outside.jsonl", f"names/{'x' * 256}.jsonl"])

@@ -162,11 +162,10 @@ def _block(path: str, begin: int, end: int, size: int) -> Range:
     return path, begin // _FETCHED * _FETCHED, min(-(-end // _FETCHED) * _FETCHED, size)
 
 
-def fetch_ends(paths: Iterable[str]) -> None:
-    """Fetch the last bytes of files in a cache, all at once."""
+def end_ranges(paths: Iterable[str]) -> list[Range]:
+    """Return the last bytes of files, as they are fetched."""
     sizes = [(path, os.stat(path).st_size) for path in paths]  # noqa: PTH116 - as in `open_file`
-    with held([_block(path, size - 1, size, size) for path, size in sizes if size]):
-        pass
+    return [_block(path, size - 1, size, size) for path, size in sizes if size]
 
 
 class StreamedFile(MirroredFile):

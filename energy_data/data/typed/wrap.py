@@ -137,9 +137,9 @@ class TypedSource(Source):
         """Return those of the dataset."""
         return self.inner.ranges(first, count)
 
-    def fetch_indices(self, indices: Sequence[int]) -> None:
-        """Fetch those of the dataset."""
-        self.inner.fetch_indices(indices)
+    def index_ranges(self, indices: Sequence[int]) -> Sequence[Range]:
+        """Return those of the dataset."""
+        return self.inner.index_ranges(indices)
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return those of the dataset."""

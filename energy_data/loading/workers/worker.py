@@ -45,6 +45,7 @@ from energy_data.loading.workers.protocol import (
     exit_with,
     portable,
 )
+from energy_data.nodes.read_ahead import look_ahead
 
 if TYPE_CHECKING:
     from energy_data.loading.dataset import SavableDataset
@@ -142,6 +143,8 @@ class Prefetcher(ABC):
             else:
                 for lane, state in order.lanes.places.items():
                     restore(self.nodes[lane], state)
+            nexts = order.lanes.nexts(self.batch)
+            look_ahead(self.nodes[lane] for lane in sorted(nexts, key=nexts.__getitem__))
         except self.catches as error:
             self._next_lane()
             self._finish(self.message("error", error=self.error(error)))
