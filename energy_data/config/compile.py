@@ -21,7 +21,7 @@ from energy_data.config.opening import (
     looked_at_together,
 )
 from energy_data.config.rules import FULL
-from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
+from energy_data.config.staged import DocsPerStepSpec, StagedRecipe, below_steps
 from energy_data.config.stages import StageCompiler, counts_steps
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
@@ -64,9 +64,11 @@ def compile_split(
     options = options or Options()
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode), _measure(tree, options))
+    compiler = _Compiler(
+        metadataset.origins, opener, mode or mode_of(split), _measure(tree, options)
+    )
     with looked_at_together(leaf_uses(tree)):
-        spec = compiler.order(tree.below if isinstance(tree, DocsPerStepSpec) else tree)
+        spec = compiler.order(below_steps(tree))
     compiler.diagnostics.raise_if_any()
     assert spec is not None
     return spec
@@ -89,7 +91,7 @@ def compile_stream(
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
     compiler = _Compiler(metadataset.origins, opener, "train", _measure(tree, options))
-    below = tree.below if isinstance(tree, DocsPerStepSpec) else tree
+    below = below_steps(tree)
     with looked_at_together(leaf_uses(tree)):
         if isinstance(below, StagedRecipe):
             spec = StageCompiler(
@@ -116,9 +118,9 @@ def steps_of(metadataset: LoadedMetadataset, split: str) -> DocsPerStep | None:
     return tree.rules if isinstance(tree, DocsPerStepSpec) else None
 
 
-def mode_of(split: str, mode: Mode | None) -> Mode:
-    """Return the mode of a split; None: by its name."""
-    return mode or ("train" if split == "train" else "val")
+def mode_of(split: str) -> Mode:
+    """Return the mode of a split, by its name."""
+    return "train" if split == "train" else "val"
 
 
 def _measure(tree: Spec, options: Options) -> Callable[[Leaf], Fraction | None]:

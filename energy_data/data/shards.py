@@ -38,7 +38,7 @@ FindRows = Callable[[int, Sequence[str]], list[int | None]]
 
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done, in shards or bytes, and how much there is."""
+"""Called with how much is done, and how much there is."""
 
 Reframe = Callable[[str, Progress | None], None]
 """Writes a shard again so that its samples can be read at random."""
@@ -361,6 +361,19 @@ def _files_below(folder: Path) -> Iterator[str]:
     except OSError as error:
         problem = f"{error.filename} cannot be read: {error.strerror}"
         raise SpecError(f"{folder}: {problem}. Check the permissions.") from error
+
+
+def plain_shards(path: str, kind: ShardKind) -> tuple[str, list[str], Mapping[str, Scan | None]]:
+    """Return a folder, the shards of a path, relative to it, and what is known of these.
+
+    Raises SpecError as `find_shards` for a folder, and as `named_shards` for another path.
+    """
+    if Path(path).is_dir():
+        known = find_shards(Path(path), kind)
+        return path, list(known), known
+    files = named_shards(path, kind)
+    root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
+    return root, [os.path.relpath(file, root) for file in files], {}
 
 
 def refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list[str]:

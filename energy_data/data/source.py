@@ -210,8 +210,8 @@ class Source(ABC):
 
         This reads one source after another. Override it if reading several at once costs less.
 
-        rows: tensors may be rows of one tensor (see `core/rows.py`); set only if all sources have
-            `can_read_rows`.
+        rows: tensors may be rows of one tensor (see `core/batch_memory.py`); set only if all
+            sources have `can_read_rows`.
         """
         samples: list[Sample | SampleError] = [{}] * len(indices)
         for number in np.unique(numbers).tolist():

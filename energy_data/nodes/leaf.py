@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import copy
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,10 +140,10 @@ def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
             yield path, leaf
 
 
-def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
-    """Return one leaf per id, sorted by id. SpecError if one id stands for two datasets."""
+def distinct_leaves(*specs: Spec) -> list[Leaf]:
+    """Return the leaves of trees, one per id, sorted. SpecError if two datasets have one id."""
     by_id: dict[str, Leaf] = {}
-    for leaf in entries:
+    for _, leaf in chain.from_iterable(map(leaf_entries, specs)):
         if not by_id.setdefault(leaf.id, leaf).is_same(leaf):
             raise SpecError(
                 f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
@@ -262,7 +263,7 @@ def _numbered(spec: Spec, context: Context) -> _Numbered:
     The order of a leaf depends on its id alone, unless several pipelines draw from it.
     """
     paths, entries = zip(*leaf_entries(spec), strict=True)
-    leaves = distinct_leaves(entries)
+    leaves = distinct_leaves(spec)
     cuts = {leaf.id: leaf.cut for leaf in leaves}
     for leaf in entries:
         if leaf.cut != cuts[leaf.id]:

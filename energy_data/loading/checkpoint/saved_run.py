@@ -90,7 +90,7 @@ class SavedTree:
     @staticmethod
     def pack(spec: Spec) -> str:
         """Return the tree as compact text. Specs that draw the same stream give equal text."""
-        leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+        leaves = distinct_leaves(spec)
         number = {leaf.id: n for n, leaf in enumerate(leaves)}
         sized = len(leaves) <= FEW_LEAVES or any(
             getattr(inner, "needs_sizes", False) or getattr(inner, "deal", 0)
