@@ -60,9 +60,9 @@ class FetchClient:
         found: dict[str, Any] = self._ask_as_we(message)
         return found
 
-    def look_at(self, places: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
-        """Return what `look` returns of URLs with their options; None for what cannot be read."""
-        found: list[Any] = self._ask_as_we({"kind": "look_at", "places": places})
+    def look_at(self, places: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Return what `look` returns of URLs with their options, or `error` of one that fails."""
+        found: list[dict[str, Any]] = self._ask_as_we({"kind": "look_at", "places": places})
         return found
 
     def put(self, path: str, file: str | None) -> None:

@@ -105,14 +105,15 @@ class FetcherServer:
 
     async def _looked_at(
         self, client: int, places: Sequence[tuple[str, Mapping[str, Any]]]
-    ) -> list[dict[str, Any] | None]:
+    ) -> list[dict[str, Any]]:
         few = asyncio.Semaphore(REQUESTS)
 
-        async def one(url: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        async def one(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
             async with few:
-                with suppress(RemoteError, OSError, ValueError):  # the client asks for it again
+                try:
                     return await self.fetcher.look(client, url, options)
-            return None
+                except (RemoteError, OSError, ValueError) as error:
+                    return {"error": str(error) or repr(error)}
 
         return await asyncio.gather(*(one(*place) for place in places))
 

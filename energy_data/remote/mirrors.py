@@ -37,6 +37,8 @@ def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
     """
     asked, magic, given = _asked(url, options)
     seen = _seen.by_place.get(_name(asked, given)) or _client().look(asked, given)
+    if "error" in seen:
+        raise SpecError(f"{seen['error']}. See docs/remote.md.")
     if seen["kind"] is None:
         raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
     return f"{seen['path']}/{magic}" if magic else str(seen["path"])
@@ -46,7 +48,7 @@ def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
 def looked_at(places: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[None]:
     """Look at many URLs, with their options, at once: for `mirror` in the block.
 
-    What cannot be read is left to `mirror`, which raises the error.
+    `mirror` raises the error of a place that cannot be read.
     """
     asked = dict[str, tuple[str, Mapping[str, Any]]]()
     for url, options in places:
@@ -56,7 +58,7 @@ def looked_at(places: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[None]
     try:
         if len(asked) > 1:
             found = _client().look_at(list(asked.values()))
-            _seen.by_place = {name: seen for name, seen in zip(asked, found, strict=True) if seen}
+            _seen.by_place = dict(zip(asked, found, strict=True))
         yield
     finally:
         _seen.by_place = {}
