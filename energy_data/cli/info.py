@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 from attrs import asdict, frozen
+from rich.filesize import decimal
 
 from energy_data.cli.leaves import compiled, open_declared, splits_of
 from energy_data.cli.tables import new_table, print_table
@@ -16,8 +17,6 @@ from energy_data.core.sample import values_of
 from energy_data.data.shards import PartShards
 from energy_data.errors import SampleError
 from energy_data.nodes.leaf import Leaf, leaf_entries
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @frozen(kw_only=True)
@@ -89,14 +88,5 @@ def _info(leaf: Leaf) -> LeafInfo:
 def _cells(info: LeafInfo, *, tokens: bool) -> list[str]:
     numbers = [info.samples, info.shards, *([info.tokens] if tokens else [])]
     cells = ["" if number is None else f"{number:,}" for number in numbers]
-    cells.insert(2, "" if info.bytes is None else size_text(info.bytes))
+    cells.insert(2, "" if info.bytes is None else decimal(info.bytes))
     return [info.id, *cells, info.sample_type or "the first is bad", ", ".join(info.fields)]
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes in a unit that fits."""
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} {_UNITS[-1]}"

@@ -80,7 +80,7 @@ def command(meta: str, *, split: str, as_json: bool, **run: Any) -> None:
         raise SpecError(f"{meta}: its split {split!r} has stages. `energy-data plan` shows them.")
     spec = compile_split(metadataset, split, open_source=open_source)
     rows = list(describe_tree(metadataset, split, spec))
-    endless = mode_of(split, None) == "train"
+    endless = mode_of(split) == "train"
     drawn = draws(spec, endless=endless, **run) if run["batches"] else {}
     if as_json:
         nodes = [_plain(row, drawn) for row in rows]

@@ -16,7 +16,7 @@ from energy_data.data.registry import located, open_source
 from energy_data.data.source import Source
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.wrap import open_typed
-from energy_data.nodes.leaf import distinct_leaves, leaf_entries
+from energy_data.nodes.leaf import distinct_leaves
 
 
 def is_staged(metadataset: LoadedMetadataset, split: str) -> bool:
@@ -26,7 +26,7 @@ def is_staged(metadataset: LoadedMetadataset, split: str) -> bool:
 
 def summary(spec: Spec) -> str:
     """Return how many leaves and samples a tree has."""
-    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+    leaves = distinct_leaves(spec)
     samples = sum(leaf.num_samples for leaf in leaves)
     return f"{len(leaves):,} {'leaf' if len(leaves) == 1 else 'leaves'}, {samples:,} samples"
 

@@ -235,7 +235,7 @@ def command(
     run = None if lanes is None else Context(seed=seed or 0, lanes=lanes)
     params = params_of(param)
     spec = stream(load(meta), split, params=params, run=run, saved=before, **facts)
-    if mode_of(split, None) == "val":
+    if mode_of(split) == "val":
         click.echo(
             f"This is the plan of training on the split {split}. "
             f"`energy-data inspect --split {split}` shows validation."

@@ -26,7 +26,7 @@ from energy_data.data.nv_meta import is_inside
 from energy_data.data.registry import open_source
 from energy_data.data.source import Source
 from energy_data.errors import SampleError, SpecError
-from energy_data.nodes.leaf import distinct_leaves, leaf_entries
+from energy_data.nodes.leaf import distinct_leaves
 
 
 @click.command("preview")
@@ -79,7 +79,7 @@ def command(meta: str, *, split: str | None, save: Path | None, **chosen: Any) -
     metadataset = load(meta)
     opened = open_declared if save is None else partial(open_source, decode="bytes")
     specs = [compiled(metadataset, one, opened=opened) for one in splits_of(metadataset, split)]
-    leaves = distinct_leaves([leaf for spec in specs for _, leaf in leaf_entries(spec)])
+    leaves = distinct_leaves(*specs)
     has_bad, is_found = False, set[str]()
     for leaf in leaves:
         for index in _indices(leaf.source, chosen, is_found):

@@ -10,11 +10,18 @@ from typing import Literal, TypeAlias
 from attrs import evolve, field, frozen
 
 from energy_data.config.grammar import Origins
-from energy_data.config.leaves import LeafUse
+from energy_data.config.leaves import LeafUse, leaf_uses
 from energy_data.config.load import LoadedMetadataset
-from energy_data.config.opening import B_co, Builder, Opener, OpenSource, Options
+from energy_data.config.opening import (
+    B_co,
+    Builder,
+    Opener,
+    OpenSource,
+    Options,
+    looked_at_together,
+)
 from energy_data.config.rules import FULL
-from energy_data.config.staged import DocsPerStepSpec, StagedRecipe
+from energy_data.config.staged import DocsPerStepSpec, StagedRecipe, below_steps
 from energy_data.config.stages import StageCompiler, counts_steps
 from energy_data.config.yaml_nodes import Diagnostics
 from energy_data.core.context import Context
@@ -57,8 +64,11 @@ def compile_split(
     options = options or Options()
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
-    compiler = _Compiler(metadataset.origins, opener, mode_of(split, mode), _measure(tree, options))
-    spec = compiler.order(tree.below if isinstance(tree, DocsPerStepSpec) else tree)
+    compiler = _Compiler(
+        metadataset.origins, opener, mode or mode_of(split), _measure(tree, options)
+    )
+    with looked_at_together(leaf_uses(tree)):
+        spec = compiler.order(below_steps(tree))
     compiler.diagnostics.raise_if_any()
     assert spec is not None
     return spec
@@ -81,21 +91,22 @@ def compile_stream(
     tree = metadataset.tree(split, options.shuffle_over_epochs_multiplier)
     opener = Opener(open_source, options)
     compiler = _Compiler(metadataset.origins, opener, "train", _measure(tree, options))
-    below = tree.below if isinstance(tree, DocsPerStepSpec) else tree
-    if isinstance(below, StagedRecipe):
-        spec = StageCompiler(
-            staged=below,
-            builder=builder,
-            order=compiler.order,
-            diagnostics=compiler.diagnostics,
-            origins=metadataset.origins,
-            run=run,
-            counts_steps=counts_steps(tree, builder),
-        ).spec()
-        dataset = None if spec is None else builder.of(spec)
-    else:
-        order = compiler.order(below)
-        dataset = None if order is None else builder.over(order)
+    below = below_steps(tree)
+    with looked_at_together(leaf_uses(tree)):
+        if isinstance(below, StagedRecipe):
+            spec = StageCompiler(
+                staged=below,
+                builder=builder,
+                order=compiler.order,
+                diagnostics=compiler.diagnostics,
+                origins=metadataset.origins,
+                run=run,
+                counts_steps=counts_steps(tree, builder),
+            ).spec()
+            dataset = None if spec is None else builder.of(spec)
+        else:
+            order = compiler.order(below)
+            dataset = None if order is None else builder.over(order)
     compiler.diagnostics.raise_if_any()
     assert dataset is not None
     return dataset
@@ -107,9 +118,9 @@ def steps_of(metadataset: LoadedMetadataset, split: str) -> DocsPerStep | None:
     return tree.rules if isinstance(tree, DocsPerStepSpec) else None
 
 
-def mode_of(split: str, mode: Mode | None) -> Mode:
-    """Return the mode of a split; None: by its name."""
-    return mode or ("train" if split == "train" else "val")
+def mode_of(split: str) -> Mode:
+    """Return the mode of a split, by its name."""
+    return "train" if split == "train" else "val"
 
 
 def _measure(tree: Spec, options: Options) -> Callable[[Leaf], Fraction | None]:

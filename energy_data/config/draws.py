@@ -39,14 +39,12 @@ class TreeRow:
     place: Place
 
 
-def describe_tree(
-    metadataset: LoadedMetadataset, split: str, spec: OrderSpec, *, mode: Mode | None = None
-) -> Iterator[TreeRow]:
+def describe_tree(metadataset: LoadedMetadataset, split: str, spec: OrderSpec) -> Iterator[TreeRow]:
     """Yield the nodes of a split, parents first, with nested files written out.
 
-    spec: the result of `compile_split` for it. mode: as there.
+    spec: the result of `compile_split` for it.
     """
-    describer = _Describer(metadataset.origins, mode_of(split, mode))
+    describer = _Describer(metadataset.origins, mode_of(split))
     endless = describer.mode == "train"
     yield from describer.rows(metadataset.tree(split), spec, None, 0, Fraction(1), endless=endless)
 

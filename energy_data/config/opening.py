@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
@@ -26,6 +27,8 @@ from energy_data.data.source import Source
 from energy_data.errors import SpecError
 from energy_data.nodes.leaf import Leaf
 from energy_data.nodes.references import OrderSpec
+from energy_data.remote.mirror_paths import is_url
+from energy_data.remote.mirrors import looked_at
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +185,12 @@ class Opener:
             )
         found: Joiner = joiner
         return found
+
+
+def looked_at_together(leaves: Iterable[LeafUse]) -> AbstractContextManager[None]:
+    """Look at all datasets of leaves that are in stores at once, for openers in the block."""
+    parts = (part for leaf in leaves for part in leaf.parts if is_url(part.path))
+    return looked_at((part.path, part.storage) for part in parts)
 
 
 @frozen(kw_only=True)

@@ -62,16 +62,12 @@ def sample_seed() -> int:
     identity = tuple(_flat(restore_key(call.item) or call.reference or ()))
     if function.requires_identity and not identity:
         raise EnergyDataError(
-            f"sample_rng: {function.name} asks for the numbers of {_kind(call.item)} without the "
-            f"identity of its sample, so all items of a micro-batch would get the same numbers. "
-            f"Keep the field {RESTORE_KEY} of samples in the items made of them."
+            f"sample_rng: {function.name} asks for the numbers of a {type(call.item).__name__} "
+            f"without the identity of its sample, so all items of a micro-batch would get the same "
+            f"numbers. Keep the field {RESTORE_KEY} of samples in the items made of them."
         )
     identity = identity or (CALL.batch, *CALL.mark)
     return key(function.seed, function.name, *identity)
-
-
-def _kind(item: Any) -> str:
-    return f"a {type(item).__name__}"
 
 
 def _flat(parts: tuple[Any, ...]) -> Iterator[int | str]:

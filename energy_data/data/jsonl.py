@@ -163,24 +163,14 @@ class JsonlSource(RecordSource):
 
     def sample(self, number: int, row: int, data: memoryview, offset: int) -> Sample | SampleError:
         """Return the object of a line."""
-        shard = self.part.shards[number]
         try:
             value = decode_json(data[:-1] if data[-1] == _NEWLINE else data)
         except (ValueError, RecursionError) as error:
-            return SampleError(
-                f"its line cannot be decoded as JSON: {error}. Fix the line.",
-                dataset=self.path,
-                shard=shard,
-                key=str(row),
-                index=row,
-                offset=offset,
-            )
-        return {
-            "__key__": str(row),
-            "__subflavors__": self.options.subflavors,
-            "__sources__": (SampleSource(self.path, shard, row),),
-            "json": value,
-        }
+            problem = f"its line cannot be decoded as JSON: {error}. Fix the line."
+            return self.bad_sample(problem, number, row, offset)
+        sample = self.fields(number, row)
+        sample["json"] = value
+        return sample
 
 
 class JsonlFileStore(DatasetFileStore):

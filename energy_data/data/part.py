@@ -6,12 +6,12 @@ split parts, excluded samples and subsets are then as in all others.
 
 from __future__ import annotations
 
-import os
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import ClassVar
@@ -21,12 +21,7 @@ import numpy.typing as npt
 
 from energy_data.core.lazy import cached_property
 from energy_data.data.files.local import end_ranges, open_file
-from energy_data.data.files.offsets import (
-    BLOCK_ROWS,
-    Offsets,
-    ensure_index,
-    num_samples,
-)
+from energy_data.data.files.offsets import Offsets, bounds_of, ensure_index, num_samples
 from energy_data.data.filter_index import FilterIndex
 from energy_data.data.indexing import index_shard
 from energy_data.data.nv_meta import NvMeta
@@ -36,8 +31,8 @@ from energy_data.data.shards import (
     Progress,
     Reframe,
     ShardKind,
-    find_shards,
     named_shards,
+    plain_shards,
     shard_opener,
 )
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
@@ -86,6 +81,11 @@ class ShardedSource(Source):
         """Return 16 hex digits that do not depend on the path, and change with the data."""
         with names_dataset(self.path):
             return self.part.fingerprint(self._row, self._length, self._gaps)
+
+    def fingerprint_ranges(self) -> Sequence[Range]:
+        """Return what `fingerprint` reads of shards."""
+        with names_dataset(self.path):
+            return self.part.probes()
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return reopen, (type(self), self._place, self.options, self.fingerprint)
@@ -220,14 +220,7 @@ class ShardedSource(Source):
 
     def _bounds(self, number: int, rows: Int64s) -> tuple[Offsets, Offsets]:
         """Return the offsets of samples of a shard, and those after them; `rows` is sorted."""
-        bounds = np.empty((2, len(rows)), np.uint64)
-        for places in np.split(
-            np.arange(len(rows)), np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
-        ):
-            block = self._open(number, int(rows[places[0]]))
-            here = rows[places] - block.first
-            bounds[:, places] = block.offsets[here], block.offsets[here + 1]
-        return bounds[0], bounds[1]
+        return bounds_of(partial(self._open, number), rows)[1:]
 
     def _by_shard(self, indices: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield each shard with the places in `indices` that are in it, and their rows, sorted."""
@@ -294,13 +287,7 @@ def find_plain(path: str, kind: ShardKind) -> PartShards:
 
     Raises SpecError if there are none or no samples in them, StructureError for a damaged shard.
     """
-    if Path(path).is_dir():
-        root, known = path, find_shards(Path(path), kind)
-        shards = list(known)
-    else:
-        files = named_shards(path, kind)
-        root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
-        shards, known = [os.path.relpath(file, root) for file in files], {}
+    root, shards, known = plain_shards(path, kind)
     paths: Iterable[str] = [f"{root}/{shard}" for shard in shards]
     if len(shards) > 1 and sys.stderr.isatty():
         from rich.console import Console

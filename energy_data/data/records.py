@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from energy_data.core.sample import Sample
+from energy_data.core.sample import Sample, make_source
 from energy_data.data.files.local import LocalFile
-from energy_data.data.files.offsets import BLOCK_ROWS, IndexedFile
+from energy_data.data.files.offsets import IndexedFile, bounds_of
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.errors import SampleError, StructureError
 
@@ -38,6 +38,26 @@ class RecordSource(ShardedSource):
         number: of its shard. row: its own in that shard. data: its bytes; they are to be copied.
         offset: where they are.
         """
+
+    def fields(self, number: int, row: int) -> Sample:
+        """Return the fields that all samples have."""
+        source = make_source((self.path, self.part.shards[number], row))
+        return {
+            "__key__": str(row),
+            "__subflavors__": self.options.subflavors,
+            "__sources__": (source,),
+        }
+
+    def bad_sample(self, problem: str, number: int, row: int, offset: int | None) -> SampleError:
+        """Return the error in place of a sample. The other arguments are those of `sample`."""
+        return SampleError(
+            problem,
+            dataset=self.path,
+            shard=self.part.shards[number],
+            key=str(row),
+            index=row,
+            offset=offset,
+        )
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
@@ -65,16 +85,10 @@ def locate(
 ) -> tuple[LocalFile, list[int], list[int]]:
     """Return a file, and where some samples of it begin and end.
 
-    open_block: opens the file, with the block of its index that has a row. rows: sorted, at least
-    one. bits: the lowest ones of each offset, which are a place in what begins at a byte. Raises
-    StructureError, with advice, for an index that is wrong.
+    open_block, rows: as in `bounds_of`. bits: the lowest ones of each offset, which are a place in
+    what begins at a byte. Raises StructureError, with advice, for an index that is wrong.
     """
-    begins, ends = np.empty((2, len(rows)), np.uint64)
-    cuts = np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
-    for first, end in pairwise([0, *cuts.tolist(), len(rows)]):
-        file, offsets, before, _ = open_block(int(rows[first]))
-        numbers = rows[first:end] - before
-        begins[first:end], ends[first:end] = offsets[numbers], offsets[numbers + 1]
+    file, begins, ends = bounds_of(open_block, rows)
     wrong = np.flatnonzero((begins >= ends) | (ends > file.size << bits))
     if len(wrong):
         at, stop = int(begins[wrong[0]]), int(ends[wrong[0]])

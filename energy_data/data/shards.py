@@ -21,13 +21,14 @@ from energy_data.data.files.local import LocalFile, Version, keep_open, open_fil
 from energy_data.data.files.offsets import BLOCK_ROWS, SUFFIX, IndexedFile, Offsets
 from energy_data.data.splits import MOST_OF_PATTERN, expand
 from energy_data.errors import SpecError
-from energy_data.remote.cache_space import Range
+from energy_data.remote.cache_space import Range, merged
 from energy_data.remote.client import held
 
 NO_INDEX = np.empty(0, np.uint64)  # of shards that need none
 MOST_PARTS = 50  # different extensions that are remembered
 
 _PROBES = 32  # places of the data that a fingerprint reads
+_NEAR = 3 << 14  # bytes between two places that are fetched with them: small files whole
 _PROBED = 4096  # bytes at each
 _MOST_OTHERS = 200_000  # files in a folder that are neither shards nor indices
 
@@ -37,7 +38,7 @@ FindRows = Callable[[int, Sequence[str]], list[int | None]]
 
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done, in shards or bytes, and how much there is."""
+"""Called with how much is done, and how much there is."""
 
 Reframe = Callable[[str, Progress | None], None]
 """Writes a shard again so that its samples can be read at random."""
@@ -159,13 +160,23 @@ class PartShards:
         if self.kept is not None:
             facts = (*facts, self.kept.facts)
         digest.update(repr((facts, named)).encode(errors="surrogateescape"))
-        chosen = np.unique(np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)).tolist()
-        files = [open_file(self.paths(rows[number])[0]) for number in chosen]
-        places = _PROBES // max(len(files), 1)
-        with held([one for file in files for one in _probes(file, places)]):  # all at once
+        files, places = self._probed()
+        with held(self.probes()):  # all at once
             for file in files:
                 digest.update(some_bytes(file, places))
         return digest.hexdigest()
+
+    def probes(self) -> list[Range]:
+        """Return the bytes of shards that the fingerprint reads, as they are fetched."""
+        files, places = self._probed()
+        return merged((one for file in files for one in _probes(file, places)), _NEAR)
+
+    def _probed(self) -> tuple[list[LocalFile], int]:
+        """Return the shards that a fingerprint reads, and the places of each."""
+        rows = [row for row, count in enumerate(self.counts) if count]
+        chosen = np.unique(np.linspace(0, len(rows) - 1, _PROBES).astype(np.int64)).tolist()
+        files = [open_file(self.paths(rows[number])[0]) for number in chosen]
+        return files, _PROBES // max(len(files), 1)
 
 
 _Facts = tuple[str, str, int, Version | None, Version | None]
@@ -350,6 +361,19 @@ def _files_below(folder: Path) -> Iterator[str]:
     except OSError as error:
         problem = f"{error.filename} cannot be read: {error.strerror}"
         raise SpecError(f"{folder}: {problem}. Check the permissions.") from error
+
+
+def plain_shards(path: str, kind: ShardKind) -> tuple[str, list[str], Mapping[str, Scan | None]]:
+    """Return a folder, the shards of a path, relative to it, and what is known of these.
+
+    Raises SpecError as `find_shards` for a folder, and as `named_shards` for another path.
+    """
+    if Path(path).is_dir():
+        known = find_shards(Path(path), kind)
+        return path, list(known), known
+    files = named_shards(path, kind)
+    root = os.path.commonpath([os.path.dirname(file) for file in files]) or "."  # noqa: PTH120
+    return root, [os.path.relpath(file, root) for file in files], {}
 
 
 def refuse_packed(shards: list[str], kind: ShardKind, where: Path | str) -> list[str]:

@@ -155,6 +155,13 @@ class Source(ABC):
         """Whether its files are in a cache of an object store, so that reading may wait."""
         return False
 
+    def fingerprint_ranges(self) -> Sequence[Range]:
+        """Return what `fingerprint` reads; by default nothing. Need not be complete.
+
+        It is called only if `is_remote`, so that what many sources read is fetched at once.
+        """
+        return ()
+
     def ranges(self, first: int, count: int) -> Sequence[Range] | None:
         """Return the bytes that samples [first, first + count) are read from: path, begin, end.
 
@@ -164,10 +171,7 @@ class Source(ABC):
         return None
 
     def index_ranges(self, indices: Sequence[int]) -> Sequence[Range]:
-        """Return what `ranges` reads for some samples; by default nothing. Need not be complete.
-
-        It is called only if `is_remote`, so that what many sources read is fetched at once.
-        """
+        """Return what `ranges` reads for some samples; otherwise as `fingerprint_ranges`."""
         return ()
 
     def rows_of(self, indices: Sequence[int]) -> Sequence[int]:
@@ -206,8 +210,8 @@ class Source(ABC):
 
         This reads one source after another. Override it if reading several at once costs less.
 
-        rows: tensors may be rows of one tensor (see `core/rows.py`); set only if all sources have
-            `can_read_rows`.
+        rows: tensors may be rows of one tensor (see `core/batch_memory.py`); set only if all
+            sources have `can_read_rows`.
         """
         samples: list[Sample | SampleError] = [{}] * len(indices)
         for number in np.unique(numbers).tolist():

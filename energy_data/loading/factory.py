@@ -98,14 +98,13 @@ def get_savable_loader(
     elif worker_type is not None:
         start_method = worker_type
     rules = DocsPerStep.of(docs_per_step) or dataset.docs_per_step
-    on_timeout: Literal["raise", "restart"] = "raise" if fail_on_timeout else "restart"
     options = PoolOptions(
         prefetch=prefetch_factor,
         start_method=start_method,
         arena_bytes=arena_bytes,
         timeout_s=watchdog_timeout_seconds,
         start_timeout_s=watchdog_initial_timeout_seconds,
-        on_timeout="raise" if start_method == "thread" else on_timeout,
+        fail_on_timeout=fail_on_timeout,
         max_restarts=max_restarts,
     )
     run = dataset if cache_pool is None else dataset.replace(cache=cache_pool)

@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen
 
-from energy_data.core.context import Context
 from energy_data.core.cut import Cut
 from energy_data.core.node import Node
 from energy_data.core.profiler import Fetched
 from energy_data.core.sample import Sample
 from energy_data.core.spec import Spec
+from energy_data.core.worker_config import WorkerConfig
 from energy_data.data.source import Source, Unit
 from energy_data.errors import SampleError
-from energy_data.nodes.leaf import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
+from energy_data.loading.dataset import SavableDataset
+from energy_data.nodes.leaf import Leaf, distinct_leaves
 from energy_data.nodes.read_ahead import look_ahead
 from energy_data.nodes.references import LeafSpec
 from energy_data.remote.cache_space import Range, merged
@@ -231,16 +232,13 @@ class SimulatedRun:
     def _nodes(self) -> dict[int, Node[Any]]:
         """Return the trees of the lanes that the node hosts."""
         self._sources.clear()
-        spec = self._unread(self.spec)
-        ids = [leaf.id for leaf in distinct_leaves([leaf for _, leaf in leaf_entries(spec)])]
-        context = Context(
+        dataset = SavableDataset[Any](
+            spec=self._unread(self.spec),
+            worker_config=WorkerConfig(0, self.ranks, lanes=self.lanes),
             seed=self.seed,
-            lanes=self.lanes,
-            shared_leaves=shared_leaf_ids(spec),
-            leaf_numbers={leaf_id: number for number, leaf_id in enumerate(ids)},
         )
         hosted = [lane for lane in range(self.lanes) if lane % self.ranks < self.ranks_per_node]
-        return {lane: spec.build(context.in_lane(lane)) for lane in hosted}
+        return dataset.build(dict.fromkeys(hosted, dataset.start()), self.lanes)
 
     def _unread(self, spec: Spec) -> Spec:
         """Return a tree with the same order, whose samples are not read."""
@@ -291,5 +289,5 @@ class SimulatedRun:
 
 def batches_of_epoch(spec: Spec, batch_size: int, ranks: int) -> int:
     """Return how many micro-batches of each rank have as many samples as all leaves."""
-    leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
-    return ceil(sum(leaf.num_samples for leaf in leaves) / (batch_size * ranks))
+    samples = sum(leaf.num_samples for leaf in distinct_leaves(spec))
+    return ceil(samples / (batch_size * ranks))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from energy_data.order.schedule import Clock
 from energy_data.order.shares import Shares
 from energy_data.order.tree import Choice
 from energy_data.order.weighted import Place
+from energy_data.remote.client import held
 
 _RUNS = 2  # runs of samples that are mixed at a time
 
@@ -124,6 +126,13 @@ class Leaf:
         return same or self.fingerprint == other.fingerprint
 
 
+def fingerprints_of(leaves: Sequence[Leaf]) -> list[str]:
+    """Return the fingerprints of leaves. What they read from stores is fetched at once."""
+    remote = [leaf.source for leaf in leaves if leaf.source.is_remote]
+    with held([one for source in remote for one in source.fingerprint_ranges()]):
+        return [leaf.fingerprint for leaf in leaves]
+
+
 def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
     """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
     for path, inner in spec.walk():
@@ -131,10 +140,10 @@ def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
             yield path, leaf
 
 
-def distinct_leaves(entries: Sequence[Leaf]) -> list[Leaf]:
-    """Return one leaf per id, sorted by id. SpecError if one id stands for two datasets."""
+def distinct_leaves(*specs: Spec) -> list[Leaf]:
+    """Return the leaves of trees, one per id, sorted. SpecError if two datasets have one id."""
     by_id: dict[str, Leaf] = {}
-    for leaf in entries:
+    for _, leaf in chain.from_iterable(map(leaf_entries, specs)):
         if not by_id.setdefault(leaf.id, leaf).is_same(leaf):
             raise SpecError(
                 f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
@@ -254,7 +263,7 @@ def _numbered(spec: Spec, context: Context) -> _Numbered:
     The order of a leaf depends on its id alone, unless several pipelines draw from it.
     """
     paths, entries = zip(*leaf_entries(spec), strict=True)
-    leaves = distinct_leaves(entries)
+    leaves = distinct_leaves(spec)
     cuts = {leaf.id: leaf.cut for leaf in leaves}
     for leaf in entries:
         if leaf.cut != cuts[leaf.id]:

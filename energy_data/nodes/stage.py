@@ -16,7 +16,7 @@ from energy_data.core.keys import key
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import Leaf, Shuffle, distinct_leaves, leaf_entries, shared_leaf_ids
+from energy_data.nodes.leaf import Leaf, Shuffle, distinct_leaves, shared_leaf_ids
 from energy_data.nodes.references import ReferencesSpec
 
 OnEnter = Literal["continue", "restart"]
@@ -104,7 +104,7 @@ class Stage:
     def leaves(self) -> Iterator[tuple[ReferencesSpec, Leaf]]:
         """Each order tree with each of its leaves, once."""
         for tree in self.order_trees:
-            for leaf in distinct_leaves([leaf for _, leaf in leaf_entries(tree.of)]):
+            for leaf in distinct_leaves(tree.of):
                 yield tree, leaf
 
     def context(self, run: Context) -> Context:

@@ -9,30 +9,25 @@ started where there is none, also if it was killed; what a thread wants is sent 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from energy_data.core.profiler import Fetched
-from energy_data.errors import MissingExtraError, ReadOnlyError, SpecError, StructureError
+from energy_data.errors import ReadOnlyError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
+from energy_data.remote.connection import connect, environment
 from energy_data.remote.mirror_paths import (
     CREDENTIALS,
-    LOCK,
     LOG,
-    S3_ENDPOINT,
-    SOCKET,
     is_mirrored,
     ranges_of,
     root_of,
@@ -40,7 +35,6 @@ from energy_data.remote.mirror_paths import (
 
 log = logging.getLogger(__name__)
 
-_START_SECONDS = 60.0
 _PATIENCE = 15  # seconds without an answer after which a warning is logged
 
 
@@ -66,6 +60,11 @@ class FetchClient:
         found: dict[str, Any] = self._ask_as_we(message)
         return found
 
+    def look_at(self, places: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Return what `look` returns of URLs with their options, or `error` of one that fails."""
+        found: list[dict[str, Any]] = self._ask_as_we({"kind": "look_at", "places": places})
+        return found
+
     def put(self, path: str, file: str | None) -> None:
         """Write a file to the object of a path in the mirror; None: remove what is there.
 
@@ -76,7 +75,7 @@ class FetchClient:
     def _ask_as_we(self, message: dict[str, Any]) -> Any:
         """Return the answer to a message, with our credentials. Raises SpecError for an error."""
         # The fetcher may be that of another run: credentials are those of who asked last.
-        known = _environment()
+        known = environment()
         variables = {name: known[name] for name in known if name.startswith(CREDENTIALS)}
         try:
             return self._ask({**message, "variables": variables})
@@ -223,7 +222,7 @@ class FetchClient:
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
-            self._socket = _connect(self.root)
+            self._socket = connect(self.root)
             for path in self._inodes:
                 self._check_inode(path)
             for owner, (ranges, when) in list(self._wanted.items()):
@@ -238,67 +237,6 @@ class RefusedError(Exception):
     def __init__(self, problem: str, *, is_refusal: bool) -> None:
         super().__init__(problem)
         self.is_refusal = is_refusal
-
-
-def _connect(root: str) -> socket.socket:
-    """Connect to the fetcher of a cache folder; start one if there is none."""
-    end, next_start = time.monotonic() + _START_SECONDS, 0.0
-    folder = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while True:
-            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                # The path of a socket is short; that of a cache may be long.
-                found.connect(f"/proc/self/fd/{folder}/{SOCKET}")
-                return found
-            except OSError:
-                found.close()
-            now = time.monotonic()
-            if now > end:
-                raise StructureError(
-                    f"the fetcher of {root} does not start. See {root}/{LOG}."
-                ) from None
-            if now > next_start and not _is_locked(root):
-                _start(root)
-                next_start = now + 5
-            time.sleep(0.02)
-    finally:
-        os.close(folder)
-
-
-def _is_locked(root: str) -> bool:
-    """Return whether a fetcher serves, or begins or ends to do so."""
-    lock = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
-
-
-def _start(root: str) -> None:
-    if find_spec("obstore") is None:
-        raise MissingExtraError("Data in an object store", "remote")
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - "" is "."
-    # In its own session, so that an interrupt at the terminal does not end it before the workers.
-    os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-m", "energy_data.remote.fetcher_server", root],
-        {**_environment(), "PYTHONPATH": paths},
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, f"{root}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-    )
-
-
-def _environment() -> dict[str, str]:
-    """Return the variables for a fetcher, without the one that obstore prefers to options."""
-    return {name: value for name, value in os.environ.items() if name != S3_ENDPOINT}
 
 
 class _Connections(threading.local):

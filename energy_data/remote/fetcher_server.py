@@ -16,14 +16,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from energy_data.remote.cached_ranges import known_objects
-from energy_data.remote.fetcher import Fetcher
+from energy_data.remote.fetcher import REQUESTS, Fetcher
 from energy_data.remote.mirror_paths import LOCK, SOCKET, cache_size
 from energy_data.remote.object_store import RemoteError, StoreRefusalError
 
@@ -93,6 +93,8 @@ class FetcherServer:
             fetcher.use(asked["variables"])
         if kind == "look":
             return await fetcher.look(client, asked["url"], asked["options"], alone=asked["alone"])
+        if kind == "look_at":
+            return await self._looked_at(client, asked["places"])
         if kind == "want":
             return fetcher.want(client, asked["owner"], ranges, asked["when"])
         if kind == "wait":
@@ -100,6 +102,20 @@ class FetcherServer:
         if kind == "stats":
             return fetcher.stats()
         return await fetcher.put(client, asked["path"], asked["file"])
+
+    async def _looked_at(
+        self, client: int, places: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        few = asyncio.Semaphore(REQUESTS)
+
+        async def one(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+            async with few:
+                try:
+                    return await self.fetcher.look(client, url, options)
+                except (RemoteError, OSError, ValueError) as error:
+                    return {"error": str(error) or repr(error)}
+
+        return await asyncio.gather(*(one(*place) for place in places))
 
 
 async def _run(root: str) -> None:

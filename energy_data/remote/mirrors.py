@@ -6,8 +6,11 @@ publish(f"{path}/000.tar.idx")  # writes what is there to the store
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +35,52 @@ def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
     options: of its store, in place of those of the environment. Lists what is there. Raises
     SpecError if there is nothing, or the store cannot be read.
     """
-    place = place_of(url)
-    plain, magic = _without_pattern(place.key)
-    asked = f"{place.base}/{plain}"
-    seen = _client().look(asked, _options(place, options))
+    asked, magic, given = _asked(url, options)
+    seen = _seen.by_place.get(_name(asked, given)) or _client().look(asked, given)
+    if "error" in seen:
+        raise SpecError(f"{seen['error']}. See docs/remote.md.")
     if seen["kind"] is None:
         raise SpecError(f"{asked}: there is no such object or folder. Check the URL.")
     return f"{seen['path']}/{magic}" if magic else str(seen["path"])
+
+
+@contextmanager
+def looked_at(places: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[None]:
+    """Look at many URLs, with their options, at once: for `mirror` in the block.
+
+    `mirror` raises the error of a place that cannot be read.
+    """
+    asked = dict[str, tuple[str, Mapping[str, Any]]]()
+    for url, options in places:
+        with suppress(SpecError):
+            plain, _, given = _asked(url, options)
+            asked[_name(plain, given)] = plain, given
+    try:
+        if len(asked) > 1:
+            found = _client().look_at(list(asked.values()))
+            _seen.by_place = dict(zip(asked, found, strict=True))
+        yield
+    finally:
+        _seen.by_place = {}
+
+
+class _Seen(threading.local):
+    def __init__(self) -> None:
+        self.by_place: dict[str, dict[str, Any]] = {}
+
+
+_seen = _Seen()
+
+
+def _name(url: str, options: Mapping[str, Any]) -> str:
+    return json.dumps([url, options], sort_keys=True)
+
+
+def _asked(url: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Return the URL that is looked at, the pattern below it, and all options of its store."""
+    place = place_of(url)
+    plain, magic = _without_pattern(place.key)
+    return f"{place.base}/{plain}", magic, _options(place, options)
 
 
 def mirror_of_object(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:

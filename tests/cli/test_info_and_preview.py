@@ -45,7 +45,7 @@ def test_info_has_a_row_for_each_part_that_has_shards(energy_data, books):
     assert val["id"] == "books:val"
     head, first, _ = energy_data("info", "books").stdout.splitlines()
     assert head.split() == ["leaf", "id", "samples", "shards", "size", "sample", "type", "fields"]
-    assert first.split() == ["books:train", "3", "1", "10.0", "KiB", "dict", "txt,", "bin"]
+    assert first.split() == ["books:train", "3", "1", "10.2", "kB", "dict", "txt,", "bin"]
 
 
 def test_info_of_a_metadataset_is_of_all_its_datasets_once(energy_data, books, write):

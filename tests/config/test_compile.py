@@ -80,7 +80,7 @@ def test_a_dataset_listed_twice_is_one_leaf_with_two_entries(datasets):
     )
     entries = [leaf for _, leaf in leaf_entries(spec)]
     assert [leaf.source.subflavors for leaf in entries] == [{"x": 1}, {"x": 2}]
-    assert len(distinct_leaves(entries)) == 1
+    assert len(distinct_leaves(spec)) == 1
 
 
 def test_places_that_say_the_same_share_one_source(datasets):
@@ -165,11 +165,11 @@ splits:
 """
 
 
-def rows(split, datasets, **options):
+def rows(split, datasets):
     datasets.num_samples = {"/b": 200, "/c": 50}
     metadataset = parse_metadataset(TREE, name="m.yaml")
     spec = compile_split(metadataset, split, open_source=datasets)
-    return list(describe_tree(metadataset, split, spec, **options))
+    return list(describe_tree(metadataset, split, spec))
 
 
 def test_rows_tell_what_is_drawn_how_much_and_where_it_is_written(datasets):

@@ -15,7 +15,7 @@ from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.data.tar.file_store import WebdatasetFileStore
-from energy_data.errors import SampleError, StructureError
+from energy_data.errors import StructureError
 
 
 def keys_in_database(folder):
@@ -86,12 +86,6 @@ def test_152_other_split_and_dataset_files_count_in_metadatasets(tmp_path):
     assert sorted(numbers(tmp_path / "m.yaml")) == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("lanes", [1, 8, 64])
-def test_145_a_dataset_smaller_than_the_run_is_whole(tmp_path, lanes):
-    folder = dataset(tmp_path / "a", shards=3, samples=1)
-    assert sorted(numbers(folder, lanes)) == [0, 1, 2]
-
-
 def test_107_every_slice_of_uneven_shards_is_in_range(tmp_path):
     for shard, count in enumerate((1, 7, 2, 13)):
         write_tar(tmp_path / f"{shard}.tar", files(*range(shard * 100, shard * 100 + count)))
@@ -103,16 +97,6 @@ def test_107_every_slice_of_uneven_shards_is_in_range(tmp_path):
         assert [one["__key__"] for one in both[0]] == [one["__key__"] for one in both[1]]
     with pytest.raises(IndexError):
         source.read(np.array([23]))
-
-
-def test_181_a_bad_sample_is_one_sample_and_says_which(tmp_path):
-    parts = [("a.json", b"{}"), ("b.json", b"{"), ("c.json", b"{}")]
-    write_tar(tmp_path / "a.tar", parts)
-    prepare(tmp_path, workers=1)
-    one, bad, other = open_source(tmp_path).read(np.arange(3))
-    assert (one["__key__"], other["__key__"]) == ("a", "c")
-    assert isinstance(bad, SampleError)
-    assert (bad.key, bad.shard) == ("b", "a.tar")
 
 
 def test_a_shard_that_cannot_be_read_is_no_smaller_dataset(tmp_path):

@@ -9,7 +9,6 @@ import pickle
 import signal
 import struct
 import sys
-import time
 from itertools import islice
 
 import numpy as np
@@ -26,7 +25,7 @@ from energy_data.data.files.local import version_of
 from energy_data.data.files.recent import RECENT
 from energy_data.data.frames import compression, rewrite
 from energy_data.data.registry import open_source, open_store
-from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
+from energy_data.errors import MissingExtraError, SampleError, StructureError
 
 SKIPPED = struct.pack("<II", 0x184D2A55, 3) + b"abc"
 
@@ -153,23 +152,6 @@ def test_a_line_that_is_no_object_is_named_with_its_frame(tmp_path, suffix):
     with pytest.raises(StructureError, match=r"line 3 is no JSON object: it begins '\[3\]'") as no:
         open_source(path)
     assert no.value.offset == len(frame(suffix, b'{"n": 1}\n'))
-
-
-def test_an_index_of_another_file_is_an_error(tmp_path, suffix):
-    path = write_numbers(tmp_path / "a" / f"x.jsonl{suffix}", range(40))
-    assert prepare(path.parent).exit_code == 0
-    source = open_source(path.parent)
-    path.write_bytes(frame(suffix, b'{"n": 1}\n'))
-    for use in (lambda: numbers(source), lambda: open_source(path.parent).check_files()):
-        with pytest.raises(StructureError, match=r"x\.jsonl"):
-            use()
-    data = frame(suffix, b"".join(lines_of(range(1000, 1030))))
-    other = write_numbers(tmp_path / "b" / f"x.jsonl{suffix}", range(40))
-    assert prepare(other.parent).exit_code == 0
-    other.write_bytes((data + bytes(other.stat().st_size))[: other.stat().st_size])
-    os.utime(other, (time.time() + 9,) * 2)
-    with pytest.raises(StructureError, match="its index is older than the file"):
-        open_source(other.parent).check_files()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -323,10 +305,3 @@ def test_reframing_is_for_compressed_lines_only(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"n": 1}\n')
     for path in (tmp_path, tmp_path / "x.jsonl"):
         assert "--reframe) is for compressed JSONL files" in prepare(path, "--reframe").stderr
-
-
-def test_both_compressions_in_a_folder_are_an_error(tmp_path):
-    for suffix in SUFFIXES:
-        write_numbers(tmp_path / f"x.jsonl{suffix}", range(3))
-    with pytest.raises(SpecError, match="a dataset has one format"):
-        open_source(tmp_path)

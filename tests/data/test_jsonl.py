@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import time
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_data import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
+from energy_data import WorkerConfig, get_loader, get_val_dataset
 from energy_data.cli.main import main
-from energy_data.data import jsonl, shards
-from energy_data.data.files.local import keep_open, open_file
+from energy_data.data import jsonl
+from energy_data.data.files.local import open_file
 from energy_data.data.join import open_join
 from energy_data.data.join_table import JoinMember
 from energy_data.data.prepare import prepare
@@ -118,16 +117,6 @@ def test_a_line_that_is_no_json_is_a_bad_sample(tmp_path, line):
     assert (bad.key, bad.offset, bad.dataset) == ("1", 9, str(path))
 
 
-def test_a_subset_counts_in_the_file(tmp_path):
-    source = open_source(numbers(tmp_path / "x.jsonl", 10), subset=(3, 6))
-    assert len(source) == 3
-    assert [one["__key__"] for one in source.read(np.arange(3))] == ["3", "4", "5"]
-    with pytest.raises(IndexError):
-        source.read(np.array([3]))
-    with pytest.raises(SpecError, match="subset"):
-        open_source(tmp_path / "x.jsonl", subset=(3, 11))
-
-
 def test_a_file_that_grew_is_indexed_anew(tmp_path):
     path = numbers(tmp_path / "x.jsonl", 3)
     assert len(open_source(path)) == 3
@@ -152,25 +141,6 @@ def test_in_a_read_only_folder_the_index_is_in_the_cache(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache").rglob("*.idx"))) == 1
 
 
-def test_a_pickled_source_reads_on_and_notices_a_changed_file(tmp_path):
-    path = numbers(tmp_path / "x.jsonl", 10)
-    data = pickle.dumps(open_source(path, subset=(2, 5)))
-    assert pickle.loads(data).read(np.array([0]))[0]["__key__"] == "2"
-    assert len(data) < 1000
-    numbers(path, 11)
-    with pytest.raises(StructureError, match="changed while it was in use"):
-        pickle.loads(data)
-
-
-def test_the_fingerprint_is_of_what_the_numbers_mean(tmp_path):
-    one = open_source(numbers(tmp_path / "x.jsonl", 10))
-    same = open_source(numbers(tmp_path / "y.jsonl", 10))
-    other = open_source(numbers(tmp_path / "z.jsonl", 10, more=1))
-    part = open_source(tmp_path / "x.jsonl", subset=(0, 9))
-    assert one.fingerprint == same.fingerprint
-    assert len({one.fingerprint, other.fingerprint, part.fingerprint}) == 3
-
-
 def test_the_fingerprint_notices_other_samples_in_lines_of_equal_lengths(tmp_path):
     path = numbers(tmp_path / "x.jsonl", 1000, text="a" * 1000)
     before = open_source(path).fingerprint
@@ -185,14 +155,6 @@ def test_the_fingerprint_notices_a_change_of_one_byte_of_a_small_file(tmp_path, 
     lines = path.read_bytes().splitlines(keepends=True)
     lines[line] = lines[line].replace(b"a", b"b", 1)
     assert open_source(write(path, lines)).fingerprint != before
-
-
-@pytest.mark.parametrize("part", ["val", "test", "banana"])
-def test_the_one_part_of_a_file_is_train(tmp_path, part):
-    path = numbers(tmp_path / "x.jsonl", 4)
-    assert len(open_source(path, split_part="train")) == 4
-    with pytest.raises(SpecError, match=f"its one split part is 'train', not '{part}'"):
-        open_source(path, split_part=part)
 
 
 def test_a_file_has_no_other_file_of_split_parts(tmp_path):
@@ -221,13 +183,6 @@ def test_a_damaged_index_is_an_error_and_never_a_crash(tmp_path_factory, data):
     assert len(found) == 20
 
 
-def test_a_jsonl_file_trains_like_any_dataset(tmp_path):
-    path = numbers(tmp_path / "x.jsonl", 12)
-    config = WorkerConfig(lanes=2)
-    dataset = get_train_dataset(path, batch_size=4, repeat=False, worker_config=config)
-    assert sorted(n["n"] for batch in get_loader(dataset) for n in batch["json"]) == list(range(12))
-
-
 def test_lines_are_had_by_key(tmp_path):
     path = write(tmp_path / "x.jsonl", [b'{"a": 1}\n', b'{"b": 2}\n'])
     store = pickle.loads(pickle.dumps(open_store(path)))
@@ -251,14 +206,6 @@ def test_a_file_that_was_replaced_is_read_from_its_new_inode(tmp_path):
     assert before.read(np.arange(3))[2]["json"] == {"n": 2}  # what its index is of
 
 
-def test_a_source_does_not_mix_a_file_with_the_one_that_replaced_it(tmp_path):
-    path = numbers(tmp_path / "x.jsonl", 3)
-    source = open_source(path)
-    os.replace(numbers(tmp_path / "new.jsonl", 3, a=1), path)  # noqa: PTH105 - as users do
-    with pytest.raises(StructureError, match="changed while it was in use"):
-        source.read(np.arange(3))
-
-
 @pytest.mark.parametrize("size", [0, 8, 4096])
 def test_an_index_that_is_cut_during_a_run_is_an_error(tmp_path, size):
     path = numbers(tmp_path / "x.jsonl", 40_000)
@@ -267,19 +214,6 @@ def test_an_index_that_is_cut_during_a_run_is_an_error(tmp_path, size):
     os.truncate(f"{path}.idx", size)
     with pytest.raises(StructureError, match=r"its index .* samples need"):
         source.read(np.array([39_999]))
-
-
-def test_any_number_of_files_is_read_with_few_descriptors(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "keep_open", lru_cache(4)(keep_open.__wrapped__))
-    first = numbers(tmp_path / "0.jsonl", 20_000)
-    paths = [first, *(tmp_path / f"{n}.jsonl" for n in range(1, 20))]
-    for path in paths[1:]:
-        path.hardlink_to(first)
-    sources = [open_source(path) for path in paths]
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    for source in sources:
-        assert source.read(np.array([17_000]))[0]["json"] == {"n": 17_000}
-    assert len(os.listdir("/proc/self/fd")) <= before + 4  # noqa: PTH208
 
 
 def test_files_of_a_folder_may_be_empty_or_end_without_a_newline(tmp_path):

@@ -385,14 +385,3 @@ def test_a_pattern_with_stars_stands_for_tars(tmp_path):
     assert len(open_source(f"{tmp_path}/s0/shard_*.tar")) == 9
     with pytest.raises(SpecError, match=r"Name a \.tar file"):
         open_source(f"{tmp_path}/s0/page_*.tar")
-
-
-def test_a_fingerprint_is_of_the_data(tmp_path):
-    shards(tmp_path, 4)
-    before = open_source(tmp_path).fingerprint
-    for options in ({}, {"force": True}, {"index_only": True}):
-        prepare(tmp_path, workers=1, **options)
-        assert open_source(tmp_path).fingerprint == before
-    shard = tmp_path / "s1" / "shard_001.tar"
-    shard.write_bytes(shard.read_bytes().replace(b"text 3 ", b"text 5 "))
-    assert open_source(tmp_path).fingerprint != before

@@ -384,17 +384,6 @@ def test_pickled_objects_are_never_loaded(tmp_path):
 
 
 @both
-@pytest.mark.parametrize("keys", [{}, {"seq_len": 4}], ids=["documents", "windows"])
-def test_a_file_that_is_cut_in_mid_run_is_an_error(write, keys, tmp_path):
-    path = write(tmp_path / "c", DOCUMENTS)
-    source = open_source(path, **keys)
-    source.read(np.arange(2))
-    os.truncate(path, 4)
-    with pytest.raises(StructureError, match=r"c\.(bin|ds)"):
-        source.read(np.array([len(source) - 1]))
-
-
-@both
 def test_the_fingerprint_is_of_the_tokens_and_the_keys(write, tmp_path):
     documents = some_documents(50)
     found = {
@@ -453,11 +442,6 @@ def test_rows_of_several_files_have_one_length(tmp_path):
     np.save(tmp_path / "b.npy", np.zeros((2, 4), int))
     with pytest.raises(SpecError, match=r"its files have rows of \d and of \d tokens"):
         open_source(tmp_path)
-
-
-def test_a_subset_is_a_range_of_windows(tmp_path):
-    path = write_megatron(tmp_path / "c", DOCUMENTS)
-    assert tokens(read(path, seq_len=3, subset=(1, 3))) == [[8, 9, 10], [11, 12, 13]]
 
 
 def test_a_sparse_file_of_100_gb_opens_at_once(tmp_path):

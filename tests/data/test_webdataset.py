@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pickle
-import shutil
 import tarfile
 import time
 from collections import Counter
@@ -98,45 +97,6 @@ def test_decoders_of_the_user_go_first(tmp_path):
 def test_subflavors_are_given_to_every_sample(tmp_path):
     source = one_shard(tmp_path, sample_files(3), subflavors={"a": 1})
     assert source.read(np.array([0]))[0]["__subflavors__"] == {"a": 1}
-
-
-def test_subsets_are_ranges_of_samples(tmp_path):
-    source = open_source(dataset(tmp_path), subset=(15, 45))
-    keys = [sample["__key__"] for sample in source.read(np.arange(30))]
-    assert keys == [f"d/{n:05d}" for n in range(15, 45)]
-    assert len(open_source(tmp_path, subset=(15, None))) == 45
-    with pytest.raises(IndexError):
-        source.read(np.array([30]))
-    with pytest.raises(IndexError):
-        source.read(np.arange(-1, 30))
-    for wrong in ((0, 61), (5, 5), (-1, 3)):
-        with pytest.raises(SpecError, match="subset"):
-            open_source(tmp_path, subset=wrong)
-
-
-def test_the_fingerprint_follows_the_data_and_not_the_place(tmp_path):
-    first = open_source(dataset(tmp_path / "a"))
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert open_source(tmp_path / "b").fingerprint == first.fingerprint
-    assert len(first.fingerprint) == 16
-    assert open_source(tmp_path / "a", subset=(0, 5)).fingerprint != first.fingerprint
-    prepare(tmp_path / "b", force=True, workers=1)
-    assert open_source(tmp_path / "b").fingerprint == first.fingerprint
-    shard = next((tmp_path / "b").glob("*.tar"))
-    shard.write_bytes(shard.read_bytes().replace(b"text 1", b"text 2"))
-    assert open_source(tmp_path / "b").fingerprint != first.fingerprint
-    with pytest.raises(StructureError, match="changed while"):
-        _changed = pickle.loads(pickle.dumps(open_source(tmp_path / "a")).replace(b"/a", b"/b"))
-
-
-def test_sources_pickle_small(tmp_path):
-    source = open_source(dataset(tmp_path), subset=(3, 40), subflavors={"a": 1}, decode="bytes")
-    source.read(np.arange(37))
-    data = pickle.dumps(source)
-    assert len(data) < 1000
-    copy = pickle.loads(data)
-    assert copy.fingerprint == source.fingerprint
-    assert copy.read(np.arange(37)) == source.read(np.arange(37))
 
 
 def test_split_parts_that_are_not_there_are_named(tmp_path):
@@ -297,16 +257,6 @@ def test_damaged_metadata_are_named(tmp_path, name, text):
     (tmp_path / ".nv-meta" / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises((StructureError, SpecError), match=name if name[0] != "." else "info|split"):
         open_source(tmp_path)
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    source = open_source(dataset(tmp_path))
-    (tmp_path / "shard-001.tar").unlink()
-    assert len(source.read(np.arange(20))) == 20
-    for numbers in (np.arange(20, 21), np.arange(60)):
-        with pytest.raises(StructureError, match=r"shard-001\.tar.*cannot be opened") as caught:
-            source.read(numbers)
-        assert caught.value.dataset == str(tmp_path)
 
 
 def test_a_folder_or_a_pipe_in_place_of_a_shard(tmp_path):

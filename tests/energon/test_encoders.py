@@ -230,20 +230,6 @@ def test_samples_without_a_cooker_are_refused_at_once(folder):
         training(folder / "crude", Choosy())
 
 
-def test_each_validation_set_comes_by_itself_with_its_dataset(folder):
-    both = [{"path": str(folder / name)} for name in ("texts", "captions")]
-    sets = get_val_datasets(
-        {"splits": {"val": {"blend": both}}}, batch_size=5, worker_config=alone()
-    )
-    assert [len(factory) for _, factory in sets] == [14, 12]
-    assert [sum(len(batch.__key__) for batch in dataset) for dataset, _ in sets] == [14, 12]
-
-
-def test_a_limit_is_of_batches_of_each_rank(folder):
-    dataset = validation(folder / "texts", batch_size=2, limit=3)
-    assert len(list(dataset)) == len(list(get_loader(dataset))) == 3
-
-
 def test_without_a_batch_size_samples_come_one_by_one(folder):
     samples = list(validation(folder / "texts", batch_size=None))
     assert len(samples) == 14

@@ -16,6 +16,7 @@ def losses(output):
     return [float(loss) for loss in re.findall(r"\b0\.\d{6}\b", output)]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_continues_on_other_ranks_with_the_same_losses(tmp_path, gloo_ranks):
     begun = subprocess.run(
         [*TORCHRUN, PROGRAM, tmp_path / "run", "3"], capture_output=True, text=True, check=False

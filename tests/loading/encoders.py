@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
 import resource
 import signal
-import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -156,11 +154,6 @@ def only_in_workers(batch):
     return OnlyInWorkers(os.getpid())
 
 
-def warns(sample):
-    logging.getLogger("user").warning("seen %s", sample["__key__"])
-    return sample
-
-
 def threads(batch):
     return torch.get_num_threads(), torch.cuda.is_initialized()
 
@@ -215,11 +208,6 @@ class Large:
 
 def reads_environment(batch):
     return os.environ.get("SOME_SETTING")
-
-
-def runs_a_program(sample):
-    subprocess.run(["true"], check=True)
-    return sample
 
 
 class DyingSource(NumberSource):

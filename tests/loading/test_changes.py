@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import batches, finite, leaf, samples
+from trees import batches, leaf, samples
 
 from energy_data.core.context import Context
 from energy_data.errors import StateMismatchError
@@ -240,15 +240,6 @@ def test_restart_begins_anew():
     other = loader_of(blend(a=1, b=2))
     other.load_state_dict(loader.state_dict(), on_mismatch="restart")
     assert run([other], 5) == run([loader_of(blend(a=1, b=2))], 5)
-
-
-def test_a_finite_stream_does_not_go_on_after_an_edit():
-    loader = loader_of(finite(leaf("x", 30), 4))
-    run([loader], 2)
-    with pytest.raises(StateMismatchError, match="finite stream"):
-        loader_of(finite(leaf("y", 30), 4)).load_state_dict(
-            loader.state_dict(), on_mismatch="keep_matching"
-        )
 
 
 def test_the_ledger_of_an_edited_mixture_costs_two_bytes_a_leaf_and_lane():

@@ -136,21 +136,13 @@ def test_classes_that_exist_in_no_file_are_an_error_that_says_what_to_do(started
 
 
 @pytest.mark.parametrize("method", PROCESSES)
-def test_a_killed_trainer_leaves_no_process(started, method):
-    program = started(PLAIN + "while True: next(stream)\n", method)
-    said(program)
-    assert len(children(program.pid)) >= 2
-    program.kill()
-    until_gone(program)
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_killed_trainer_leaves_no_process_that_waits_for_ever(started, method):
     text = PLAIN.replace("worker_loader(", "worker_loader(encoding(sleeps), ").replace(
         "from itertools", "from loading.encoders import encoding, sleeps\nfrom itertools"
     )
     program = started(text + "while True: next(stream)\n", method)
     said(program)
+    assert len(children(program.pid)) >= 2
     program.kill()
     until_gone(program)
 
@@ -279,10 +271,7 @@ def busy(lock):
 
 for lock in locks:
     threading.Thread(target=busy, args=(lock,), daemon=True).start()
-for _ in range(int(sys.argv[3])):
-    loader = worker_loader(start_method=sys.argv[1])
-    list(islice(loader, 8))
-    loader.close()
+list(islice(worker_loader(start_method=sys.argv[1]), 8))
 print("done", flush=True)
 import os
 os._exit(0)
@@ -291,11 +280,10 @@ os._exit(0)
 
 # Processes that import torch take as long as the threads leave them, and the threads work on.
 @pytest.mark.parametrize(
-    ("method", "holds_s", "starts"),
-    [("fork", 0.0005, 3), ("thread", 0.0005, 3), ("forkserver", 0.005, 3)],
+    ("method", "holds_s"), [("fork", 0.0005), ("thread", 0.0005), ("forkserver", 0.005)]
 )
-def test_workers_start_while_threads_of_the_trainer_hold_locks(started, method, holds_s, starts):
-    out, _ = end(started(THREADS, method, str(holds_s), str(starts)))
+def test_workers_start_while_threads_of_the_trainer_hold_locks(started, method, holds_s):
+    out, _ = end(started(THREADS, method, str(holds_s)))
     assert out == "done\n"
 
 
@@ -331,6 +319,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_started_by_spawn_use_functions_of_main_and_a_process_group_stays_in_them(
     seen, tmp_path
 ):

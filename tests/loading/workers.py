@@ -35,7 +35,7 @@ OPTIONS = {
     "arena_bytes",
     "timeout_s",
     "start_timeout_s",
-    "on_timeout",
+    "fail_on_timeout",
     "max_restarts",
 }
 

@@ -11,7 +11,7 @@ import pytest
 from energy_data.cli.plan import stream
 from energy_data.config.load import load
 from energy_data.core.context import Context
-from energy_data.data import jsonl
+from energy_data.data.jsonl import JsonlSource
 from energy_data.data.registry import open_source
 from energy_data.loading.simulation import ANY_SIZE, SimulatedRun
 from energy_data.loading.store_advice import advice
@@ -133,7 +133,8 @@ def test_ranks_of_a_node_share_what_they_fetch(file):
 def test_requests_and_bytes_are_those_of_a_real_run(
     together, buffer, http, own_cache, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(jsonl, "some_bytes", lambda *_: b"")  # that opening reads is not counted
+    monkeypatch.setattr(JsonlSource, "fingerprint", "0" * 16)  # what opening reads is not counted
+    monkeypatch.setattr(JsonlSource, "fingerprint_ranges", lambda _: [])
     lines(http.folder / "same.jsonl", 1200)
     meta = named(tmp_path, f"{http.url}/same.jsonl")
     with loader(meta, together=together, buffer=buffer) as one:
@@ -159,7 +160,8 @@ def test_requests_and_bytes_are_those_of_a_real_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_seconds", [0.0, 0.02, 0.06])
 def test_waits_are_about_those_of_a_real_run(batch_seconds, http, own_cache, monkeypatch, tmp_path):
-    monkeypatch.setattr(jsonl, "some_bytes", lambda *_: b"")
+    monkeypatch.setattr(JsonlSource, "fingerprint", "0" * 16)
+    monkeypatch.setattr(JsonlSource, "fingerprint_ranges", lambda _: [])
     lines(http.folder / "slow.jsonl", 40_000)
     latency, batches = 0.5, 200
     with loader(named(tmp_path, f"{http.url}/slow.jsonl"), together=2) as one:

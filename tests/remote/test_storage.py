@@ -10,6 +10,7 @@ import pytest
 
 from energy_data.config.load import load
 from energy_data.errors import SpecError
+from energy_data.remote.client import FetchClient
 from energy_data.remote.object_store import Bucket
 
 from . import data
@@ -54,6 +55,20 @@ def stores(files, s3, inside, tmp_path):
     }
     urls = ("s3://data/outside/a.jsonl", "s3://data/inside/b.jsonl", "s3://open/c.jsonl")
     return meta(tmp_path / "stores.yaml", storage, *urls)
+
+
+def test_all_datasets_are_looked_at_by_one_message(stores, own_cache, monkeypatch):
+    def look(*asked, **_):
+        raise AssertionError(f"{asked} was looked at by itself")
+
+    monkeypatch.setattr(FetchClient, "look", look)
+    assert len(stream(stores, 3)) == 3
+
+
+def test_a_dataset_that_is_missing_among_others_is_an_error_at_its_place(stores, own_cache):
+    stores.write_text(stores.read_text().replace("inside/b.jsonl", "inside/missing.jsonl"))
+    with pytest.raises(SpecError, match=r"stores\.yaml:1:\d+: .*'leaf 1': s3://.*no such object"):
+        stream(stores, 1)
 
 
 @pytest.mark.parametrize("variable", [None, "AWS_ENDPOINT_URL_S3"])

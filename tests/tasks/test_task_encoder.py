@@ -200,6 +200,7 @@ def test_validation_can_be_limited(folder):
     assert [batch["cls"].tolist() for batch in dataset] == [
         [4 * g + n for n in range(4)] for g in range(3)
     ]
+    assert len(list(get_loader(dataset))) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from energy_data.core.lazy import cached_property
-from energy_data.core.sample import Sample, make_source
+from energy_data.core.sample import Sample
 from energy_data.data.chunks.encodings import Decode
 from energy_data.data.chunks.table import ADVICE
 from energy_data.data.part import names_dataset
@@ -62,28 +62,16 @@ class ChunkSource(RecordSource):
 
     def sample(self, number: int, row: int, data: memoryview, offset: int) -> Sample | SampleError:
         """Return the columns of a sample, and the fields that all samples have."""
-        shard = self.part.shards[number]
         try:
             values = self.values(number, data)
         except (MissingExtraError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - damaged data can raise any error
-            return SampleError(
-                f"it cannot be decoded: {error}. Write it again.",
-                dataset=self.path,
-                shard=shard,
-                key=str(row),
-                index=row,
-                offset=offset,
-            )
+            problem = f"it cannot be decoded: {error}. Write it again."
+            return self.bad_sample(problem, number, row, offset)
         if "__key__" in values:
             values["__key__"] = str(values["__key__"])
-        return {
-            "__key__": str(row),
-            "__subflavors__": self.options.subflavors,
-            "__sources__": (make_source((self.path, shard, row)),),
-            **values,
-        }
+        return self.fields(number, row) | values
 
 
 class ColumnLayout:

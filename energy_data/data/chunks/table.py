@@ -77,9 +77,9 @@ def wrong_size(path: str, size: int, known: int) -> StructureError:
     return StructureError(f"has {size} bytes, but {INDEX} says {known}. {ADVICE}", shard=path)
 
 
-def is_count(value: object, most: int = 1 << 32) -> bool:
-    """Return whether a value of JSON is a whole number in [0, most)."""
-    return type(value) is int and 0 <= value < most
+def is_count(value: object) -> bool:
+    """Return whether a value of JSON is a whole number in [0, 2**32)."""
+    return type(value) is int and 0 <= value < 1 << 32
 
 
 def read_offsets(file: LocalFile, count: int, block: int) -> IndexedFile:

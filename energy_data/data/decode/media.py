@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -21,6 +21,7 @@ from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
 from energy_data.data.files.local import LocalFile, open_file
 from energy_data.data.nv_meta import FOLDER, SQLITE, NvMeta
+from energy_data.data.shards import Progress
 from energy_data.data.tar.sqlite import SqliteIndex, rewritten, utf8
 from energy_data.data.typed.samples import edataclass
 from energy_data.errors import MissingExtraError, SpecError
@@ -77,9 +78,6 @@ _PARTS = (
 
 _EXTENT = "SELECT COUNT(*), SUM(content_byte_size) FROM sample_parts"
 _Row = tuple[str, str, str]  # name, kind and facts
-
-Progress = Callable[[int, int], None]
-"""Called with the number of files that are done, and of all."""
 
 
 @edataclass

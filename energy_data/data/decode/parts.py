@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,6 @@ from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.raw_tensor import RawTensor
 from energy_data.data.tar.header import split_name
 from energy_data.errors import SpecError
-
-if TYPE_CHECKING:
-    pass
 
 Buffer = bytes | memoryview
 PartDecoder = Callable[[Buffer], Any]

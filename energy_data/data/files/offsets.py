@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +72,23 @@ class IndexedFile(NamedTuple):
     offsets: Offsets  # uint64 [samples of the block + 1]
     first: int  # number in the file of the first of these samples
     fd: int  # of the file
+
+
+def bounds_of(
+    open_block: Callable[[int], IndexedFile], rows: npt.NDArray[np.int64]
+) -> tuple[LocalFile, Offsets, Offsets]:
+    """Return a file, the offsets of some samples of it, and those after them.
+
+    open_block: opens the file, with the block of its index that has a row. rows: sorted, at least
+    one.
+    """
+    begins, ends = np.empty((2, len(rows)), np.uint64)
+    cuts = np.flatnonzero(np.diff(rows // BLOCK_ROWS)) + 1
+    for first, end in pairwise([0, *cuts.tolist(), len(rows)]):
+        file, offsets, before, _ = open_block(int(rows[first]))
+        numbers = rows[first:end] - before
+        begins[first:end], ends[first:end] = offsets[numbers], offsets[numbers + 1]
+    return file, begins, ends
 
 
 def read_block(

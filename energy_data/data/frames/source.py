@@ -226,14 +226,7 @@ class FramedJsonlSource(_FramedLines, JsonlSource):
             try:
                 line = self.text(file, begin, end)
             except DamagedFrameError as error:
-                yield SampleError(
-                    error.problem,
-                    dataset=self.path,
-                    shard=self.part.shards[number],
-                    key=str(row),
-                    index=row,
-                    offset=error.offset,
-                )
+                yield self.bad_sample(error.problem, number, row, error.offset)
             else:
                 yield self.sample(number, row, line, begin >> FRAME_BITS)
 

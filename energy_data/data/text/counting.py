@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from energy_data.data.decode.parts import Decoding
 from energy_data.data.files.local import version_of
 from energy_data.data.part import ShardedSource, find_plain, prepared_at
 from energy_data.data.registry import SourceFormat, format_of, located, open_format
+from energy_data.data.shards import Progress
 from energy_data.data.source import OpenOptions
 from energy_data.data.text.counts import (
     DTYPE,
@@ -45,9 +46,6 @@ from energy_data.remote.mirrors import publish
 _BLOCK = 4096  # samples that a process counts at once
 _TOLERATED = 100  # samples without tokens in a row after which it stops, as task encoders do
 _BYTES_PER_WORKER = 1 << 26  # making tokens of them takes about as long as starting a process
-
-Progress = Callable[[int, int], None]
-"""Called with the number of samples that are done, and of all samples."""
 
 
 @frozen

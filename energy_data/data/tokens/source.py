@@ -24,14 +24,7 @@ from energy_data.core.sample import Sample, make_source
 from energy_data.data.files.local import LocalFile, open_file
 from energy_data.data.filter_index import FilterIndex
 from energy_data.data.part import names_dataset, prepared_at
-from energy_data.data.shards import (
-    NO_INDEX,
-    Scan,
-    ShardKind,
-    find_shards,
-    named_shards,
-    some_bytes,
-)
+from energy_data.data.shards import NO_INDEX, Scan, ShardKind, plain_shards, some_bytes
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
 from energy_data.data.tokens.layouts import Int64s, open_tokens
 from energy_data.data.tokens.reader import Arrays, FileReader, TokenKeys
@@ -374,8 +367,4 @@ def _files(path: str, options: OpenOptions, kind: ShardKind) -> tuple[str, list[
             raise SpecError(f"{path}: {problem}. Exclude whole files.")
         return part.root, part.shards
     options.check_unprepared(path)
-    if Path(path).is_dir():
-        return path, list(find_shards(Path(path), kind))
-    found = named_shards(path, kind)
-    root = os.path.commonpath([os.path.dirname(file) for file in found]) or "."  # noqa: PTH120
-    return root, [os.path.relpath(file, root) for file in found]
+    return plain_shards(path, kind)[:2]

@@ -137,6 +137,10 @@ class TypedSource(Source):
         """Return those of the dataset."""
         return self.inner.ranges(first, count)
 
+    def fingerprint_ranges(self) -> Sequence[Range]:
+        """Return those of the dataset."""
+        return self.inner.fingerprint_ranges()
+
     def index_ranges(self, indices: Sequence[int]) -> Sequence[Range]:
         """Return those of the dataset."""
         return self.inner.index_ranges(indices)

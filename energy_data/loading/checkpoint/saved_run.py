@@ -27,7 +27,13 @@ from energy_data.core.spec import Spec
 from energy_data.data.source import Source
 from energy_data.errors import SampleError, SpecError, StateError, StateMismatchError
 from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState, pack, unpack
-from energy_data.nodes.leaf import Leaf, distinct_leaves, leaf_entries, shared_leaf_ids
+from energy_data.nodes.leaf import (
+    Leaf,
+    distinct_leaves,
+    fingerprints_of,
+    leaf_entries,
+    shared_leaf_ids,
+)
 from energy_data.nodes.leaf_history import LeafHistory, held
 from energy_data.nodes.references import LeafSpec, ReferencesNode, ReferencesSpec
 from energy_data.nodes.staged import StagedNode, StagedSpec
@@ -84,7 +90,7 @@ class SavedTree:
     @staticmethod
     def pack(spec: Spec) -> str:
         """Return the tree as compact text. Specs that draw the same stream give equal text."""
-        leaves = distinct_leaves([leaf for _, leaf in leaf_entries(spec)])
+        leaves = distinct_leaves(spec)
         number = {leaf.id: n for n, leaf in enumerate(leaves)}
         sized = len(leaves) <= FEW_LEAVES or any(
             getattr(inner, "needs_sizes", False) or getattr(inner, "deal", 0)
@@ -109,7 +115,7 @@ class SavedTree:
             size if leaf.cut.chunk == 1 else [size, leaf.cut.chunk]
             for size, leaf in zip(chunks, leaves, strict=True)
         ]
-        prints = "".join(leaf.fingerprint[:FINGERPRINT_DIGITS] for leaf in leaves)
+        prints = "".join(one[:FINGERPRINT_DIGITS] for one in fingerprints_of(leaves))
         return pack([tree, ids, sizes, prints])
 
     @classmethod

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -47,7 +47,7 @@ class PoolOptions:
     arena_bytes: int = 4 << 30  # of shared memory per worker process, at most
     timeout_s: float | None = 300.0  # a worker silent for longer is reported; None: wait forever
     start_timeout_s: float | None = None  # until a worker's first message; None: as `timeout_s`
-    on_timeout: Literal["raise", "restart"] = "raise"
+    fail_on_timeout: bool = True  # False: the process is replaced; threads cannot be
     max_restarts: int = 3  # at one micro-batch
     cuda: Cuda | None = field(default=None, repr=False)  # pins batches; None: they are not pinned
 
@@ -66,13 +66,6 @@ class PoolOptions:
                     f"watchdog_{name}timeout_seconds: must be a number > 0 or None, got "
                     f"{seconds!r}."
                 )
-        if self.on_timeout not in ("raise", "restart"):
-            raise SpecError(f"on_timeout: must be 'raise' or 'restart', got {self.on_timeout!r}.")
-        if self.on_timeout == "restart" and self.start_method == "thread" and self.timeout_s:
-            raise SpecError(
-                "on_timeout: must be 'raise' with start_method='thread', got 'restart': a thread "
-                "that hangs cannot be ended. Use worker processes, or timeout_s=None."
-            )
 
 
 class WorkerPool(LaneRunner):
@@ -248,7 +241,7 @@ class WorkerPool(LaneRunner):
             f"gave nothing for {self._limit_s(number):g} s at micro-batch {batch}, working on "
             f"{sample or 'an unknown sample'}\n{stacks}"
         )
-        if self.options.on_timeout == "raise":
+        if self.options.fail_on_timeout or self.options.start_method == "thread":
             raise WorkerError(f"worker {number}: it {what}\nRemove the sample, or raise timeout_s.")
         self._count_failure(number, batch, what)
 
