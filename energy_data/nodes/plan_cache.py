@@ -16,9 +16,8 @@ from energy_data.order.tree import Order
 
 # Draws computed ahead: a cache of a pure function, not state. A start needs few, and each lane
 # pays for them. In later blocks the cost of a call of numpy, that of some hundred draws, is spread.
-# They grow slowly, as a run may end before it needs the draws of a block that it has planned.
 # A draw takes 24 bytes, so a lane has blocks of 400 kB at most.
-FIRST_PLANNED, MOST_PLANNED, _GROWTH = 128, 16384, 4
+FIRST_PLANNED, MOST_PLANNED, _GROWTH = 128, 16384, 16
 
 KEPT_LEDGERS = 2  # stages that take turns ask for the same ledgers repeatedly
 

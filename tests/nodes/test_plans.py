@@ -62,7 +62,7 @@ def test_blocks_grow_while_nobody_else_draws_from_the_leaves(monkeypatch):
     node = nodes(ORDERS["blend"])[0]
     for _ in range(200):
         node.draw(32)
-    assert located == [128, 512, 2048, 8192]
+    assert located == [128, 2048, 16384]
     located.clear()
     for turn in range(1, 4):
         node.continue_from(LeafOffsets((turn,) * 3))

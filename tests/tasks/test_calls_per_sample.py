@@ -112,7 +112,7 @@ def calls(path, encoder, batch_size=BATCH, **options) -> Counter[str]:
         **options,
     )
     batches = iter(get_savable_loader(dataset))
-    for _ in range(24):  # lanes are built, their files are open, and what they draw is planned
+    for _ in range(8):  # both lanes are built, and their files are open
         next(batches)
     counts = Counter[str]()
 
