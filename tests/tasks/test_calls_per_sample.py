@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 import yaml
+from pyarrow import parquet
 from tars import write_tar
 
 from energy_data.data.prepare import prepare
@@ -85,6 +87,8 @@ def datasets(tmp_path_factory):
             write_tar(root / name / f"{shard}.tar", [(f"{n:05d}.txt", b"text") for n in numbers])
         prepare(root / name, workers=1)
     (root / "typed" / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(TYPED))
+    pages = pa.table({"text": ["text"] * SAMPLES, "score": [0.5] * SAMPLES})
+    parquet.write_table(pages, root / "pages.parquet", row_group_size=256)
     parts = [{"weight": 1, "path": name} for name in ("crude", "typed")]
     (root / "both.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend": parts}}}))
     return root
@@ -130,13 +134,14 @@ MAKES = {"make", "__call__", "__init__"}  # of a field map
     ("name", "encoder", "options", "functions", "most"),
     [
         ("crude", None, {"samples": "dicts"}, set(), 4.5),
+        ("pages.parquet", None, {}, set(), 5),
         ("crude", EncodesDicts(), {"samples": "dicts"}, {"encode_sample"}, 9),
         ("crude", Cooks(), {}, COOKS, 16.5),
         ("crude", CooksAndEncodes(), {}, COOKS | ENCODES, 20.5),
         ("typed", Encodes(), {}, MAKES | ENCODES, 23),
         ("both.yaml", Cooks(), {}, MAKES | COOKS, 21.5),
     ],
-    ids=["dicts", "encoded dicts", "cooked", "cooked and encoded", "typed", "blended"],
+    ids=["dicts", "rows", "encoded dicts", "cooked", "cooked and encoded", "typed", "blended"],
 )
 def test_no_other_functions_are_called_for_each_sample(
     datasets, name, encoder, options, functions, most
