@@ -29,6 +29,7 @@ from energy_data.data.files import recent
 from energy_data.data.files.local import keep_open
 from energy_data.data.files.recent import RECENT
 from energy_data.data.registry import open_source
+from energy_data.data.tables import groups
 from energy_data.data.tables import source as table_source
 from energy_data.errors import DataError, MissingExtraError, SampleError, SpecError, StructureError
 
@@ -165,7 +166,12 @@ def test_values_of_a_dictionary_are_kept_once(tmp_path):
     assert len(rows(source, [19_999])[0]["text"]) == 4096
     assert RECENT._bytes < 5_000_000
     ((group, _),) = RECENT._kept.values()
-    assert len({id(row["text"]) for row in group.rows}) == 1
+    assert len({id(text) for text in group["text"](range(20_000))}) == 1
+
+
+def test_a_group_too_large_for_one_chunk_is_read():
+    take = groups._column(pa.chunked_array([["a"], ["b", None]]))
+    assert take([2, 1, 1]) == [None, "b", "b"]
 
 
 @every_format

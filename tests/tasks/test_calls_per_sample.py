@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
+import pyarrow as pa
 import pytest
 import torch
 import yaml
+from pyarrow import parquet
 from tars import write_tar
 
 from energy_data.data.prepare import prepare
@@ -95,6 +97,8 @@ def datasets(tmp_path_factory):
             write_tar(root / name / f"{shard}.tar", [(f"{n:05d}.txt", b"text") for n in numbers])
         prepare(root / name, workers=1)
     (root / "typed" / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(TYPED))
+    pages = pa.table({"text": ["text"] * SAMPLES, "score": [0.5] * SAMPLES})
+    parquet.write_table(pages, root / "pages.parquet", row_group_size=256)
     parts = [{"weight": 1, "path": name} for name in ("crude", "typed")]
     (root / "both.yaml").write_text(yaml.safe_dump({"splits": {"train": {"blend": parts}}}))
     return root
@@ -142,6 +146,7 @@ MAKES = {"make", "__call__", "__init__"}  # of a field map
     ("name", "encoder", "options", "functions", "most"),
     [
         ("crude", None, {"samples": "dicts"}, set(), 4.5),
+        ("pages.parquet", None, {}, set(), 5),
         ("crude", EncodesDicts(), {"samples": "dicts"}, {"encode_sample"}, 9),
         ("crude", Cooks(), {}, COOKS, 16.5),
         ("crude", CooksAndEncodes(), {}, COOKS | ENCODES, 20.5),
@@ -149,7 +154,16 @@ MAKES = {"make", "__call__", "__init__"}  # of a field map
         ("both.yaml", Cooks(), {}, MAKES | COOKS, 21.5),
         ("crude", Packs(), FOUR_IN_A_PACK, PACKS, 46),
     ],
-    ids=["dicts", "encoded dicts", "cooked", "cooked and encoded", "typed", "blended", "packed"],
+    ids=[
+        "dicts",
+        "rows",
+        "encoded dicts",
+        "cooked",
+        "cooked and encoded",
+        "typed",
+        "blended",
+        "packed",
+    ],
 )
 def test_no_other_functions_are_called_for_each_sample(
     datasets, name, encoder, options, functions, most

@@ -1,27 +1,22 @@
-"""Groups of rows as dicts of values."""
+"""Groups of rows in memory, column by column."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
 
-_BYTES_PER_ROW, _BYTES_PER_VALUE = 120, 64  # of a dict, and of an object and its place there
+_BYTES_PER_VALUE = 64  # of an object and its place in a list
 
-Make = Callable[[int], Any]
-"""Makes the value of a row for its caller."""
+Take = Callable[[Sequence[int]], list[Any]]
+"""Returns the values of rows; those that can be changed are made for the caller."""
 
-
-class RowGroup(NamedTuple):
-    """The rows of a group in memory."""
-
-    rows: Sequence[Mapping[str, Any]]  # values by column; None where `made` has the column
-    made: Mapping[str, Make]  # columns whose values can be changed, or are no good in some rows
+RowGroup = Mapping[str, Take]
+"""The columns of a group in memory."""
 
 
 def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[RowGroup, int]:
@@ -37,40 +32,47 @@ def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[Row
     except Exception as error:
         problem = f"group {group} cannot be converted: {error}"
         raise DamagedGroupError(f"{problem}. Write the file again.", shard=file.path) from error
-    made = {name: column for name, column in columns.items() if callable(column)}
-    kept = [
-        repeat(None, table.num_rows) if callable(column) else column for column in columns.values()
-    ]
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*kept, strict=True)]
-    size = table.nbytes + len(rows) * (_BYTES_PER_ROW + _BYTES_PER_VALUE * len(names))
-    return RowGroup(rows, made), size
+    return columns, table.nbytes + _BYTES_PER_VALUE * table.num_rows * len(names)
 
 
-def _column(column: Any) -> Sequence[Any] | Make:
-    """Return the values of a column by row."""
-    arrow = pyarrow()
-    array = column.chunk(0) if column.num_chunks else arrow.array([], column.type)
-    kind, types = array.type, arrow.types
+def _column(column: Any) -> Take:
+    # A group of more than 2 GiB is several chunks.
+    return _values(column.chunk(0)) if column.num_chunks == 1 else _singly(column)
+
+
+def _values(array: Any) -> Take:
+    kind, types = array.type, pyarrow().types
     if types.is_list(kind) or types.is_large_list(kind):
         if _is_number(kind.value_type):
-            return _numbers(array, array.offsets.to_numpy())
+            return _each(_numbers(array, array.offsets.to_numpy()))
     elif types.is_fixed_size_list(kind):
         if _is_number(kind.value_type):
             at = np.arange(len(array) + 1) + array.offset
-            return _numbers(array, at * kind.list_size)
+            return _each(_numbers(array, at * kind.list_size))
     elif types.is_dictionary(kind):
         if not types.is_nested(kind.value_type):
             with suppress(UnicodeDecodeError):
-                return _of_dictionary(array)
+                return _places(_of_dictionary(array))
     elif not types.is_nested(kind):
         try:
-            values: Sequence[Any] = array.to_pylist()
-            return values
+            return _places(array.to_pylist())
         except MemoryError:
             raise
         except Exception:  # noqa: BLE001, S110 - of one row: the others are read one by one
             pass
-    return lambda row: array[row].as_py()
+    return _singly(array)
+
+
+def _singly(array: Any) -> Take:
+    return lambda rows: [array[row].as_py() for row in rows]
+
+
+def _each(value: Callable[[int], Any]) -> Take:
+    return lambda rows: [value(row) for row in rows]
+
+
+def _places(values: Sequence[Any]) -> Take:
+    return lambda rows: [values[row] for row in rows]
 
 
 def _of_dictionary(array: Any) -> Sequence[Any]:
@@ -83,7 +85,7 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind)) and kind != pyarrow().uint64()
 
 
-def _numbers(array: Any, offsets: Any) -> Make:
+def _numbers(array: Any, offsets: Any) -> Callable[[int], Any]:
     """Return lists of numbers as tensors; those with nulls as lists. None for a null.
 
     Unsigned integers become int64, as torch has few operations on them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,45 +181,47 @@ class TableSource(ShardedSource):
             group = error.problem
         return Run(before + end, before, first, self.part.shards[number], group, layout.decoders)
 
-    def _samples(self, run: Run, numbers: Sequence[int]) -> Sequence[Sample | SampleError]:
+    def _samples(self, run: Run, numbers: Sequence[int]) -> list[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
         if isinstance(run.group, str):
             return [self._bad(run, number, run.group) for number in numbers]
-        path, shard, flavors = self.path, run.shard, self.options.subflavors
-        rows, first = run.group.rows, run.first
-        samples: list[Sample] = [
-            {
-                "__key__": str(number),
-                "__subflavors__": flavors,
-                "__sources__": (make_source((path, shard, number)),),
-                **rows[number - first],
-            }
-            for number in numbers
-        ]
-        if "__key__" in self.columns:
-            for sample, number in zip(samples, numbers, strict=True):
-                key = sample["__key__"]
-                sample["__key__"] = str(number if key is None else key)
-        if not run.group.made and not run.decoders:
-            return samples
-        return [self._completed(run, *each) for each in zip(samples, numbers, strict=True)]
-
-    def _completed(self, run: Run, sample: Sample, number: int) -> Sample | SampleError:
-        """Return a sample with the values that are made for it alone, decoded."""
-        assert not isinstance(run.group, str)
         try:
-            for name, make in run.group.made.items():
-                sample[name] = make(number - run.first)
-            for name, decode in run.decoders.items():
-                try:
-                    sample[name] = None if sample[name] is None else decode(sample[name])
-                except (ValueError, TypeError) as error:
-                    raise ValueError(f"{name!r}: {error}") from error
+            columns = self._columns(run, run.group, numbers)
         except (MissingExtraError, MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - damaged data can raise any error
-            return self._bad(run, number, f"it cannot be decoded: {error}.")
-        return sample
+            if len(numbers) > 1:
+                return [sample for number in numbers for sample in self._samples(run, [number])]
+            return [self._bad(run, numbers[0], f"it cannot be decoded: {error}.")]
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+
+    def _columns(
+        self, run: Run, group: RowGroup, numbers: Sequence[int]
+    ) -> dict[str, Iterable[Any]]:
+        """Return the fields of samples, each with its values, decoded."""
+        path, shard, first = self.path, run.shard, run.first
+        rows = [number - first for number in numbers]
+        columns: dict[str, Iterable[Any]] = {
+            "__key__": map(str, numbers),
+            "__subflavors__": repeat(self.options.subflavors, len(numbers)),
+            "__sources__": [(make_source((path, shard, number)),) for number in numbers],
+        }
+        for name, take in group.items():
+            columns[name] = take(rows)
+        if "__key__" in group:
+            keys = zip(columns["__key__"], numbers, strict=True)
+            columns["__key__"] = [str(number if key is None else key) for key, number in keys]
+        for name, decode in run.decoders.items():
+            try:
+                columns[name] = [
+                    value if value is None else decode(value) for value in columns[name]
+                ]
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{name!r}: {error}") from error
+        return columns
 
     def _bad(self, run: Run, row: int, problem: str) -> SampleError:
         return SampleError(problem, dataset=self.path, shard=run.shard, key=str(row), index=row)
