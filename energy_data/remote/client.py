@@ -49,6 +49,7 @@ class FetchClient:
         self._wanted: dict[str, tuple[list[Range], list[int]]] = {}
         self._inodes: dict[str, int] = {}
         self._ready: dict[str, set[Range]] = {}
+        self.seen: dict[str, dict[str, Any]] = {}  # what `mirrors.looked_at` has looked at
         self.gone: deque[str] = deque()  # owners whose ranges are released with the next message
 
     def look(self, url: str, options: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,7 +35,8 @@ def mirror(url: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
     SpecError if there is nothing, or the store cannot be read.
     """
     asked, magic, given = _asked(url, options)
-    seen = _seen.by_place.get(_name(asked, given)) or _client().look(asked, given)
+    client = _client()
+    seen = client.seen.get(_name(asked, given)) or client.look(asked, given)
     if "error" in seen:
         raise SpecError(f"{seen['error']}. See docs/remote.md.")
     if seen["kind"] is None:
@@ -55,21 +55,15 @@ def looked_at(places: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[None]
         with suppress(SpecError):
             plain, _, given = _asked(url, options)
             asked[_name(plain, given)] = plain, given
+    if len(asked) < 2:
+        yield
+        return
+    client = _client()
+    client.seen = dict(zip(asked, client.look_at(list(asked.values())), strict=True))
     try:
-        if len(asked) > 1:
-            found = _client().look_at(list(asked.values()))
-            _seen.by_place = dict(zip(asked, found, strict=True))
         yield
     finally:
-        _seen.by_place = {}
-
-
-class _Seen(threading.local):
-    def __init__(self) -> None:
-        self.by_place: dict[str, dict[str, Any]] = {}
-
-
-_seen = _Seen()
+        client.seen = {}
 
 
 def _name(url: str, options: Mapping[str, Any]) -> str:
