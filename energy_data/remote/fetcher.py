@@ -30,7 +30,7 @@ from energy_data.remote.msc_bucket import MscBucket
 from energy_data.remote.object_store import Bucket, RemoteError, use_credentials
 
 REQUESTS = 64  # in flight
-_LEAST_AHEAD = 1 << 23  # bytes on their way that nobody waits for, also where some are waited for
+_LEAST_AHEAD = 1 << 23  # bytes that may always be on their way before they are waited for
 _LATELY_S = 1.0
 _PIECE = 1 << 24  # bytes of a request at most
 _SMALL = 1 << 23  # bytes of a file that is fetched whole when its folder is looked at
@@ -49,7 +49,7 @@ class Fetcher:
         self._queue: list[tuple[int, int, OwnerKey, int, Range]] = []
         self._urgent: deque[Range] = deque()
         self._flying: dict[str, list[tuple[int, int]]] = {}
-        self._ahead = 0  # bytes on their way that nobody waited for when they were requested
+        self._ahead = 0  # bytes on their way that were requested before they were waited for
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._arrived: deque[tuple[float, int]] = deque()  # when, and how many bytes: lately
         self._arrived_bytes = 0  # the sum of these
@@ -245,9 +245,9 @@ class Fetcher:
         return None
 
     def _most_ahead(self) -> int:
-        """Return how many bytes may be on their way that nobody waits for.
+        """Return how many bytes may be on their way before they are waited for.
 
-        They share the bandwidth with what somebody waits for then. So no more are on their way
+        They share the bandwidth with what is waited for then. So no more are on their way
         than arrive in a second, which is more than a store needs to be busy.
         """
         since = asyncio.get_running_loop().time() - _LATELY_S
