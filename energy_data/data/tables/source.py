@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,20 +147,19 @@ class TableSource(ShardedSource):
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        wanted: list[int] = indices.tolist()
-        if wanted and not 0 <= min(wanted) <= max(wanted) < self._length:
+        order = indices.argsort(kind="stable")
+        wanted: list[int] = indices[order].tolist()
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             raise IndexError(f"one of {wanted} of {self._length} samples")
-        rows = [self._row + row for row in self._rows(wanted)]
-        order = sorted(range(len(rows)), key=rows.__getitem__)
+        rows, places = self.rows_of(wanted), order.tolist()
         samples: list[Sample | SampleError] = [{}] * len(rows)
         done = 0
         with names_dataset(self.path):
-            while done < len(order):
-                run = self._run_of(rows[order[done]])
-                end = bisect_left(order, run.end, done, key=rows.__getitem__)
-                places = order[done:end]
-                found = self._samples(run, [rows[place] - run.before for place in places])
-                for place, sample in zip(places, found, strict=True):
+            while done < len(rows):
+                run = self._run_of(rows[done])
+                end = bisect_left(rows, run.end, done)
+                found = self._samples(run, [row - run.before for row in rows[done:end]])
+                for place, sample in zip(places[done:end], found, strict=True):
                     samples[place] = sample
                 done = end
         return samples
@@ -193,24 +191,26 @@ class TableSource(ShardedSource):
             if len(numbers) > 1:
                 return [sample for number in numbers for sample in self._samples(run, [number])]
             return [self._bad(run, numbers[0], f"it cannot be decoded: {error}.")]
-        return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
+        path, shard, subflavors = self.path, run.shard, self.options.subflavors
+        samples: list[Any] = [
+            {
+                "__key__": str(number),
+                "__subflavors__": subflavors,
+                "__sources__": (make_source((path, shard, number)),),
+            }
+            for number in numbers
         ]
+        for name, values in columns.items():
+            for sample, value in zip(samples, values, strict=True):
+                sample[name] = value
+        return samples
 
     def _columns(
         self, run: Run, group: RowGroup, numbers: Sequence[int]
-    ) -> dict[str, Iterable[Any]]:
-        """Return the fields of samples, each with its values, decoded."""
-        path, shard, first = self.path, run.shard, run.first
-        rows = [number - first for number in numbers]
-        columns: dict[str, Iterable[Any]] = {
-            "__key__": map(str, numbers),
-            "__subflavors__": repeat(self.options.subflavors, len(numbers)),
-            "__sources__": [(make_source((path, shard, number)),) for number in numbers],
-        }
-        for name, take in group.items():
-            columns[name] = take(rows)
+    ) -> dict[str, Sequence[Any]]:
+        """Return the columns of samples, each with its values, decoded."""
+        rows = [number - run.first for number in numbers]
+        columns = {name: take(rows) for name, take in group.items()}
         if "__key__" in group:
             keys = zip(columns["__key__"], numbers, strict=True)
             columns["__key__"] = [str(number if key is None else key) for key, number in keys]
