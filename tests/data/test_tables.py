@@ -369,7 +369,7 @@ def test_groups_are_read_once_where_the_order_reads_runs(tmp_path, monkeypatch):
         max_samples_per_sequence=100,
         worker_config=WorkerConfig(lanes=16),
     )
-    monkeypatch.setattr(recent, "LARGEST", 3 * 16 * group_bytes(path))
+    monkeypatch.setattr(recent, "LARGEST", int(2.25 * 16 * group_bytes(path)))
     before = RECENT.num_made
     read = [n for batch in islice(get_loader(dataset), 2480) for n in batch["n"].tolist()]
     assert len(set(read)) == 19_840
@@ -388,6 +388,16 @@ def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):
     read = [n for batch in islice(get_loader(dataset), 125) for n in batch["n"].tolist()]
     assert len(set(read)) == 1000
     assert RECENT.num_made - before <= 20
+
+
+def test_some_groups_are_kept_for_the_next_epoch_if_not_all_have_room(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100)
+    monkeypatch.setattr(recent, "LARGEST", 6 * group_bytes(path))
+    source = open_source(path)
+    rows(source)
+    before = RECENT.num_made
+    assert rows(source) == [{"n": n} for n in range(1000)]
+    assert RECENT.num_made - before == 4  # of 10: six stay
 
 
 def test_groups_in_memory_are_bounded(tmp_path, monkeypatch):

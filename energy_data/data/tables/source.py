@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +97,7 @@ class Run(NamedTuple):
     end: int  # row after its last one, of all files
     before: int  # rows of the files before
     first: int  # its first row in its file
+    key: Hashable
     shard: str
     group: RowGroup | str  # or why it cannot be read
     decoders: Mapping[str, Decode]
@@ -120,6 +121,7 @@ class TableSource(ShardedSource):
             paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
             self._versions = dict(enumerate(map(version_of, paths)))
         self._layouts: dict[int, FileLayout] = {}
+        self._left: dict[Hashable, int] = {}  # rows not read yet of groups that were begun
         largest = next(n for n, count in enumerate(self.part.counts) if count)
         with names_dataset(path):
             first = self._table(largest)
@@ -158,6 +160,7 @@ class TableSource(ShardedSource):
             while done < len(rows):
                 run = self._run_of(rows[done])
                 end = bisect_left(rows, run.end, done)
+                self._count_taken(run, end - done)
                 found = self._samples(run, [row - run.before for row in rows[done:end]])
                 for place, sample in zip(places[done:end], found, strict=True):
                     samples[place] = sample
@@ -171,13 +174,25 @@ class TableSource(ShardedSource):
         layout = self._layouts.get(number) or self._opened(number)
         at = bisect_right(layout.ends, row - before)
         first, end = (layout.ends[at - 1] if at else 0), layout.ends[at]
+        key, shard = (layout.key, at), self.part.shards[number]
         try:
             group: RowGroup | str = RECENT.get(
-                (layout.key, at), lambda: read_group(self._table(number), at, self.columns)
+                key, lambda: read_group(self._table(number), at, self.columns)
             )
         except DamagedGroupError as error:
             group = error.problem
-        return Run(before + end, before, first, self.part.shards[number], group, layout.decoders)
+        return Run(before + end, before, first, key, shard, group, layout.decoders)
+
+    def _count_taken(self, run: Run, taken: int) -> None:
+        """Forget a group before others once all its rows were read: the next time is far away.
+
+        So the next groups of a lane displace its last ones, not those that other lanes are within.
+        """
+        left = self._left.pop(run.key, run.end - run.before - run.first) - taken
+        if left > 0:
+            self._left[run.key] = left
+        else:
+            RECENT.forget_first(run.key)
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> list[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
