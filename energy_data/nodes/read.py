@@ -30,7 +30,7 @@ from energy_data.errors import (
     StateError,
     shown,
 )
-from energy_data.nodes.leaf import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaves_of
 from energy_data.nodes.read_ahead import ReadAhead
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
@@ -244,7 +244,7 @@ def _sources_of(
 
     The place of each entry's leaf among those of the run, int64 [entries]; -1 outside of a run.
     """
-    leaves = [leaf for _, leaf in leaf_entries(spec.of)]
+    leaves = leaves_of(spec.of)
     sources = [leaf.source for leaf in leaves]
     kinds = {type(source) for source in sources}
     places = np.array([numbers.get(leaf.id, -1) for leaf in leaves], np.int64)

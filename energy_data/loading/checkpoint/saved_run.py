@@ -31,7 +31,7 @@ from energy_data.nodes.leaf import (
     Leaf,
     distinct_leaves,
     fingerprints_of,
-    leaf_entries,
+    leaves_of,
     shared_leaf_ids,
 )
 from energy_data.nodes.leaf_history import LeafHistory, held
@@ -163,7 +163,7 @@ class SavedTree:
 
     def below(self, spec: Spec) -> SavedTree:
         """Return the tree below one of its specs."""
-        return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for _, leaf in leaf_entries(spec)})
+        return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for leaf in leaves_of(spec)})
 
     def with_stages(self, spec: Spec) -> Spec:
         """Return new stages below the nodes above the stages of this tree, if both have stages."""
@@ -189,7 +189,7 @@ class SavedTree:
         for continues, spec in self._pipelines:
             shared = shared_leaf_ids(spec)
             for path, tree in order_trees(spec).items():
-                for _, leaf in leaf_entries(tree.of):
+                for leaf in leaves_of(tree.of):
                     if continues or leaf.id not in continuing:
                         # Several order trees over a leaf each have an order of their own.
                         own = path if leaf.id in shared else ""
