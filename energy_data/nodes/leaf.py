@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.cut import Cut
 from energy_data.core.keys import key
-from energy_data.core.references import Integers
 from energy_data.core.spec import Spec
 from energy_data.data.files.stores import FileStore
 from energy_data.data.source import Source
@@ -228,7 +228,7 @@ class LeafTable:
             per_chunk=known.per_chunk,
         )
 
-    def by_leaf(self, numbers: Integers) -> dict[str, int]:
+    def by_leaf(self, numbers: Int64s) -> dict[str, int]:
         """Return the number of each leaf, int64 [leaves], by its id."""
         return dict(zip((leaf.id for leaf in self.leaves), numbers.tolist(), strict=True))
 
@@ -254,10 +254,10 @@ class _Numbered(NamedTuple):
 
     leaves: list[Leaf]
     entry_of_path: dict[tuple[str, ...], int]
-    leaf_of_entry: Integers
-    chunks: Integers
+    leaf_of_entry: Int64s
+    chunks: Int64s
     keys: npt.NDArray[np.uint64]
-    strides: Integers  # units of a sample
+    strides: Int64s  # units of a sample
     per_chunk: list[int]  # samples of a chunk
 
 

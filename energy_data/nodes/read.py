@@ -10,9 +10,9 @@ from itertools import compress
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
@@ -239,7 +239,7 @@ def _known_fields(error: SampleError) -> Sample:
 
 def _sources_of(
     spec: ReferencesSpec, numbers: Mapping[str, int]
-) -> tuple[list[Leaf], list[Source], type[Source], npt.NDArray[np.int64]]:
+) -> tuple[list[Leaf], list[Source], type[Source], Int64s]:
     """Return the leaf and the source of each entry, the class that all sources have, and places.
 
     The place of each entry's leaf among those of the run, int64 [entries]; -1 outside of a run.

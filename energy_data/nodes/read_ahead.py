@@ -15,8 +15,8 @@ from uuid import uuid4
 from weakref import finalize
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.node import Node
 from energy_data.core.references import References
@@ -277,7 +277,7 @@ def aheads_of(nodes: Iterable[Node[Any]]) -> list[ReadAhead]:
 
 
 def _joined(blocks: Sequence[References]) -> References:
-    empty: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    empty: Int64s = np.empty(0, np.int64)
     columns = [
         np.concatenate([empty, *(getattr(block, name) for block in blocks)])
         for name in ("entries", "epochs", "indices")

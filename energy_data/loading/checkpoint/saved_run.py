@@ -13,10 +13,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
 from energy_data.core.cut import Cut
@@ -62,7 +61,7 @@ class SavedSource(Source):
         """The first digits of the fingerprint of the leaf."""
         return self.leaf.fingerprint
 
-    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Raise TypeError."""
         raise TypeError(f"the source of a saved run has no samples, asked for {len(indices)}")
 
