@@ -360,10 +360,16 @@ def group_bytes(path):
     return size
 
 
-def test_groups_are_read_once_where_the_order_reads_runs(tmp_path, monkeypatch):
-    path = parquet(tmp_path / "x", pa.table({"n": range(20_000)}), size=100)
+@pytest.mark.parametrize(("files", "rows_of_each"), [(1, 20_000), (10, 2050)])
+def test_groups_are_read_once_where_the_order_reads_runs(
+    files, rows_of_each, tmp_path, monkeypatch
+):
+    for number in range(files):
+        first = number * rows_of_each
+        table = pa.table({"n": range(first, first + rows_of_each)})
+        path = parquet(tmp_path / f"{number}", table, size=100)
     dataset = get_train_dataset(
-        {"splits": {"train": {"path": str(path), "id": "pages"}}},
+        {"splits": {"train": {"path": str(tmp_path), "id": "pages"}}},
         batch_size=8,
         shuffle_buffer_size=50,
         max_samples_per_sequence=100,
@@ -373,7 +379,8 @@ def test_groups_are_read_once_where_the_order_reads_runs(tmp_path, monkeypatch):
     before = RECENT.num_made
     read = [n for batch in islice(get_loader(dataset), 2480) for n in batch["n"].tolist()]
     assert len(set(read)) == 19_840
-    assert RECENT.num_made - before < 1.15 * 200
+    groups = files * -(-rows_of_each // 100)
+    assert RECENT.num_made - before < 1.15 * groups
 
 
 def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):

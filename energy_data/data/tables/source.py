@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from energy_data.data.decode.parts import Decoders
 from energy_data.data.files.local import LocalFile, Version, version_of
 from energy_data.data.files.recent import RECENT
 from energy_data.data.part import ShardedSource, names_dataset
+from energy_data.data.runs import RunOrder
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
@@ -130,6 +132,16 @@ class TableSource(ShardedSource):
     def run_length(self) -> int:
         """The rows of the largest group of the first file."""
         return self._run_length
+
+    @cached_property
+    def run_order(self) -> RunOrder | None:
+        """The order in which whole groups come first, if all but the last of a file are equal."""
+        if self._gaps or self.is_filtered:
+            return None
+        counts = self.part.counts
+        begins = [end - count - self._row for end, count in zip(self._ends, counts, strict=True)]
+        order = RunOrder(begins, counts, length=self._run_length, num_samples=len(self))
+        return None if order.is_trivial else order
 
     def _ranges(self, number: int, rows: Int64s) -> Iterable[Range]:
         """Return the bytes of the groups that have some rows of a file."""
