@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
@@ -360,6 +361,18 @@ def group_bytes(path):
     return size
 
 
+def loader_over(folder, lanes):
+    """A loader whose order reads runs."""
+    dataset = get_train_dataset(
+        {"splits": {"train": {"path": str(folder), "id": "pages"}}},
+        batch_size=8,
+        shuffle_buffer_size=50,
+        max_samples_per_sequence=100,
+        worker_config=WorkerConfig(lanes=lanes),
+    )
+    return get_loader(dataset)
+
+
 @pytest.mark.parametrize(("files", "rows_of_each"), [(1, 20_000), (10, 2050)])
 def test_groups_are_read_once_where_the_order_reads_runs(
     files, rows_of_each, tmp_path, monkeypatch
@@ -368,19 +381,25 @@ def test_groups_are_read_once_where_the_order_reads_runs(
         first = number * rows_of_each
         table = pa.table({"n": range(first, first + rows_of_each)})
         path = parquet(tmp_path / f"{number}", table, size=100)
-    dataset = get_train_dataset(
-        {"splits": {"train": {"path": str(tmp_path), "id": "pages"}}},
-        batch_size=8,
-        shuffle_buffer_size=50,
-        max_samples_per_sequence=100,
-        worker_config=WorkerConfig(lanes=16),
-    )
+    loader = loader_over(tmp_path, lanes=16)
     monkeypatch.setattr(recent, "LARGEST", int(2.25 * 16 * group_bytes(path)))
     before = RECENT.num_made
-    read = [n for batch in islice(get_loader(dataset), 2480) for n in batch["n"].tolist()]
+    read = [n for batch in islice(loader, 2480) for n in batch["n"].tolist()]
     assert len(set(read)) == 19_840
     groups = files * -(-rows_of_each // 100)
     assert RECENT.num_made - before < 1.15 * groups
+
+
+def test_groups_that_are_whole_files_of_some_sizes_are_read_less_than_twice(tmp_path, monkeypatch):
+    paths = [
+        parquet(tmp_path / f"{n:02}", pa.table({"n": range(200 + 3 * n % 8)}), size=1000)
+        for n in range(50)
+    ]
+    loader = loader_over(tmp_path, lanes=4)
+    monkeypatch.setattr(recent, "LARGEST", 6 * 4 * group_bytes(paths[0]))
+    before = RECENT.num_made
+    deque(islice(loader, 1250), maxlen=0)
+    assert RECENT.num_made - before < 2 * 50
 
 
 def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from attrs import frozen
 
 from energy_data.core import recipe
 from energy_data.core.arrays import Int64s
+from energy_data.core.lazy import cached_property
 from energy_data.core.recipe import NAMES
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
@@ -127,6 +127,7 @@ class TableSource(ShardedSource):
             first = self._table(largest)
         self.columns = chosen_columns(first.names, TableKeys(**options.keys).columns, path)
         self._run_length = max(first.counts)
+        self._runs_are_equal = set(first.counts[:-1]) == {self._run_length}
 
     @property
     def run_length(self) -> int:
@@ -135,8 +136,12 @@ class TableSource(ShardedSource):
 
     @cached_property
     def run_order(self) -> RunOrder | None:
-        """The order in which whole groups come first, if all but the last of a file are equal."""
-        if self._gaps or self.is_filtered:
+        """The order in which whole groups come first.
+
+        None if those of the first file are not equal but its last one, or if there is only that: a
+        longer file may then be one group too, and its last rows need all of it.
+        """
+        if self._gaps or self.is_filtered or not self._runs_are_equal:
             return None
         counts = self.part.counts
         begins = [end - count - self._row for end, count in zip(self._ends, counts, strict=True)]
