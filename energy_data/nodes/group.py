@@ -11,7 +11,7 @@ from attrs import frozen
 
 from energy_data.core.context import Context
 from energy_data.core.cursor import Problem
-from energy_data.core.node import EmptyGuard, ItemRef, Items
+from energy_data.core.node import Change, EmptyGuard, ItemRef, Items
 from energy_data.core.profiler import COLLATING
 from energy_data.core.recipe import check_whole
 from energy_data.core.sample import describe_source
@@ -129,6 +129,12 @@ class GroupNode(PackingNode[GroupCursor]):
                 "unseen",
                 f"must be at most the {len(at.pending)} pending samples, got {at.unseen}",
             )
+
+    def move(self, change: Change) -> None:
+        at = self.cursor
+        unseen = self.remap_pending(at.pending, change)[len(at.pending) - at.unseen :]
+        at.unseen -= unseen.count(None)
+        super().move(change)
 
     def draw(self, count: int, *, within: int | None = None) -> Items:
         groups, batches, ended = self._pending_groups(), list[Any](), False

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import batches, leaf, samples
+from trees import batches, groups, leaf, samples
 
 from energy_data.core.context import Context
 from energy_data.errors import StateMismatchError
@@ -81,6 +81,20 @@ def test_a_leaf_that_stayed_goes_on_exactly_where_it_was():
     after.load_state_dict(one_lane.state_dict(), on_mismatch="keep_matching")
     whole = [key for key in before + keys(run([after], 60)) if key.startswith("a/")]
     assert whole == alone[: len(whole)]
+
+
+@pytest.mark.parametrize("taken", range(1, 6))
+def test_samples_of_a_removed_leaf_that_are_in_no_group_yet_are_lost_alone(taken):
+    both, one = (
+        groups(samples(BlendSpec(tuple(Part(LEAVES[name]) for name in names))), batch_size=5)
+        for names in ("ab", "a")
+    )
+    loader, after = (loader_of(spec, lanes=1) for spec in (both, one))
+    given = keys(run([loader], taken))
+    after.load_state_dict(loader.state_dict(), on_mismatch="keep_matching")
+    given = [key for key in given + keys(run([after], 170)) if key.startswith("a/")]
+    assert len(set(given[:590])) == 590
+    assert len(set(given[:610])) == SIZES["a"]
 
 
 def test_a_new_leaf_starts_at_its_beginning():
