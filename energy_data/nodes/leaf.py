@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
@@ -20,6 +20,7 @@ from energy_data.core.cut import Cut
 from energy_data.core.keys import key
 from energy_data.core.spec import Spec
 from energy_data.data.files.stores import FileStore
+from energy_data.data.runs import RunOrder
 from energy_data.data.source import Source
 from energy_data.errors import SpecError
 from energy_data.order.schedule import Clock
@@ -236,11 +237,15 @@ class LeafTable:
     def locate(self, leaf: Int64s, numbers: Int64s) -> tuple[Int64s, Int64s]:
         """Return the epoch and the sample of draws of this lane; as `Shares.locate`."""
         epochs, samples = self.shares.locate(leaf, numbers)
+        for order, mine in self.in_run_orders(leaf):
+            samples[mine] = order.samples(samples[mine])
+        return epochs, samples
+
+    def in_run_orders(self, leaf: Int64s) -> Iterator[tuple[RunOrder, npt.NDArray[np.bool_]]]:
+        """Yield the run order of each of these leaves that has one, and which of them are it."""
         for number in np.unique(leaf).tolist() if self.run_orders else ():
             if (order := self.run_orders.get(number)) is not None:
-                mine = leaf == number
-                samples[mine] = order.samples(samples[mine])
-        return epochs, samples
+                yield order, leaf == number
 
     def by_leaf(self, numbers: Int64s) -> dict[str, int]:
         """Return the number of each leaf, int64 [leaves], by its id."""

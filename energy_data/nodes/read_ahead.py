@@ -197,8 +197,7 @@ class ReadAhead:
         sizes = self._sizes[entry]
         lengths, parts = self._lengths[entry], np.maximum(self._parts[entry], 1)
         table = self._node.plan.table
-        for number, order in table.run_orders.items():
-            mine = table.leaf_of_entry[entry] == number
+        for order, mine in table.in_run_orders(table.leaf_of_entry[entry]):
             index[mine] = order.places(index[mine])
         before = block.epochs[there] % self._times[entry] * sizes
         sequences, rest = np.divmod(before + index, lengths)
