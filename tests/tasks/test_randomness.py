@@ -18,11 +18,11 @@ from energy_data.tasks.functions import stateless
 @pytest.fixture(autouse=True)
 def nothing_at_hand():
     yield
-    CALL.leave()
+    CALL.leave(None)
 
 
 def take_in_hand(item, seed=0, function="encode_sample"):
-    CALL.enter(FunctionInfo(seed, function), item, ())
+    CALL.enter(FunctionInfo(seed, function), [item])
 
 
 def sample(leaf="a", epoch=0, index=3):
