@@ -8,6 +8,7 @@ The first run takes an epoch, and leaves its state of the middle at `--state`. A
 import argparse
 import json
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -23,10 +24,11 @@ def main() -> None:
     parser.add_argument("--cache", required=True, type=Path, help="an empty folder")
     parser.add_argument("--state", required=True, type=Path, help="a file")
     parser.add_argument("--num-workers", type=int, required=True)
+    parser.add_argument("--neighbours", type=int, default=100, help="that ours reads together")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--step-s", type=float, default=0.0)
     asked = parser.parse_args()
-    case = find_case(asked.case)
+    case = replace(find_case(asked.case), neighbours=asked.neighbours)
 
     begin, cpu_s = time.perf_counter(), -cpu_seconds()
     module = import_module(f"benchmarks.remotes.{asked.loader}")

@@ -75,7 +75,7 @@ def test_a_store_and_a_resumed_start(folder, tmp_path, monkeypatch):
     for name in names:
         monkeypatch.setenv(name, "us-east-1")
     data, log, cache = folder / "text" / "tars" / "000", tmp_path / "log", tmp_path / "cache"
-    command = [sys.executable, "-m", "benchmarks.store", data, "data", "1", log]
+    command = [sys.executable, "-m", "benchmarks.store", data, "data", "1", "inf", log]
     with subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{int(store.stdout.readline())}")
         where = ["--case", "text", "--loader", "energy_data_", "--url", "s3://bench/data"]

@@ -21,7 +21,7 @@ from energy_data.data.registry import open_source
 from energy_data.data.sample_check import check_samples
 from energy_data.data.source import Source
 from energy_data.errors import DataError, SampleError, SpecError, shown
-from energy_data.nodes.leaf import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaves_of
 
 
 @click.command("check")
@@ -95,7 +95,7 @@ def _check(
                 else:
                     spec = compiled(metadataset, name, opened=partial(_checked, opened))
                     facts.append(f"{name}: {summary(spec)}")
-                    leaves += [leaf for _, leaf in leaf_entries(spec)]
+                    leaves += leaves_of(spec)
             except (SpecError, DataError) as error:
                 problems += _problems(error)
     except (SpecError, DataError) as error:

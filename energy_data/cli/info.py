@@ -16,7 +16,7 @@ from energy_data.config.load import load
 from energy_data.core.sample import values_of
 from energy_data.data.shards import PartShards
 from energy_data.errors import SampleError
-from energy_data.nodes.leaf import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaves_of
 
 
 @frozen(kw_only=True)
@@ -65,7 +65,7 @@ def _infos(path: str, split: str | None) -> list[LeafInfo]:
     specs = [
         compiled(metadataset, one, opened=open_declared) for one in splits_of(metadataset, split)
     ]
-    return [_info(leaf) for spec in specs for _, leaf in leaf_entries(spec)]
+    return [_info(leaf) for spec in specs for leaf in leaves_of(spec)]
 
 
 def _info(leaf: Leaf) -> LeafInfo:

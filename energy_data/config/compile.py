@@ -29,7 +29,7 @@ from energy_data.core.recipe import check_whole, share_of
 from energy_data.core.spec import Spec
 from energy_data.errors import DataError, SpecError
 from energy_data.nodes.blend import BlendSpec, blend_by_tokens
-from energy_data.nodes.leaf import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaves_of
 from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.references import LeafSpec, OrderSpec, ReferencesSpec
 from energy_data.nodes.staged import StagedSpec
@@ -259,7 +259,7 @@ def check_repetitions(spec: Spec, *, samples: int | None = None, tokens: int | N
             check_whole(name, value, 1)
     if samples is not None and tokens is not None:
         raise SpecError("budget: both `budget_samples` and `budget_tokens` are given. Keep one.")
-    if all(leaf.max_repetitions is None for _, leaf in leaf_entries(spec)):
+    if all(leaf.max_repetitions is None for leaf in leaves_of(spec)):
         return
     if tokens is not None:
         trees = _trees(spec)

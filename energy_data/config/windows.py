@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from energy_data.nodes.leaf import leaf_entries, two_lengths
+from energy_data.nodes.leaf import leaves_of, two_lengths
 
 if TYPE_CHECKING:
     from energy_data.config.leaves import DatasetPart, LeafUse
@@ -82,7 +82,7 @@ def seq_len_of(builder: Builder[Any], order: OrderSpec) -> Any:
     """
     if (found := builder.params.get("seq_len")) is not None:
         return found
-    lengths = {leaf.mean_tokens if leaf.cut.chunk > 1 else None for _, leaf in leaf_entries(order)}
+    lengths = {leaf.mean_tokens if leaf.cut.chunk > 1 else None for leaf in leaves_of(order)}
     length = lengths.pop()
     return int(length) if length is not None and not lengths else None
 

@@ -45,6 +45,15 @@ def _begin(environ: dict[str, str]) -> None:
     os.environ.update(environ)
 
 
+def num_processes(asked: int | None, worth: int) -> int:
+    """Return the number of processes that is asked for; of None, `worth`, at most one per CPU."""
+    if asked is not None:
+        return asked
+    # Slurm and containers give a process some of the CPUs; macOS cannot say which.
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(own or 1, worth)
+
+
 def map_in_processes(
     call: Callable[[A], B], items: Iterable[A], *, workers: int, preload: Sequence[str]
 ) -> Generator[B, None, None]:

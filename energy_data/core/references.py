@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
-Integers = npt.NDArray[np.int64]
-
+from energy_data.core.arrays import Int64s
 
 Reference = tuple[int, int, int]
 """One sample to read: entry (position of its leaf in the order tree), epoch, index in the leaf."""
@@ -20,7 +18,7 @@ class References(Sequence[Reference]):
 
     __slots__ = ("entries", "epochs", "indices")
 
-    def __init__(self, entries: Integers, epochs: Integers, indices: Integers) -> None:
+    def __init__(self, entries: Int64s, epochs: Int64s, indices: Int64s) -> None:
         self.entries, self.epochs, self.indices = entries, epochs, indices
 
     def __len__(self) -> int:
@@ -40,7 +38,7 @@ class References(Sequence[Reference]):
         return int(self.entries[at]), int(self.epochs[at]), int(self.indices[at])
 
 
-def rank_within(groups: Integers) -> Integers:
+def rank_within(groups: Int64s) -> Int64s:
     """Return for each element how many equal elements precede it, int64 [n]."""
     if not len(groups) or (groups[0] == groups[-1] and not np.any(groups != groups[0])):
         return np.arange(len(groups), dtype=np.int64)

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.data.files.local import LocalFile, keep_open, open_file, version_of
 from energy_data.data.nv_meta import FOLDER, read_mapping
 from energy_data.data.shards import some_bytes
@@ -26,8 +26,6 @@ VERSION = 1
 ITEM = np.dtype("<u8")
 _BLOCK = 512  # numbers that are read together
 _CHECKED = 1 << 20  # numbers that are in memory at once
-
-Int64s = npt.NDArray[np.int64]
 
 
 def paths_of(dataset: Path, name: str) -> tuple[Path, Path]:

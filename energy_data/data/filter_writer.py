@@ -10,9 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.recipe import listed
 from energy_data.data.files.local import write_atomically
-from energy_data.data.filter_index import ITEM, VERSION, Int64s, paths_of
+from energy_data.data.filter_index import ITEM, VERSION, paths_of
 from energy_data.data.nv_meta import NvMeta
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energy_data.core.processes import map_in_processes
+from energy_data.core.processes import map_in_processes, num_processes
 from energy_data.data.files.local import LocalFile, atomic_file, open_file, version_of
 from energy_data.data.files.offsets import SUFFIX, ensure_index, num_samples, write_index
 from energy_data.data.frames.compression import LargeFrameError
@@ -160,10 +159,8 @@ def keep_indices(
     """
     assert kind.fits is not None, "they need an index"
     task = partial(_keep_index, kind.fits, kind.scan)
-    found, total = (
-        map_in_processes(task, files, workers=_workers(files, workers), preload=(__name__,)),
-        0,
-    )
+    total, workers = 0, _workers(files, workers)
+    found = map_in_processes(task, files, workers=workers, preload=(__name__,))
     with closing(found):
         for done, count in enumerate(found, 1):
             total += count
@@ -178,10 +175,8 @@ def _keep_index(fits: Callable[[int, int], bool], scan: ScanShard, path: str) ->
 
 def _workers(files: Sequence[str], workers: int | None) -> int:
     """Return the number of processes; as many as are worth their start if none is given."""
-    if workers is not None:
-        return workers
     size = sum(Path(file).stat().st_size for file in files)
-    return min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
+    return num_processes(workers, size // _BYTES_PER_WORKER)
 
 
 def resumed_scans(

@@ -11,16 +11,15 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from attrs import astuple, define
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, place_of
 from energy_data.data.join_table import JoinMember, JoinTable, Kept, open_table
 from energy_data.data.source import OpenOptions, Source
 from energy_data.errors import ExcludedError, SampleError, SkipSample, SpecError, StructureError
 
-Int64s = npt.NDArray[np.int64]
 Joiner = Callable[..., Any]
 """Takes a sample per member, by position or by name, or None where there is no match; returns the
 joined sample. The first member's sample is always there."""

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
+from energy_data.core.arrays import Int64s
 from energy_data.data.files.local import atomic_file, open_file
 from energy_data.data.files.offsets import cache_folder
 from energy_data.data.shards import PartShards
@@ -32,7 +33,6 @@ from energy_data.errors import SpecError, StructureError
 
 log = logging.getLogger(__name__)
 
-Int64s = npt.NDArray[np.int64]
 Nonmatch = Literal["error", "skip", "none"]
 Table = npt.NDArray[np.integer[Any]]
 """int32 or int64 [rows, members]."""
@@ -290,7 +290,7 @@ def _sorted(digests: Digests) -> tuple[Int64s, npt.NDArray[np.bool_]]:
     return order, (high[1:] == high[:-1]) & (low[1:] == low[:-1])
 
 
-def _without_match(first: _Side, side: _Side, places: npt.NDArray[np.int64]) -> SpecError:
+def _without_match(first: _Side, side: _Side, places: Int64s) -> SpecError:
     named = ", ".join(first.name(place) for place in places[:_NAMED].tolist())
     return SpecError(
         f"{side.member.path}: it has no match for {len(places)} of {len(first.digests)} samples of "

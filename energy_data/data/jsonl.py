@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample, SampleSource
 from energy_data.data.decode.parts import decode_json
@@ -29,8 +29,6 @@ from energy_data.data.part import find_plain, names_dataset, row_of_key
 from energy_data.data.records import RecordSource, locate
 from energy_data.data.shards import Scan, ShardKind, shard_opener, some_bytes
 from energy_data.errors import SampleError, SpecError, StructureError
-
-Int64s = npt.NDArray[np.int64]
 
 _CHUNK = 1 << 22  # bytes that are scanned at once
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"

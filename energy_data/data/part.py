@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.lazy import cached_property
 from energy_data.data.files.local import end_ranges, open_file
 from energy_data.data.files.offsets import Offsets, bounds_of, ensure_index, num_samples
@@ -41,8 +41,6 @@ from energy_data.errors import SpecError, StructureError, shown
 from energy_data.remote.cache_space import NEAR, Range, merged
 from energy_data.remote.client import whole_ranges
 from energy_data.remote.mirror_paths import is_mirrored
-
-Int64s = npt.NDArray[np.int64]
 
 
 class ShardedSource(Source):

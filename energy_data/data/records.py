@@ -9,15 +9,13 @@ from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.files.local import LocalFile
 from energy_data.data.files.offsets import IndexedFile, bounds_of
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.errors import SampleError, StructureError
-
-Int64s = npt.NDArray[np.int64]
 
 _GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 _MOST = 1 << 26  # bytes read at once

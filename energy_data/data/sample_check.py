@@ -6,13 +6,12 @@ for found in check_samples([open_source("/data/coco")]):
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from energy_data.core.processes import map_in_processes
+from energy_data.core.processes import map_in_processes, num_processes
 from energy_data.core.sample import place_of, values_of
 from energy_data.data.decode.av import AVDecoder
 from energy_data.data.source import Source
@@ -48,8 +47,7 @@ def check_samples(
     MissingExtraError if a decoder is not installed.
     """
     ranges = [one for source in sources for one in _ranges(source)]
-    if workers is None:
-        workers = min(os.cpu_count() or 1, len(ranges))
+    workers = num_processes(workers, len(ranges))
     return map_in_processes(_check, ranges, workers=workers, preload=(__name__, "torch"))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.recipe import listed
 from energy_data.data import wids
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
@@ -105,7 +105,7 @@ class KeptRows(Protocol):
     def facts(self) -> tuple[object, ...]:
         """What a fingerprint depends on."""
 
-    def rows(self, kept: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def rows(self, kept: Int64s) -> Int64s:
         """Return the rows of kept samples, by their numbers."""
 
     def check(self) -> None:

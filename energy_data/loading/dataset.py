@@ -21,7 +21,7 @@ from energy_data.loading.epoch_end import batches_of_rank
 from energy_data.loading.loader import Loader
 from energy_data.loading.steps.grouper import StepGrouper, for_steps
 from energy_data.nodes.batch import BatchSpec
-from energy_data.nodes.leaf import leaf_entries, shared_leaf_ids
+from energy_data.nodes.leaf import leaves_of, shared_leaf_ids
 from energy_data.nodes.passes import EpochizeSpec, LimitSpec, RepeatSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.nodes.run_plan import RunPlan
@@ -69,7 +69,7 @@ class SavableDataset(Generic[T_co]):
     @property
     def leaves(self) -> list[str]:
         """The ids of all leaves of the run, sorted; `__leaf__` of a sample is a place in it."""
-        return sorted({leaf.id for _, leaf in leaf_entries(self.spec)})
+        return sorted({leaf.id for leaf in leaves_of(self.spec)})
 
     def __iter__(self) -> Iterator[T_co]:
         rules = self.docs_per_step

@@ -13,7 +13,7 @@ from energy_data.core.cursor import State, restore, save
 from energy_data.core.node import Node
 from energy_data.core.profiler import Profiler
 from energy_data.core.user_call import CALL
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 from energy_data.nodes.read_ahead import look_ahead
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class InProcess(LaneRunner):
     def __init__(self, dataset: SavableDataset[Any]) -> None:
         self.profiler = Profiler()
         self._dataset, self._context = dataset, Context()
-        self._is_remote = any(leaf.source.is_remote for _, leaf in leaf_entries(dataset.spec))
+        self._is_remote = any(leaf.source.is_remote for leaf in leaves_of(dataset.spec))
         self._places: dict[int, State] = {}  # of lanes without nodes
         self._nodes: dict[int, Node[Any]] = {}
         self._journal = Journal()

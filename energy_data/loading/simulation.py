@@ -13,10 +13,9 @@ from itertools import chain
 from math import ceil, inf
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from attrs import evolve, field, frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.cut import Cut
 from energy_data.core.node import Node
 from energy_data.core.profiler import Fetched
@@ -75,7 +74,7 @@ class UnreadSource(Source):
         """Whether it is read ahead: as in a store."""
         return True
 
-    def costs(self, indices: npt.NDArray[np.int64], unit: Unit) -> npt.NDArray[np.int64] | None:
+    def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return those of the source."""
         return self.inner.costs(indices, unit)
 
@@ -89,7 +88,7 @@ class UnreadSource(Source):
         self.needed.update(known)
         return known
 
-    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return empty samples."""
         self.drawn += len(indices)
         return [{"__key__": ""} for _ in range(len(indices))]

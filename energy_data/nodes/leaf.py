@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.cut import Cut
 from energy_data.core.keys import key
-from energy_data.core.references import Integers
 from energy_data.core.spec import Spec
 from energy_data.data.files.stores import FileStore
 from energy_data.data.source import Source
@@ -133,17 +133,21 @@ def fingerprints_of(leaves: Sequence[Leaf]) -> list[str]:
         return [leaf.fingerprint for leaf in leaves]
 
 
-def leaf_entries(spec: Spec) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yield the path and the leaf of every leaf spec under `spec`, in the order of the tree."""
-    for path, inner in spec.walk():
-        if (leaf := getattr(inner, "leaf", None)) is not None:
-            yield path, leaf
+def leaves_by_path(spec: Spec) -> dict[tuple[str, ...], Leaf]:
+    """Return the leaf of every leaf spec under `spec`, by its path, in the order of the tree."""
+    specs = spec.walk()
+    return {path: inner.leaf for path, inner in specs if hasattr(inner, "leaf")}
+
+
+def leaves_of(spec: Spec) -> list[Leaf]:
+    """Return the leaf of every leaf spec under `spec`, in the order of the tree."""
+    return list(leaves_by_path(spec).values())
 
 
 def distinct_leaves(*specs: Spec) -> list[Leaf]:
     """Return the leaves of trees, one per id, sorted. SpecError if two datasets have one id."""
     by_id: dict[str, Leaf] = {}
-    for _, leaf in chain.from_iterable(map(leaf_entries, specs)):
+    for leaf in chain.from_iterable(map(leaves_of, specs)):
         if not by_id.setdefault(leaf.id, leaf).is_same(leaf):
             raise SpecError(
                 f"leaf {leaf.id!r}: two different datasets have this id, or one is shuffled in two "
@@ -171,7 +175,7 @@ def shared_leaf_ids(spec: Spec) -> frozenset[str]:
 def _trees_of_leaves(spec: Spec) -> Counter[str]:
     """Return how many order trees draw from each leaf at the same time."""
     if spec.item_kind == "references":
-        return Counter({leaf.id for _, leaf in leaf_entries(spec)})
+        return Counter({leaf.id for leaf in leaves_of(spec)})
     counts: Counter[str] = Counter()
     for child in spec.children.values():
         # Not `+=` and `|=` of counters, which visit every leaf that was found before.
@@ -224,7 +228,7 @@ class LeafTable:
             per_chunk=known.per_chunk,
         )
 
-    def by_leaf(self, numbers: Integers) -> dict[str, int]:
+    def by_leaf(self, numbers: Int64s) -> dict[str, int]:
         """Return the number of each leaf, int64 [leaves], by its id."""
         return dict(zip((leaf.id for leaf in self.leaves), numbers.tolist(), strict=True))
 
@@ -250,10 +254,10 @@ class _Numbered(NamedTuple):
 
     leaves: list[Leaf]
     entry_of_path: dict[tuple[str, ...], int]
-    leaf_of_entry: Integers
-    chunks: Integers
+    leaf_of_entry: Int64s
+    chunks: Int64s
     keys: npt.NDArray[np.uint64]
-    strides: Integers  # units of a sample
+    strides: Int64s  # units of a sample
     per_chunk: list[int]  # samples of a chunk
 
 
@@ -262,10 +266,10 @@ def _numbered(spec: Spec, context: Context) -> _Numbered:
 
     The order of a leaf depends on its id alone, unless several pipelines draw from it.
     """
-    paths, entries = zip(*leaf_entries(spec), strict=True)
+    entries = leaves_by_path(spec)
     leaves = distinct_leaves(spec)
     cuts = {leaf.id: leaf.cut for leaf in leaves}
-    for leaf in entries:
+    for leaf in entries.values():
         if leaf.cut != cuts[leaf.id]:
             raise SpecError(two_lengths(leaf.id, leaf.cut.stride, cuts[leaf.id].stride))
     number = {leaf.id: n for n, leaf in enumerate(leaves)}
@@ -277,8 +281,8 @@ def _numbered(spec: Spec, context: Context) -> _Numbered:
     ]
     return _Numbered(
         leaves,
-        {path: entry for entry, path in enumerate(paths)},
-        np.array([number[leaf.id] for leaf in entries], np.int64),
+        {path: entry for entry, path in enumerate(entries)},
+        np.array([number[leaf.id] for leaf in entries.values()], np.int64),
         np.array([leaf.num_chunks for leaf in leaves], np.int64),
         np.array(keys, np.uint64),
         np.array([cuts[leaf.id].stride for leaf in leaves], np.int64),

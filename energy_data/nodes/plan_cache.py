@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from attrs import field, frozen
 
-from energy_data.core.references import Integers, References, rank_within
+from energy_data.core.arrays import Int64s
+from energy_data.core.references import References, rank_within
 from energy_data.errors import DataError
 from energy_data.nodes.leaf import LeafTable
 from energy_data.order.tree import Order
@@ -67,7 +68,7 @@ class LanePlan:
             if (most := leaf.most_chunks) is not None:
                 self._most[number] = min(table.shares.own(number, most), _NO_LIMIT)
         self._block, self._ahead = _EMPTY, FIRST_PLANNED
-        self._counts: dict[int, Integers] = {}  # of the last places that were asked for
+        self._counts: dict[int, Int64s] = {}  # of the last places that were asked for
 
     def block(
         self, start: int, count: int, offsets: Offsets, most: int = MOST_PLANNED
@@ -111,7 +112,7 @@ class LanePlan:
         refused = (int(beyond[0]), int(leaf[beyond[0]])) if len(beyond) else None
         return _Block(start, offsets, references, refused)
 
-    def counts(self, draws: int) -> Integers:
+    def counts(self, draws: int) -> Int64s:
         """Return how many of the first `draws` draws went to each leaf, int64 [leaves]."""
         known = self._counts.get(draws)
         if known is None:
@@ -122,7 +123,7 @@ class LanePlan:
                 np.add.at(known, self.table.leaf_of_entry, self.order.counts(draws))
         return known.copy()
 
-    def ledger(self, draws: int, offsets: Offsets) -> Integers:
+    def ledger(self, draws: int, offsets: Offsets) -> Int64s:
         """Return how many units of each leaf come before draw number `draws`, int64 [leaves]."""
         units = self.counts(draws) * self.table.strides
         if not offsets.units:
@@ -137,7 +138,7 @@ class LanePlan:
         """Return whether a leaf is at a negative place before draw number `draws`."""
         return bool(self.ledger(draws, Offsets(offsets)).min() < 0)
 
-    def _regular(self, draws: int, offsets: Offsets) -> Integers:
+    def _regular(self, draws: int, offsets: Offsets) -> Int64s:
         """Return the draws of each leaf since the offsets, without samples that were given back.
 
         Negative: so many are still to be given back.

@@ -10,9 +10,9 @@ from itertools import compress
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.cursor import Cursor
 from energy_data.core.node import Change, ItemRef, Items
@@ -30,7 +30,7 @@ from energy_data.errors import (
     StateError,
     shown,
 )
-from energy_data.nodes.leaf import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaves_of
 from energy_data.nodes.read_ahead import ReadAhead
 from energy_data.nodes.references import ReferencesNode, ReferencesSpec
 from energy_data.nodes.unary import UnaryNode, UnarySpec
@@ -239,12 +239,12 @@ def _known_fields(error: SampleError) -> Sample:
 
 def _sources_of(
     spec: ReferencesSpec, numbers: Mapping[str, int]
-) -> tuple[list[Leaf], list[Source], type[Source], npt.NDArray[np.int64]]:
+) -> tuple[list[Leaf], list[Source], type[Source], Int64s]:
     """Return the leaf and the source of each entry, the class that all sources have, and places.
 
     The place of each entry's leaf among those of the run, int64 [entries]; -1 outside of a run.
     """
-    leaves = [leaf for _, leaf in leaf_entries(spec.of)]
+    leaves = leaves_of(spec.of)
     sources = [leaf.source for leaf in leaves]
     kinds = {type(source) for source in sources}
     places = np.array([numbers.get(leaf.id, -1) for leaf in leaves], np.int64)

@@ -1,7 +1,7 @@
 """Reading ahead: what a lane will draw is known, so its bytes are fetched before.
 
-The ranges of whole sequences are fetched, in the order in which the lane draws of them. Nothing
-here is state: after a restore it is looked up again.
+The ranges of whole sequences are fetched, in the order in which the lane draws of them, and those
+of large sequences in parts. Nothing here is state: after a restore it is looked up again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from uuid import uuid4
 from weakref import finalize
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.node import Node
 from energy_data.core.references import References
@@ -32,10 +32,11 @@ from energy_data.remote.mirror_paths import root_of
 _LEAST, _WINDOWS = 1024, 2  # draws, or windows, that a lane looks ahead
 _LOOKS = 4  # times that it looks in as many draws
 _UNSHUFFLED = 64  # samples of a sequence where samples are read in the order of the files
+_MOST_BYTES = 1 << 22  # of a part of a sequence, of more samples than one
 
 
 class SequencePlace(NamedTuple):
-    """A sequence of samples of a leaf, which are read together."""
+    """A sequence of samples of a leaf, which are read together, or a part of it."""
 
     entry: int  # of the leaf
     number: int  # counted over the epochs that have one order; negative: a part of a window
@@ -55,6 +56,7 @@ class ReadAhead:
             ],
             np.int64,
         )
+        self._parts = np.zeros(len(leaves), np.int64)  # of a sequence; 0: it was not seen yet
         in_passes = bool(node.spec.deal)
         self._sizes = np.array([leaf.num_samples for leaf in leaves], np.int64)
         self._times = np.array(
@@ -76,7 +78,7 @@ class ReadAhead:
         self._plan: LanePlan | None = None
         self._planned = range(0)  # draws that were looked up
         self._position: tuple[object, ...] = ()  # what else their order depends on
-        self._sought: tuple[list[SequencePlace], list[int]] = [], []  # places, their first draws
+        self._sought: References | None = None  # what was looked up, and is not wanted yet
         self._ranges: dict[SequencePlace, Sequence[Range] | None] = {}
 
     @property
@@ -107,7 +109,7 @@ class ReadAhead:
 
     def plan(self, count: int) -> list[Range]:
         """Look up what comes after the next `count` draws; return the indices of its samples."""
-        self._sought = [], []
+        self._sought = None
         at = self._node.cursor
         draws, position = at.draws, (at.epoch, at.offsets, at.since, self._node.before)
         if draws in self._planned and position == self._position:
@@ -119,11 +121,11 @@ class ReadAhead:
             coming = self._coming(max(ahead, count))
         except DataError:  # it is raised when the draws are made
             return []
-        self._sought = places, _ = self._places(coming)
+        self._sought = coming
         firsts = defaultdict[int, list[int]](list)
-        for place in places:
+        for place in self._places(coming)[0]:
             if place not in self._ranges and place.number >= 0:
-                first = place.number * int(self._lengths[place.entry])
+                first, _ = self._bounds(place)
                 firsts[place.entry].append(first % self._leaves[place.entry].num_samples)
         found = (
             self._leaves[entry].source.index_ranges(indices) for entry, indices in firsts.items()
@@ -132,9 +134,11 @@ class ReadAhead:
 
     def want(self) -> None:
         """Want what was looked up."""
-        places, firsts = self._sought
-        if not places:
+        if self._sought is None:
             return
+        places, firsts = self._places(self._sought)
+        if self._divide(places):
+            places, firsts = self._places(self._sought)
         draws = self._node.cursor.draws
         self._ranges = {
             place: self._ranges[place] if place in self._ranges else self._ranges_of(place)
@@ -191,22 +195,48 @@ class ReadAhead:
         there = np.flatnonzero(self._remote[entries])
         entry, index = entries[there], indices[there]
         sizes = self._sizes[entry]
-        numbers = (block.epochs[there] % self._times[entry] * sizes + index) // self._lengths[entry]
-        numbers = np.where(index < sizes, numbers, -1 - index)
+        lengths, parts = self._lengths[entry], np.maximum(self._parts[entry], 1)
+        before = block.epochs[there] % self._times[entry] * sizes
+        sequences, rest = np.divmod(before + index, lengths)
+        numbers = np.where(index < sizes, sequences * parts + rest * parts // lengths, -1 - index)
         pairs = np.stack([entry, numbers], axis=1)
         _, first = np.unique(pairs, axis=0, return_index=True)
         first.sort()
         chosen = pairs[first].tolist()
         return [SequencePlace(*pair) for pair in chosen], there[first].tolist()
 
+    def _bounds(self, place: SequencePlace) -> tuple[int, int]:
+        """Return the first sample of a place and the one after its last, over the epochs."""
+        length, parts = int(self._lengths[place.entry]), max(int(self._parts[place.entry]), 1)
+        sequence, part = divmod(place.number, parts)
+        first, end = (sequence * length - -one * length // parts for one in (part, part + 1))
+        return first, min(end, int(self._sizes[place.entry] * self._times[place.entry]))
+
+    def _divide(self, places: Iterable[SequencePlace]) -> bool:
+        """Divide the sequences of leaves that were not seen yet; return whether some are large.
+
+        The first of a leaf decides for all. Runs are read whole.
+        """
+        is_any = False
+        for place in places:
+            if self._parts[place.entry] or place.number < 0:
+                continue
+            length, parts = int(self._lengths[place.entry]), 1
+            if self._leaves[place.entry].source.run_length is None:
+                first, end = self._bounds(place)
+                size = sum(right - left for _, left, right in self._ranges_of(place) or ())
+                while parts < length and size * length > _MOST_BYTES * (end - first) * parts:
+                    parts *= 2  # so that lanes agree, whose first sequences have other bytes
+            self._parts[place.entry] = min(parts, length)
+            is_any |= parts > 1
+        return is_any
+
     def _ranges_of(self, place: SequencePlace) -> Sequence[Range] | None:
-        leaf, length = self._leaves[place.entry], int(self._lengths[place.entry])
         if place.number < 0:
             return None
+        leaf, (first, end) = self._leaves[place.entry], self._bounds(place)
         # Where one epoch ends in a sequence, the next one begins.
         size, found = leaf.num_samples, list[Range]()
-        first = place.number * length
-        end = min(first + length, size * int(self._times[place.entry]))
         while first < end:
             count = min(end - first, size - first % size)
             try:
@@ -277,7 +307,7 @@ def aheads_of(nodes: Iterable[Node[Any]]) -> list[ReadAhead]:
 
 
 def _joined(blocks: Sequence[References]) -> References:
-    empty: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    empty: Int64s = np.empty(0, np.int64)
     columns = [
         np.concatenate([empty, *(getattr(block, name) for block in blocks)])
         for name in ("entries", "epochs", "indices")

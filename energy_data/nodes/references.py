@@ -22,7 +22,7 @@ from energy_data.core.lazy import cached_property
 from energy_data.core.node import ItemRef, Items, Node
 from energy_data.core.spec import Spec
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaf_entries
+from energy_data.nodes.leaf import Leaf, LeafTable, Shuffle, leaves_of
 from energy_data.nodes.plan_cache import NO_OFFSETS, LanePlan, LeafOffsets, Offsets
 from energy_data.nodes.unary import UnarySpec
 from energy_data.order.grains import grain_size
@@ -111,7 +111,7 @@ class OrderSpec(Spec):
 
         Raises SpecError if the length of a leaf is not known, or if the mean changes over the run.
         """
-        unknown = sorted({leaf.id for _, leaf in leaf_entries(self) if leaf.mean_tokens is None})
+        unknown = sorted({leaf.id for leaf in leaves_of(self) if leaf.mean_tokens is None})
         if unknown:
             raise SpecError(
                 f"how many tokens samples of {', '.join(map(repr, unknown))} have is not known, "
@@ -311,7 +311,7 @@ class ReferencesNode(Node[DrawsCursor]):
     @cached_property
     def entries(self) -> list[Leaf]:
         """The leaf of each entry: of the first number of a reference. Needs no plan."""
-        return [leaf for _, leaf in leaf_entries(self.spec.of)]
+        return leaves_of(self.spec.of)
 
     def faults(self, at: DrawsCursor) -> Iterator[Problem]:
         if at.grains and not self._are_grains(at.grains):

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.keys import mix
 from energy_data.order.permutation import permute
-
-Numbers = NDArray[np.int64]
 
 LARGEST_DENOMINATOR = 1 << 10
 """Of the size of a grain. A rounded size is off by a draw after a million micro-batches."""
@@ -59,7 +58,7 @@ class Grains:
         self.widest = -(-self._draws // self._turns)  # draws in the largest grain, int64 [k]
         self._reach = _LARGEST // max(lanes, int(self._turns.max(initial=1)))
 
-    def check(self, draws: Numbers) -> None:
+    def check(self, draws: Int64s) -> None:
         """Raise OverflowError if a draw of this lane is too large."""
         if (latest := int(draws.max(initial=0))) + 1 >= self._reach:
             raise OverflowError(
@@ -67,16 +66,16 @@ class Grains:
                 f"draws times lanes must stay below 2**62"
             )
 
-    def numbers(self, leaves: Numbers, draws: Numbers) -> Numbers:
+    def numbers(self, leaves: Int64s, draws: Int64s) -> Int64s:
         """Return which draw of its leaf, over all lanes, each draw of this lane is; int64 [m]."""
         first, size = self._grain(leaves, draws)
         return first * self.lanes + self.positions[leaves] * size + (draws - first)
 
-    def counts(self, leaves: Numbers, totals: Numbers) -> Numbers:
+    def counts(self, leaves: Int64s, totals: Int64s) -> Int64s:
         """Return how many of the first `totals` draws of the leaves are this lane's; int64 [m]."""
         first, size = self._grain(leaves, totals // self.lanes)
         before = first * self.lanes + self.positions[leaves] * size
-        own: Numbers = first + np.clip(totals - before, 0, size)
+        own: Int64s = first + np.clip(totals - before, 0, size)
         return own
 
     def count(self, leaf: int, total: int) -> int:
@@ -88,7 +87,7 @@ class Grains:
         before = first * self.lanes + int(self.positions[leaf]) * size
         return first + min(max(total - before, 0), size)
 
-    def _grain(self, leaves: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
+    def _grain(self, leaves: Int64s, draws: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first draw of the grain of each draw of a lane, and the size of the grain."""
         size, turns = self._draws[leaves], self._turns[leaves]
         # The last turn whose first draw, rounded up, is at or before this one.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.keys import finalise
 
 _U64 = NDArray[np.uint64]
@@ -24,7 +25,7 @@ _STEP, _SPREAD = 0x9E3779B97F4A7C15, np.uint64(0xD6E8FEB86659FD93)
 _HALF, _ONE = np.uint64(32), np.uint64(1)
 
 
-def permute(x: ArrayLike, n: ArrayLike, key: ArrayLike) -> NDArray[np.int64]:
+def permute(x: ArrayLike, n: ArrayLike, key: ArrayLike) -> Int64s:
     """The place of each x in the permutation of [0, n) that belongs to key.
 
     Args:
@@ -54,7 +55,7 @@ def permute(x: ArrayLike, n: ArrayLike, key: ArrayLike) -> NDArray[np.int64]:
         cells = rows - (column >= rest)  # of the column of each element
         turned = _rotated(row, _below(cells, column + state, 2 * turn + 1), cells)
         row = turned if turn < _TURNS else np.where(small, turned, row)
-    found: NDArray[np.int64] = (row * columns + column).view(np.int64).reshape(shape)
+    found: Int64s = (row * columns + column).view(np.int64).reshape(shape)
     return found
 
 

@@ -11,13 +11,13 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.keys import key as keyed
 from energy_data.core.keys import mix
 from energy_data.order.grains import Grains
 from energy_data.order.permutation import permute
 from energy_data.order.splits import (
     LARGEST_TOTAL,
-    Numbers,
     Splits,
     check_draw,
     exact_quotient,
@@ -93,7 +93,7 @@ class QuotaChoice:
         children: NDArray[np.int32] = self._living[found]
         return children
 
-    def counts_before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> Int64s:
         """How many of this lane's first `start` draws each child has had; int64 [children].
 
         20 us per child.
@@ -111,7 +111,7 @@ class QuotaChoice:
         counts[self._living] = np.diff(np.array(ends, np.int64), prepend=0)
         return counts + np.bincount(self.choose(start - rest, rest), minlength=self.num_children)
 
-    def _ends_in(self, batches: Numbers) -> Numbers:
+    def _ends_in(self, batches: Int64s) -> Int64s:
         """Where the draws of each child end in these batches before permuting, [batches, k]."""
         turns = np.array([self._turned(batch) for batch in batches.tolist()], np.int64)
         return self._whole + (self._ends + turns[:, np.newaxis]) // self._round
@@ -138,7 +138,7 @@ class WholeBatches:
         children = np.repeat(self.choice.choose(first, batches), self.size)
         return children[start - first * self.size :][:count]
 
-    def counts_before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> Int64s:
         """How many of this lane's first `start` draws each child has had; int64 [children]."""
         batches, rest = divmod(start, self.size)
         counts = self.choice.counts_before(batches) * self.size
@@ -217,7 +217,7 @@ class EpochizedChoice:
             done += len(parts[-1])
         return np.concatenate(parts)
 
-    def counts_before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> Int64s:
         """How many of this lane's first `start` draws each child has had; int64 [children].
 
         Raises:
@@ -231,7 +231,7 @@ class EpochizedChoice:
         counts[self._living] = done[0] + self._splits.by_child(drawn)
         return counts
 
-    def _block(self, start: int, count: int) -> Numbers:
+    def _block(self, start: int, count: int) -> Int64s:
         """Some of the draws from start, at least one: as many passes as fit in memory."""
         num = int(count * self._lanes / self._total) + 2
         num = max(1, min(num, _CELLS // len(self._living)))
@@ -241,13 +241,13 @@ class EpochizedChoice:
         rows = np.searchsorted(begins, draws, side="right") - 1
         return self._splits.descend(slots, phases, rows, draws - begins[rows])
 
-    def _passes(self, epoch: int, num: int) -> tuple[Numbers, Numbers, Numbers]:
+    def _passes(self, epoch: int, num: int) -> tuple[Int64s, Int64s, Int64s]:
         """Counts before each of these passes and the one after, and their splits."""
         done = self._counts(np.arange(epoch, epoch + num + 1))
         slots = self._splits.weigh(np.diff(done, axis=0))
         return done, slots, self._splits.phases(slots, self._lane, self._lanes)
 
-    def _counts(self, epochs: Numbers) -> Numbers:
+    def _counts(self, epochs: Int64s) -> Int64s:
         """This lane's draws of each living child before each of these passes, [passes, k]."""
         drawn = exact_quotient(epochs[:, np.newaxis], self._numerators, self._denominators, 0)
         return self._grains.counts(np.broadcast_to(self._living, drawn.shape), drawn)

@@ -28,6 +28,7 @@ from attrs import field, frozen
 from attrs.converters import optional
 from numpy.typing import NDArray
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.recipe import (
     MAX_COUNT,
     MAX_WEIGHT,
@@ -236,9 +237,7 @@ class _Curve:
         return max(bisect_right(self.places, place) - 1, 0)
 
 
-def _pieces(
-    curves: Sequence[_Curve], start: Fraction, end: Fraction, lanes: int
-) -> NDArray[np.int64]:
+def _pieces(curves: Sequence[_Curve], start: Fraction, end: Fraction, lanes: int) -> Int64s:
     """Return the mean shares of each piece as integers, [pieces, children]."""
     coarse = _shares(curves, start, end, (np.arange(_LOOKS) + 0.5) / _LOOKS)
     pace = np.abs(np.diff(coarse, axis=0)).max(initial=0) * _LOOKS
@@ -247,7 +246,7 @@ def _pieces(
     shares = np.zeros((pieces, len(curves)))
     for node in _GAUSS:
         shares += _shares(curves, start, end, (np.arange(pieces) + node) / pieces)
-    integers: NDArray[np.int64] = np.rint(shares * (_SCALE // 2)).astype(np.int64)
+    integers: Int64s = np.rint(shares * (_SCALE // 2)).astype(np.int64)
     integers += (integers == 0) & (shares > 0)
     return integers
 

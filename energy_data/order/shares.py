@@ -48,9 +48,10 @@ from math import ceil
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.keys import mix
 from energy_data.core.references import rank_within
-from energy_data.order.grains import Grains, Numbers
+from energy_data.order.grains import Grains
 from energy_data.order.permutation import permute
 
 _LARGEST = 1 << 61
@@ -111,7 +112,7 @@ class Shares:
         self._per_chunk = np.array(per_chunk, np.int64) if any(n > 1 for n in per_chunk) else None
         windows = np.asarray(window, np.int64)
         is_one = windows.ndim == 0 or bool((windows == windows[0]).all())
-        self._window: Numbers | int = int(windows.flat[0]) if is_one else np.maximum(windows, 1)
+        self._window: Int64s | int = int(windows.flat[0]) if is_one else np.maximum(windows, 1)
         self._mixes_window = bool((windows > 1).any())
         self._times = _times(epochs, self._samples.tolist())
         self._sizes = self._samples * self._times
@@ -147,7 +148,7 @@ class Shares:
         per_chunk = 1 if self._per_chunk is None else int(self._per_chunk[leaf])
         return self.grains.count(leaf, chunks) * per_chunk
 
-    def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Numbers, Numbers]:
+    def locate(self, leaf: ArrayLike, draw: ArrayLike) -> tuple[Int64s, Int64s]:
         """The epoch of each draw and its sample, 0 to N - 1: two int64 [m].
 
         Of a leaf that mixes epochs, no sample has the same epoch twice.
@@ -171,7 +172,7 @@ class Shares:
         epoch, chunk = self._located(leaves, draws)
         return epoch, chunk * per_chunk + part
 
-    def _located(self, leaves: Numbers, draws: Numbers) -> tuple[Numbers, Numbers]:
+    def _located(self, leaves: Int64s, draws: Int64s) -> tuple[Int64s, Int64s]:
         """The epoch of each chunk that is drawn, and the number of the chunk."""
         self.grains.check(draws)
         if self._small is not None:
@@ -189,11 +190,11 @@ class Shares:
         copies, sample = np.divmod(found, self._samples[leaves])
         return epoch * self._times[leaves] + copies, sample
 
-    def _divided(self, leaves: Numbers) -> Numbers | int:
+    def _divided(self, leaves: Int64s) -> Int64s | int:
         """Among how many lanes each leaf is divided; one number, which is faster, if all are so."""
         return self.grains.lanes if self._small is None else self._lanes[leaves]
 
-    def _placed(self, leaves: Numbers, epoch: Numbers, place: Numbers) -> Numbers:
+    def _placed(self, leaves: Int64s, epoch: Int64s, place: Int64s) -> Int64s:
         """Samples of the file at places of the shares of these epochs, before `_apart`."""
         samples, position = self._sizes[leaves], self._positions[leaves]
         lanes = self._divided(leaves)
@@ -211,7 +212,7 @@ class Shares:
             place = np.where(length > 0, permuted, place)
         return place
 
-    def _apart(self, leaves: Numbers, epoch: Numbers, place: Numbers) -> Numbers:
+    def _apart(self, leaves: Int64s, epoch: Int64s, place: Int64s) -> Int64s:
         """Samples at the first places of shares, the repeated ones after the others."""
         each, pairs = _distinct(leaves, epoch)
         leaf, of = leaves[pairs], epoch[pairs]
@@ -230,12 +231,12 @@ class Shares:
         early = np.flatnonzero(at >= 0)
         apart = found[early[np.lexsort((repeated[early], row[early]))]]  # a stable sort
         starts = np.cumsum(2 * width) - 2 * width
-        chosen: Numbers = apart[starts[each] + place]
+        chosen: Int64s = apart[starts[each] + place]
         return chosen
 
     def _mixed(
-        self, leaf: Numbers, epoch: Numbers, place: Numbers, size: Numbers, offset: Numbers
-    ) -> Numbers:
+        self, leaf: Int64s, epoch: Int64s, place: Int64s, size: Int64s, offset: Int64s
+    ) -> Int64s:
         """Places in the share, after permuting its windows; the first and last may be short."""
         # One number where all leaves have the same, which numpy divides faster by.
         length = self._window if isinstance(self._window, int) else self._window[leaf]
@@ -250,23 +251,23 @@ class Shares:
             begin[early], end[early] = _growing(at, sequence[early], end[early])
         first, end = np.maximum(begin - before, 0), np.minimum(end - before, size)
         keys = mix(mix(self._window_keys[leaf], epoch), first)
-        mixed: Numbers = first + permute(place - first, end - first, keys)
+        mixed: Int64s = first + permute(place - first, end - first, keys)
         return mixed
 
-    def _permuted(self, leaf: Numbers, epoch: Numbers, place: Numbers, length: Numbers) -> Numbers:
+    def _permuted(self, leaf: Int64s, epoch: Int64s, place: Int64s, length: Int64s) -> Int64s:
         """Samples of the file at these places of the epoch, whose sequences are permuted."""
         sequences = _quotient(self._sizes[leaf] + (length - 1), length)
         keys, short, place = self._on_circle(leaf, epoch, place, length)
         sequence = _quotient(place, length)
         others = np.maximum(sequences - 1, 1)
         other = np.minimum(sequence - (sequence > short), others - 1)
-        chosen: Numbers = np.where(sequence == short, sequences - 1, permute(other, others, keys))
-        found: Numbers = chosen * length + (place - sequence * length)
+        chosen: Int64s = np.where(sequence == short, sequences - 1, permute(other, others, keys))
+        found: Int64s = chosen * length + (place - sequence * length)
         return found
 
     def _on_circle(
-        self, leaf: Numbers, epoch: Numbers, place: Numbers, length: Numbers
-    ) -> tuple[NDArray[np.uint64], Numbers, Numbers]:
+        self, leaf: Int64s, epoch: Int64s, place: Int64s, length: Int64s
+    ) -> tuple[NDArray[np.uint64], Int64s, Int64s]:
         """The keys of the circles, where the short sequence is, and the places on the circles.
 
         Places count as if all sequences had `length` samples.
@@ -286,15 +287,15 @@ class Shares:
         return keys, short, place + missing * (place >= (short + 1) * length - missing)
 
 
-def _start(total: Numbers, position: Numbers, lanes: Numbers | int) -> Numbers:
+def _start(total: Int64s, position: Int64s, lanes: Int64s | int) -> Int64s:
     """How many of the first `total` samples of all epochs are in the lanes before this one."""
     each = _quotient(total, lanes)
     extra = np.maximum(position - lanes + (total - each * lanes), 0)
-    before: Numbers = each * position + extra
+    before: Int64s = each * position + extra
     return before
 
 
-def _growing(place: Numbers, sequence: Numbers, window: Numbers) -> tuple[Numbers, Numbers]:
+def _growing(place: Int64s, sequence: Int64s, window: Int64s) -> tuple[Int64s, Int64s]:
     """Return where windows begin and end that have 1, 1, 2, 4, ... sequences, up to `window`."""
     # The exponent of a float is the binary logarithm, exact for places below 2**53.
     _, doubled = np.frexp((place // sequence).astype(np.float64))
@@ -302,7 +303,7 @@ def _growing(place: Numbers, sequence: Numbers, window: Numbers) -> tuple[Number
     return np.where(doubled > 0, end >> 1, 0), np.minimum(end, window)
 
 
-def _distinct(leaves: Numbers, epochs: Numbers) -> tuple[Numbers, Numbers]:
+def _distinct(leaves: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
     """Return the number of each pair among the distinct ones, and where each of those is first."""
     order = np.lexsort((epochs, leaves))
     new = np.ones(len(order), bool)
@@ -312,18 +313,18 @@ def _distinct(leaves: Numbers, epochs: Numbers) -> tuple[Numbers, Numbers]:
     return each, order[new]
 
 
-def _quotient(number: Numbers, by: Numbers | int) -> Numbers:
+def _quotient(number: Int64s, by: Int64s | int) -> Int64s:
     """The quotient number // by for number >= 0, by > 0: unsigned, which numpy divides faster."""
     divisor = by.view(np.uint64) if isinstance(by, np.ndarray) else np.uint64(by)
     return (number.view(np.uint64) // divisor).view(np.int64)
 
 
-def _remainder(number: NDArray[np.uint64], by: Numbers) -> Numbers:
-    rest: Numbers = (number % by.view(np.uint64)).view(np.int64)
+def _remainder(number: NDArray[np.uint64], by: Int64s) -> Int64s:
+    rest: Int64s = (number % by.view(np.uint64)).view(np.int64)
     return rest
 
 
-def _times(epochs: Sequence[int | None], sizes: Sequence[int]) -> Numbers:
+def _times(epochs: Sequence[int | None], sizes: Sequence[int]) -> Int64s:
     """Return how many epochs of each leaf have one order. ValueError for too many samples."""
     times = list(map(epochs_mixed, epochs, sizes)) if epochs else [1] * len(sizes)
     for leaf, (size, mixed) in enumerate(zip(sizes, times, strict=True)):

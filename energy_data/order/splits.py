@@ -21,10 +21,9 @@ from math import gcd, isfinite, lcm
 import numpy as np
 from numpy.typing import NDArray
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.keys import mix
 from energy_data.order.permutation import permute
-
-Numbers = NDArray[np.int64]
 
 # Up to this product of a total weight and a number of draws, doubles are exact in `Splits.deal`.
 LARGEST_PRODUCT = 1 << 49
@@ -55,7 +54,7 @@ class Splits:
         self._order, self._climbs = self._climbed()
         self._keys = self._split_keys(self.weigh(np.array(weights, np.int64)), key)
 
-    def weigh(self, weights: Numbers) -> Numbers:
+    def weigh(self, weights: Int64s) -> Int64s:
         """The weights of the slots, [..., 2 S + 1], of weights of the children, [..., k]."""
         slots = np.empty((*weights.shape[:-1], self.root + 1), np.int64)
         slots[..., self._leaf_slot] = weights
@@ -65,7 +64,7 @@ class Splits:
             slots[..., self._slot[level]] = left + right
         return slots
 
-    def phases(self, slots: Numbers, lane: int, lanes: int) -> Numbers:
+    def phases(self, slots: Int64s, lane: int, lanes: int) -> Int64s:
         """The remainders of a lane before its first draw, [..., S], for these weights of slots.
 
         Each split spreads the lanes evenly, in a permutation of its own.
@@ -73,7 +72,7 @@ class Splits:
         odd = 2 * permute(np.int64(lane), lanes, self._keys) + 1
         return exact_quotient(odd, slots[..., self._slot], 2 * lanes, 0)
 
-    def moved(self, slots: Numbers, remainders: Numbers, ahead: Numbers, point: int) -> Numbers:
+    def moved(self, slots: Int64s, remainders: Int64s, ahead: Int64s, point: int) -> Int64s:
         """The remainders once the splits begin with slots that are ahead of their share, [..., S].
 
         A left side that is ahead of its part of what both sides are gets its next draw later, or
@@ -89,7 +88,7 @@ class Splits:
         moved = remainders + ((left * ahead[self._slot] - total * ahead[:-1:2]) >> point)
         return np.clip(moved, 0, np.maximum(total - 1, 0))
 
-    def advance(self, slots: Numbers, remainders: Numbers, count: int) -> tuple[Numbers, Numbers]:
+    def advance(self, slots: Int64s, remainders: Int64s, count: int) -> tuple[Int64s, Int64s]:
         """Return the draws of each slot among the next `count`, and the remainders after them.
 
         int64 [2 S + 1] and [S]. 100 us for 1,000 children.
@@ -109,7 +108,7 @@ class Splits:
             drawn[2 * level.start + 1 : 2 * level.stop : 2] = here - sent
         return drawn, after
 
-    def deal(self, slots: Numbers, remainders: Numbers, count: int) -> Numbers:
+    def deal(self, slots: Int64s, remainders: Int64s, count: int) -> Int64s:
         """Return the children of the next draws, int64 [count].
 
         60 ns per draw in blocks of 4,096 with 1,000 children, 25 with 10; 40 to 200 us per call.
@@ -124,7 +123,7 @@ class Splits:
             remainders = after
         return children
 
-    def _walk(self, slots: Numbers, remainders: Numbers, drawn: Numbers) -> tuple[Numbers, Numbers]:
+    def _walk(self, slots: Int64s, remainders: Int64s, drawn: Int64s) -> tuple[Int64s, Int64s]:
         """Return the child and the place of each of the next draws, ordered by child, int64.
 
         `drawn` [2 S + 1] has how many there are. From the children up: the m-th draw of the left
@@ -151,7 +150,7 @@ class Splits:
             np.floor(part, out=part)
         return self._order[row], place.astype(np.int64)
 
-    def when(self, slots: Numbers, remainders: Numbers, numbers: Numbers) -> Numbers:
+    def when(self, slots: Int64s, remainders: Int64s, numbers: Int64s) -> Int64s:
         """The place of each child's draw number `numbers[child]` among all draws; int64 [k].
 
         Exact below 2**62; wrong for children without weight. 200 us for 1,000 children.
@@ -166,7 +165,7 @@ class Splits:
         result[self._order] = place
         return result
 
-    def without(self, slots: Numbers, remainders: Numbers, child: int) -> tuple[Numbers, Numbers]:
+    def without(self, slots: Int64s, remainders: Int64s, child: int) -> tuple[Int64s, Int64s]:
         """Weights of slots and remainders once a child has left; the others go on from there.
 
         The remainder of a split is how near its next draw to the left is, in units of its weight:
@@ -184,7 +183,7 @@ class Splits:
             slots[slot] = total - weight
         return slots, remainders
 
-    def descend(self, slots: Numbers, remainders: Numbers, row: Numbers, draw: Numbers) -> Numbers:
+    def descend(self, slots: Int64s, remainders: Int64s, row: Int64s, draw: Int64s) -> Int64s:
         """The child of draw number `draw` under the weights in row `row`; int64 [m].
 
         Args:
@@ -210,7 +209,7 @@ class Splits:
             active = active[node[active] >= 0]
         return ~node
 
-    def by_child(self, drawn: Numbers) -> Numbers:
+    def by_child(self, drawn: Int64s) -> Int64s:
         """What is by slot, [..., 2 S + 1], by child: [..., k]."""
         return drawn[..., self._leaf_slot]
 
@@ -232,7 +231,7 @@ class Splits:
                 self._levels.append(slice(begin, number))
             level, begin = below, number
 
-    def _climbed(self) -> tuple[Numbers, list[Numbers]]:
+    def _climbed(self) -> tuple[Int64s, list[Int64s]]:
         """The children, deepest first, and the slots that they pass on the way to the root.
 
         Climb t has the slots after t steps of those children that are not at the root by then: a
@@ -251,7 +250,7 @@ class Splits:
             slots = self._slot[slots >> 1]
         return order, climbs
 
-    def _split_keys(self, slots: Numbers, key: int) -> NDArray[np.uint64]:
+    def _split_keys(self, slots: Int64s, key: int) -> NDArray[np.uint64]:
         total, left = slots[self._slot], slots[:-1:2]
         seen: Counter[tuple[int, int]] = Counter()
         same = np.zeros(self.num_splits, np.int64)
@@ -274,16 +273,14 @@ def _merged(weights: Sequence[int]) -> list[tuple[int, int]]:
     return pairs
 
 
-def exact_quotient(
-    number: Numbers, by: Numbers, total: Numbers | int, rest: Numbers | int
-) -> Numbers:
+def exact_quotient(number: Int64s, by: Int64s, total: Int64s | int, rest: Int64s | int) -> Int64s:
     """The quotient (number * by + rest) // total, where the product may exceed 64 bits.
 
     Exact for total and rest up to 2**40 and results below 2**62: the quotient in doubles is off by
     2**11 at most, so what it leaves over is below 2**52, and right in arithmetic modulo 2**64.
     """
     about = (number * (by / total)).astype(np.int64)
-    over: Numbers = number * by + rest - about * total
+    over: Int64s = number * by + rest - about * total
     return about + over // total
 
 

@@ -18,11 +18,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.order.quota import EpochizedChoice
 from energy_data.order.shares import Shares
 
 Entries = npt.NDArray[np.int32]
-Counts = npt.NDArray[np.int64]
+Counts = Int64s
 
 
 class Choice(Protocol):

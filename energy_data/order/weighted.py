@@ -18,14 +18,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from energy_data.order.splits import (
-    LARGEST_PRODUCT,
-    Numbers,
-    Splits,
-    check_draw,
-    exact_quotient,
-    positive,
-)
+from energy_data.core.arrays import Int64s
+from energy_data.order.splits import LARGEST_PRODUCT, Splits, check_draw, exact_quotient, positive
 
 Place = Callable[[Fraction], int]
 """Number of samples of the run -> how many of them are draws of one choice in one lane."""
@@ -79,7 +73,7 @@ class WeightedChoice:
         _, remainders = self._splits.advance(self._slots, self._phases, start)
         return self._living[self._splits.deal(self._slots, remainders, count)]
 
-    def counts_before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> Int64s:
         """Return how many of the first `start` draws each child has had; int64 [children].
 
         Raises:
@@ -99,13 +93,13 @@ class Segment:
     number: int
     start: int
     end: int
-    drawn: Numbers  # earlier draws of each child, int64 [children]
+    drawn: Int64s  # earlier draws of each child, int64 [children]
     living: NDArray[np.int32]  # the children of the splits
     splits: Splits
-    slots: Numbers
-    remainders: Numbers
+    slots: Int64s
+    remainders: Int64s
 
-    def advance(self, count: int) -> tuple[Numbers, Numbers]:
+    def advance(self, count: int) -> tuple[Int64s, Int64s]:
         """Return the draws of each child up to draw `count` of the segment, and the remainders."""
         slots, remainders = self.splits.advance(self.slots, self.remainders, count)
         drawn = self.drawn.copy()
@@ -155,7 +149,7 @@ class SegmentedChoice(ABC):
             done += num
         return children
 
-    def counts_before(self, start: int) -> NDArray[np.int64]:
+    def counts_before(self, start: int) -> Int64s:
         """Return how many of the lane's first `start` draws each child has had; int64 [children].
 
         Raises:
@@ -231,7 +225,7 @@ class ExhaustingChoice(SegmentedChoice):
         return self._segment_from(segment.number + 1, segment.end, drawn, slots, remainders)
 
     def _segment_from(
-        self, number: int, start: int, drawn: Numbers, slots: Numbers, remainders: Numbers
+        self, number: int, start: int, drawn: Int64s, slots: Int64s, remainders: Int64s
     ) -> Segment:
         """Return the segment that begins here and ends with the first child without draws left."""
         left = (self._counts - drawn)[self._living]
@@ -250,7 +244,7 @@ class Stretch:
 
     start: Fraction  # in samples of the run
     end: Fraction | None  # None: it is the last
-    weights: NDArray[np.int64]  # of each child in each piece, [pieces, children]
+    weights: Int64s  # of each child in each piece, [pieces, children]
 
     def begin(self, piece: int) -> Fraction:
         """Where a piece begins."""
@@ -263,7 +257,7 @@ class Stretch:
 class _Piece(Segment):
     """A segment of a scheduled choice."""
 
-    ahead: Numbers  # how far each child is ahead of its integral, in 2**-16 draws, int64 [k]
+    ahead: Int64s  # how far each child is ahead of its integral, in 2**-16 draws, int64 [k]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +266,8 @@ class _Shape:
 
     living: NDArray[np.int32]  # children that have a weight
     splits: Splits
-    slots: Numbers  # of each piece, [pieces, 2 S + 1]
-    phases: Numbers  # of this lane, [pieces, S]
+    slots: Int64s  # of each piece, [pieces, 2 S + 1]
+    phases: Int64s  # of this lane, [pieces, S]
 
 
 class ScheduledChoice(SegmentedChoice):
@@ -327,7 +321,7 @@ class ScheduledChoice(SegmentedChoice):
             ahead[living] += (((drawn - segment.drawn)[living] - whole) << _POINT) - part
         return self._segment_from(segment.number + 1, segment.end, drawn, ahead)
 
-    def _segment_from(self, number: int, start: int, drawn: Numbers, ahead: Numbers) -> Segment:
+    def _segment_from(self, number: int, start: int, drawn: Int64s, ahead: Int64s) -> Segment:
         """The segment of a piece that begins with draw `start`."""
         stretch, piece = self._pieces[number]
         shape = self._shape_of(stretch)

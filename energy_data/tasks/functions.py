@@ -22,7 +22,7 @@ from energy_data.data.typed.samples import BASIC_FIELDS
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.encode import EncodeSpec
-from energy_data.nodes.leaf import Leaf, leaf_entries
+from energy_data.nodes.leaf import Leaf, leaves_of
 
 if TYPE_CHECKING:  # it uses these functions
     from energy_data.tasks.encoder import TaskEncoder
@@ -301,7 +301,7 @@ def cooked(
 ) -> SavableDataset[Any]:
     """Return samples, cooked by one recipe. None: crude ones as each leaf needs."""
     leaves: dict[tuple[str, str], Leaf] = {}
-    for _, leaf in leaf_entries(dataset.spec):
+    for leaf in leaves_of(dataset.spec):
         same = leaves.setdefault((leaf.id, repr(subflavors_of(leaf))), leaf)
         if same.aux != leaf.aux:
             raise SpecError(

@@ -22,7 +22,7 @@ from energy_data.data.registry import open_store
 from energy_data.errors import SpecError
 from energy_data.loading.dataset import SavableDataset
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec
-from energy_data.nodes.leaf import Leaf, Shuffle, leaf_entries
+from energy_data.nodes.leaf import Leaf, Shuffle, leaves_of
 from energy_data.nodes.passes import ConcatSpec
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import OrderSpec, ReferencesSpec
@@ -61,7 +61,7 @@ class BaseCoreDatasetFactory(Generic[T]):
     @property
     def leaves(self) -> list[Leaf]:
         """The leaves that are read: one, unless this is a part that is not a plain blend."""
-        return [leaf for _, leaf in leaf_entries(self.order)]
+        return leaves_of(self.order)
 
     @property
     def paths(self) -> list[Path]:
@@ -134,7 +134,7 @@ class Mixture:
                 dataset=BaseCoreDatasetFactory(mixture=self, order=order),
                 weight=float(amount) if by_weight else None,
                 repetitions=amount if by_repetitions else None,
-                aux=next(leaf for _, leaf in leaf_entries(order)).aux or None,
+                aux=leaves_of(order)[0].aux or None,
             )
             for order, amount in parts
         )
@@ -316,7 +316,7 @@ class StreamBuilder:
             buffer_size=self.shuffle_buffer_size, sequence_length=self.max_samples_per_sequence
         )
         handler = self.worker_config.global_error_handler
-        typed = (hasattr(leaf.source, "typing") for _, leaf in leaf_entries(order))
+        typed = (hasattr(leaf.source, "typing") for leaf in leaves_of(order))
         spec = ReadSpec(
             of=ReferencesSpec(of=order, shuffle=shuffle, deal=deal, clock=clock),
             on_error="raise" if handler is reraise_exception else "skip",

@@ -9,7 +9,7 @@ from energy_data.config.draws import describe_tree
 from energy_data.config.load import load
 from energy_data.errors import SpecError, StructureError
 from energy_data.nodes.blend import BlendEpochizedSpec, BlendSpec
-from energy_data.nodes.leaf import distinct_leaves, leaf_entries
+from energy_data.nodes.leaf import distinct_leaves, leaves_of
 from energy_data.nodes.passes import ConcatSpec, EpochizeSpec, RepeatSpec
 from energy_data.nodes.references import LeafSpec
 
@@ -78,14 +78,14 @@ def test_a_dataset_listed_twice_is_one_leaf_with_two_entries(datasets):
     spec = compiled(
         "{blend: [{path: a, subflavors: {x: 1}}, {path: ./a, subflavors: {x: 2}}]}", datasets
     )
-    entries = [leaf for _, leaf in leaf_entries(spec)]
+    entries = leaves_of(spec)
     assert [leaf.source.subflavors for leaf in entries] == [{"x": 1}, {"x": 2}]
     assert len(distinct_leaves(spec)) == 1
 
 
 def test_places_that_say_the_same_share_one_source(datasets):
     spec = compiled("{blend: [{path: a}, {path: b}, {path: a}]}", datasets)
-    sources = [leaf.source for _, leaf in leaf_entries(spec)]
+    sources = [leaf.source for leaf in leaves_of(spec)]
     assert sources[0] is sources[2]
     assert [path for path, *_ in datasets.opened] == ["/data/a", "/data/b"]
 

@@ -14,7 +14,7 @@ from energy_data.core.recipe import keys_of
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metadataset.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```\n(?:\n```text\n(.*?)```)?", PAGE, re.DOTALL)
@@ -63,7 +63,7 @@ def test_there_are_blocks_and_one_shows_faults():
 @pytest.mark.usefixtures("folder")
 def test_the_ids_are_as_the_page_says(datasets):
     spec = compile_split(load("twice.yaml"), "train", open_source=datasets)
-    assert [leaf.id for _, leaf in leaf_entries(spec)] == ["coco", "coco", "coco_again"]
+    assert [leaf.id for leaf in leaves_of(spec)] == ["coco", "coco", "coco_again"]
 
 
 @pytest.mark.parametrize(

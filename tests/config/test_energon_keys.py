@@ -10,14 +10,14 @@ from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load
 from energy_data.config.opening import Options
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 
 def leaves(path, datasets, mode="train", **options):
     spec = compile_split(
         load(path), "train", open_source=datasets, mode=mode, options=Options(**options)
     )
-    return [leaf for _, leaf in leaf_entries(spec)]
+    return leaves_of(spec)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_older_files_blend_as_new_ones_do(datasets):
         f"{{__module__: megatron.energon, __class__: Metadataset, splits: {{train: {old}}}}}"
     )
     spec = compile_split(metadataset, "train", open_source=datasets)
-    found = [(leaf.id, leaf.source.subflavors) for _, leaf in leaf_entries(spec)]
+    found = [(leaf.id, leaf.source.subflavors) for leaf in leaves_of(spec)]
     assert found == [("x:train", {"__subflavor__": "s"}), ("y:val", {})]
     assert [part.weight for part in metadataset.tree("train").parts] == [2, 1.0]
 

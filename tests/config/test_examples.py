@@ -11,7 +11,7 @@ from energy_data.config.compile import compile_split, compile_stream
 from energy_data.config.load import load
 from energy_data.config.schema import metadataset_schema
 from energy_data.config.yaml_nodes import Diagnostics, read_text
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 from energy_data.tasks.mixture import StreamBuilder
 
 FILES = sorted((Path(__file__).parents[2] / "metadatasets").glob("*.yaml"))
@@ -87,7 +87,7 @@ splits:
 
 def leaves(metadataset, split, datasets):
     spec = compile_split(metadataset, split, open_source=datasets)
-    return [(leaf.id, leaf.source.subflavors) for _, leaf in leaf_entries(spec)]
+    return [(leaf.id, leaf.source.subflavors) for leaf in leaves_of(spec)]
 
 
 def test_there_are_examples():

@@ -22,7 +22,7 @@ from energy_data.data.registry import open_source
 from energy_data.data.typed.sample_types import CaptioningSample
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 JOIN = "join: [{path: ids}, {path: texts, nonmatch: skip}]"
 
@@ -55,7 +55,7 @@ def sources(said, split="train", **options):
     spec = compile_split(
         metadataset, split, open_source=open_source, mode="train", options=Options(**options)
     )
-    return [leaf.source for _, leaf in leaf_entries(spec)]
+    return [leaf.source for leaf in leaves_of(spec)]
 
 
 def write(name, train, val=None):

@@ -10,7 +10,7 @@ from energy_data.config.compile import compile_split
 from energy_data.config.load import load
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 
 @pytest.fixture
@@ -27,10 +27,7 @@ def tar(tmp_path):
 
 
 def entries(path):
-    return [
-        leaf
-        for _, leaf in leaf_entries(compile_split(load(path), "train", open_source=open_source))
-    ]
+    return leaves_of(compile_split(load(path), "train", open_source=open_source))
 
 
 @pytest.mark.usefixtures("tar")

@@ -7,7 +7,7 @@ from energy_data.config.compile import compile_split
 from energy_data.config.leaves import leaf_uses
 from energy_data.config.load import load
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 
 def leaves(metadataset, split="train"):
@@ -143,7 +143,7 @@ def test_an_outer_range_is_taken_of_what_the_inner_one_leaves(outer, inner, expe
       train: {{subset: {{range: {outer}}}, blend: [{{path: x, subset: {{range: {inner}}}}}]}}
     """
     spec = compile_split(parse_metadataset(text), "train", open_source=datasets)
-    ((_, leaf),) = leaf_entries(spec)
+    (leaf,) = leaves_of(spec)
     assert leaf.source.subset == expected
 
 
@@ -170,9 +170,7 @@ splits:
 def test_nested_files_are_written_out_with_all_that_leaves_inherit(write, datasets):
     write("below/b.yaml", NESTED)
     spec = compile_split(load(write("a.yaml", TREE)), "train", open_source=datasets)
-    found = [
-        (leaf.id, leaf.source.subset, leaf.source.subflavors) for _, leaf in leaf_entries(spec)
-    ]
+    found = [(leaf.id, leaf.source.subset, leaf.source.subflavors) for leaf in leaves_of(spec)]
     assert found == [
         ("coco:train", (0, 100), {"a": 1, "b": 3}),
         ("coco:train[10:90][0%:12.5%]", (10, 20), {"a": 1}),
@@ -189,5 +187,5 @@ def test_a_relative_part_of_a_range_to_the_end(datasets):
     leaf = "{path: x, subset: {range: [20, end]}}"
     text = f"splits: {{train: {{subset: {{range: [50%, 100%]}}, concat: [{leaf}]}}}}"
     spec = compile_split(parse_metadataset(text), "train", open_source=datasets)
-    ((_, leaf),) = leaf_entries(spec)
+    (leaf,) = leaves_of(spec)
     assert (leaf.id, leaf.source.subset) == ("x:train[20:end][50%:100%]", (60, 100))

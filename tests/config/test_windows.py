@@ -11,7 +11,7 @@ from energy_data.config.compile import compile_stream
 from energy_data.config.leaves import leaf_uses
 from energy_data.data.registry import open_source
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 from energy_data.tasks.mixture import StreamBuilder
 
 
@@ -46,7 +46,7 @@ def compiled(*stages, **facts):
 
 def leaves(*stages):
     """Of each place: the id, and the windows of a chunk."""
-    found = [leaf for _, leaf in leaf_entries(compiled(*stages))]
+    found = leaves_of(compiled(*stages))
     return [(leaf.id, leaf.cut.samples) for leaf in found], {leaf.fingerprint for leaf in found}
 
 
@@ -74,9 +74,9 @@ def test_windows_of_one_length_are_as_they_were():
 
 
 def test_if_some_windows_have_several_lengths_all_samples_have_a_loss_mask():
-    found = leaf_entries(compiled(a(8), blend(a(16), a(16, name="b"))))
-    assert [leaf.id for _, leaf in found][-1] == "b.bin:train;seq_len=16;dtype=uint32"
-    for _, leaf in leaf_entries(compiled(a(8), blend(a(16), a(16, name="b")))):
+    found = leaves_of(compiled(a(8), blend(a(16), a(16, name="b"))))
+    assert found[-1].id == "b.bin:train;seq_len=16;dtype=uint32"
+    for leaf in found:
         assert leaf.source.read(np.arange(1))[0]["loss_mask"].all()
 
 
@@ -139,7 +139,7 @@ def test_a_subset_is_a_range_of_the_longest_windows():
     spec = compiled(
         a(8, 'subset: {range: ["25%", "75%"]}'), a(80, 'subset: {range: ["25%", "75%"]}')
     )
-    (_, short), (_, long) = leaf_entries(spec)
+    short, long = leaves_of(spec)
     assert (len(short.source), len(long.source)) == (60, 6)
     assert short.source.read(np.arange(1))[0]["tokens"][0] == 240
     assert long.source.read(np.arange(1))[0]["tokens"][0] == 240

@@ -19,7 +19,7 @@ from PIL import Image
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data.registry import open_source
 from energy_data.errors import MissingExtraError, SpecError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 PAGES = {
     "README.md": b"# Pages",
@@ -230,7 +230,7 @@ def test_a_metadataset_names_datasets_of_the_hub(hub, tmp_path):
         tmp_path / "run.yaml", batch_size=5, repeat=False, worker_config=WorkerConfig(lanes=1)
     )
     assert sorted(n for batch in get_loader(dataset) for n in batch["n"].tolist()) == [*range(15)]
-    ids = [leaf.id for _, leaf in leaf_entries(dataset.spec)]
+    ids = [leaf.id for leaf in leaves_of(dataset.spec)]
     assert ids == [f"hf://datasets/me/words:train;config_name={name}" for name in ("en", "fr")]
 
 

@@ -35,7 +35,7 @@ from energy_data.energon import (
 )
 from energy_data.energon.refused import REFUSED
 from energy_data.errors import SpecError, StateMismatchError
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 
 NAMES = json.loads(Path(__file__).with_name("names_8.json").read_text())
 
@@ -173,7 +173,7 @@ def test_a_declared_mean_takes_the_place_of_the_metric(texts, tmp_path):
     text = texts.read_text().replace("path: long,", "path: long, tokens_per_sample: 2,")
     texts.write_text(text)
     dataset = get_train_dataset(texts, batch_size=1, task_encoder=Texts())
-    assert [leaf.tokens_per_sample for _, leaf in leaf_entries(dataset.spec)] == [2, 2]
+    assert [leaf.tokens_per_sample for leaf in leaves_of(dataset.spec)] == [2, 2]
 
 
 class Unmeasured(Texts):

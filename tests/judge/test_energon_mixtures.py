@@ -20,7 +20,7 @@ from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.prepare import prepare
 from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import SpecError
-from energy_data.nodes.leaf import Shuffle, leaf_entries
+from energy_data.nodes.leaf import Shuffle, leaves_of
 from energy_data.nodes.read import ReadSpec
 from energy_data.nodes.references import ReferencesSpec
 from energy_data.testing import take
@@ -344,7 +344,7 @@ def test_several_epochs_have_each_sample_as_often_for_both(energon, write):
 
 def test_leaves_have_the_aux_stores_of_the_files(folder, energon, write):
     path = write("{path: a, aux: {stored: a, kept: 'filesystem://files'}}")
-    [(_, leaf)] = leaf_entries(ours(path))
+    [leaf] = leaves_of(ours(path))
     for sample in energon.do("samples", path, training=False)[:5]:
         key = f"{sample['key']}.txt"
         said = {name: store.get(key).hex() for name, store in leaf.aux.items()}

@@ -57,8 +57,12 @@ def keys_of(batch):
     return tuple((sample["__key__"], sample.get("json", {}).get("n")) for sample in batch)
 
 
+@pytest.mark.parametrize("most", [1 << 22, 64])
 @pytest.mark.parametrize("name", SOURCES | PARTS)
-def test_a_remote_dataset_gives_the_batches_of_a_local_one(name, tmp_path, cache, monkeypatch):
+def test_a_remote_dataset_gives_the_batches_of_a_local_one(
+    name, most, tmp_path, cache, monkeypatch
+):
+    monkeypatch.setattr("energy_data.nodes.read_ahead._MOST_BYTES", most)
     for module in ("part", "tokens.source"):
         monkeypatch.setattr(f"energy_data.data.{module}.NEAR", 0)
     write, keys = (SOURCES | PARTS)[name]
@@ -109,6 +113,19 @@ def test_what_is_waited_for_was_wanted_before_in_the_order_of_use(lines, cache):
     wanted = {(owner, one) for owner, ranges, _ in cache.wants for one in ranges}
     assert {(owner, one) for owner, ranges in cache.of_lanes() for one in ranges} <= wanted
     assert cache.unplanned() == []
+
+
+def test_a_large_sequence_is_waited_for_in_parts(lines, cache, monkeypatch):
+    line = len(b'{"n": "000000"}\n')
+    monkeypatch.setattr("energy_data.nodes.read_ahead._MOST_BYTES", 2 * line)
+    source = open_source(lines[0])
+    node = spec_of(source).build(Context(lane=3, lanes=LANES))
+    (samples,) = node.draw(1).values
+    waited = {(begin, end) for _, ranges in cache.of_lanes() for _, begin, end in ranges}
+    starts = [int(n) * line for _, n in samples]
+    assert waited == {one for one in waited for at in starts if one[0] <= at < one[1]}
+    assert len(waited) > 1
+    assert all(end - begin <= 2 * line for begin, end in waited)
 
 
 def test_all_lanes_want_what_they_draw_first_before_one_waits(lines, cache, monkeypatch):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from energy_data.core.arrays import Int64s
 from energy_data.data.chunks.litdata_index import LITDATA, litdata_index
 from energy_data.data.chunks.serializers import Tree, TreeLeaf, filled, itemsize_of, leaf_decoder
 from energy_data.data.chunks.source import ChunkSource, ColumnLayout
 from energy_data.data.chunks.table import INDEX, find_entry
 from energy_data.data.part import names_dataset
-from energy_data.data.records import Int64s
 from energy_data.data.source import OpenOptions, Source, Unit
 from energy_data.data.tables.source import TableKeys, chosen_columns
 from energy_data.errors import SpecError

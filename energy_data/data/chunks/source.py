@@ -9,12 +9,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample
 from energy_data.data.chunks.encodings import Decode
 from energy_data.data.chunks.table import ADVICE
 from energy_data.data.part import names_dataset
-from energy_data.data.records import Int64s, RecordSource
+from energy_data.data.records import RecordSource
 from energy_data.data.source import Unit
 from energy_data.errors import MissingExtraError, SampleError
 from energy_data.remote.cache_space import Range

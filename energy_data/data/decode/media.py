@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from attrs import frozen
 
-from energy_data.core.processes import map_in_processes
+from energy_data.core.processes import map_in_processes, num_processes
 from energy_data.data.decode.av import MEDIA_EXTENSIONS, AVDecoder, AVMetadata
 from energy_data.data.decode.images import EXTENSIONS, open_image
 from energy_data.data.files.local import LocalFile, open_file
@@ -32,7 +32,6 @@ Kind = Literal["image", "av"]
 
 _MEDIA = MEDIA_EXTENSIONS | {"aac", "m4a", "m4v", "ogg"}
 _HEAD = 16  # bytes that identify a file
-_MOST_WORKERS = 16
 _BYTES_PER_WORKER, _FILES_PER_WORKER = 1 << 30, 1 << 10  # reading takes as long as a process starts
 _BYTES_AT_ONCE, _FILES_AT_ONCE = 1 << 24, 16
 _PREFIXES = (
@@ -118,9 +117,9 @@ def collect_media(
     Damaged files are skipped and logged. Images are opened, not decoded; video is read, and audio
     decoded, to count samples. Raises MissingExtraError without Pillow or PyAV.
 
-    workers: number of processes; by default one per GiB or 1,024 files, at most 16. tmp: folder in
-    which `index.sqlite` is built; by default the dataset's. progress: called with the number of
-    files that are done, and of all.
+    workers: number of processes; by default one per GiB or 1,024 files, at most one per CPU. tmp:
+    folder in which `index.sqlite` is built; by default the dataset's. progress: called with the
+    number of files that are done, and of all.
     """
     with rewritten(path / FOLDER / SQLITE, tmp, keep=True) as database:
         count, size = database.execute(_EXTENT).fetchone()
@@ -193,11 +192,10 @@ class _Work:
     progress: Progress | None
 
     @property
-    def num_processes(self) -> int:
+    def processes(self) -> int:
         """The number of processes; as many as are worth their start if none is given."""
-        most = _MOST_WORKERS if self.workers is None else self.workers
         worth = max(self.count // _FILES_PER_WORKER, self.size // _BYTES_PER_WORKER)
-        return min(most, worth if self.workers is None else self.count)
+        return num_processes(self.workers, worth)
 
     def chunks(self) -> Iterator[list[_Part]]:
         """Yield the parts, a few at a time: one call for each would take longer than an image."""
@@ -228,7 +226,7 @@ def _collect(database: sqlite3.Connection, work: _Work, wanted: MediaFilter) -> 
 def _rows(work: _Work, wanted: MediaFilter) -> Generator[_Row, None, None]:
     """Yield the rows of all parts that are selected, in order; log those that are damaged."""
     call = partial(_rows_of, wanted)
-    found = map_in_processes(call, work.chunks(), workers=work.num_processes, preload=(__name__,))
+    found = map_in_processes(call, work.chunks(), workers=work.processes, preload=(__name__,))
     done = 0
     with closing(found):
         for rows in found:

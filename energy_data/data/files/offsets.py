@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.data.files.local import LocalFile, open_file, write_atomically
 from energy_data.errors import SpecError, StructureError
 from energy_data.remote.client import fetch_whole
@@ -75,7 +76,7 @@ class IndexedFile(NamedTuple):
 
 
 def bounds_of(
-    open_block: Callable[[int], IndexedFile], rows: npt.NDArray[np.int64]
+    open_block: Callable[[int], IndexedFile], rows: Int64s
 ) -> tuple[LocalFile, Offsets, Offsets]:
     """Return a file, the offsets of some samples of it, and those after them.
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import Sample
 from energy_data.data.files.local import LocalFile, Version, open_file
@@ -39,8 +39,6 @@ from energy_data.data.shards import Scan, ShardKind
 from energy_data.data.source import Unit
 from energy_data.errors import SampleError, StructureError
 from energy_data.remote.cache_space import Range
-
-Int64s = npt.NDArray[np.int64]
 
 _PROBES = 64  # frames checked if an index is older than its file
 _LARGEST_FILE = 1 << 64 - FRAME_BITS

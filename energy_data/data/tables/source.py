@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
 from energy_data.core import recipe
+from energy_data.core.arrays import Int64s
 from energy_data.core.recipe import NAMES
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
@@ -31,8 +31,6 @@ from energy_data.data.tables.files import DamagedGroupError, TableFile, open_tab
 from energy_data.data.tables.groups import RowGroup, read_group
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
-
-Int64s = npt.NDArray[np.int64]
 
 Decode = Callable[[Any], Any]
 

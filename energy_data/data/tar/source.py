@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.batch_memory import new_rows
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoders
@@ -35,9 +35,6 @@ from energy_data.data.tar.reader import (
 from energy_data.data.tar.sample_keys import SampleKeys
 from energy_data.errors import SampleError, StructureError
 from energy_data.remote.client import held
-
-Int64s = npt.NDArray[np.int64]
-
 
 TARS = ShardKind(
     suffix=".tar",

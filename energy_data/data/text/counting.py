@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
 
-from energy_data.core.processes import map_in_processes
+from energy_data.core.processes import map_in_processes, num_processes
 from energy_data.core.recipe import keys_of
 from energy_data.data.decode.parts import Decoding
 from energy_data.data.files.local import version_of
@@ -98,9 +98,8 @@ def count_tokens(
     rows = sum(count for _, count in shards)
     if not rows:
         raise SpecError(f"{path}: part {part[0]} of {part[1]} has no samples. Use fewer parts.")
-    if workers is None:
-        size = sum(Path(shard).stat().st_size for shard, _ in shards)
-        workers = min(os.cpu_count() or 1, size // _BYTES_PER_WORKER)
+    size = sum(Path(shard).stat().st_size for shard, _ in shards)
+    workers = num_processes(workers, size // _BYTES_PER_WORKER)
     options, step = _options(found, shards[0][0], tokenize)
     counter = _Counter([_File.of(*one, tokenize.fingerprint) for one in shards], step, progress)
     task = partial(_count, options, tokenize)

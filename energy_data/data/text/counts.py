@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from energy_data.core.arrays import Int64s
 from energy_data.data.files.local import open_file, version_of
 from energy_data.data.files.offsets import SUFFIX
 from energy_data.data.shards import PartShards
 from energy_data.errors import StructureError
-
-Int64s = npt.NDArray[np.int64]
 
 _MAGIC = b"EDTOKENS"
 HEADER = struct.Struct("<8s16sQQQ")  # magic, fingerprint of what counted, size, samples, sum

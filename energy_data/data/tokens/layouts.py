@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
 from energy_data.errors import SpecError, StructureError
 from energy_data.remote.client import held
-
-Int64s = npt.NDArray[np.int64]
 
 _MEGATRON = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents + 1

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from energy_data.core import recipe
+from energy_data.core.arrays import Int64s
 from energy_data.core.recipe import COUNT, FLAG, TOKEN, one_of
-from energy_data.data.tokens.layouts import Int64s, TokenFile, Values
+from energy_data.data.tokens.layouts import TokenFile, Values
 from energy_data.errors import SpecError
 from energy_data.remote.cache_space import Range
 

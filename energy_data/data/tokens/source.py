@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from attrs import astuple
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.batch_memory import RowBlock, make_row, new_rows
 from energy_data.core.cut import PARTS, WHOLE, Cut
 from energy_data.core.lazy import cached_property
@@ -26,7 +27,7 @@ from energy_data.data.filter_index import FilterIndex
 from energy_data.data.part import names_dataset, prepared_at
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind, plain_shards, some_bytes
 from energy_data.data.source import OpenOptions, Source, Unit, reopen
-from energy_data.data.tokens.layouts import Int64s, open_tokens
+from energy_data.data.tokens.layouts import open_tokens
 from energy_data.data.tokens.reader import Arrays, FileReader, TokenKeys
 from energy_data.errors import SampleError, SpecError, shown
 from energy_data.remote.cache_space import NEAR, Range, merged

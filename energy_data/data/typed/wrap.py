@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from attrs import astuple, define, evolve
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.cut import Cut
 from energy_data.core.lazy import cached_property
 from energy_data.core.sample import SampleSource
@@ -26,8 +26,6 @@ from energy_data.data.typed.field_map import FieldMap
 from energy_data.data.typed.samples import CrudeSample, make_source_info
 from energy_data.errors import ExcludedError, SampleError, SkipSample
 from energy_data.remote.cache_space import Range
-
-Int64s = npt.NDArray[np.int64]
 
 SampleCallable = Callable[[dict[str, Any]], Mapping[str, Any]]
 """A user's decoder: takes a sample whose parts are bytes, returns it decoded."""

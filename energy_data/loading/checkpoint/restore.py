@@ -35,7 +35,7 @@ from energy_data.loading.checkpoint.run_state import RemovedLeaves, RunState, li
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree, order_trees
 from energy_data.loading.lanes import Nodes
 from energy_data.nodes.buffered import BufferedNode
-from energy_data.nodes.leaf import leaf_entries
+from energy_data.nodes.leaf import leaves_of
 from energy_data.nodes.leaf_history import LeafHistory
 from energy_data.nodes.plan_cache import Offsets
 from energy_data.nodes.references import ReferencesNode
@@ -169,7 +169,7 @@ def _move_pending(
     def change(order: Node[Any], reference: ItemRef) -> ItemRef | None:
         assert isinstance(order, ReferencesNode)
         entry, epoch, index = reference
-        before = [leaf for _, leaf in leaf_entries(saved[paths[order]].of)]
+        before = leaves_of(saved[paths[order]].of)
         was, now = [leaf.id for leaf in before], [leaf.id for leaf in order.entries]
         leaf_id = was[entry]
         if leaf_id not in kept or leaf_id not in now:

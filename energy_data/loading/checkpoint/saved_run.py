@@ -13,10 +13,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
+from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
 from energy_data.core.cursor import restore, save
 from energy_data.core.cut import Cut
@@ -31,7 +30,7 @@ from energy_data.nodes.leaf import (
     Leaf,
     distinct_leaves,
     fingerprints_of,
-    leaf_entries,
+    leaves_of,
     shared_leaf_ids,
 )
 from energy_data.nodes.leaf_history import LeafHistory, held
@@ -62,7 +61,7 @@ class SavedSource(Source):
         """The first digits of the fingerprint of the leaf."""
         return self.leaf.fingerprint
 
-    def read(self, indices: npt.NDArray[np.int64]) -> list[Sample | SampleError]:
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Raise TypeError."""
         raise TypeError(f"the source of a saved run has no samples, asked for {len(indices)}")
 
@@ -163,7 +162,7 @@ class SavedTree:
 
     def below(self, spec: Spec) -> SavedTree:
         """Return the tree below one of its specs."""
-        return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for _, leaf in leaf_entries(spec)})
+        return SavedTree(spec, {leaf.id: self.leaves[leaf.id] for leaf in leaves_of(spec)})
 
     def with_stages(self, spec: Spec) -> Spec:
         """Return new stages below the nodes above the stages of this tree, if both have stages."""
@@ -189,7 +188,7 @@ class SavedTree:
         for continues, spec in self._pipelines:
             shared = shared_leaf_ids(spec)
             for path, tree in order_trees(spec).items():
-                for _, leaf in leaf_entries(tree.of):
+                for leaf in leaves_of(tree.of):
                     if continues or leaf.id not in continuing:
                         # Several order trees over a leaf each have an order of their own.
                         own = path if leaf.id in shared else ""
