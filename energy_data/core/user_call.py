@@ -226,7 +226,7 @@ class UserCall:
         """Replace each item of a list by the function's result, SKIPPED where it was skipped.
 
         Returns the list. An item is freed once its result is there: a block is not held twice, and
-        the garbage collector, which counts the objects that are held, hardly runs.
+        fewer objects are held at once, which is what the garbage collector counts.
         """
         function, call = self.function, self.info.call
         counts = self.on_failure is not None  # whether the cursor may have failures to forget

@@ -62,6 +62,15 @@ def test_a_list_has_the_randomness_of_its_first_sample():
     assert sample_seed() == alone
 
 
+def test_a_function_has_its_randomness_again_after_others_that_it_runs():
+    take_in_hand(sample())
+    own = sample_seed()
+    outer = CALL.enter(FunctionInfo(0, "batch"), [sample("b")])
+    assert sample_seed() != own
+    CALL.leave(outer)
+    assert sample_seed() == own
+
+
 def test_outside_of_a_function_of_a_task_there_is_none():
     with pytest.raises(EnergyDataError, match="no function of a task encoder is running"):
         sample_rng()

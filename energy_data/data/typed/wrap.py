@@ -262,7 +262,7 @@ Alike = tuple[int, tuple[str, ...]]
 
 def _alike(numbers: list[int], samples: list[Any]) -> Mapping[Alike, Sequence[int]]:
     """Return the places of samples of one source that have the same names, in the same order."""
-    names = [() if isinstance(one, SampleError) else tuple(one) for one in samples]
+    names = [tuple(one) if isinstance(one, dict) else () for one in samples]
     count = len(samples)
     if numbers.count(numbers[0]) == names.count(names[0]) == count:
         return {(numbers[0], names[0]): range(count)}
