@@ -19,7 +19,7 @@ from attrs import evolve
 from benchmarks.case import find_case
 from benchmarks.measure import cpu_seconds, leave
 from energy_data import WorkerConfig, get_loader, get_train_dataset
-from energy_data.core.references import Integers
+from energy_data.core.arrays import Int64s
 from energy_data.core.sample import Sample
 from energy_data.data import registry
 from energy_data.data.source import Source
@@ -45,13 +45,13 @@ class Counted(Source):
         """The source's."""
         return self.of.fingerprint
 
-    def read(self, indices: Integers) -> list[Sample | SampleError]:
+    def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the source's samples."""
         return self.read_together([self], np.zeros(len(indices), np.int64), indices)
 
     @classmethod
     def read_together(
-        cls, sources: Sequence[Self], numbers: Integers, indices: Integers, *, rows: bool = False
+        cls, sources: Sequence[Self], numbers: Int64s, indices: Int64s, *, rows: bool = False
     ) -> list[Sample | SampleError]:
         """Return samples of several sources, read as one block."""
         log = os.open(sources[0].log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -14,6 +14,7 @@ from attrs import field, frozen
 from energy_data.core.cut import WHOLE, Cut
 from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoding
+from energy_data.data.runs import RunOrder
 from energy_data.errors import SampleError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
 
@@ -99,6 +100,14 @@ class Source(ABC):
         """How many neighbouring samples are cheap only together, as those of a compressed group.
 
         None: any sample is read at the same cost, or little more. The order reads runs whole.
+        """
+        return None
+
+    @property
+    def run_order(self) -> RunOrder | None:
+        """The order in which whole runs come first; None: as samples are, all runs are whole.
+
+        Used only if samples are shuffled.
         """
         return None
 

@@ -22,6 +22,7 @@ from energy_data.core.profiler import Fetched
 from energy_data.core.sample import Sample
 from energy_data.core.spec import Spec
 from energy_data.core.worker_config import WorkerConfig
+from energy_data.data.runs import RunOrder
 from energy_data.data.source import Source, Unit
 from energy_data.errors import SampleError
 from energy_data.loading.dataset import SavableDataset
@@ -68,6 +69,11 @@ class UnreadSource(Source):
     def run_length(self) -> int | None:
         """That of the source."""
         return self.inner.run_length
+
+    @property
+    def run_order(self) -> RunOrder | None:
+        """That of the source."""
+        return self.inner.run_order
 
     @property
     def is_remote(self) -> bool:

@@ -227,6 +227,20 @@ class LeafTable:
             grains=[grains[leaf.id] for leaf in self.leaves] if grains else (),
             per_chunk=known.per_chunk,
         )
+        self.run_orders = {
+            number: order
+            for number, (leaf, own) in enumerate(zip(self.leaves, shuffles, strict=True))
+            if own.sequence_length and leaf.epochs is not None and (order := leaf.source.run_order)
+        }
+
+    def locate(self, leaf: Int64s, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the epoch and the sample of draws of this lane; as `Shares.locate`."""
+        epochs, samples = self.shares.locate(leaf, numbers)
+        for number in np.unique(leaf).tolist() if self.run_orders else ():
+            if (order := self.run_orders.get(number)) is not None:
+                mine = leaf == number
+                samples[mine] = order.samples(samples[mine])
+        return epochs, samples
 
     def by_leaf(self, numbers: Int64s) -> dict[str, int]:
         """Return the number of each leaf, int64 [leaves], by its id."""

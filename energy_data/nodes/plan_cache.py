@@ -100,7 +100,7 @@ class LanePlan:
         before, rank = self.ledger(start, offsets), rank_within(leaf)
         # Where samples are given back first, the numbers of their draws mean nothing.
         numbers = np.maximum((before // self.table.strides)[leaf] + rank, 0)
-        references = References(entries.astype(np.int64), *self.table.shares.locate(leaf, numbers))
+        references = References(entries.astype(np.int64), *self.table.locate(leaf, numbers))
         for place in np.flatnonzero(before % self.table.strides).tolist():
             regular = self._regular(start, offsets)[place]
             for at in np.flatnonzero((leaf == place) & (rank == -regular)).tolist():

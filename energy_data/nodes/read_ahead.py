@@ -125,8 +125,8 @@ class ReadAhead:
         firsts = defaultdict[int, list[int]](list)
         for place in self._places(coming)[0]:
             if place not in self._ranges and place.number >= 0:
-                first, _ = self._bounds(place)
-                firsts[place.entry].append(first % self._leaves[place.entry].num_samples)
+                first = self._bounds(place)[0] % self._leaves[place.entry].num_samples
+                firsts[place.entry] += (at for at, _ in self._samples(place.entry, first, 1))
         found = (
             self._leaves[entry].source.index_ranges(indices) for entry, indices in firsts.items()
         )
@@ -196,6 +196,10 @@ class ReadAhead:
         entry, index = entries[there], indices[there]
         sizes = self._sizes[entry]
         lengths, parts = self._lengths[entry], np.maximum(self._parts[entry], 1)
+        table = self._node.plan.table
+        for number, order in table.run_orders.items():
+            mine = table.leaf_of_entry[entry] == number
+            index[mine] = order.places(index[mine])
         before = block.epochs[there] % self._times[entry] * sizes
         sequences, rest = np.divmod(before + index, lengths)
         numbers = np.where(index < sizes, sequences * parts + rest * parts // lengths, -1 - index)
@@ -239,15 +243,27 @@ class ReadAhead:
         size, found = leaf.num_samples, list[Range]()
         while first < end:
             count = min(end - first, size - first % size)
-            try:
-                ranges = leaf.source.ranges(first % size, count)
-            except DataError:  # it is raised when these samples are read
-                return None
-            if ranges is None:
-                return None
-            found += ranges
+            for at, length in self._samples(place.entry, first % size, count):
+                try:
+                    ranges = leaf.source.ranges(at, length)
+                except DataError:  # it is raised when these samples are read
+                    return None
+                if ranges is None:
+                    return None
+                found += ranges
             first += count
         return found
+
+    def _samples(self, entry: int, first: int, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the samples at places of the order of a leaf, as first ones and their numbers."""
+        table = self._node.plan.table
+        order = table.run_orders.get(int(table.leaf_of_entry[entry]))
+        if order is None:
+            yield first, count
+            return
+        samples = order.samples(np.arange(first, first + count))
+        for part in np.split(samples, np.flatnonzero(np.diff(samples) != 1) + 1):
+            yield int(part[0]), len(part)
 
     def _coming(self, count: int) -> References:
         """Return the next `count` draws of the node, or the rest of its pass; draw none."""

@@ -360,20 +360,27 @@ def group_bytes(path):
     return size
 
 
-def test_groups_are_read_once_where_the_order_reads_runs(tmp_path, monkeypatch):
-    path = parquet(tmp_path / "x", pa.table({"n": range(20_000)}), size=100)
+@pytest.mark.parametrize(("files", "rows_of_each"), [(1, 20_000), (10, 2050)])
+def test_groups_are_read_once_where_the_order_reads_runs(
+    files, rows_of_each, tmp_path, monkeypatch
+):
+    for number in range(files):
+        first = number * rows_of_each
+        table = pa.table({"n": range(first, first + rows_of_each)})
+        path = parquet(tmp_path / f"{number}", table, size=100)
     dataset = get_train_dataset(
-        {"splits": {"train": {"path": str(path), "id": "pages"}}},
+        {"splits": {"train": {"path": str(tmp_path), "id": "pages"}}},
         batch_size=8,
         shuffle_buffer_size=50,
         max_samples_per_sequence=100,
         worker_config=WorkerConfig(lanes=16),
     )
-    monkeypatch.setattr(recent, "LARGEST", 3 * 16 * group_bytes(path))
+    monkeypatch.setattr(recent, "LARGEST", int(2.25 * 16 * group_bytes(path)))
     before = RECENT.num_made
     read = [n for batch in islice(get_loader(dataset), 2480) for n in batch["n"].tolist()]
     assert len(set(read)) == 19_840
-    assert RECENT.num_made - before < 1.15 * 200
+    groups = files * -(-rows_of_each // 100)
+    assert RECENT.num_made - before < 1.15 * groups
 
 
 def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):
@@ -388,6 +395,16 @@ def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):
     read = [n for batch in islice(get_loader(dataset), 125) for n in batch["n"].tolist()]
     assert len(set(read)) == 1000
     assert RECENT.num_made - before <= 20
+
+
+def test_some_groups_are_kept_for_the_next_epoch_if_not_all_have_room(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100)
+    monkeypatch.setattr(recent, "LARGEST", 6 * group_bytes(path))
+    source = open_source(path)
+    rows(source)
+    before = RECENT.num_made
+    assert rows(source) == [{"n": n} for n in range(1000)]
+    assert RECENT.num_made - before == 4  # of 10: six stay
 
 
 def test_groups_in_memory_are_bounded(tmp_path, monkeypatch):

@@ -59,9 +59,9 @@ def next_batch(state):
 
 
 def flat(keys):
-    """The keys of samples, those in packs too."""
+    """The keys of samples, those in packs too; of pieces of samples without their bounds."""
     for key in keys:
         if isinstance(key, str):
             yield key
-        else:
+        elif not isinstance(key, int):
             yield from flat(key)

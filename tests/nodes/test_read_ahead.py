@@ -7,6 +7,9 @@ import json
 from contextlib import suppress
 from itertools import islice
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from contract.test_sources import PARTS, SOURCES, tree
 from hostile_cache import HostileCache
@@ -94,6 +97,22 @@ def test_in_an_epoch_each_sequence_is_one_request_on_any_number_of_nodes(ranks, 
         fetched += cache.fetched
     assert N // LENGTH <= len(fetched) <= 1.05 * N // LENGTH
     assert size_of(fetched) <= 1.05 * source.total_cost("bytes")
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_row_groups_are_fetched_once_where_files_end_with_shorter_ones(ranks, tmp_path, cache):
+    for n in range(12):
+        table = pa.table({"n": np.random.default_rng(n).integers(0, 1 << 60, 1050)})
+        (tmp_path / "pages").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / f"pages/{n:02}.parquet", row_group_size=100)
+    source, fetched = open_source(cache.add(tmp_path / "pages")), 0
+    for loader in loaders_of(spec_of(source), ranks, LANES):
+        cache.fetched.clear()  # each has a cache of its own
+        for _ in islice(loader, len(source) // BATCH // ranks):
+            pass
+        fetched += size_of(cache.fetched)
+    groups = size_of(source.ranges(0, len(source)))
+    assert fetched < 1.15 * groups  # lanes share the groups where their parts meet
 
 
 def size_of(ranges):

@@ -44,6 +44,14 @@ class _Recent(threading.local):
             self._bytes -= size
         return found
 
+    def forget_first(self, key: Hashable) -> None:
+        """Forget the result of a key before all others: it is not needed for a long time.
+
+        The last one first. So if all are needed again in turn, some of them are still there.
+        """
+        if key in self._kept:
+            self._kept.move_to_end(key, last=False)
+
     def clear(self) -> None:
         """Forget all results."""
         self._kept.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
 
 _BYTES_PER_VALUE = 64  # of an object and its place in a list
 
-Take = Callable[[Sequence[int]], list[Any]]
+Take = Callable[[Sequence[int]], Sequence[Any]]
 """Returns the values of rows; those that can be changed are made for the caller."""
 
 RowGroup = Mapping[str, Take]
@@ -72,7 +73,8 @@ def _each(value: Callable[[int], Any]) -> Take:
 
 
 def _places(values: Sequence[Any]) -> Take:
-    return lambda rows: [values[row] for row in rows]
+    # `itemgetter` takes half of the time of a loop, but returns one value as itself.
+    return lambda rows: itemgetter(*rows)(values) if len(rows) > 1 else [values[rows[0]]]
 
 
 def _of_dictionary(array: Any) -> Sequence[Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from energy_data.data.decode.parts import Decoders
 from energy_data.data.files.local import LocalFile, Version, version_of
 from energy_data.data.files.recent import RECENT
 from energy_data.data.part import ShardedSource, names_dataset
+from energy_data.data.runs import RunOrder
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
@@ -96,6 +97,7 @@ class Run(NamedTuple):
     end: int  # row after its last one, of all files
     before: int  # rows of the files before
     first: int  # its first row in its file
+    key: Hashable
     shard: str
     group: RowGroup | str  # or why it cannot be read
     decoders: Mapping[str, Decode]
@@ -119,6 +121,7 @@ class TableSource(ShardedSource):
             paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
             self._versions = dict(enumerate(map(version_of, paths)))
         self._layouts: dict[int, FileLayout] = {}
+        self._left: dict[Hashable, int] = {}  # rows not read yet of groups that were begun
         largest = next(n for n, count in enumerate(self.part.counts) if count)
         with names_dataset(path):
             first = self._table(largest)
@@ -129,6 +132,16 @@ class TableSource(ShardedSource):
     def run_length(self) -> int:
         """The rows of the largest group of the first file."""
         return self._run_length
+
+    @cached_property
+    def run_order(self) -> RunOrder | None:
+        """The order in which whole groups come first, if all but the last of a file are equal."""
+        if self._gaps or self.is_filtered:
+            return None
+        counts = self.part.counts
+        begins = [end - count - self._row for end, count in zip(self._ends, counts, strict=True)]
+        order = RunOrder(begins, counts, length=self._run_length, num_samples=len(self))
+        return None if order.is_trivial else order
 
     def _ranges(self, number: int, rows: Int64s) -> Iterable[Range]:
         """Return the bytes of the groups that have some rows of a file."""
@@ -146,20 +159,20 @@ class TableSource(ShardedSource):
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
-        wanted: list[int] = indices.tolist()
-        if wanted and not 0 <= min(wanted) <= max(wanted) < self._length:
+        order = indices.argsort(kind="stable")
+        wanted: list[int] = indices[order].tolist()
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self._length:
             raise IndexError(f"one of {wanted} of {self._length} samples")
-        rows = [self._row + row for row in self._rows(wanted)]
-        order = sorted(range(len(rows)), key=rows.__getitem__)
+        rows, places = self.rows_of(wanted), order.tolist()
         samples: list[Sample | SampleError] = [{}] * len(rows)
         done = 0
         with names_dataset(self.path):
-            while done < len(order):
-                run = self._run_of(rows[order[done]])
-                end = bisect_left(order, run.end, done, key=rows.__getitem__)
-                places = order[done:end]
-                found = self._samples(run, [rows[place] - run.before for place in places])
-                for place, sample in zip(places, found, strict=True):
+            while done < len(rows):
+                run = self._run_of(rows[done])
+                end = bisect_left(rows, run.end, done)
+                self._count_taken(run, end - done)
+                found = self._samples(run, [row - run.before for row in rows[done:end]])
+                for place, sample in zip(places[done:end], found, strict=True):
                     samples[place] = sample
                 done = end
         return samples
@@ -171,13 +184,25 @@ class TableSource(ShardedSource):
         layout = self._layouts.get(number) or self._opened(number)
         at = bisect_right(layout.ends, row - before)
         first, end = (layout.ends[at - 1] if at else 0), layout.ends[at]
+        key, shard = (layout.key, at), self.part.shards[number]
         try:
             group: RowGroup | str = RECENT.get(
-                (layout.key, at), lambda: read_group(self._table(number), at, self.columns)
+                key, lambda: read_group(self._table(number), at, self.columns)
             )
         except DamagedGroupError as error:
             group = error.problem
-        return Run(before + end, before, first, self.part.shards[number], group, layout.decoders)
+        return Run(before + end, before, first, key, shard, group, layout.decoders)
+
+    def _count_taken(self, run: Run, taken: int) -> None:
+        """Forget a group before others once all its rows were read: the next time is far away.
+
+        So the next groups of a lane displace its last ones, not those that other lanes are within.
+        """
+        left = self._left.pop(run.key, run.end - run.before - run.first) - taken
+        if left > 0:
+            self._left[run.key] = left
+        else:
+            RECENT.forget_first(run.key)
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> list[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
@@ -191,24 +216,26 @@ class TableSource(ShardedSource):
             if len(numbers) > 1:
                 return [sample for number in numbers for sample in self._samples(run, [number])]
             return [self._bad(run, numbers[0], f"it cannot be decoded: {error}.")]
-        return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
+        path, shard, subflavors = self.path, run.shard, self.options.subflavors
+        samples: list[Any] = [
+            {
+                "__key__": str(number),
+                "__subflavors__": subflavors,
+                "__sources__": (make_source((path, shard, number)),),
+            }
+            for number in numbers
         ]
+        for name, values in columns.items():
+            for sample, value in zip(samples, values, strict=True):
+                sample[name] = value
+        return samples
 
     def _columns(
         self, run: Run, group: RowGroup, numbers: Sequence[int]
-    ) -> dict[str, Iterable[Any]]:
-        """Return the fields of samples, each with its values, decoded."""
-        path, shard, first = self.path, run.shard, run.first
-        rows = [number - first for number in numbers]
-        columns: dict[str, Iterable[Any]] = {
-            "__key__": map(str, numbers),
-            "__subflavors__": repeat(self.options.subflavors, len(numbers)),
-            "__sources__": [(make_source((path, shard, number)),) for number in numbers],
-        }
-        for name, take in group.items():
-            columns[name] = take(rows)
+    ) -> dict[str, Sequence[Any]]:
+        """Return the columns of samples, each with its values, decoded."""
+        rows = [number - run.first for number in numbers]
+        columns = {name: take(rows) for name, take in group.items()}
         if "__key__" in group:
             keys = zip(columns["__key__"], numbers, strict=True)
             columns["__key__"] = [str(number if key is None else key) for key, number in keys]

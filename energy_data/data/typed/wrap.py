@@ -20,6 +20,7 @@ from energy_data.core.sample import SampleSource
 from energy_data.data.decode.parts import UNWANTED, Decoding, SampleDecoder
 from energy_data.data.import_policy import ImportPolicy
 from energy_data.data.registry import format_of, located, open_format
+from energy_data.data.runs import RunOrder
 from energy_data.data.source import OpenOptions, Source, Unit
 from energy_data.data.typed.dataset_yaml import Typing, read_dataset_yaml
 from energy_data.data.typed.field_map import FieldMap
@@ -125,6 +126,11 @@ class TypedSource(Source):
     def run_length(self) -> int | None:
         """That of the dataset."""
         return self.inner.run_length
+
+    @property
+    def run_order(self) -> RunOrder | None:
+        """That of the dataset."""
+        return self.inner.run_order
 
     @property
     def is_remote(self) -> bool:
