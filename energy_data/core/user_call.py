@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from inspect import isgeneratorfunction, signature, unwrap
-from itertools import repeat
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -129,12 +128,23 @@ class ErrorPolicy:
 class Call:
     """What the running call of a function works on. Only one call of it runs."""
 
-    __slots__ = ("item", "reference", "rng")
+    __slots__ = ("at", "items", "references", "rng")
 
     def __init__(self) -> None:
-        self.item: Any = None  # a sample, or the list of samples that are packed or batched
-        self.reference: tuple[int, ...] = ()  # of an item without identity, as in states
-        self.rng: Any = None  # its random generators, once they were used
+        self.items: Sequence[Any] = ()  # samples, or lists of samples that are packed or batched
+        self.references: Sequence[ItemRef] = ()  # of items without identity, as in states; or none
+        self.at: int = 0  # which of them it is called with
+        self.rng: Any = None  # the random generators of the item, once they were used
+
+    @property
+    def item(self) -> Any:
+        """The item that it is called with."""
+        return self.items[self.at]
+
+    @property
+    def reference(self) -> ItemRef:
+        """The reference of the item; empty if it is not known."""
+        return self.references[self.at] if self.references else ()
 
 
 @frozen
@@ -157,17 +167,25 @@ class CallContext(threading.local):
     in_worker_thread: bool = False  # which shares the global generators with the trainer
 
     def enter(
-        self, function: FunctionInfo, item: Any, reference: tuple[int, ...], rng: Any = None
-    ) -> None:
-        """Begin a call, or continue one with its generators."""
-        self.function, call = function, function.call
-        call.item, call.reference, call.rng = item, reference, rng
+        self,
+        function: FunctionInfo,
+        items: Sequence[Any],
+        references: Sequence[ItemRef] = (),
+        rng: Any = None,
+    ) -> FunctionInfo | None:
+        """Begin calls with some items, or continue one with its generators.
 
-    def leave(self) -> None:
-        """End the call."""
+        Returns what ran before, for `leave`: a function may call others that run here.
+        """
+        outer, self.function, call = self.function, function, function.call
+        call.items, call.references, call.at, call.rng = items, references, 0, rng
+        return outer
+
+    def leave(self, outer: FunctionInfo | None) -> None:
+        """End the calls."""
         if self.function is not None:
-            self.function.call.item = None
-        self.function = None
+            self.function.call.items = ()
+        self.function = outer
 
 
 CALL = CallContext()
@@ -200,39 +218,42 @@ class UserCall:
 
     def __call__(self, item: Any, cursor: Cursor, reference: ItemRef = ()) -> Any:
         """Return the function's result for an item, or SKIPPED."""
-        return self.each((item,), cursor, (reference,))[0]
+        return self.each([item], cursor, (reference,))[0]
 
     def each(
-        self, items: Iterable[Any], cursor: Cursor, references: Iterable[ItemRef] = repeat(())
+        self, items: list[Any], cursor: Cursor, references: Sequence[ItemRef] = ()
     ) -> list[Any]:
-        """Return the function's result for each item, SKIPPED where the item was skipped."""
-        function, info, call = self.function, self.info, self.info.call
+        """Replace each item of a list by the function's result, SKIPPED where it was skipped.
+
+        Returns the list. An item is freed once its result is there: a block is not held twice, and
+        fewer objects are held at once, which is what the garbage collector counts.
+        """
+        function, call = self.function, self.info.call
         counts = self.on_failure is not None  # whether the cursor may have failures to forget
-        made: list[Any] = []
-        began = time.perf_counter()
+        began, outer = time.perf_counter(), CALL.enter(self.info, items, references)
         try:
-            for item, reference in zip(items, references):  # noqa: B905 - `repeat` is endless
+            for at, item in enumerate(items):
                 if self.trace is not None:  # the item may kill the process
                     self.trace(describe_source(item))
-                CALL.function, call.item, call.reference, call.rng = info, item, reference, None
+                call.at, call.rng = at, None
                 try:
-                    made.append(function(item))
+                    items[at] = function(item)
                 except SkipSample:
-                    made.append(SKIPPED)
+                    items[at] = SKIPPED
                 except Exception as error:  # noqa: BLE001 - `_failed` raises what is not tolerated
                     self._failed(error, item, cursor)
-                    made.append(SKIPPED)
+                    items[at] = SKIPPED
                     counts = True
                 else:
                     if counts:
                         setattr(cursor, self.counter, 0)
                         counts = False
         finally:
-            CALL.leave()
-            call.item = None  # also if the function called another one
+            CALL.leave(outer)
+            call.items = ()  # also if the function entered another one
             if self.activity is not None:
                 self.profiler.add(self.activity, time.perf_counter() - began)
-        return made
+        return items
 
     def parts(
         self, item: Any, cursor: Callable[[], Cursor], reference: ItemRef = ()
@@ -248,7 +269,7 @@ class UserCall:
             self.trace(describe_source(item))
         while True:
             began = time.perf_counter()
-            CALL.enter(self.info, item, reference, rng)
+            outer = CALL.enter(self.info, (item,), (reference,), rng)
             try:
                 made = self.function(item) if made is None else made
                 part = next(made)
@@ -259,7 +280,7 @@ class UserCall:
                 return
             finally:
                 rng = self.info.call.rng
-                CALL.leave()
+                CALL.leave(outer)
                 if self.activity is not None:
                     self.profiler.add(self.activity, time.perf_counter() - began)
             if self.on_failure is not None:
@@ -288,13 +309,13 @@ class Measure:
 
     def __call__(self, document: Any, *others: Any) -> Any:
         """Return the function's result."""
-        CALL.enter(self.info, document, self.reference)
+        outer = CALL.enter(self.info, (document,), (self.reference,))
         try:
             return self.function(document, *others)
         except StopIteration as error:
             raise _not_an_end(error, self.info.name, document) from error
         finally:
-            CALL.leave()
+            CALL.leave(outer)
 
 
 def _not_an_end(error: Exception, name: str, item: Any) -> Exception:

@@ -75,31 +75,32 @@ class EncodeNode(UnaryNode[SkipCursor]):
         self.call = call
 
     def draw(self, count: int) -> Items:
-        values, refs = self.child.draw(count)
-        encoded = self._encoded(values, refs, self.cursor)
-        if Skipped not in set(map(type, encoded)):
-            return Items(encoded, refs)
-        kept = [value is not SKIPPED for value in encoded]
+        drawn, refs = self.child.draw(count)
+        drawn = list(drawn)  # whose samples are freed one by one
+        self._encode(drawn, refs, self.cursor)
+        if Skipped not in set(map(type, drawn)):
+            return Items(drawn, refs)
+        kept = [value is not SKIPPED for value in drawn]
         self.cursor.skipped += kept.count(False)
-        return Items(list(compress(encoded, kept)), list(compress(refs, kept)))
+        return Items(list(compress(drawn, kept)), list(compress(refs, kept)))
 
     def replay(self, refs: Sequence[ItemRef]) -> list[Any]:
         values = self.child.replay(refs)
-        encoded = self._encoded(values, refs, self.cursor.copy())  # replayed items do not count
+        encoded = list(values)
+        self._encode(encoded, refs, self.cursor.copy())  # replayed items do not count
         for value, result in zip(values, encoded, strict=True):
             if result is SKIPPED:
                 raise not_reproducible(describe_source(value))
         return encoded
 
-    def _encoded(self, values: Sequence[Any], refs: Sequence[Any], cursor: Cursor) -> list[Any]:
-        """Return the function's result for each item, or SKIPPED."""
-        encoded = self.call.each(values, cursor, refs)
-        if GeneratorType in set(map(type, encoded)):
+    def _encode(self, values: list[Any], refs: Sequence[Any], cursor: Cursor) -> None:
+        """Replace each item by the function's result, or SKIPPED."""
+        self.call.each(values, cursor, refs)
+        if GeneratorType in set(map(type, values)):
             raise SpecError(
                 "encode: it returned a generator, which cannot be seen before the call. Pass "
                 'EncodeSpec(yields="several"), or write the function with `yield`.'
             )
-        return encoded
 
 
 @dataclass

@@ -42,7 +42,7 @@ class FilterNode(UnaryNode[SkipCursor]):
 
     def draw(self, count: int) -> Items:
         items, refs = self.child.draw(count)
-        passed = self.call.each(items, self.cursor, refs)
+        passed = self.call.each(list(items), self.cursor, refs)
         kept = Items(list(compress(items, passed)), list(compress(refs, passed)))
         self.cursor.skipped += len(items) - len(kept.values)
         return kept

@@ -153,7 +153,7 @@ class BatchAndEncode:
         raw = self.batch(samples)
         if (function := CALL.function) is not None:
             call, encoding = function.call, evolve(function, name="encode_batch", call=Call())
-            CALL.enter(encoding, call.item, call.reference)
+            CALL.enter(encoding, (call.item,), (call.reference,))
         return self.encode(raw)
 
 

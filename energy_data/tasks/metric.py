@@ -72,7 +72,7 @@ def mean_size(
         if isinstance(sample, SampleError):
             continue
         set_field(RESTORE_KEY, [sample], [(leaf.id, 0, number)])  # for random numbers
-        CALL.enter(info, sample, ())
+        outer = CALL.enter(info, [sample])
         try:
             size = metric(cook(sample))
         except SkipSample:
@@ -81,7 +81,7 @@ def mean_size(
             problem = f"the last raised {type(error).__name__}: {error}"
             continue
         finally:
-            CALL.leave()
+            CALL.leave(outer)
         sizes.append(_checked(size, info.name))
     if not sum(sizes):
         raise SpecError(

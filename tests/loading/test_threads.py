@@ -103,7 +103,7 @@ def test_a_sample_that_hangs_is_an_error_with_sample_and_stack_and_can_be_made_l
     assert "gave nothing for 1.5 s" in str(error)
     assert "working on dataset x, shard memory, key x/17, sample 17" in str(error)
     assert "in hangs" in str(error)
-    assert "in _encoded" in str(error)
+    assert "in _encode" in str(error)
     assert worker.__file__ not in str(error)
     at = -1 if loader.last_batch is None else loader.last_batch
     gate.set()

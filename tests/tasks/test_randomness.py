@@ -18,11 +18,11 @@ from energy_data.tasks.functions import stateless
 @pytest.fixture(autouse=True)
 def nothing_at_hand():
     yield
-    CALL.leave()
+    CALL.leave(None)
 
 
 def take_in_hand(item, seed=0, function="encode_sample"):
-    CALL.enter(FunctionInfo(seed, function), item, ())
+    CALL.enter(FunctionInfo(seed, function), [item])
 
 
 def sample(leaf="a", epoch=0, index=3):
@@ -60,6 +60,15 @@ def test_a_list_has_the_randomness_of_its_first_sample():
     alone = sample_seed()
     take_in_hand([sample(), sample(index=9)])
     assert sample_seed() == alone
+
+
+def test_a_function_has_its_randomness_again_after_others_that_it_runs():
+    take_in_hand(sample())
+    own = sample_seed()
+    outer = CALL.enter(FunctionInfo(0, "batch"), [sample("b")])
+    assert sample_seed() != own
+    CALL.leave(outer)
+    assert sample_seed() == own
 
 
 def test_outside_of_a_function_of_a_task_there_is_none():

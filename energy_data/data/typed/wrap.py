@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from attrs import astuple, define, evolve
@@ -184,7 +184,7 @@ class TypedSource(Source):
     def read(self, indices: Int64s) -> list[Any]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
         wanted = np.asarray(indices, np.int64)
-        return self._typed(self.inner.read(wanted), wanted.tolist())
+        return self.read_together([self], np.zeros_like(wanted), wanted)
 
     @classmethod
     def read_together(
@@ -194,14 +194,13 @@ class TypedSource(Source):
         inner = [source.inner for source in sources]
         if len(kinds := {type(one) for one in inner}) > 1:
             return super().read_together(sources, numbers, indices)
-        found = kinds.pop().read_together(inner, numbers, indices)
-        wanted, places = indices.tolist(), dict[int, list[int]]()
-        for place, number in enumerate(numbers.tolist()):
-            places.setdefault(number, []).append(place)
-        for number, at in places.items():
-            made = sources[number]._typed([found[n] for n in at], [wanted[n] for n in at])
-            for place, sample in zip(at, made, strict=True):
-                found[place] = sample
+        if not len(indices):
+            return []
+        found: list[Any] = kinds.pop().read_together(inner, numbers, indices)
+        wanted = indices.tolist()
+        for (number, names), places in _alike(numbers.tolist(), found).items():
+            if names:  # else they are errors
+                sources[number]._type(found, places, [wanted[place] for place in places], names)
         return found
 
     @cached_property
@@ -223,31 +222,32 @@ class TypedSource(Source):
 
         return make
 
-    def _typed(self, samples: list[Any], indices: list[int]) -> list[Any]:
-        """Return the samples of a block, of the type, made of their parts, which it changes."""
-        make, names_of = self._make, dict[tuple[str, ...], _Names]()
-        made: list[Any] = []
-        for sample, row in zip(samples, self.inner.rows_of(indices), strict=True):
-            if isinstance(sample, SampleError):
-                made.append(sample)
-                continue
-            if (names := names_of.get(form := tuple(sample))) is None:
-                names = names_of[form] = _names_in(sample)
-            for name in names.unwanted:
+    def _type(
+        self, found: list[Any], places: Sequence[int], indices: list[int], names: tuple[str, ...]
+    ) -> None:
+        """Replace samples that have the same names by samples of the type, made of their parts."""
+        make = self._make
+        unwanted = [name for name in names if found[places[0]][name] is UNWANTED]
+        parts = [name for name in names if name not in (*_BASIC, *unwanted)]
+        keys = [found[place]["__key__"] for place in places]
+        columns = [[f"{key}.{name}" for key in keys] for name in parts]
+        files = list(zip(*columns, strict=True)) or [()] * len(places)
+        rows = self.inner.rows_of(indices)
+        for place, row, of_sample in zip(places, rows, files, strict=True):
+            sample = found[place]
+            for name in unwanted:
                 del sample[name]
-            key, source = sample["__key__"], sample["__sources__"][0]
-            files = tuple([f"{key}.{name}" for name in names.parts])
+            source = sample["__sources__"][0]
             sample["__shard__"] = source.shard
             sample["__restore_key__"] = "Webdataset", row
-            info = make_source_info((source.dataset, row, source.shard, files))
+            info = make_source_info((source.dataset, row, source.shard, of_sample))
             sample["__sources__"] = (info,)
             try:
-                made.append(make(sample))
+                found[place] = make(sample)
             except (MemoryError, RecursionError, ImportError):
                 raise
             except Exception as error:  # noqa: BLE001 - code and data of users: reported with the sample
-                made.append(self._fault(error, key, source))
-        return made
+                found[place] = self._fault(error, sample["__key__"], source)
 
     def _fault(self, error: Exception, key: str, source: SampleSource) -> SampleError:
         """Return the error that takes the place of a sample that could not be made."""
@@ -262,17 +262,20 @@ class TypedSource(Source):
         return fault
 
 
-class _Names(NamedTuple):
-    """The names in a sample, without those that all samples have."""
-
-    parts: list[str]  # that are wanted
-    unwanted: list[str]
+Alike = tuple[int, tuple[str, ...]]
+"""The number of a source, and the names in its samples; none: they are errors."""
 
 
-def _names_in(sample: Mapping[str, Any]) -> _Names:
-    names = [name for name in sample if name not in _BASIC]
-    unwanted = [name for name in names if sample[name] is UNWANTED]
-    return _Names([name for name in names if name not in unwanted], unwanted)
+def _alike(numbers: list[int], samples: list[Any]) -> Mapping[Alike, Sequence[int]]:
+    """Return the places of samples of one source that have the same names, in the same order."""
+    names = [tuple(one) if isinstance(one, dict) else () for one in samples]
+    count = len(samples)
+    if numbers.count(numbers[0]) == names.count(names[0]) == count:
+        return {(numbers[0], names[0]): range(count)}
+    places: dict[Alike, list[int]] = {}
+    for place, kind in enumerate(zip(numbers, names, strict=True)):
+        places.setdefault(kind, []).append(place)
+    return places
 
 
 def _error(kind: type[SampleError], problem: str, key: str, source: SampleSource) -> SampleError:
