@@ -390,6 +390,12 @@ def test_groups_are_read_once_where_the_order_reads_runs(
     assert RECENT.num_made - before < 1.15 * groups
 
 
+def test_runs_are_groups_of_the_largest_file(tmp_path):
+    for name, count in {"a": 50, "b": 250, "c": 90}.items():
+        parquet(tmp_path / name, pa.table({"n": range(count)}), size=100)
+    assert open_source(tmp_path).run_length == 100
+
+
 def test_groups_that_are_whole_files_of_some_sizes_are_read_less_than_twice(tmp_path, monkeypatch):
     paths = [
         parquet(tmp_path / f"{n:02}", pa.table({"n": range(200 + 3 * n % 8)}), size=1000)

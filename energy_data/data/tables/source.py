@@ -110,7 +110,7 @@ class TableSource(ShardedSource):
     `bytes` and `path`, as `datasets` stores images in, is decoded by the format of its bytes. A
     column `__key__` is the key of samples; else that is the number of the row in its file.
 
-    Opening it reads the schema of the first file, and the footers of files that are not prepared.
+    Opening it reads the schema of the largest file, and the footers of files that are not prepared.
     """
 
     def __init__(self, path: str, options: OpenOptions) -> None:
@@ -122,26 +122,21 @@ class TableSource(ShardedSource):
             self._versions = dict(enumerate(map(version_of, paths)))
         self._layouts: dict[int, FileLayout] = {}
         self._left: dict[Hashable, int] = {}  # rows not read yet of groups that were begun
-        largest = next(n for n, count in enumerate(self.part.counts) if count)
+        # Files of one group may have fewer rows than others: the largest says most about groups.
         with names_dataset(path):
-            first = self._table(largest)
-        self.columns = chosen_columns(first.names, TableKeys(**options.keys).columns, path)
-        self._run_length = max(first.counts)
-        self._runs_are_equal = set(first.counts[:-1]) == {self._run_length}
+            largest = self._table(int(np.argmax(self.part.counts)))
+        self.columns = chosen_columns(largest.names, TableKeys(**options.keys).columns, path)
+        self._run_length = max(largest.counts)
 
     @property
     def run_length(self) -> int:
-        """The rows of the largest group of the first file."""
+        """The rows of the largest group of the file that has most rows."""
         return self._run_length
 
     @cached_property
     def run_order(self) -> RunOrder | None:
-        """The order in which whole groups come first.
-
-        None if those of the first file are not equal but its last one, or if there is only that: a
-        longer file may then be one group too, and its last rows need all of it.
-        """
-        if self._gaps or self.is_filtered or not self._runs_are_equal:
+        """The order in which whole groups come first, if all but the last of a file are equal."""
+        if self._gaps or self.is_filtered:
             return None
         counts = self.part.counts
         begins = [end - count - self._row for end, count in zip(self._ends, counts, strict=True)]
