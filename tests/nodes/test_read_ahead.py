@@ -60,12 +60,9 @@ def keys_of(batch):
     return tuple((sample["__key__"], sample.get("json", {}).get("n")) for sample in batch)
 
 
-@pytest.mark.parametrize("most", [1 << 22, 64])
 @pytest.mark.parametrize("name", SOURCES | PARTS)
-def test_a_remote_dataset_gives_the_batches_of_a_local_one(
-    name, most, tmp_path, cache, monkeypatch
-):
-    monkeypatch.setattr("energy_data.nodes.read_ahead._MOST_BYTES", most)
+def test_a_remote_dataset_gives_the_batches_of_a_local_one(name, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("energy_data.nodes.read_ahead._MOST_BYTES", 64)  # as if they were large
     for module in ("part", "tokens.source"):
         monkeypatch.setattr(f"energy_data.data.{module}.NEAR", 0)
     write, keys = (SOURCES | PARTS)[name]
