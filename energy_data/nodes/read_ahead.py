@@ -1,7 +1,7 @@
 """Reading ahead: what a lane will draw is known, so its bytes are fetched before.
 
 The ranges of whole sequences are fetched, in the order in which the lane draws of them, and those
-of large sequences in parts. Nothing here is state: after a restore it is looked up again.
+of large sequences in pieces. Nothing here is state: after a restore it is looked up again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from energy_data.remote.mirror_paths import root_of
 _LEAST, _WINDOWS = 1024, 2  # draws, or windows, that a lane looks ahead
 _LOOKS = 4  # times that it looks in as many draws
 _UNSHUFFLED = 64  # samples of a sequence where samples are read in the order of the files
-_MOST_BYTES = 1 << 22  # of a part of a sequence, of more samples than one
+_MOST_BYTES = 1 << 22  # of a piece of a sequence, unless it is one sample
 
 
 class SequencePlace(NamedTuple):
-    """A sequence of samples of a leaf, which are read together, or a part of it."""
+    """A sequence of samples of a leaf, which are read together, or a piece of it."""
 
     entry: int  # of the leaf
     number: int  # counted over the epochs that have one order; negative: a part of a window
@@ -56,7 +56,7 @@ class ReadAhead:
             ],
             np.int64,
         )
-        self._parts = np.zeros(len(leaves), np.int64)  # of a sequence; 0: it was not seen yet
+        self._pieces = np.zeros(len(leaves), np.int64)  # of a sequence; 0: it was not seen yet
         in_passes = bool(node.spec.deal)
         self._sizes = np.array([leaf.num_samples for leaf in leaves], np.int64)
         self._times = np.array(
@@ -195,13 +195,13 @@ class ReadAhead:
         there = np.flatnonzero(self._remote[entries])
         entry, index = entries[there], indices[there]
         sizes = self._sizes[entry]
-        lengths, parts = self._lengths[entry], np.maximum(self._parts[entry], 1)
+        lengths, pieces = self._lengths[entry], np.maximum(self._pieces[entry], 1)
         table = self._node.plan.table
         for order, mine in table.in_run_orders(table.leaf_of_entry[entry]):
             index[mine] = order.places(index[mine])
         before = block.epochs[there] % self._times[entry] * sizes
         sequences, rest = np.divmod(before + index, lengths)
-        numbers = np.where(index < sizes, sequences * parts + rest * parts // lengths, -1 - index)
+        numbers = np.where(index < sizes, sequences * pieces + rest * pieces // lengths, -1 - index)
         pairs = np.stack([entry, numbers], axis=1)
         _, first = np.unique(pairs, axis=0, return_index=True)
         first.sort()
@@ -210,9 +210,9 @@ class ReadAhead:
 
     def _bounds(self, place: SequencePlace) -> tuple[int, int]:
         """Return the first sample of a place and the one after its last, over the epochs."""
-        length, parts = int(self._lengths[place.entry]), max(int(self._parts[place.entry]), 1)
-        sequence, part = divmod(place.number, parts)
-        first, end = (sequence * length - -one * length // parts for one in (part, part + 1))
+        length, pieces = int(self._lengths[place.entry]), max(int(self._pieces[place.entry]), 1)
+        sequence, piece = divmod(place.number, pieces)
+        first, end = (sequence * length - -one * length // pieces for one in (piece, piece + 1))
         return first, min(end, int(self._sizes[place.entry] * self._times[place.entry]))
 
     def _divide(self, places: Iterable[SequencePlace]) -> bool:
@@ -222,16 +222,16 @@ class ReadAhead:
         """
         is_any = False
         for place in places:
-            if self._parts[place.entry] or place.number < 0:
+            if self._pieces[place.entry] or place.number < 0:
                 continue
-            length, parts = int(self._lengths[place.entry]), 1
+            length, pieces = int(self._lengths[place.entry]), 1
             if self._leaves[place.entry].source.run_length is None:
                 first, end = self._bounds(place)
                 size = sum(right - left for _, left, right in self._ranges_of(place) or ())
-                while parts < length and size * length > _MOST_BYTES * (end - first) * parts:
-                    parts *= 2  # so that lanes agree, whose first sequences have other bytes
-            self._parts[place.entry] = min(parts, length)
-            is_any |= parts > 1
+                while pieces < length and size * length > _MOST_BYTES * (end - first) * pieces:
+                    pieces *= 2  # so that lanes agree, whose first sequences have other bytes
+            self._pieces[place.entry] = min(pieces, length)
+            is_any |= pieces > 1
         return is_any
 
     def _ranges_of(self, place: SequencePlace) -> Sequence[Range] | None:

@@ -131,7 +131,7 @@ def test_what_is_waited_for_was_wanted_before_in_the_order_of_use(lines, cache):
     assert cache.unplanned() == []
 
 
-def test_a_large_sequence_is_waited_for_in_parts(lines, cache, monkeypatch):
+def test_a_large_sequence_is_waited_for_in_pieces(lines, cache, monkeypatch):
     line = len(b'{"n": "000000"}\n')
     monkeypatch.setattr("energy_data.nodes.read_ahead._MOST_BYTES", 2 * line)
     source = open_source(lines[0])

@@ -195,7 +195,7 @@ class _Work:
     def processes(self) -> int:
         """The number of processes; as many as are worth their start if none is given."""
         worth = max(self.count // _FILES_PER_WORKER, self.size // _BYTES_PER_WORKER)
-        return num_processes(self.workers, worth)
+        return min(num_processes(self.workers, worth), self.count)
 
     def chunks(self) -> Iterator[list[_Part]]:
         """Yield the parts, a few at a time: one call for each would take longer than an image."""

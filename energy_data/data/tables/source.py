@@ -121,7 +121,7 @@ class TableSource(ShardedSource):
             paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
             self._versions = dict(enumerate(map(version_of, paths)))
         self._layouts: dict[int, FileLayout] = {}
-        self._left: dict[Hashable, int] = {}  # rows not read yet of groups that were begun
+        self._left: dict[Hashable, int] = {}  # unread rows of each group that was read in part
         # Files of one group may have fewer rows than others: the largest says most about groups.
         with names_dataset(path):
             largest = self._table(int(np.argmax(self.part.counts)))
