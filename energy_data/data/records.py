@@ -17,7 +17,6 @@ from energy_data.data.files.offsets import IndexedFile, bounds_of
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.errors import SampleError, StructureError
 
-_GAP = 8192  # bytes between two samples that are cheaper to read than to skip
 _MOST = 1 << 26  # bytes read at once
 
 
@@ -70,7 +69,7 @@ class RecordSource(ShardedSource):
     def _read_shard(self, number: int, rows: Int64s) -> Iterator[Sample | SampleError]:
         """Yield samples of a shard; `rows` is sorted."""
         file, begins, ends = locate(partial(self._open, number), rows, self.advice)
-        for first, end in _runs(begins, ends):
+        for first, end in _runs(begins, ends, file.gap):
             shift = begins[first]
             data = memoryview(file.read(shift, ends[end - 1] - shift))
             for n in range(first, end):
@@ -98,11 +97,11 @@ def locate(
     return file, begins.tolist(), ends.tolist()
 
 
-def _runs(begins: list[int], ends: list[int]) -> list[tuple[int, int]]:
+def _runs(begins: list[int], ends: list[int], gap: int) -> list[tuple[int, int]]:
     """Return the samples [first, end) that are read together: neighbours in the file."""
     bounds, start = [0], 0
     for n in range(1, len(begins)):
-        if begins[n] > ends[n - 1] + _GAP or ends[n] - begins[start] > _MOST:
+        if begins[n] > ends[n - 1] + gap or ends[n] - begins[start] > _MOST:
             bounds.append(n)
             start = n
     return list(pairwise([*bounds, len(begins)]))

@@ -1,4 +1,4 @@
-"""Runs of samples that are cheap only together, in files that end with shorter ones."""
+"""Runs of samples that are cheap only together: large ones, and short ones at the ends of files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from energy_data.core.arrays import Int64s
+
+_PIECE = 1 << 22  # bytes of a piece, about
+
+
+def piece_length(run: int, num_bytes: int) -> int | None:
+    """Return how many samples of a run are decoded at a time; None: all of them.
+
+    run: the samples of the run. num_bytes: its bytes, decoded.
+    """
+    pieces = -(-num_bytes // _PIECE)
+    # Two pieces are mixed: a run that has no more is as well decoded at once.
+    return -(-run // pieces) if pieces > 2 else None
 
 
 class RunOrder:

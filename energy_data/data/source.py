@@ -104,6 +104,14 @@ class Source(ABC):
         return None
 
     @property
+    def piece_length(self) -> int | None:
+        """How many samples of a run are decoded at a time, from its first to its last.
+
+        None: all of them. The order mixes the samples of few pieces at a time.
+        """
+        return None
+
+    @property
     def run_order(self) -> RunOrder | None:
         """The order in which whole runs come first; None: as samples are, all runs are whole.
 

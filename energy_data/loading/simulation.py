@@ -71,6 +71,11 @@ class UnreadSource(Source):
         return self.inner.run_length
 
     @property
+    def piece_length(self) -> int | None:
+        """That of the source."""
+        return self.inner.piece_length
+
+    @property
     def run_order(self) -> RunOrder | None:
         """That of the source."""
         return self.inner.run_order

@@ -29,7 +29,7 @@ from energy_data.order.tree import Choice
 from energy_data.order.weighted import Place
 from energy_data.remote.client import held
 
-_RUNS = 2  # runs of samples that are mixed at a time
+_MIXED = 2  # runs of samples, or pieces of one, that are mixed at a time
 
 
 @frozen(kw_only=True)
@@ -50,12 +50,16 @@ class Shuffle:
     def of(self, leaf: Leaf) -> Shuffle:
         """Return how a leaf is shuffled, whose samples may be cheap only in runs.
 
-        Then a run is a sequence, and as few runs as mix at all are read at a time.
+        Then a run is a sequence, and as few runs as mix at all are read at a time. A run that is
+        decoded in pieces is read in their order, and few of them are mixed.
         """
-        run = leaf.source.run_length
+        run, piece = leaf.source.run_length, leaf.source.piece_length
         if run is None or not self.sequence_length:
             return self
-        return evolve(self, sequence_length=run, parallel_sequences=_RUNS)
+        if piece is None or self.window == 0:
+            return evolve(self, sequence_length=run, parallel_sequences=_MIXED)
+        buffer = max(self.buffer_size, _MIXED * piece)
+        return evolve(self, buffer_size=buffer, sequence_length=run, parallel_sequences=0)
 
 
 @frozen(kw_only=True)
@@ -117,8 +121,9 @@ class Leaf:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of everything but the id that its samples and their order depend on."""
-        own, run = self.source.fingerprint, self.source.run_length
+        own, run, piece = self.source.fingerprint, self.source.run_length, self.source.piece_length
         own = own if run is None else f"{key(own, 'run', run):016x}"
+        own = own if piece is None else f"{key(own, 'piece', piece):016x}"
         return own if self.epochs == 1 else f"{key(own, 'epochs', str(self.epochs)):016x}"
 
     def is_same(self, other: Leaf) -> bool:

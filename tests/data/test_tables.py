@@ -12,6 +12,7 @@ from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -166,8 +167,8 @@ def test_values_of_a_dictionary_are_kept_once(tmp_path):
     RECENT.clear()
     assert len(rows(source, [19_999])[0]["text"]) == 4096
     assert RECENT._bytes < 5_000_000
-    ((group, _),) = RECENT._kept.values()
-    assert len({id(text) for text in group["text"](range(20_000))}) == 1
+    (group,) = RECENT._in_use.values()
+    assert len({id(text) for text in group.result["text"](range(20_000))}) == 1
 
 
 def test_a_group_too_large_for_one_chunk_is_read():
@@ -184,7 +185,8 @@ def test_an_error_of_the_system_is_no_bad_sample(write, error, tmp_path, monkeyp
         raise error
 
     def read(file, group, names):
-        return evolve(file, read_group=fails).read(group, list(names))
+        failing = SimpleNamespace(**vars(file.groups), ranges=file.groups.ranges, read=fails)
+        return evolve(file, groups=failing).read(group, list(names))
 
     monkeypatch.setattr(table_source, "read_group", read)
     with pytest.raises((StructureError, MemoryError), match=r"Check the disk|too large"):
@@ -361,6 +363,12 @@ def group_bytes(path):
     return size
 
 
+def bound_memory(monkeypatch, size):
+    """Let all groups in memory have so many bytes, those in use too."""
+    monkeypatch.setattr(recent, "LARGEST", size)
+    monkeypatch.setattr(recent, "MOST_IN_USE", size)
+
+
 def loader_over(folder, lanes):
     """A loader whose order reads runs."""
     dataset = get_train_dataset(
@@ -382,7 +390,7 @@ def test_groups_are_read_once_where_the_order_reads_runs(
         table = pa.table({"n": range(first, first + rows_of_each)})
         path = parquet(tmp_path / f"{number}", table, size=100)
     loader = loader_over(tmp_path, lanes=16)
-    monkeypatch.setattr(recent, "LARGEST", int(2.25 * 16 * group_bytes(path)))
+    bound_memory(monkeypatch, int(2.25 * 16 * group_bytes(path)))
     before = RECENT.num_made
     read = [n for batch in islice(loader, 2480) for n in batch["n"].tolist()]
     assert len(set(read)) == 19_840
@@ -402,7 +410,7 @@ def test_groups_that_are_whole_files_of_some_sizes_are_read_less_than_twice(tmp_
         for n in range(50)
     ]
     loader = loader_over(tmp_path, lanes=4)
-    monkeypatch.setattr(recent, "LARGEST", 6 * 4 * group_bytes(paths[0]))
+    bound_memory(monkeypatch, 6 * 4 * group_bytes(paths[0]))
     before = RECENT.num_made
     deque(islice(loader, 1250), maxlen=0)
     assert RECENT.num_made - before < 2 * 50
@@ -415,7 +423,7 @@ def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):
         batch_size=8,
         worker_config=WorkerConfig(lanes=16),
     )
-    monkeypatch.setattr(recent, "LARGEST", 3 * group_bytes(path))
+    bound_memory(monkeypatch, 3 * group_bytes(path))
     before = RECENT.num_made
     read = [n for batch in islice(get_loader(dataset), 125) for n in batch["n"].tolist()]
     assert len(set(read)) == 1000
@@ -424,7 +432,7 @@ def test_groups_of_a_small_dataset_are_read_once_too(tmp_path, monkeypatch):
 
 def test_some_groups_are_kept_for_the_next_epoch_if_not_all_have_room(tmp_path, monkeypatch):
     path = parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100)
-    monkeypatch.setattr(recent, "LARGEST", 6 * group_bytes(path))
+    bound_memory(monkeypatch, 6 * group_bytes(path))
     source = open_source(path)
     rows(source)
     before = RECENT.num_made
@@ -434,7 +442,7 @@ def test_some_groups_are_kept_for_the_next_epoch_if_not_all_have_room(tmp_path, 
 
 def test_groups_in_memory_are_bounded(tmp_path, monkeypatch):
     path = parquet(tmp_path / "x", pa.table({"n": range(1000)}), size=100)
-    monkeypatch.setattr(recent, "LARGEST", most := 3 * group_bytes(path))
+    bound_memory(monkeypatch, most := 3 * group_bytes(path))
     source = open_source(path)
     for _ in range(2):
         rows(source)

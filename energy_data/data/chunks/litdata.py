@@ -42,8 +42,7 @@ class LitdataSource(ChunkSource):
         self.columns = chosen_columns(list(entries), TableKeys(**options.keys).columns, path)
         self._entries = {name: entries[name] for name in self.columns}
         self.facts = tuple(index.formats), tuple(index.leaves), tuple(index.entries)
-        self._packed = range(len(chunks)) if index.is_packed else ()
-        self._largest_packed = max(one.num_samples for one in chunks) if index.is_packed else None
+        self._packed = dict(enumerate(chunks)) if index.is_packed else {}
         self._wanted = []
         for leaf in (leaf for one in self._entries.values() for leaf in _leaves(one)):
             written = index.formats[leaf.place]

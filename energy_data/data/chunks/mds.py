@@ -43,8 +43,11 @@ class MdsSource(ChunkSource):
         self._layouts = [layouts[shard.columns] for shard in shards]
         self.facts = tuple(layouts)
         files = enumerate(zip(shards, self.part.shards, strict=True))
-        self._packed = {number for number, (shard, name) in files if name != shard.raw}
-        self._largest_packed = max((shards[number].count for number in self._packed), default=None)
+        self._packed = {
+            number: (shard.count, shard.files[shard.raw])
+            for number, (shard, name) in files
+            if name != shard.raw
+        }
 
     def values(self, number: int, data: memoryview) -> dict[str, Any]:
         """Return the columns of a sample of a shard."""

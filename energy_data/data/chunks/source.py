@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from energy_data.data.chunks.encodings import Decode
 from energy_data.data.chunks.table import ADVICE
 from energy_data.data.part import names_dataset
 from energy_data.data.records import RecordSource
+from energy_data.data.runs import piece_length
 from energy_data.data.source import Unit
 from energy_data.errors import MissingExtraError, SampleError
 from energy_data.remote.cache_space import Range
@@ -30,8 +31,7 @@ class ChunkSource(RecordSource):
     advice = ADVICE
     columns: tuple[str, ...]
     facts: object
-    _largest_packed: int | None  # samples of a compressed chunk
-    _packed: Collection[int]  # numbers of the compressed chunks
+    _packed: Mapping[int, tuple[int, int]]  # samples and bytes of compressed chunks, by number
 
     @abstractmethod
     def values(self, number: int, data: memoryview) -> dict[str, Any]:
@@ -40,7 +40,12 @@ class ChunkSource(RecordSource):
     @property
     def run_length(self) -> int | None:
         """The samples of the largest compressed chunk; None: none is compressed."""
-        return self._largest_packed
+        return max(self._packed.values())[0] if self._packed else None
+
+    @property
+    def piece_length(self) -> int | None:
+        """The samples of such a chunk that have about 4 MiB; None: all of it has 8 MiB at most."""
+        return piece_length(*max(self._packed.values())) if self._packed else None
 
     def _ranges(self, number: int, rows: Int64s) -> Iterable[Range] | None:
         """Return the bytes of samples of a chunk: all of them if it is compressed."""
@@ -51,8 +56,7 @@ class ChunkSource(RecordSource):
 
     def costs(self, indices: Int64s, unit: Unit) -> Int64s | None:
         """Return the costs of samples; None for bytes if chunks are compressed."""
-        is_packed = self._largest_packed is not None
-        return None if is_packed and unit == "bytes" else super().costs(indices, unit)
+        return None if self._packed and unit == "bytes" else super().costs(indices, unit)
 
     @cached_property
     def fingerprint(self) -> str:

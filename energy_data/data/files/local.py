@@ -38,6 +38,7 @@ class LocalFile:
     """
 
     __slots__ = ("fd", "mtime_ns", "path", "size")
+    gap = 8192  # bytes between two others that are cheaper to read than to skip
 
     def __init__(self, path: str) -> None:
         self.fd = -1

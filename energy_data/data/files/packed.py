@@ -1,7 +1,7 @@
 """Compressed files, read as what they unpack to.
 
-The contents are unpacked as a whole. Those used last stay in memory (`recent.py`); nothing is
-written.
+The contents are unpacked piece by piece, from the begin on. Pieces used last stay in memory
+(`recent.py`); nothing is written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from energy_data.data.files.local import LocalFile
-from energy_data.data.files.recent import RECENT
+from energy_data.data.files.recent import RECENT, Make
 from energy_data.data.frames.compression import GZIP, ZSTD, texts
 from energy_data.errors import StructureError
 
@@ -44,6 +44,7 @@ class PackedFile(LocalFile):
     """A compressed file that reads as what it unpacks to, `size` bytes."""
 
     __slots__ = ("_algorithm", "_packed")
+    gap = 0  # bytes that are read are those that are used
 
     def __init__(self, packed: LocalFile, algorithm: str, size: int) -> None:
         self.fd = -1
@@ -57,32 +58,53 @@ class PackedFile(LocalFile):
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`. StructureError for damage."""
-        key = self.path, self._packed.size, self.mtime_ns, self._algorithm, self.size
-        data = RECENT.get(key, self._unpack)
-        if offset + size > len(data):
+        if offset + size > self.size:
             problem = f"bytes {offset} to {offset + size} were requested, but it unpacks to"
             raise StructureError(
-                f"{problem} {len(data)}. Restore it.", shard=self.path, offset=offset
+                f"{problem} {self.size}. Restore it.", shard=self.path, offset=offset
             )
-        return bytes(memoryview(data)[offset : offset + size])
+        of = self.path, self._packed.size, self.mtime_ns, self._algorithm, self.size
+        parts = list[memoryview]()
+        for number in range(offset // _PIECE, -(-(offset + size) // _PIECE)):
+            begin = number * _PIECE
+            piece = memoryview(RECENT.piece(of, number, self._pieces))
+            part = piece[max(offset - begin, 0) : offset + size - begin]
+            if number:  # the first piece has offsets, which are read at any time
+                RECENT.use((of, number), len(part), len(piece))
+            parts.append(part)
+        return b"".join(parts)
 
-    def _unpack(self) -> tuple[bytearray, int]:
-        # One byte more than there should be shows that there are more.
-        data = self._unpacked(self.size + 1)
-        if len(data) != self.size:
-            found = f"more than {self.size}" if len(data) > self.size else str(len(data))
-            raise StructureError(
-                f"unpacks to {found} bytes, but its index says {self.size}. Restore it, or the "
-                "index.",
-                shard=self.path,
-            )
-        return data, len(data)
+    def _pieces(self) -> Iterator[Make[bytes]]:
+        """Yield what makes each piece. StructureError if they are not as many as they should be."""
+        data, size = bytearray(), 0
+        for unpacked in _OPENERS[self._algorithm](self._packed):
+            size += len(unpacked)
+            if size > self.size:
+                raise self._wrong(f"more than {self.size}")
+            data += unpacked
+            while len(data) >= _PIECE and size < self.size:
+                yield partial(_made, bytes(data[:_PIECE]))
+                del data[:_PIECE]
+        if size < self.size:
+            raise self._wrong(str(size))
+        for begin in range(0, len(data), _PIECE):
+            yield partial(_made, bytes(data[begin : begin + _PIECE]))
+
+    def _wrong(self, found: str) -> StructureError:
+        return StructureError(
+            f"unpacks to {found} bytes, but its index says {self.size}. Restore it, or the index.",
+            shard=self.path,
+        )
 
     def _unpacked(self, most: int) -> bytearray:
-        """Return what it unpacks to, or the first `most` bytes of that."""
+        """Return the first `most` bytes of what it unpacks to."""
         data = bytearray()
         for piece in _OPENERS[self._algorithm](self._packed):
             data += piece
             if len(data) >= most:
                 break
         return data[:most]
+
+
+def _made(piece: bytes) -> tuple[bytes, int]:
+    return piece, len(piece)

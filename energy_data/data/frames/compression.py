@@ -155,7 +155,7 @@ def _zstd_pieces(file: LocalFile, at: int, largest_window: int) -> Pieces:
     decompressor = zstd.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     size = 0
     try:
-        if frame.size is not None and frame.size <= LARGEST_FRAME:  # faster at once
+        if frame.size is not None and frame.size <= _PIECE:  # faster at once
             yield decompressor.decompress(file.read(at, frame.end - at))
             return frame.end
         stream = decompressor.stream_reader(_Range(file, at, frame.end))

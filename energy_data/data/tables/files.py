@@ -3,16 +3,18 @@
     file = open_table("/data/part-0.parquet")
     file.read(0, ["text"])  # -> the rows of the first group, a pyarrow.Table
 
-A group is what is cheap only as a whole: a row group of Parquet, a record batch of Arrow.
+A group is what is cheap only as a whole: a row group of Parquet, a record batch of Arrow. A large
+row group of Parquet is read in pieces, from the first to the last.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import field, frozen
 
@@ -26,6 +28,8 @@ _PARQUET, _ARROW = b"PAR1", b"ARROW1\x00\x00"
 _CONTINUED = b"\xff\xff\xff\xff"  # begins a message of a stream
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _LARGEST_HEAD = 1 << 28  # bytes of a message without its body
+CHANGED = "was changed while it was in use. Restart the run."
+_BUFFER = 1 << 16  # bytes of a column that are read at once, if groups are read in pieces
 _TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and its name
 _END = _CONTINUED + b"\x00\x00\x00\x00"
 
@@ -39,11 +43,23 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-ReadGroup = Callable[[int, list[str]], Any]
-"""Returns columns of a group, a pyarrow.Table."""
+class TableGroups(Protocol):
+    """The groups of an open file, numbered from 0."""
 
-GroupRanges = Callable[[int, Sequence[str]], list[Range]]
-"""Returns the bytes that columns of a group are read from."""
+    schema: Any  # of pyarrow
+    counts: list[int]  # rows of each group
+
+    def ranges(self, group: int, columns: Sequence[str]) -> list[Range]:
+        """Return the bytes that columns of a group are read from."""
+
+    def read(self, group: int, columns: list[str]) -> Any:
+        """Return columns of a group, a pyarrow.Table."""
+
+    def num_bytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return how many bytes columns of a group have, about; 0 if it is not read in pieces."""
+
+    def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
+        """Yield columns of a group, as pyarrow.RecordBatch of `rows` rows, the last ones fewer."""
 
 
 class DamagedGroupError(StructureError):
@@ -56,16 +72,17 @@ class TableFile:
 
     path: str
     version: Version | None
-    schema: Any  # of pyarrow
-    names: Sequence[str]  # of its columns
-    counts: Sequence[int]  # rows of each group
-    ranges: GroupRanges
-    _read: ReadGroup = field(alias="read_group")
+    groups: TableGroups
+    names: Sequence[str] = field(init=False)  # of its columns
     ends: Sequence[int] = field(init=False)  # rows up to the end of each group
+
+    @names.default
+    def _names(self) -> list[str]:
+        return list(self.groups.schema.names)
 
     @ends.default
     def _accumulated(self) -> list[int]:
-        return list(accumulate(self.counts))
+        return list(accumulate(self.groups.counts))
 
     @property
     def num_rows(self) -> int:
@@ -77,22 +94,53 @@ class TableFile:
 
         Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
         """
-        arrow = pyarrow()
+        with self._reading(group, columns):
+            found = self.groups.read(group, columns)
+        if found.num_rows != (count := self.groups.counts[group]):
+            raise self._damaged(f"group {group} has {found.num_rows} rows, not {count}")
+        return found
+
+    def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
+        """Yield columns of a group as pyarrow.Table of `rows` rows, the last one of the rest.
+
+        Holds two pages of each column. Raises errors as `read`, and ends with them.
+        """
+        batches: Iterator[Any] | None = None
+        waiting, left = pyarrow().table({}), self.groups.counts[group]
+        while left:
+            count = min(rows, left)
+            with self._reading(group, columns):
+                batches = batches or self.groups.pieces(group, columns, rows)
+                # They are shorter where text has more bytes than an array may have.
+                while waiting.num_rows < count and (batch := next(batches, None)) is not None:
+                    parts = [*waiting.to_batches(), batch]
+                    waiting = pyarrow().Table.from_batches(parts)
+            if waiting.num_rows < count:
+                all_rows = self.groups.counts[group]
+                found = all_rows - left + waiting.num_rows
+                raise self._damaged(f"group {group} has {found} rows, not {all_rows}")
+            yield waiting.slice(0, count)
+            waiting, left = waiting.slice(count), left - count
+
+    @contextmanager
+    def _reading(self, group: int, columns: Sequence[str]) -> Iterator[None]:
+        """Hold the bytes of a group, and say what is wrong if it cannot be read."""
+        now = version_of(self.path)
+        if self.version is not None and (now is None or now[1:] != self.version[1:]):
+            raise StructureError(CHANGED, shard=self.path)
         try:
-            with held(self.ranges(group, columns) if is_mirrored(self.path) else ()):
-                found = self._read(group, columns)
+            with held(self.groups.ranges(group, columns) if is_mirrored(self.path) else ()):
+                yield
         except (MemoryError, StructureError):
             raise
-        except (arrow.ArrowException, OSError, ValueError) as error:
+        except (pyarrow().ArrowException, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the system
                 problem = f"cannot be read: {error.strerror}. Check the disk or the mount."
                 raise StructureError(problem, shard=self.path) from error
-            problem = f"group {group} cannot be read: {error}. Write the file again."
-            raise DamagedGroupError(problem, shard=self.path) from error
-        if found.num_rows != self.counts[group]:
-            problem = f"group {group} has {found.num_rows} rows, not {self.counts[group]}"
-            raise DamagedGroupError(f"{problem}. Write the file again.", shard=self.path)
-        return found
+            raise self._damaged(f"group {group} cannot be read: {error}") from error
+
+    def _damaged(self, problem: str) -> DamagedGroupError:
+        return DamagedGroupError(f"{problem}. Write the file again.", shard=self.path)
 
 
 def open_table(path: str, version: Version | None = None) -> TableFile:
@@ -106,57 +154,68 @@ def open_table(path: str, version: Version | None = None) -> TableFile:
 
 
 def _open(path: str, version: Version | None) -> TableFile:
-    file, arrow = open_file(path, version), pyarrow()
+    file = open_file(path, version)
     begin = file.read(0, min(file.size, len(_ARROW)))
     try:
         if begin[:4] == _PARQUET:
-            facts = _open_parquet(file)
+            groups: TableGroups = _RowGroups(file)
         elif begin == _ARROW or begin[:4] == _CONTINUED:
-            facts = _open_stream(file, len(_ARROW) if begin == _ARROW else 0)
+            groups = _RecordBatches(file, len(_ARROW) if begin == _ARROW else 0)
         else:
             raise StructureError(
                 f"is no Parquet and no Arrow file: it begins {begin!r}. Write it again.", shard=path
             )
-        schema, counts, ranges, read_group = facts
-        return TableFile(
-            path=path,
-            version=version,
-            schema=schema,
-            names=list(schema.names),
-            counts=counts,
-            ranges=ranges,
-            read_group=read_group,
-        )
-    except (arrow.ArrowException, OSError, ValueError, struct.error) as error:
+        return TableFile(path=path, version=version, groups=groups)
+    except (pyarrow().ArrowException, OSError, ValueError, struct.error) as error:
         raise StructureError(f"cannot be opened: {error}. Write it again.", shard=path) from error
 
 
-_Facts = tuple[Any, list[int], GroupRanges, ReadGroup]
-"""The schema of a file, the rows of each group, where groups are, and what reads one."""
+class _RowGroups:
+    """The row groups of a Parquet file."""
 
+    def __init__(self, opened: LocalFile) -> None:
+        # By its descriptor: the path may be another file by now.
+        path = f"/proc/self/fd/{opened.fd}"
+        with held(_footer(opened) if is_mirrored(opened.path) else (), always=True):
+            self._file = pyarrow().parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
+        self._opened, self._facts = opened, self._file.metadata
+        self.schema = self._file.schema_arrow
+        self.counts = [self._facts.row_group(n).num_rows for n in range(self._facts.num_row_groups)]
 
-def _open_parquet(opened: LocalFile) -> _Facts:
-    # By its descriptor: the path may be another file by now.
-    path = f"/proc/self/fd/{opened.fd}"
-    with held(_footer(opened) if is_mirrored(opened.path) else (), always=True):
-        file = pyarrow().parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
-    counts = [file.metadata.row_group(n).num_rows for n in range(file.metadata.num_row_groups)]
-
-    def ranges(group: int, columns: Sequence[str]) -> list[Range]:
-        found, facts = list[Range](), file.metadata.row_group(group)
-        for column in map(facts.column, range(facts.num_columns)):
-            if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in columns):
-                begin = column.data_page_offset
-                if column.has_dictionary_page:
-                    begin = min(begin, column.dictionary_page_offset or begin)
-                found.append((opened.path, begin, begin + column.total_compressed_size))
+    def ranges(self, group: int, columns: Sequence[str]) -> list[Range]:
+        found = list[Range]()
+        for column in self._columns(group, columns):
+            begin = column.data_page_offset
+            if column.has_dictionary_page:
+                begin = min(begin, column.dictionary_page_offset or begin)
+            found.append((self._opened.path, begin, begin + column.total_compressed_size))
         return merged(found)
 
-    def read_group(group: int, columns: list[str]) -> Any:
-        # It reads nested columns too that have such a path.
-        return file.read_row_group(group, columns, use_threads=False).select(columns)
+    def num_bytes(self, group: int, columns: Sequence[str]) -> int:
+        return sum(column.total_uncompressed_size for column in self._columns(group, columns))
 
-    return file.schema_arrow, counts, ranges, read_group
+    def read(self, group: int, columns: list[str]) -> Any:
+        # It reads nested columns too that have such a path.
+        return self._file.read_row_group(group, columns, use_threads=False).select(columns)
+
+    def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
+        # With a buffer, else it reads all bytes of the group at once.
+        file = pyarrow().parquet.ParquetFile(
+            f"/proc/self/fd/{self._opened.fd}",
+            metadata=self._facts,
+            memory_map=False,
+            pre_buffer=False,
+            buffer_size=_BUFFER,
+        )
+        batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+        return (batch.select(columns) for batch in batches)
+
+    def _columns(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield what the footer says of each column, or part of one, that is read."""
+        facts = self._facts.row_group(group)
+        for column in map(facts.column, range(facts.num_columns)):
+            if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in columns):
+                yield column
 
 
 def _footer(file: LocalFile) -> list[Range]:
@@ -168,44 +227,49 @@ def _footer(file: LocalFile) -> list[Range]:
     return [(file.path, 0, len(_PARQUET)), (file.path, begin, file.size)]
 
 
-def _open_stream(file: LocalFile, at: int) -> _Facts:
-    """Return what is in a stream of Arrow that begins at byte `at`.
+class _RecordBatches:
+    """The record batches of a stream of Arrow; a file of Arrow is one with a footer."""
 
-    A file of Arrow is a stream with a footer. Reads the heads of all messages, and no batch.
-    """
-    head, places, counts = list[bytes](), list[tuple[int, int]](), list[int]()
-    while at + 8 <= file.size:
-        mark, size = struct.unpack("<4si", file.read(at, 8))
-        if mark != _CONTINUED or size == 0:
-            break
-        if not 0 < size <= _LARGEST_HEAD:
-            raise ValueError(f"the message at byte {at} has a head of {size} bytes")
-        message = _Message(file.read(at + 8, size))
-        end = at + 8 + size + message.body_length
-        if end > file.size:
-            raise ValueError(f"the message at byte {at} ends at {end}, beyond its {file.size}")
-        if message.kind == _BATCH:
-            places.append((at, end))
-            counts.append(message.num_rows)
-        elif places and message.kind == _DICTIONARY:
-            raise ValueError("its dictionaries change between batches. Write it with one")
-        else:
-            head.append(file.read(at, end - at))
-        at = end
-    prefix = b"".join(head)
-    ipc = pyarrow().ipc
+    def __init__(self, file: LocalFile, at: int) -> None:
+        """Read the heads of all messages, and no batch. The stream begins at byte `at`."""
+        self._file = file
+        head, self._places, self.counts = list[bytes](), list[tuple[int, int]](), list[int]()
+        while at + 8 <= file.size:
+            mark, size = struct.unpack("<4si", file.read(at, 8))
+            if mark != _CONTINUED or size == 0:
+                break
+            if not 0 < size <= _LARGEST_HEAD:
+                raise ValueError(f"the message at byte {at} has a head of {size} bytes")
+            message = _Message(file.read(at + 8, size))
+            end = at + 8 + size + message.body_length
+            if end > file.size:
+                raise ValueError(f"the message at byte {at} ends at {end}, beyond its {file.size}")
+            if message.kind == _BATCH:
+                self._places.append((at, end))
+                self.counts.append(message.num_rows)
+            elif self._places and message.kind == _DICTIONARY:
+                raise ValueError("its dictionaries change between batches. Write it with one")
+            else:
+                head.append(file.read(at, end - at))
+            at = end
+        self._prefix = b"".join(head)
+        self.schema = pyarrow().ipc.open_stream(self._prefix + _END).schema
 
-    def read_group(group: int, columns: list[str]) -> Any:
-        first, end = places[group]
-        data = b"".join([prefix, file.read(first, end - first), _END])
-        found = ipc.open_stream(data).read_all().select(columns)
+    def ranges(self, group: int, _columns: Sequence[str]) -> list[Range]:
+        return [(self._file.path, *self._places[group])]
+
+    def num_bytes(self, _group: int, _columns: Sequence[str]) -> int:
+        return 0
+
+    def read(self, group: int, columns: list[str]) -> Any:
+        first, end = self._places[group]
+        data = b"".join([self._prefix, self._file.read(first, end - first), _END])
+        found = pyarrow().ipc.open_stream(data).read_all().select(columns)
         found.validate(full=True)  # offsets in the file are used as they are
         return found
 
-    def ranges(group: int, _columns: Sequence[str]) -> list[Range]:
-        return [(file.path, *places[group])]
-
-    return ipc.open_stream(prefix + _END).schema, counts, ranges, read_group
+    def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
+        return iter(self.read(group, columns).to_batches(rows))
 
 
 class _Message:

@@ -1,14 +1,16 @@
-"""Groups of rows in memory, column by column."""
+"""Groups of rows in memory, column by column; large ones piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from energy_data.data.files.recent import Make
 from energy_data.data.tables.files import DamagedGroupError, TableFile, pyarrow
 
 _BYTES_PER_VALUE = 64  # of an object and its place in a list
@@ -20,12 +22,40 @@ RowGroup = Mapping[str, Take]
 """The columns of a group in memory."""
 
 
-def read_group(file: TableFile, group: int, names: tuple[str, ...]) -> tuple[RowGroup, int]:
+def read_group(file: TableFile, group: int, names: Sequence[str]) -> tuple[RowGroup, int]:
     """Return columns of a group, and about how many bytes they take.
 
     Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
     """
-    table = file.read(group, list(names)).combine_chunks()
+    return _converted(file, group, file.read(group, list(names)), names)
+
+
+def read_pieces(
+    file: TableFile, group: int, names: Sequence[str], rows: int
+) -> Iterator[Make[RowGroup]]:
+    """Yield what makes each piece of a large group, as `read_group` does; behind damage, errors.
+
+    rows: of each piece. Raises StructureError if the file cannot be read.
+    """
+    try:
+        for piece in file.pieces(group, list(names), rows):
+            yield partial(_converted, file, group, piece, names)
+    except DamagedGroupError as error:
+        problem = error.problem
+    else:
+        return
+
+    def fail() -> Any:
+        raise DamagedGroupError(problem, shard=file.path)
+
+    while True:  # no later piece can be read either
+        yield fail
+
+
+def _converted(
+    file: TableFile, group: int, table: Any, names: Sequence[str]
+) -> tuple[RowGroup, int]:
+    table = table.combine_chunks()
     try:
         columns = {name: _column(table.column(name)) for name in names}
     except MemoryError:

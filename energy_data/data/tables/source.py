@@ -25,11 +25,17 @@ from energy_data.data.decode.parts import Decoders
 from energy_data.data.files.local import LocalFile, Version, version_of
 from energy_data.data.files.recent import RECENT
 from energy_data.data.part import ShardedSource, names_dataset
-from energy_data.data.runs import RunOrder
+from energy_data.data.runs import RunOrder, piece_length
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
-from energy_data.data.tables.files import DamagedGroupError, TableFile, open_table, pyarrow
-from energy_data.data.tables.groups import RowGroup, read_group
+from energy_data.data.tables.files import (
+    CHANGED,
+    DamagedGroupError,
+    TableFile,
+    open_table,
+    pyarrow,
+)
+from energy_data.data.tables.groups import RowGroup, read_group, read_pieces
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
 
@@ -92,7 +98,7 @@ class FileLayout(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A group of a file, in memory."""
+    """A group of a file, or a piece of one, in memory."""
 
     end: int  # row after its last one, of all files
     before: int  # rows of the files before
@@ -121,17 +127,23 @@ class TableSource(ShardedSource):
             paths = [self.part.paths(number)[0] for number in range(len(self.part.counts))]
             self._versions = dict(enumerate(map(version_of, paths)))
         self._layouts: dict[int, FileLayout] = {}
-        self._left: dict[Hashable, int] = {}  # unread rows of each group that was read in part
         # Files of one group may have fewer rows than others: the largest says most about groups.
         with names_dataset(path):
             largest = self._table(int(np.argmax(self.part.counts)))
         self.columns = chosen_columns(largest.names, TableKeys(**options.keys).columns, path)
-        self._run_length = max(largest.counts)
+        self._run_length = max(counts := largest.groups.counts)
+        num_bytes = largest.groups.num_bytes(counts.index(self._run_length), self.columns)
+        self._piece_length = piece_length(self._run_length, num_bytes)
 
     @property
     def run_length(self) -> int:
         """The rows of the largest group of the file that has most rows."""
         return self._run_length
+
+    @property
+    def piece_length(self) -> int | None:
+        """The rows of such a group that have about 4 MiB; None: all of it has 8 MiB at most."""
+        return self._piece_length
 
     @cached_property
     def run_order(self) -> RunOrder | None:
@@ -148,7 +160,7 @@ class TableSource(ShardedSource):
         self._opened(number)
         file = self._table(number)
         groups = np.unique(np.searchsorted(file.ends, rows, side="right")).tolist()
-        return (one for group in groups for one in file.ranges(group, self.columns))
+        return (one for group in groups for one in file.groups.ranges(group, self.columns))
 
     def check_files(self) -> None:
         """Raise StructureError if a file does not have the rows or columns that it should have."""
@@ -170,7 +182,7 @@ class TableSource(ShardedSource):
             while done < len(rows):
                 run = self._run_of(rows[done])
                 end = bisect_left(rows, run.end, done)
-                self._count_taken(run, end - done)
+                RECENT.use(run.key, end - done, run.end - run.before - run.first)
                 found = self._samples(run, [row - run.before for row in rows[done:end]])
                 for place, sample in zip(places[done:end], found, strict=True):
                     samples[place] = sample
@@ -178,31 +190,31 @@ class TableSource(ShardedSource):
         return samples
 
     def _run_of(self, row: int) -> Run:
-        """Return the group of a row."""
+        """Return the group, or the piece of a large one, that has a row."""
         number = bisect_right(self._ends, row)
         before = self._ends[number] - self.part.counts[number]
         layout = self._layouts.get(number) or self._opened(number)
         at = bisect_right(layout.ends, row - before)
         first, end = (layout.ends[at - 1] if at else 0), layout.ends[at]
-        key, shard = (layout.key, at), self.part.shards[number]
+        of: Hashable = (layout.key, at)
         try:
-            group: RowGroup | str = RECENT.get(
-                key, lambda: read_group(self._table(number), at, self.columns)
-            )
+            if self._piece_length is None or end - first <= self._piece_length:
+                key = of
+                group: RowGroup | str = RECENT.get(
+                    key, lambda: read_group(self._table(number), at, self.columns)
+                )
+            else:
+                length = self._piece_length
+                piece = (row - before - first) // length
+                first, end = first + piece * length, min(first + (piece + 1) * length, end)
+                key = of, piece
+                group = RECENT.piece(
+                    of, piece, lambda: read_pieces(self._table(number), at, self.columns, length)
+                )
         except DamagedGroupError as error:
             group = error.problem
+        shard = self.part.shards[number]
         return Run(before + end, before, first, key, shard, group, layout.decoders)
-
-    def _count_taken(self, run: Run, taken: int) -> None:
-        """Forget a group before others once all its rows were read: the next time is far away.
-
-        So the next groups of a lane displace its last ones, not those that other lanes are within.
-        """
-        left = self._left.pop(run.key, run.end - run.before - run.first) - taken
-        if left > 0:
-            self._left[run.key] = left
-        else:
-            RECENT.forget_first(run.key)
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> list[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
@@ -257,7 +269,7 @@ class TableSource(ShardedSource):
         now = version_of(path)
         version = self._versions.setdefault(number, now)
         if now is None or version is None or now[1:] != version[1:]:
-            raise StructureError("was changed while it was in use. Restart the run.", shard=path)
+            raise StructureError(CHANGED, shard=path)
         file = open_table(path, now)
         if file.num_rows != self.part.counts[number]:
             raise StructureError(
@@ -280,7 +292,7 @@ class TableSource(ShardedSource):
             decoders = {
                 name: decode
                 for name in self.columns
-                if (decode := self._decoder(name, file.schema.field(name).type)) is not None
+                if (decode := self._decoder(name, file.groups.schema.field(name).type)) is not None
             }
             key = repr((file.path, file.version, self.columns))
             layout = self._layouts[number] = FileLayout(key, file.ends, decoders)

@@ -128,6 +128,11 @@ class TypedSource(Source):
         return self.inner.run_length
 
     @property
+    def piece_length(self) -> int | None:
+        """That of the dataset."""
+        return self.inner.piece_length
+
+    @property
     def run_order(self) -> RunOrder | None:
         """That of the dataset."""
         return self.inner.run_order
