@@ -1,4 +1,5 @@
-"""Datasets of MosaicML Streaming and of litdata for the tests, from their published layouts."""
+"""Datasets of MosaicML Streaming and of litdata for the tests, from their published layouts; large
+chunks and row groups."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 
 PACK = {"zstd": zstandard.compress, "gz": gzip.compress, "bz2": bz2.compress}
@@ -74,6 +77,29 @@ def numbers_as_mds(folder: Path, counts: list[int], compression: str | None = No
         first += count
     columns = {"number": "int", "text": "str"}
     return write_mds(folder, shards, columns, {"number": 8}, compression)
+
+
+def large_rows(count: int, size: int = 1 << 19) -> tuple[list[int], list[bytes]]:
+    """Return numbers, and that many texts of bytes that cannot be compressed."""
+    return list(range(count)), [np.random.default_rng(n).bytes(size) for n in range(count)]
+
+
+def large_mds(
+    folder: Path, counts: list[int], compression: str = "zstd", size: int = 1 << 19
+) -> Path:
+    """Write shards of so many samples of 512 KiB, or another size."""
+    numbers, texts = large_rows(sum(counts), size)
+    samples = [[struct.pack("<q", n), text] for n, text in zip(numbers, texts, strict=True)]
+    ends = list(accumulate(counts))
+    shards = [samples[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    return write_mds(folder, shards, {"n": "int", "data": "bytes"}, {"n": 8}, compression)
+
+
+def large_parquet(path: Path, count: int, *, per_group: int, size: int = 1 << 19) -> Path:
+    """Write rows of 512 KiB, or another size."""
+    numbers, texts = large_rows(count, size)
+    pq.write_table(pa.table({"n": numbers, "data": texts}), path, row_group_size=per_group)
+    return path
 
 
 def edited(path, change):

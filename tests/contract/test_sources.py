@@ -13,7 +13,13 @@ import pytest
 import torch
 import yaml
 from attrs import evolve
-from chunk_files import documents_as_litdata, numbers_as_litdata, numbers_as_mds
+from chunk_files import (
+    documents_as_litdata,
+    large_mds,
+    large_parquet,
+    numbers_as_litdata,
+    numbers_as_mds,
+)
 from click.testing import CliRunner
 from frame_files import write_numbers
 from loading.runs import loaders_of, run
@@ -102,9 +108,11 @@ SOURCES = {
     ),
     "rows": (rows, {}),
     "parquet": (lambda f: write_rows(f / "x.parquet", range(40)), {}),
+    "parquet in pieces": (lambda f: large_parquet(f / "x.parquet", 40, per_group=33), {}),
     "folder of arrow": (arrow_files, {"columns": ["n"]}),
     "mds": (lambda f: numbers_as_mds(f, [3, 30, 7]), {}),
     "compressed mds": (lambda f: numbers_as_mds(f, [3, 30, 7], "zstd"), {"columns": ["number"]}),
+    "mds in pieces": (lambda f: large_mds(f, [3, 37]), {}),
     "litdata": (lambda f: numbers_as_litdata(f, [3, 30, 7]), {}),
     "documents of litdata": (lambda f: documents_as_litdata(f, some_documents(40)), {}),
     "compressed litdata": (lambda f: numbers_as_litdata(f, [3, 30, 7], compression="zstd"), {}),
@@ -318,9 +326,10 @@ def test_parts_that_only_prepared_data_has_are_an_error(whole):
 
 def test_its_fingerprint_changes_with_the_data(made, source):
     path, before = file_of(made[0]), source.fingerprint
-    data = bytearray(path.read_bytes())
-    data[-len(data) // 3] ^= 1
-    path.write_bytes(data)
+    data = path.read_bytes()
+    first, end = len(data) // 2, -len(data) // 3
+    changed = data[first:end].translate(bytes(byte ^ 1 for byte in range(256)))
+    path.write_bytes(data[:first] + changed + data[end:])
     with suppress(StructureError):  # noticed when it is opened
         assert open_source(made[0], **made[1]).fingerprint != before
 

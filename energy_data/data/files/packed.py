@@ -17,6 +17,7 @@ from energy_data.data.frames.compression import GZIP, ZSTD, texts
 from energy_data.errors import StructureError
 
 _PIECE = 1 << 20  # bytes unpacked at once
+_HELD = 1 << 22  # bytes that decompressing holds, about
 
 
 def _bzip2(file: LocalFile) -> Iterator[bytes]:
@@ -64,10 +65,10 @@ class PackedFile(LocalFile):
                 f"{problem} {self.size}. Restore it.", shard=self.path, offset=offset
             )
         of = self.path, self._packed.size, self.mtime_ns, self._algorithm, self.size
-        parts = list[memoryview]()
+        count, parts = -(-self.size // _PIECE), list[memoryview]()
         for number in range(offset // _PIECE, -(-(offset + size) // _PIECE)):
             begin = number * _PIECE
-            piece = memoryview(RECENT.piece(of, number, self._pieces))
+            piece = memoryview(RECENT.piece(of, number, count, lambda: (self._pieces(), _HELD)))
             part = piece[max(offset - begin, 0) : offset + size - begin]
             if number:  # the first piece has offsets, which are read at any time
                 RECENT.use((of, number), len(part), len(piece))

@@ -21,14 +21,15 @@ from energy_data.errors import DataError
 log = logging.getLogger(__name__)
 
 LARGEST = 1 << 28  # bytes that a thread keeps; at least two results
-MOST_IN_USE = 1 << 30  # bytes that it keeps if all are in use
+MOST_IN_USE = 1 << 30  # bytes that it keeps if all are in use, with those that decode pieces
 _UNUSED = 1000  # calls, times the results in use, after which one is not in use any more
-_READERS = 128  # of pieces, which a thread keeps open
 _PASSED = 8  # pieces before one that is read, which are kept
 
 T = TypeVar("T")
 Make = Callable[[], tuple[T, int]]
 """Returns a result, and its bytes."""
+Decode = Callable[[], tuple[Iterator[Make[T]], int]]
+"""Returns an iterator of what makes each piece, from the first on, and the bytes that it holds."""
 
 
 @dataclass(slots=True)
@@ -42,9 +43,13 @@ class _Kept:
 class _PieceReader:
     """Pieces of something that is decoded from its first piece on."""
 
-    def __init__(self, of: Hashable, pieces: Iterator[Make[Any]]) -> None:
-        self.of, self.next = of, 0  # number of the piece that comes next
+    def __init__(self, of: Hashable, size: int, pieces: Iterator[Make[Any]]) -> None:
+        self.of, self.size = of, size
+        self.next = 0  # number of the piece that comes next
         self._pieces = pieces
+
+    def is_at(self, of: Hashable, number: int) -> bool:
+        return (self.of, self.next) == (of, number)
 
     def read(self) -> Make[Any]:
         piece = next(self._pieces)
@@ -80,13 +85,13 @@ class _Recent(threading.local):
         self._keep(key, *made)
         return made[0]
 
-    def piece(self, of: Hashable, number: int, pieces: Callable[[], Iterator[Make[T]]]) -> T:
+    def piece(self, of: Hashable, number: int, count: int, decode: Decode[T]) -> T:
         """Return the result of (of, number), a piece of what is decoded from its begin on.
 
         It is decoded from the nearest piece on that was read before. A lane reads pieces in their
-        order, so each is decoded once. pieces: yields what makes each of them, from the first on.
+        order, so each is decoded once. count: of all pieces.
         """
-        found: T = self.get((of, number), lambda: self._read(of, number, pieces))
+        found: T = self.get((of, number), lambda: self._read(of, number, count, decode))
         return found
 
     def use(self, key: Hashable, amount: int, whole: int) -> None:
@@ -111,21 +116,25 @@ class _Recent(threading.local):
         self._readers.clear()
         self._bytes = 0
 
-    def _read(self, of: Hashable, number: int, pieces: Callable[[], Iterator[Make[T]]]) -> Any:
+    def _read(self, of: Hashable, number: int, count: int, decode: Decode[T]) -> tuple[T, int]:
         before = [one for one in self._readers if one.of == of and one.next <= number]
         reader = max(before, key=lambda one: one.next, default=None)
         if reader is None:
-            reader = _PieceReader(of, pieces())
+            pieces, size = decode()
+            reader = _PieceReader(of, size, pieces)
         else:
             self._readers.remove(reader)
+            self._bytes -= reader.size
         while (passed := reader.next) < number:
-            make = reader.read()
+            make_passed = reader.read()
             if number - passed <= _PASSED and not self._has((of, passed)):  # it is used soon
                 with suppress(DataError):  # it is raised then
-                    self._keep((of, passed), *make())
+                    self._keep((of, passed), *make_passed())
                     self.use((of, passed), 0, 1)
-        make = reader.read()
-        self._readers = [*self._readers[1 - _READERS :], reader]
+        make: Make[T] = reader.read()
+        if reader.next < count and not any(one.is_at(of, reader.next) for one in self._readers):
+            self._readers.append(reader)
+            self._bytes += reader.size
         return make()
 
     def _has(self, key: Hashable) -> bool:
@@ -142,6 +151,9 @@ class _Recent(threading.local):
             self._end_use(oldest)
         while self._bytes > LARGEST and len(self._kept) > 1 + (not self._in_use):
             self._bytes -= self._kept.popitem(last=False)[1].size
+        while self._bytes > MOST_IN_USE and len(self._readers) > 1:
+            self._bytes -= self._readers.pop(0).size
+            self._warn()
         while self._bytes > MOST_IN_USE and len(self._in_use) > 2:
             self._bytes -= self._in_use.popitem(last=False)[1].size
             self._warn()

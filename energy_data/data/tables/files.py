@@ -30,6 +30,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _LARGEST_HEAD = 1 << 28  # bytes of a message without its body
 CHANGED = "was changed while it was in use. Restart the run."
 _BUFFER = 1 << 16  # bytes of a column that are read at once, if groups are read in pieces
+_PAGE, _ROWS_PER_BATCH = 1 << 20, 1024  # bytes of a page, rows written at once: pyarrow's defaults
 _TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and its name
 _END = _CONTINUED + b"\x00\x00\x00\x00"
 
@@ -57,6 +58,9 @@ class TableGroups(Protocol):
 
     def num_bytes(self, group: int, columns: Sequence[str]) -> int:
         """Return how many bytes columns of a group have, about; 0 if it is not read in pieces."""
+
+    def page_bytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return how many bytes the pages have that are decoded at a time, about."""
 
     def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
         """Yield columns of a group, as pyarrow.RecordBatch of `rows` rows, the last ones fewer."""
@@ -103,7 +107,8 @@ class TableFile:
     def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
         """Yield columns of a group as pyarrow.Table of `rows` rows, the last one of the rest.
 
-        Holds two pages of each column. Raises errors as `read`, and ends with them.
+        Holds the pages of each column that it is within. Raises errors as `read`, and ends with
+        them.
         """
         batches: Iterator[Any] | None = None
         waiting, left = pyarrow().table({}), self.groups.counts[group]
@@ -194,6 +199,12 @@ class _RowGroups:
     def num_bytes(self, group: int, columns: Sequence[str]) -> int:
         return sum(column.total_uncompressed_size for column in self._columns(group, columns))
 
+    def page_bytes(self, group: int, columns: Sequence[str]) -> int:
+        # A page, also one of a dictionary, ends with the batch of rows that makes it large enough.
+        sizes = (column.total_uncompressed_size for column in self._columns(group, columns))
+        batches = max(self.counts[group] / _ROWS_PER_BATCH, 1)
+        return sum(min(size, int(size / batches) + _PAGE) for size in sizes)
+
     def read(self, group: int, columns: list[str]) -> Any:
         # It reads nested columns too that have such a path.
         return self._file.read_row_group(group, columns, use_threads=False).select(columns)
@@ -258,8 +269,11 @@ class _RecordBatches:
     def ranges(self, group: int, _columns: Sequence[str]) -> list[Range]:
         return [(self._file.path, *self._places[group])]
 
-    def num_bytes(self, _group: int, _columns: Sequence[str]) -> int:
+    def num_bytes(self, group: int, columns: Sequence[str]) -> int:
         return 0
+
+    def page_bytes(self, group: int, columns: Sequence[str]) -> int:
+        return self.num_bytes(group, columns)
 
     def read(self, group: int, columns: list[str]) -> Any:
         first, end = self._places[group]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.parts import Decoders
 from energy_data.data.files.local import LocalFile, Version, version_of
-from energy_data.data.files.recent import RECENT
+from energy_data.data.files.recent import RECENT, Make
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.runs import RunOrder, piece_length
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
@@ -205,16 +205,20 @@ class TableSource(ShardedSource):
                 )
             else:
                 length = self._piece_length
-                piece = (row - before - first) // length
+                piece, count = (row - before - first) // length, -(-(end - first) // length)
                 first, end = first + piece * length, min(first + (piece + 1) * length, end)
                 key = of, piece
-                group = RECENT.piece(
-                    of, piece, lambda: read_pieces(self._table(number), at, self.columns, length)
-                )
+                group = RECENT.piece(of, piece, count, lambda: self._pieces(number, at, length))
         except DamagedGroupError as error:
             group = error.problem
         shard = self.part.shards[number]
         return Run(before + end, before, first, key, shard, group, layout.decoders)
+
+    def _pieces(self, number: int, group: int, length: int) -> tuple[Iterator[Make[RowGroup]], int]:
+        """Return what makes pieces of a group of a file, and the bytes that it holds."""
+        file = self._table(number)
+        pieces = read_pieces(file, group, self.columns, length)
+        return pieces, file.groups.page_bytes(group, self.columns)
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> list[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""

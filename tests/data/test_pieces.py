@@ -1,0 +1,232 @@
+"""Large row groups and compressed chunks are decoded in pieces, forwards."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from itertools import groupby, islice
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from chunk_files import PACK, large_mds, large_parquet, large_rows
+
+from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data import runs
+from energy_data.data.files import packed, recent
+from energy_data.data.files.recent import RECENT
+from energy_data.data.registry import open_source
+from energy_data.data.runs import piece_length
+from energy_data.data.tables.files import TableFile
+from energy_data.errors import SampleError, StructureError
+
+MANY = 640
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    RECENT.clear()
+
+
+@pytest.fixture(params=["parquet", "mds"])
+def large(request, tmp_path):
+    """640 samples in runs of 320 samples and 20 MiB."""
+    size = 1 << 16
+    if request.param == "parquet":
+        return large_parquet(tmp_path / "x.parquet", MANY, per_group=MANY // 2, size=size)
+    return large_mds(tmp_path / "x", [MANY // 2] * 2, size=size)
+
+
+def loader_over(path, lanes, **options):
+    meta = {"splits": {"train": {"path": str(path), "id": "pages"}}}
+    config = WorkerConfig(lanes=lanes)
+    options = {"batch_size": 4, "shuffle_buffer_size": 20, **options}
+    return get_loader(get_train_dataset(meta, worker_config=config, **options))
+
+
+def decoded(loader, batches):
+    """Take batches; return their numbers, and the pieces that were decoded for them."""
+    before = RECENT.num_made
+    numbers = [n for batch in islice(loader, batches) for n in batch["n"].tolist()]
+    return numbers, RECENT.num_made - before
+
+
+def test_a_run_has_pieces_of_four_mebibytes_unless_two_hold_it_all():
+    mib = 1 << 20
+    assert piece_length(100, 8 * mib) is None
+    assert piece_length(100, 8 * mib + 1) == 34
+    assert piece_length(1000, 40 * mib) == 100
+    assert piece_length(2, 40 * mib) == 1
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_each_piece_is_decoded_once_in_an_epoch(large, lanes):
+    source = open_source(large)
+    pieces = 2 * -(-320 // source.piece_length) if large.suffix else 2 * 21
+    numbers, made = decoded(loader_over(large, lanes), MANY // 4)
+    assert sorted(numbers) == [*range(MANY)]
+    # A lane that begins in the middle of a run decodes a few pieces before it.
+    assert made <= 1.1 * pieces + 8 * lanes
+
+
+@pytest.mark.parametrize("buffer", [20, 200])
+def test_samples_are_mixed_in_windows_of_two_pieces_or_a_buffer(large, buffer):
+    window = max(2 * open_source(large).piece_length, buffer)
+    numbers, _ = decoded(loader_over(large, 1, shuffle_buffer_size=buffer), MANY // 4)
+    moved = []
+    for _, drawn in groupby(numbers, key=lambda n: n // 320):
+        drawn = list(drawn)
+        moved += [n - min(drawn) - place for place, n in enumerate(drawn)]
+    assert window / 3 < max(map(abs, moved)) < window
+
+
+@pytest.mark.parametrize("kind", ["parquet", "mds"])
+def test_memory_is_that_of_the_pieces_in_use(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(recent, "LARGEST", 1 << 16)
+    monkeypatch.setattr(runs, "_PIECE", 1 << 16)
+    monkeypatch.setattr(packed, "_PIECE", 1 << 14)
+    monkeypatch.setattr(packed, "_HELD", 1 << 21)
+    if kind == "parquet":
+        path = large_parquet(tmp_path / "x.parquet", 10_000, per_group=10_000, size=1 << 10)
+    else:
+        path = large_mds(tmp_path / "x", [10_000], size=1 << 10)
+    sizes = [RECENT._bytes for _ in islice(loader_over(path, 2), 10_000 // 4)]
+    assert max(sizes) < 2 * (2_400_000 + 12 * 80_000)
+
+
+def test_samples_are_read_in_any_order(large):
+    source = open_source(large)
+    _, texts = large_rows(MANY, 1 << 16)
+    for n in [639, 320, 319, 0, 638, 1, 450, 449, 448]:
+        (sample,) = source.read(np.array([n]))
+        assert (sample["n"], sample["data"]) == (n, texts[n])
+
+
+def test_a_reader_goes_on_where_it_was_and_not_from_the_begin_again(large, monkeypatch):
+    source, begun = open_source(large), []
+    for kind, name in ((TableFile, "pieces"), (packed.PackedFile, "_pieces")):
+        original = getattr(kind, name)
+        monkeypatch.setattr(
+            kind, name, lambda *args, read=original: begun.append(args) or read(*args)
+        )
+    for n in range(0, 320, 7):
+        source.read(np.array([n]))
+    assert len(begun) == 1
+
+
+def test_pieces_that_do_not_fit_are_decoded_again_with_a_warning(large, monkeypatch, caplog):
+    monkeypatch.setattr(recent, "LARGEST", 1 << 21)
+    monkeypatch.setattr(recent, "MOST_IN_USE", 1 << 21)
+    monkeypatch.setattr(RECENT, "_has_warned", False)
+    with caplog.at_level(logging.WARNING):
+        numbers, _ = decoded(loader_over(large, 4), 40)
+    assert len(set(numbers)) == 160
+    (record,) = caplog.records
+    assert "decoded again and again" in record.message
+
+
+def test_pieces_that_nobody_reads_any_more_are_forgotten_first(monkeypatch):
+    monkeypatch.setattr(recent, "LARGEST", 4)
+    monkeypatch.setattr(recent, "_UNUSED", 2)
+    for key in range(3):
+        RECENT.get(key, lambda: ("x", 1))
+        RECENT.use(key, 1, 2)
+    for _ in range(10):
+        RECENT.get(2, lambda: ("again", 1))
+    for key in range(3, 6):
+        RECENT.get(2, lambda: ("again", 1))
+        RECENT.get(key, lambda: ("x", 1))
+    made = RECENT.num_made
+    RECENT.get(2, lambda: ("again", 1))
+    assert RECENT.num_made == made
+    RECENT.get(0, lambda: ("again", 1))
+    assert RECENT.num_made == made + 1
+
+
+VALUES = {
+    "text": pa.array([None, *map(str, range(1, MANY))]),
+    "large": pa.array([*map(str, range(MANY))], pa.large_string()),
+    "kind": pa.array(["a", "b", None, "a"] * (MANY // 4)).dictionary_encode(),
+    "ids": pa.array([[n] * (n % 5) for n in range(MANY)], pa.list_(pa.uint16())),
+    "pair": pa.array([[n, n + 1] for n in range(MANY)], pa.list_(pa.float32(), 2)),
+    "some": pa.array([[n, None] if n % 2 else None for n in range(MANY)], pa.list_(pa.int64())),
+    "nested": pa.array([{"n": n, "tags": ["x"] * (n % 3)} for n in range(MANY)]),
+    "data": pa.array(large_rows(MANY, 1 << 15)[1]),
+}
+
+
+def plain(value):
+    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+def test_values_of_pieces_are_those_of_whole_groups(tmp_path):
+    for name, per_group in {"whole": 100, "pieces": MANY}.items():
+        pq.write_table(pa.table(VALUES), tmp_path / f"{name}.parquet", row_group_size=per_group)
+    whole, pieces = (open_source(tmp_path / f"{name}.parquet") for name in ("whole", "pieces"))
+    assert (whole.piece_length, pieces.piece_length) == (None, 107)
+    every = np.random.default_rng(0).permutation(MANY)
+    for one, other in zip(whole.read(every), pieces.read(every), strict=True):
+        for name in VALUES:
+            assert plain(one[name]) == plain(other[name])
+
+
+def test_columns_that_are_left_out_do_not_count(tmp_path):
+    path = large_parquet(tmp_path / "x.parquet", MANY, per_group=MANY, size=1 << 16)
+    assert open_source(path, columns=["n"]).piece_length is None
+
+
+def test_damage_within_a_group_leaves_the_pieces_before_it(tmp_path):
+    numbers, texts = large_rows(MANY, 1 << 16)
+    table, path = pa.table({"n": numbers, "data": texts}), tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=320, use_dictionary=False, write_batch_size=10)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data = bytearray(path.read_bytes())
+    data[middle - (1 << 20) : middle + (1 << 20)] = bytes(1 << 21)
+    path.write_bytes(data)
+    found = open_source(path).read(np.arange(MANY))
+    bad = [n for n, sample in enumerate(found) if isinstance(sample, SampleError)]
+    assert bad == [*range(bad[0], 320)]
+    assert 60 < bad[0] < 160
+    assert "group 0 cannot be read" in str(found[bad[0]])
+
+
+@pytest.mark.parametrize("algorithm", PACK)
+def test_damage_within_a_compressed_shard_is_an_error_at_its_samples(algorithm, tmp_path):
+    path = large_mds(tmp_path / "x", [200], algorithm, size=1 << 16)
+    (shard,) = path.glob("*.mds.*")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    shard.write_bytes(data)
+    source = open_source(path)
+    for _ in range(2):
+        with pytest.raises(StructureError, match=r"shard\.00000.*(unpacks to|decompressed)"):
+            source.read(np.array([199]))
+
+
+def test_a_file_that_is_written_to_while_a_group_is_read_is_an_error(tmp_path):
+    path = large_parquet(tmp_path / "x.parquet", MANY, per_group=MANY, size=1 << 16)
+    source = open_source(path)
+    source.read(np.array([0]))
+    large_parquet(path, MANY, per_group=MANY, size=1 << 15)
+    with pytest.raises(StructureError, match="was changed while it was in use"):
+        source.read(np.array([300]))
+
+
+def test_a_group_of_fewer_rows_than_its_footer_says_is_damaged(tmp_path):
+    path = large_parquet(tmp_path / "x.parquet", MANY, per_group=MANY, size=1 << 16)
+    source = open_source(path)
+    file = source._table(0)
+    groups = SimpleNamespace(
+        schema=file.groups.schema,
+        counts=[MANY + 5],
+        pieces=file.groups.pieces,
+        ranges=file.groups.ranges,
+    )
+    claims = TableFile(path=str(path), version=None, groups=groups)
+    pieces = claims.pieces(0, ["n"], 100)
+    with pytest.raises(StructureError, match="group 0 has 640 rows, not 645"):
+        deque(pieces, maxlen=0)
