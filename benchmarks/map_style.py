@@ -15,7 +15,7 @@ def open_samples(case: Case, folder: Path) -> Any:
     """Return an object with `len` and `[number]`; a sample is a pair of its key and its value."""
     if case.name == "tokens":
         return Windows(case.files(folder) / "corpus.bin", case.num_samples)
-    return Pages(case, folder) if case.name == "parquet" else Tarred(case, folder)
+    return Pages(case, folder) if case.name.startswith("parquet") else Tarred(case, folder)
 
 
 class Tarred:

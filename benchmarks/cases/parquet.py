@@ -17,23 +17,28 @@ def write(number: int) -> bytes:
 
 
 def write_files(folder: Path) -> None:
-    """Write the pages as files of several row groups, with columns as those of web corpora."""
+    """Write the pages as files of several row groups."""
+    write_tables(folder, CASE, ROWS_PER_GROUP)
+
+
+def write_tables(folder: Path, case: Case, rows_per_group: int) -> None:
+    """Write the pages as files with columns as those of web corpora."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     folder.mkdir(parents=True)
-    for first in range(0, CASE.num_samples, CASE.samples_per_shard):
-        numbers = range(first, first + CASE.samples_per_shard)
+    for first in range(0, case.num_samples, case.samples_per_shard):
+        numbers = range(first, first + case.samples_per_shard)
         texts = [decode(write(number)) for number in numbers]
         columns = {
-            CASE.part: texts,
+            case.part: texts,
             "id": [f"<urn:uuid:{number:032x}>" for number in numbers],
             "url": [f"https://example.org/{number % 977}/{number}" for number in numbers],
             "language_score": [0.5 + number % 1000 / 2000 for number in numbers],
             "token_count": [len(text) // 4 for text in texts],
         }
-        path = folder / f"{first // CASE.samples_per_shard:03d}.parquet"
-        pq.write_table(pa.table(columns), path, row_group_size=ROWS_PER_GROUP, compression="zstd")
+        path = folder / f"{first // case.samples_per_shard:03d}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=rows_per_group, compression="zstd")
 
 
 def decode(raw: bytes) -> str:

@@ -9,6 +9,7 @@ import tarfile
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from chunk_files import large_parquet
 
 COUNT = 400
 
@@ -34,6 +35,12 @@ def parquet(path, count=COUNT):
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"n": range(count), "text": [f"text {n} " * 30 for n in range(count)]})
     pq.write_table(table, path, row_group_size=50)
+
+
+def large_groups(path, count=COUNT, per_group=COUNT // 2):
+    """Row groups that are decoded in pieces."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    large_parquet(path, count, per_group=per_group, size=1 << 16)
 
 
 def arrow(path, count=COUNT):

@@ -15,6 +15,7 @@ from . import data
 FILES = {
     "x.jsonl": data.jsonl,
     "x.parquet": data.parquet,
+    "large.parquet": data.large_groups,
     "x.arrow": data.arrow,
     "x.npy": data.tokens,
     "mds": data.mds,

@@ -11,6 +11,7 @@ from itertools import islice
 import pytest
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data.data.files.recent import RECENT
 from energy_data.data.prepare import prepare
 from energy_data.data.registry import open_source
 from energy_data.errors import StructureError
@@ -159,6 +160,18 @@ def test_an_epoch_fetches_each_byte_about_once_through_a_cache_of_half_the_datas
     assert twice <= 0.02 * num_bytes
     assert len(ranges) <= 1.05 * count / together
     assert client_of(str(own_cache)).stats()["used"] <= num_bytes // 2
+
+
+def test_large_row_groups_are_fetched_once_and_decoded_in_pieces(http, own_cache):
+    path = http.folder / "pages.parquet"
+    data.large_groups(path, 640, per_group=160)
+    (http.folder / "pages.yaml").write_text("splits: {train: {path: pages.parquet, id: pages}}")
+    expected = stream(http.folder / "pages.yaml", 80)
+    RECENT.clear()
+    begun = RECENT.num_made
+    assert stream(f"{http.url}/pages.yaml", 80) == expected
+    assert size_of(fetched(http, "/pages.parquet")) <= 1.05 * path.stat().st_size
+    assert RECENT.num_made - begun <= 4 * 3 + 4 * 3  # pieces, and those before a lane's share
 
 
 def play(loaders, count):

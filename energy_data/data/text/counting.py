@@ -23,12 +23,13 @@ from attrs import evolve, frozen
 
 from energy_data.core.processes import map_in_processes, num_processes
 from energy_data.core.recipe import keys_of
+from energy_data.core.sample import Sample
 from energy_data.data.decode.parts import Decoding
 from energy_data.data.files.local import version_of
 from energy_data.data.part import ShardedSource, find_plain, prepared_at
 from energy_data.data.registry import SourceFormat, format_of, located, open_format
 from energy_data.data.shards import Progress
-from energy_data.data.source import OpenOptions
+from energy_data.data.source import OpenOptions, Source
 from energy_data.data.text.counts import (
     DTYPE,
     HEADER,
@@ -44,6 +45,7 @@ from energy_data.remote.mirror_paths import is_mirrored
 from energy_data.remote.mirrors import publish
 
 _BLOCK = 4096  # samples that a process counts at once
+_AT_ONCE = 256  # samples in memory
 _TOLERATED = 100  # samples without tokens in a row after which it stops, as task encoders do
 _BYTES_PER_WORKER = 1 << 26  # making tokens of them takes about as long as starting a process
 
@@ -154,7 +156,7 @@ def _count(options: OpenOptions, tokenize: Tokenizing, block: Block) -> Found:
     source = open_format(format_of(block.shard), block.shard, options)
     counts = np.zeros(block.end - block.first, np.uint32)
     problems, problem = 0, None
-    for row, sample in enumerate(source.read(np.arange(block.first, block.end))):
+    for row, sample in enumerate(_samples(source, block)):
         try:
             if isinstance(sample, SampleError):
                 raise sample
@@ -162,6 +164,11 @@ def _count(options: OpenOptions, tokenize: Tokenizing, block: Block) -> Found:
         except SampleError as error:
             problems, problem = problems + 1, problem or error
     return counts, problems, problem
+
+
+def _samples(source: Source, block: Block) -> Iterator[Sample | SampleError]:
+    for first in range(block.first, block.end, _AT_ONCE):
+        yield from source.read(np.arange(first, min(first + _AT_ONCE, block.end)))
 
 
 @frozen
