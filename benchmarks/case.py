@@ -35,6 +35,7 @@ class Case:
     batch_size: int
     num_samples: int  # over all datasets; also how many are measured if nothing else is asked
     samples_per_shard: int
+    warm_up: int | None = None  # samples before those that are measured; None: a few
     weights: tuple[int, ...] = (1,)  # one per dataset
     neighbours: int = 100  # samples that ours reads together, as Energon does
     step_ms: float = 20  # how long the trainer is busy with a batch, where waiting is measured

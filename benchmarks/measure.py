@@ -41,10 +41,11 @@ def main() -> None:
     first = next(stream)
     first_s = time.perf_counter() - begin
     case.check(first)
-    for _ in range(min(WARM_UP_BATCHES, -(-WARM_UP_SAMPLES // case.batch_size))):
+    warm_up = case.warm_up or min(WARM_UP_BATCHES * case.batch_size, WARM_UP_SAMPLES)
+    for _ in range(-(-warm_up // case.batch_size)):
         case.check(next(stream))
 
-    samples = asked.samples or case.num_samples
+    samples = asked.samples or case.num_samples - (case.warm_up or 0)
     measured = {
         "case": case.name,
         "loader": asked.loader,
