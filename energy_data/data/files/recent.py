@@ -46,10 +46,8 @@ class _PieceReader:
     def __init__(self, of: Hashable, size: int, pieces: Iterator[Make[Any]]) -> None:
         self.of, self.size = of, size
         self.next = 0  # number of the piece that comes next
+        self.got = 0  # number of the call that read it last
         self._pieces = pieces
-
-    def is_at(self, of: Hashable, number: int) -> bool:
-        return (self.of, self.next) == (of, number)
 
     def read(self) -> Make[Any]:
         piece = next(self._pieces)
@@ -132,7 +130,9 @@ class _Recent(threading.local):
                     self._keep((of, passed), *make_passed())
                     self.use((of, passed), 0, 1)
         make: Make[T] = reader.read()
-        if reader.next < count and not any(one.is_at(of, reader.next) for one in self._readers):
+        is_equal = any((one.of, one.next) == (of, reader.next) for one in self._readers)
+        if reader.next < count and not is_equal:
+            reader.got = self._calls
             self._readers.append(reader)
             self._bytes += reader.size
         return make()
@@ -144,11 +144,7 @@ class _Recent(threading.local):
         self.num_made += 1
         self._kept[key] = _Kept(result, size, self._calls)
         self._bytes += size
-        while self._in_use:
-            oldest, kept = next(iter(self._in_use.items()))
-            if self._calls - kept.got < _UNUSED * len(self._in_use):
-                break
-            self._end_use(oldest)
+        self._end_uses()
         while self._bytes > LARGEST and len(self._kept) > 1 + (not self._in_use):
             self._bytes -= self._kept.popitem(last=False)[1].size
         while self._bytes > MOST_IN_USE and len(self._readers) > 1:
@@ -157,6 +153,14 @@ class _Recent(threading.local):
         while self._bytes > MOST_IN_USE and len(self._in_use) > 2:
             self._bytes -= self._in_use.popitem(last=False)[1].size
             self._warn()
+
+    def _end_uses(self) -> None:
+        """End the use of what was not got for long: its lane has left it."""
+        least = self._calls - _UNUSED * (len(self._in_use) + 1)
+        while self._readers and self._readers[0].got < least:
+            self._bytes -= self._readers.pop(0).size
+        while self._in_use and next(iter(self._in_use.values())).got < least:
+            self._end_use(next(iter(self._in_use)))
 
     def _end_use(self, key: Hashable) -> None:
         found = self._in_use.pop(key)
