@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from energy_data.data.files.recent import RECENT
 from energy_data.data.tar import native
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_decoded():
+    RECENT.clear()
 
 
 @pytest.fixture

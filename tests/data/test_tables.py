@@ -167,7 +167,7 @@ def test_values_of_a_dictionary_are_kept_once(tmp_path):
     RECENT.clear()
     assert len(rows(source, [19_999])[0]["text"]) == 4096
     assert RECENT._bytes < 5_000_000
-    (group,) = RECENT._in_use.values()
+    (group,) = RECENT._kept.values()
     assert len({id(text) for text in group.result["text"](range(20_000))}) == 1
 
 
@@ -364,9 +364,9 @@ def group_bytes(path):
 
 
 def bound_memory(monkeypatch, size):
-    """Let all groups in memory have so many bytes, those in use too."""
+    """Let all groups in memory have so many bytes."""
     monkeypatch.setattr(recent, "LARGEST", size)
-    monkeypatch.setattr(recent, "MOST_IN_USE", size)
+    monkeypatch.setattr(recent, "MOST", size)
 
 
 def loader_over(folder, lanes):

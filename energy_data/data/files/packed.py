@@ -68,12 +68,16 @@ class PackedFile(LocalFile):
         count, parts = -(-self.size // _PIECE), list[memoryview]()
         for number in range(offset // _PIECE, -(-(offset + size) // _PIECE)):
             begin = number * _PIECE
-            piece = memoryview(RECENT.piece(of, number, count, lambda: (self._pieces(), _HELD)))
+            piece = memoryview(RECENT.piece(of, number, count, self._decode))
             part = piece[max(offset - begin, 0) : offset + size - begin]
             if number:  # the first piece has offsets, which are read at any time
                 RECENT.use((of, number), len(part), len(piece))
             parts.append(part)
         return b"".join(parts)
+
+    def _decode(self) -> tuple[Iterator[Make[bytes]], int]:
+        held = self._packed.size if self._algorithm == "bz2" else 0
+        return self._pieces(), _HELD + held
 
     def _pieces(self) -> Iterator[Make[bytes]]:
         """Yield what makes each piece. StructureError if they are not as many as they should be."""

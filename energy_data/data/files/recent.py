@@ -12,18 +12,17 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from energy_data.errors import DataError
+from energy_data.errors import StructureError
 
 log = logging.getLogger(__name__)
 
 LARGEST = 1 << 28  # bytes that a thread keeps; at least two results
-MOST_IN_USE = 1 << 30  # bytes that it keeps if all are in use, with those that decode pieces
-_UNUSED = 1000  # calls, times the results in use, after which one is not in use any more
+MOST = 1 << 30  # bytes that it keeps if it turns out that less is too little
 _PASSED = 8  # pieces before one that is read, which are kept
+_REMEMBERED = 512  # keys of what was forgotten too early, perhaps
 
 T = TypeVar("T")
 Make = Callable[[], tuple[T, int]]
@@ -36,34 +35,31 @@ Decode = Callable[[], tuple[Iterator[Make[T]], int]]
 class _Kept:
     result: Any
     size: int
-    got: int  # number of the call that got it last
-    used: int = 0  # how much of it was used
+    used: int = 0  # how much of it was used; 0 if all was
 
 
-class _PieceReader:
-    """Pieces of something that is decoded from its first piece on."""
+@dataclass(frozen=True)  # a tuple would be the key of a piece
+class _ReaderKey:
+    """The key of an iterator of pieces."""
 
-    def __init__(self, of: Hashable, size: int, pieces: Iterator[Make[Any]]) -> None:
-        self.of, self.size = of, size
-        self.next = 0  # number of the piece that comes next
-        self.got = 0  # number of the call that read it last
-        self._pieces = pieces
-
-    def read(self) -> Make[Any]:
-        piece = next(self._pieces)
-        self.next += 1
-        return piece
+    of: Hashable
+    next: int  # number of the piece that comes next
 
 
 class _Recent(threading.local):
-    """Results by what they depend on, of each thread its own: a forked process inherits no lock."""
+    """Results by what they depend on, of each thread its own: a forked process inherits no lock.
+
+    Those got last are kept. If one of which a part was not used yet is needed again after it was
+    forgotten, more of these are kept from then on, up to `MOST`: as much as lanes read at a time.
+    (Such ghost entries adapt ARC too: Megiddo and Modha, FAST 2003.)
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()  # the first is forgotten first
-        self._in_use: OrderedDict[Hashable, _Kept] = OrderedDict()  # after all of those
-        self._readers: list[_PieceReader] = []  # the first is dropped first
-        self._bytes = self._calls = 0
+        self._forgotten: OrderedDict[Hashable, None] = OrderedDict()  # before they were used
+        self._bytes = 0
+        self._more = 0  # bytes that are kept besides `LARGEST`
         self._has_warned = False
         self.num_made = 0  # for tests that count
 
@@ -72,19 +68,17 @@ class _Recent(threading.local):
 
         key: what the result depends on, with the version of each file.
         """
-        self._calls += 1
-        for kept in (self._in_use, self._kept):
-            if (found := kept.get(key)) is not None:
-                kept.move_to_end(key)
-                found.got = self._calls
-                result: T = found.result
-                return result
-        made = make()
-        self._keep(key, *made)
-        return made[0]
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            found: T = kept.result
+            return found
+        found, size = make()
+        self._make_room(key)
+        self._keep(key, found, size)
+        return found
 
     def piece(self, of: Hashable, number: int, count: int, decode: Decode[T]) -> T:
-        """Return the result of (of, number), a piece of what is decoded from its begin on.
+        """Return the result of (of, number), a piece of what is decoded from its start on.
 
         It is decoded from the nearest piece on that was read before. A lane reads pieces in their
         order, so each is decoded once. count: of all pieces.
@@ -93,90 +87,89 @@ class _Recent(threading.local):
         return found
 
     def use(self, key: Hashable, amount: int, whole: int) -> None:
-        """Note how much of a result was used, of all there is: the rest is used soon.
+        """Note how much of a result was used, of all there is.
 
         When all was used, it is forgotten before others, as it is not needed for a long time. Of
         such results the last one is forgotten first. So if all are needed again in turn, some are
         still there.
         """
-        if (found := self._kept.pop(key, None)) is not None:
-            self._in_use[key] = found
-        elif (found := self._in_use.get(key)) is None:
+        if (kept := self._kept.get(key)) is None:
             return
-        found.used += amount
-        if found.used >= whole:
-            self._end_use(key)
+        kept.used += amount
+        if kept.used >= whole:
+            kept.used = 0
+            self._kept.move_to_end(key, last=False)
 
     def clear(self) -> None:
-        """Forget all results."""
+        """Forget all results, and how much is needed."""
         self._kept.clear()
-        self._in_use.clear()
-        self._readers.clear()
-        self._bytes = 0
+        self._forgotten.clear()
+        self._bytes = self._more = 0
 
     def _read(self, of: Hashable, number: int, count: int, decode: Decode[T]) -> tuple[T, int]:
-        before = [one for one in self._readers if one.of == of and one.next <= number]
-        reader = max(before, key=lambda one: one.next, default=None)
-        if reader is None:
-            pieces, size = decode()
-            reader = _PieceReader(of, size, pieces)
-        else:
-            self._readers.remove(reader)
-            self._bytes -= reader.size
-        while (passed := reader.next) < number:
-            make_passed = reader.read()
-            if number - passed <= _PASSED and not self._has((of, passed)):  # it is used soon
-                with suppress(DataError):  # it is raised then
-                    self._keep((of, passed), *make_passed())
-                    self.use((of, passed), 0, 1)
-        make: Make[T] = reader.read()
-        is_equal = any((one.of, one.next) == (of, reader.next) for one in self._readers)
-        if reader.next < count and not is_equal:
-            reader.got = self._calls
-            self._readers.append(reader)
-            self._bytes += reader.size
-        return make()
+        at, pieces, size = self._reader(of, number, decode)
+        for passed in range(at, number):
+            make_passed = _next(pieces)
+            if number - passed <= _PASSED and (of, passed) not in self._kept:
+                self._keep((of, passed), *make_passed())  # it is used soon
+        made = _next(pieces)()
+        reader = _ReaderKey(of, number + 1)
+        if number + 1 < count and reader not in self._kept:
+            self._keep(reader, pieces, size)
+        return made
 
-    def _has(self, key: Hashable) -> bool:
-        return key in self._kept or key in self._in_use
+    def _reader(
+        self, of: Hashable, number: int, decode: Decode[T]
+    ) -> tuple[int, Iterator[Make[T]], int]:
+        """Return the nearest reader before a piece: its next piece, itself, and its bytes."""
+        readers = (key for key in self._kept if isinstance(key, _ReaderKey) and key.of == of)
+        before = (key for key in readers if key.next <= number)
+        nearest = max(before, key=lambda key: key.next, default=None)
+        if nearest is None:
+            for at in range(max(number - _PASSED, 1), number + 1):
+                self._make_room(_ReaderKey(of, at))
+            return 0, *decode()
+        kept = self._kept.pop(nearest)
+        self._bytes -= kept.size
+        return nearest.next, kept.result, kept.size
 
     def _keep(self, key: Hashable, result: Any, size: int) -> None:
-        self.num_made += 1
-        self._kept[key] = _Kept(result, size, self._calls)
+        self.num_made += not isinstance(key, _ReaderKey)
+        self._kept[key] = _Kept(result, size)
         self._bytes += size
-        self._end_uses()
-        while self._bytes > LARGEST and len(self._kept) > 1 + (not self._in_use):
-            self._bytes -= self._kept.popitem(last=False)[1].size
-        while self._bytes > MOST_IN_USE and len(self._readers) > 1:
-            self._bytes -= self._readers.pop(0).size
-            self._warn()
-        while self._bytes > MOST_IN_USE and len(self._in_use) > 2:
-            self._bytes -= self._in_use.popitem(last=False)[1].size
-            self._warn()
+        while len(self._kept) > 2 and self._bytes > LARGEST:
+            first = next(iter(self._kept))
+            oldest = self._kept[first]
+            is_in_use = bool(oldest.used) or isinstance(first, _ReaderKey)
+            if is_in_use and self._bytes <= LARGEST + self._more:
+                break
+            self._bytes -= self._kept.pop(first).size
+            if is_in_use:
+                self._forgotten[first] = None
+        while len(self._forgotten) > _REMEMBERED:
+            self._forgotten.popitem(last=False)
 
-    def _end_uses(self) -> None:
-        """End the use of what was not got for long: its lane has left it."""
-        least = self._calls - _UNUSED * (len(self._in_use) + 1)
-        while self._readers and self._readers[0].got < least:
-            self._bytes -= self._readers.pop(0).size
-        while self._in_use and next(iter(self._in_use.values())).got < least:
-            self._end_use(next(iter(self._in_use)))
-
-    def _end_use(self, key: Hashable) -> None:
-        found = self._in_use.pop(key)
-        found.used = 0
-        self._kept[key] = found
-        self._kept.move_to_end(key, last=False)
-
-    def _warn(self) -> None:
-        if not self._has_warned:
+    def _make_room(self, key: Hashable) -> None:
+        """Keep more from now on, if a key was forgotten that is needed again."""
+        if key not in self._forgotten:
+            return
+        del self._forgotten[key]
+        if LARGEST + self._more < MOST:
+            self._more = min(self._more + (LARGEST + self._more) // 4, MOST - LARGEST)
+        elif not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "row groups and compressed chunks are decoded again and again: what the lanes of "
                 "this process read at a time does not fit in %d MiB. Use more workers or fewer "
                 "lanes, a smaller shuffle_buffer_size, or write smaller row groups.",
-                MOST_IN_USE >> 20,
+                MOST >> 20,
             )
-        self._has_warned = True
+
+
+def _next(pieces: Iterator[Make[T]]) -> Make[T]:
+    if (make := next(pieces, None)) is None:
+        raise StructureError("it has fewer pieces than it should have. Restore it.")
+    return make
 
 
 RECENT = _Recent()

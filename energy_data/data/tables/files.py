@@ -108,7 +108,7 @@ class TableFile:
         """Yield columns of a group as pyarrow.Table of `rows` rows, the last one of the rest.
 
         Holds the pages of each column that it is within. Raises errors as `read`, and ends with
-        them.
+        them; StructureError for a group of fewer rows than it should have.
         """
         batches: Iterator[Any] | None = None
         waiting, left = pyarrow().table({}), self.groups.counts[group]
@@ -118,14 +118,20 @@ class TableFile:
                 batches = batches or self.groups.pieces(group, columns, rows)
                 # They are shorter where text has more bytes than an array may have.
                 while waiting.num_rows < count and (batch := next(batches, None)) is not None:
-                    parts = [*waiting.to_batches(), batch]
-                    waiting = pyarrow().Table.from_batches(parts)
+                    waiting = pyarrow().Table.from_batches([*waiting.to_batches(), batch])
+                    del batch
             if waiting.num_rows < count:
-                all_rows = self.groups.counts[group]
-                found = all_rows - left + waiting.num_rows
-                raise self._damaged(f"group {group} has {found} rows, not {all_rows}")
-            yield waiting.slice(0, count)
-            waiting, left = waiting.slice(count), left - count
+                found = self.groups.counts[group] - left + waiting.num_rows
+                # A damaged page of one column may have shifted its values against other columns.
+                problem = f"group {group} has {found} rows, not {self.groups.counts[group]}, and"
+                raise StructureError(
+                    f"{problem} rows of it that were read may be wrong. Write the file again.",
+                    shard=self.path,
+                )
+            left -= count
+            piece, waiting = waiting.slice(0, count), waiting.slice(count)
+            yield piece
+            del piece
 
     @contextmanager
     def _reading(self, group: int, columns: Sequence[str]) -> Iterator[None]:
@@ -182,7 +188,7 @@ class _RowGroups:
         # By its descriptor: the path may be another file by now.
         path = f"/proc/self/fd/{opened.fd}"
         with held(_footer(opened) if is_mirrored(opened.path) else (), always=True):
-            self._file = pyarrow().parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
+            self._file = self._open(path)
         self._opened, self._facts = opened, self._file.metadata
         self.schema = self._file.schema_arrow
         self.counts = [self._facts.row_group(n).num_rows for n in range(self._facts.num_row_groups)]
@@ -197,29 +203,39 @@ class _RowGroups:
         return merged(found)
 
     def num_bytes(self, group: int, columns: Sequence[str]) -> int:
-        return sum(column.total_uncompressed_size for column in self._columns(group, columns))
+        return sum(self._sizes(group, columns))
 
     def page_bytes(self, group: int, columns: Sequence[str]) -> int:
         # A page, also one of a dictionary, ends with the batch of rows that makes it large enough.
-        sizes = (column.total_uncompressed_size for column in self._columns(group, columns))
         batches = max(self.counts[group] / _ROWS_PER_BATCH, 1)
+        sizes = self._sizes(group, columns)
         return sum(min(size, int(size / batches) + _PAGE) for size in sizes)
+
+    def _sizes(self, group: int, columns: Sequence[str]) -> list[int]:
+        """Return the bytes of each column that is read; values of a dictionary have some too."""
+        found = self._columns(group, columns)
+        return [max(one.total_uncompressed_size, 8 * self.counts[group]) for one in found]
 
     def read(self, group: int, columns: list[str]) -> Any:
         # It reads nested columns too that have such a path.
         return self._file.read_row_group(group, columns, use_threads=False).select(columns)
 
     def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        # With a buffer, else it reads all bytes of the group at once.
-        file = pyarrow().parquet.ParquetFile(
-            f"/proc/self/fd/{self._opened.fd}",
-            metadata=self._facts,
-            memory_map=False,
-            pre_buffer=False,
-            buffer_size=_BUFFER,
+        batches = self._buffered.iter_batches(
+            rows, row_groups=[group], columns=columns, use_threads=False
         )
-        batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         return (batch.select(columns) for batch in batches)
+
+    @cached_property
+    def _buffered(self) -> Any:
+        """The file with a buffer; without one, it would read all bytes of a group at once."""
+        path = f"/proc/self/fd/{self._opened.fd}"
+        return self._open(path, metadata=self._facts, buffer_size=_BUFFER)
+
+    def _open(self, path: str, **options: Any) -> Any:
+        return pyarrow().parquet.ParquetFile(
+            path, memory_map=False, pre_buffer=False, page_checksum_verification=True, **options
+        )
 
     def _columns(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """Yield what the footer says of each column, or part of one, that is read."""

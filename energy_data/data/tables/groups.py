@@ -21,48 +21,46 @@ Take = Callable[[Sequence[int]], Sequence[Any]]
 RowGroup = Mapping[str, Take]
 """The columns of a group in memory."""
 
+MakeGroup = Make[RowGroup | str]
+"""Returns a group, or why it cannot be decoded, and about how many bytes it takes."""
 
-def read_group(file: TableFile, group: int, names: Sequence[str]) -> tuple[RowGroup, int]:
-    """Return columns of a group, and about how many bytes they take.
 
-    Raises DamagedGroupError if it cannot be decoded, StructureError if the file cannot be read.
+def read_group(file: TableFile, group: int, names: Sequence[str]) -> tuple[RowGroup | str, int]:
+    """Return columns of a group, or why it cannot be decoded, and about how many bytes they take.
+
+    Raises StructureError if the file cannot be read.
     """
-    return _converted(file, group, file.read(group, list(names)), names)
+    try:
+        return _converted(group, file.read(group, list(names)), names)
+    except DamagedGroupError as error:
+        return error.problem, 0
 
 
 def read_pieces(
     file: TableFile, group: int, names: Sequence[str], rows: int
-) -> Iterator[Make[RowGroup]]:
-    """Yield what makes each piece of a large group, as `read_group` does; behind damage, errors.
+) -> Iterator[MakeGroup]:
+    """Yield what makes each piece of a large group, as `read_group` does; behind damage, problems.
 
     rows: of each piece. Raises StructureError if the file cannot be read.
     """
     try:
         for piece in file.pieces(group, list(names), rows):
-            yield partial(_converted, file, group, piece, names)
+            yield partial(_converted, group, piece, names)
+            del piece  # only the pages are held
     except DamagedGroupError as error:
         problem = error.problem
-    else:
-        return
-
-    def fail() -> Any:
-        raise DamagedGroupError(problem, shard=file.path)
-
-    while True:  # no later piece can be read either
-        yield fail
+        while True:  # no later piece can be read either
+            yield lambda: (problem, 0)
 
 
-def _converted(
-    file: TableFile, group: int, table: Any, names: Sequence[str]
-) -> tuple[RowGroup, int]:
+def _converted(group: int, table: Any, names: Sequence[str]) -> tuple[RowGroup | str, int]:
     table = table.combine_chunks()
     try:
         columns = {name: _column(table.column(name)) for name in names}
     except MemoryError:
         raise
-    except Exception as error:
-        problem = f"group {group} cannot be converted: {error}"
-        raise DamagedGroupError(f"{problem}. Write the file again.", shard=file.path) from error
+    except Exception as error:  # noqa: BLE001 - damaged data can raise any error
+        return f"group {group} cannot be converted: {error}. Write the file again.", 0
     return columns, table.nbytes + _BYTES_PER_VALUE * table.num_rows * len(names)
 
 

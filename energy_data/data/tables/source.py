@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,19 +24,18 @@ from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.parts import Decoders
 from energy_data.data.files.local import LocalFile, Version, version_of
-from energy_data.data.files.recent import RECENT, Make
+from energy_data.data.files.recent import RECENT
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.runs import RunOrder, piece_length
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
 from energy_data.data.tables.files import (
     CHANGED,
-    DamagedGroupError,
     TableFile,
     open_table,
     pyarrow,
 )
-from energy_data.data.tables.groups import RowGroup, read_group, read_pieces
+from energy_data.data.tables.groups import MakeGroup, RowGroup, read_group, read_pieces
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
 
@@ -131,9 +131,12 @@ class TableSource(ShardedSource):
         with names_dataset(path):
             largest = self._table(int(np.argmax(self.part.counts)))
         self.columns = chosen_columns(largest.names, TableKeys(**options.keys).columns, path)
-        self._run_length = max(counts := largest.groups.counts)
-        num_bytes = largest.groups.num_bytes(counts.index(self._run_length), self.columns)
-        self._piece_length = piece_length(self._run_length, num_bytes)
+        counts = largest.groups.counts
+        self._run_length = max(counts)
+        # Groups of fewer rows may have larger ones. A file may have very many groups.
+        some = {counts.index(self._run_length), *range(0, len(counts), len(counts) // 32 + 1)}
+        sizes = [(counts[n], largest.groups.num_bytes(n, self.columns)) for n in some]
+        self._piece_length = min(filter(None, starmap(piece_length, sizes)), default=None)
 
     @property
     def run_length(self) -> int:
@@ -142,7 +145,7 @@ class TableSource(ShardedSource):
 
     @property
     def piece_length(self) -> int | None:
-        """The rows of such a group that have about 4 MiB; None: all of it has 8 MiB at most."""
+        """The rows of such a file that have about 4 MiB; None: its groups have 8 MiB at most."""
         return self._piece_length
 
     @cached_property
@@ -196,25 +199,20 @@ class TableSource(ShardedSource):
         layout = self._layouts.get(number) or self._opened(number)
         at = bisect_right(layout.ends, row - before)
         first, end = (layout.ends[at - 1] if at else 0), layout.ends[at]
-        of: Hashable = (layout.key, at)
-        try:
-            if self._piece_length is None or end - first <= self._piece_length:
-                key = of
-                group: RowGroup | str = RECENT.get(
-                    key, lambda: read_group(self._table(number), at, self.columns)
-                )
-            else:
-                length = self._piece_length
-                piece, count = (row - before - first) // length, -(-(end - first) // length)
-                first, end = first + piece * length, min(first + (piece + 1) * length, end)
-                key = of, piece
-                group = RECENT.piece(of, piece, count, lambda: self._pieces(number, at, length))
-        except DamagedGroupError as error:
-            group = error.problem
+        length = self._piece_length
+        if length is None or end - first <= length:
+            key: Hashable = (layout.key, at)
+            group = RECENT.get(key, lambda: read_group(self._table(number), at, self.columns))
+        else:
+            piece, count = (row - before - first) // length, -(-(end - first) // length)
+            first, end = first + piece * length, min(first + (piece + 1) * length, end)
+            of = layout.key, at, length
+            key = of, piece
+            group = RECENT.piece(of, piece, count, lambda: self._pieces(number, at, length))
         shard = self.part.shards[number]
         return Run(before + end, before, first, key, shard, group, layout.decoders)
 
-    def _pieces(self, number: int, group: int, length: int) -> tuple[Iterator[Make[RowGroup]], int]:
+    def _pieces(self, number: int, group: int, length: int) -> tuple[Iterator[MakeGroup], int]:
         """Return what makes pieces of a group of a file, and the bytes that it holds."""
         file = self._table(number)
         pieces = read_pieces(file, group, self.columns, length)
