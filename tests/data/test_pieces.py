@@ -89,7 +89,7 @@ def test_memory_is_that_of_the_pieces_in_use(kind, tmp_path, monkeypatch):
     else:
         path = large_mds(tmp_path / "x", [10_000], size=1 << 10)
     sizes = [RECENT._bytes for _ in islice(loader_over(path, 2), 10_000 // 4)]
-    assert max(sizes) < 1.25 * 2 * (2_400_000 + 12 * 80_000)  # it grows by a quarter
+    assert max(sizes) < 1.5 * 2 * (2_400_000 + 12 * 80_000)  # by which it grows
 
 
 def test_samples_are_read_in_any_order(large):
@@ -241,5 +241,5 @@ def test_a_group_of_fewer_rows_than_its_footer_says_is_damaged(tmp_path):
     )
     claims = TableFile(path=str(path), version=None, groups=groups)
     pieces = claims.pieces(0, ["n"], 100)
-    with pytest.raises(StructureError, match="group 0 has 640 rows, not 645"):
+    with pytest.raises(StructureError, match="640 rows, not 645, and rows of it that were read"):
         deque(pieces, maxlen=0)

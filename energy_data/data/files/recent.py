@@ -20,7 +20,7 @@ from energy_data.errors import StructureError
 log = logging.getLogger(__name__)
 
 LARGEST = 1 << 28  # bytes that a thread keeps; at least two results
-MOST = 1 << 30  # bytes that it keeps if it turns out that less is too little
+MOST = 1 << 32  # bytes that it keeps if it turns out that less is too little
 _PASSED = 8  # pieces before one that is read, which are kept
 _REMEMBERED = 512  # keys of what was forgotten too early, perhaps
 
@@ -153,9 +153,9 @@ class _Recent(threading.local):
         """Keep more from now on, if a key was forgotten that is needed again."""
         if key not in self._forgotten:
             return
-        del self._forgotten[key]
+        self._forgotten.clear()  # others were forgotten because there was so little room
         if LARGEST + self._more < MOST:
-            self._more = min(self._more + (LARGEST + self._more) // 4, MOST - LARGEST)
+            self._more = min(self._more + (LARGEST + self._more) // 2, MOST - LARGEST)
         elif not self._has_warned:
             self._has_warned = True
             log.warning(

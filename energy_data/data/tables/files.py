@@ -9,6 +9,7 @@ row group of Parquet is read in pieces, from the first to the last.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,23 +112,24 @@ class TableFile:
         them; StructureError for a group of fewer rows than it should have.
         """
         batches: Iterator[Any] | None = None
-        waiting, left = pyarrow().table({}), self.groups.counts[group]
+        waiting, num_rows = pyarrow().table({}), self.groups.counts[group]
+        left = num_rows
         while left:
             count = min(rows, left)
-            with self._reading(group, columns):
-                batches = batches or self.groups.pieces(group, columns, rows)
-                # They are shorter where text has more bytes than an array may have.
-                while waiting.num_rows < count and (batch := next(batches, None)) is not None:
-                    waiting = pyarrow().Table.from_batches([*waiting.to_batches(), batch])
-                    del batch
+            try:
+                with self._reading(group, columns):
+                    batches = batches or self.groups.pieces(group, columns, rows)
+                    # They are shorter where text has more bytes than an array may have.
+                    while waiting.num_rows < count and (batch := next(batches, None)) is not None:
+                        waiting = pyarrow().Table.from_batches([*waiting.to_batches(), batch])
+                        del batch
+            except DamagedGroupError as error:
+                if "end of stream" in str(error):  # a column has fewer values than others
+                    raise self._shifted(f"group {group} ends early") from error
+                raise
             if waiting.num_rows < count:
-                found = self.groups.counts[group] - left + waiting.num_rows
-                # A damaged page of one column may have shifted its values against other columns.
-                problem = f"group {group} has {found} rows, not {self.groups.counts[group]}, and"
-                raise StructureError(
-                    f"{problem} rows of it that were read may be wrong. Write the file again.",
-                    shard=self.path,
-                )
+                found = num_rows - left + waiting.num_rows
+                raise self._shifted(f"group {group} has {found} rows, not {num_rows}")
             left -= count
             piece, waiting = waiting.slice(0, count), waiting.slice(count)
             yield piece
@@ -149,6 +151,11 @@ class TableFile:
                 problem = f"cannot be read: {error.strerror}. Check the disk or the mount."
                 raise StructureError(problem, shard=self.path) from error
             raise self._damaged(f"group {group} cannot be read: {error}") from error
+
+    def _shifted(self, problem: str) -> StructureError:
+        # In a damaged page of one column may be fewer values. Those behind it come too early then.
+        problem = f"{problem}, and rows of it that were read may mix values of several"
+        return StructureError(f"{problem}. Write the file again.", shard=self.path)
 
     def _damaged(self, problem: str) -> DamagedGroupError:
         return DamagedGroupError(f"{problem}. Write the file again.", shard=self.path)
@@ -233,9 +240,14 @@ class _RowGroups:
         return self._open(path, metadata=self._facts, buffer_size=_BUFFER)
 
     def _open(self, path: str, **options: Any) -> Any:
-        return pyarrow().parquet.ParquetFile(
-            path, memory_map=False, pre_buffer=False, page_checksum_verification=True, **options
-        )
+        options |= {"memory_map": False, "pre_buffer": False, "page_checksum_verification": True}
+        try:
+            return pyarrow().parquet.ParquetFile(path, **options)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            keep_open.cache_clear()
+            return pyarrow().parquet.ParquetFile(path, **options)
 
     def _columns(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """Yield what the footer says of each column, or part of one, that is read."""
