@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
+from operator import methodcaller
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -112,8 +113,8 @@ class TableFile:
         them; StructureError for a group of fewer rows than it should have.
         """
         batches: Iterator[Any] | None = None
-        waiting, num_rows = pyarrow().table({}), self.groups.counts[group]
-        left = num_rows
+        num_rows = left = self.groups.counts[group]
+        waiting = empty = pyarrow().table({})
         while left:
             count = min(rows, left)
             try:
@@ -130,8 +131,9 @@ class TableFile:
             if waiting.num_rows < count:
                 found = num_rows - left + waiting.num_rows
                 raise self._shifted(f"group {group} has {found} rows, not {num_rows}")
-            left -= count
-            piece, waiting = waiting.slice(0, count), waiting.slice(count)
+            piece, left = waiting.slice(0, count), left - count
+            # A slice holds the memory of all rows.
+            waiting = waiting.slice(count) if waiting.num_rows > count else empty
             yield piece
             del piece
 
@@ -231,7 +233,7 @@ class _RowGroups:
         batches = self._buffered.iter_batches(
             rows, row_groups=[group], columns=columns, use_threads=False
         )
-        return (batch.select(columns) for batch in batches)
+        return map(methodcaller("select", columns), batches)  # holds no batch
 
     @cached_property
     def _buffered(self) -> Any:

@@ -213,10 +213,12 @@ class TableSource(ShardedSource):
         return Run(before + end, before, first, key, shard, group, layout.decoders)
 
     def _pieces(self, number: int, group: int, length: int) -> tuple[Iterator[MakeGroup], int]:
-        """Return what makes pieces of a group of a file, and the bytes that it holds."""
+        """Return what makes pieces of a group of a file, and about how many bytes it holds."""
         file = self._table(number)
         pieces = read_pieces(file, group, self.columns, length)
-        return pieces, file.groups.page_bytes(group, self.columns)
+        of_piece = file.groups.num_bytes(group, self.columns) * length // file.groups.counts[group]
+        # The arrays of the next piece may have twice its bytes.
+        return pieces, file.groups.page_bytes(group, self.columns) + 2 * of_piece
 
     def _samples(self, run: Run, numbers: Sequence[int]) -> list[Sample | SampleError]:
         """Return samples by their numbers in the file of a run, all of its group."""
