@@ -102,6 +102,15 @@ def large_parquet(path: Path, count: int, *, per_group: int, size: int = 1 << 19
     return path
 
 
+def large_arrow(path: Path, count: int, *, per_batch: int, size: int) -> Path:
+    """Write rows of some bytes to a stream."""
+    numbers, texts = large_rows(count, size)
+    table = pa.table({"n": numbers, "data": texts})
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=per_batch)
+    return path
+
+
 def edited(path, change):
     """Change the index of a folder. change: called with its first shard, and all of it."""
     index = json.loads((path / "index.json").read_text())

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from chunk_files import PACK, large_mds, large_parquet, large_rows
+from chunk_files import PACK, large_arrow, large_mds, large_parquet, large_rows
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.data import runs
@@ -26,12 +26,14 @@ from energy_data.errors import SampleError, StructureError
 MANY = 640
 
 
-@pytest.fixture(params=["parquet", "mds"])
+@pytest.fixture(params=["parquet", "arrow", "mds"])
 def large(request, tmp_path):
     """640 samples in runs of 320 samples and 20 MiB."""
     size = 1 << 16
     if request.param == "parquet":
         return large_parquet(tmp_path / "x.parquet", MANY, per_group=MANY // 2, size=size)
+    if request.param == "arrow":
+        return large_arrow(tmp_path / "x.arrow", MANY, per_batch=MANY // 2, size=size)
     return large_mds(tmp_path / "x", [MANY // 2] * 2, size=size)
 
 

@@ -1,6 +1,6 @@
 """Compressed files, read as what they unpack to.
 
-The contents are unpacked piece by piece, from the begin on. Pieces used last stay in memory
+The contents are unpacked piece by piece, from the start. Pieces used last stay in memory
 (`recent.py`); nothing is written.
 """
 

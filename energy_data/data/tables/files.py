@@ -4,7 +4,7 @@
     file.read(0, ["text"])  # -> the rows of the first group, a pyarrow.Table
 
 A group is what is cheap only as a whole: a row group of Parquet, a record batch of Arrow. A large
-row group of Parquet is read in pieces, from the first to the last.
+one is read in pieces, from the first to the last.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TableGroups(Protocol):
         """Return columns of a group, a pyarrow.Table."""
 
     def num_bytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return how many bytes columns of a group have, about; 0 if it is not read in pieces."""
+        """Return how many bytes columns of a group have, about."""
 
     def page_bytes(self, group: int, columns: Sequence[str]) -> int:
         """Return how many bytes the pages have that are decoded at a time, about."""
@@ -299,11 +299,11 @@ class _RecordBatches:
     def ranges(self, group: int, _columns: Sequence[str]) -> list[Range]:
         return [(self._file.path, *self._places[group])]
 
-    def num_bytes(self, group: int, columns: Sequence[str]) -> int:
-        return 0
+    def num_bytes(self, group: int, _columns: Sequence[str]) -> int:
+        first, end = self._places[group]
+        return end - first
 
-    def page_bytes(self, group: int, columns: Sequence[str]) -> int:
-        return self.num_bytes(group, columns)
+    page_bytes = num_bytes  # a batch is in memory as long as pieces of it are read
 
     def read(self, group: int, columns: list[str]) -> Any:
         first, end = self._places[group]
