@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LARGEST = 1 << 28  # bytes that a thread keeps; at least two results
 MOST = 1 << 32  # bytes that it keeps if it turns out that less is too little
 _PASSED = 8  # pieces before one that is read, which are kept
-_REMEMBERED = 512  # keys of what was forgotten too early, perhaps
+_REMEMBERED = 256  # keys of what was forgotten too early, perhaps
 
 T = TypeVar("T")
 Make = Callable[[], tuple[T, int]]

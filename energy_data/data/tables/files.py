@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate
 from operator import methodcaller
@@ -230,16 +230,12 @@ class _RowGroups:
         return self._file.read_row_group(group, columns, use_threads=False).select(columns)
 
     def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        batches = self._buffered.iter_batches(
-            rows, row_groups=[group], columns=columns, use_threads=False
-        )
-        return map(methodcaller("select", columns), batches)  # holds no batch
-
-    @cached_property
-    def _buffered(self) -> Any:
-        """The file with a buffer; without one, it would read all bytes of a group at once."""
+        # A file of its own, as it keeps the number of rows; with a buffer, else it reads all bytes
+        # of the group at once.
         path = f"/proc/self/fd/{self._opened.fd}"
-        return self._open(path, metadata=self._facts, buffer_size=_BUFFER)
+        file = self._open(path, metadata=self._facts, buffer_size=_BUFFER)
+        batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+        return map(methodcaller("select", columns), batches)  # holds no batch
 
     def _open(self, path: str, **options: Any) -> Any:
         options |= {"memory_map": False, "pre_buffer": False, "page_checksum_verification": True}
@@ -313,7 +309,18 @@ class _RecordBatches:
         return found
 
     def pieces(self, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        return iter(self.read(group, columns).to_batches(rows))
+        return map(_copied, self.read(group, columns).to_batches(rows))
+
+
+def _copied(batch: Any) -> Any:
+    """Return a slice of a record batch with memory of its own, if its types can be copied."""
+    arrow = pyarrow()
+    arrays = []
+    for array in batch.columns:
+        with suppress(arrow.ArrowNotImplementedError):
+            array = arrow.concat_arrays([array, array.slice(0, 0)])  # of one it copies nothing
+        arrays.append(array)
+    return arrow.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
 class _Message:

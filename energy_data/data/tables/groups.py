@@ -106,6 +106,8 @@ def _places(values: Sequence[Any]) -> Take:
 
 
 def _of_dictionary(array: Any) -> Sequence[Any]:
+    if len(array.dictionary) > len(array):  # of a large one, a piece has few values
+        return list(array.dictionary_decode().to_pylist())
     values = array.dictionary.to_pylist()
     return [None if number is None else values[number] for number in array.indices.to_pylist()]
 
@@ -130,8 +132,8 @@ def _numbers(array: Any, offsets: Any) -> Callable[[int], Any]:
         values = values.fill_null(0)
     valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
     numbers = values.to_numpy()
-    if numbers.dtype.kind == "u" and numbers.dtype != np.uint8:
-        numbers = numbers.astype(np.int64)
+    is_unsigned = numbers.dtype.kind == "u" and numbers.dtype != np.uint8
+    dtype = np.dtype(np.int64) if is_unsigned else numbers.dtype
 
     def value(row: int) -> Any:
         if valid is not None and not valid[row]:
@@ -139,6 +141,6 @@ def _numbers(array: Any, offsets: Any) -> Callable[[int], Any]:
         first, end = at[row], at[row + 1]
         if nulls is not None and nulls[end] > nulls[first]:
             return array[row].as_py()
-        return torch.from_numpy(numbers[first:end].copy())
+        return torch.from_numpy(numbers[first:end].astype(dtype))
 
     return value
