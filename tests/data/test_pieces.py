@@ -102,7 +102,7 @@ def test_samples_are_read_in_any_order(large):
         assert (sample["n"], sample["data"]) == (n, texts[n])
 
 
-def test_a_reader_goes_on_where_it_was_and_not_from_the_begin_again(large, monkeypatch):
+def test_a_reader_goes_on_where_it_was_and_not_from_the_start(large, monkeypatch):
     source, begun = open_source(large), []
     for kind, name in ((TableFile, "pieces"), (packed.PackedFile, "_pieces")):
         original = getattr(kind, name)
@@ -207,6 +207,25 @@ def test_damage_within_a_group_leaves_the_pieces_before_it(tmp_path):
     assert bad == [*range(bad[0], 320)]
     assert 60 < bad[0] < 160
     assert "group 0 cannot be read" in str(found[bad[0]])
+
+
+@pytest.mark.parametrize("per_group", [MANY, 40])
+def test_checksums_of_pages_are_verified(per_group, tmp_path):
+    numbers, texts = large_rows(MANY, 1 << 14)
+    table, path = pa.table({"n": numbers, "data": texts}), tmp_path / "x.parquet"
+    options = {"use_dictionary": False, "compression": "NONE", "write_page_checksum": True}
+    pq.write_table(table, path, row_group_size=per_group, write_batch_size=10, **options)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(texts[25], bytes(len(texts[25]))))
+    found = open_source(path).read(np.arange(MANY))
+    assert isinstance(found[25], SampleError)
+    assert "CRC checksum" in str(found[25])
+
+
+def test_pieces_of_a_record_batch_have_memory_of_their_own(tmp_path):
+    path = large_arrow(tmp_path / "x.arrow", MANY, per_batch=MANY, size=1 << 16)
+    pieces = open_source(path)._table(0).pieces(0, ["n", "data"], 10)
+    assert all(piece.get_total_buffer_size() < 11 << 16 for piece in pieces)
 
 
 @pytest.mark.parametrize("algorithm", PACK)

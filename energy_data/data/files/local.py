@@ -25,6 +25,9 @@ from energy_data.remote.cache_space import Range
 from energy_data.remote.client import client_of, covered, fetch_whole, held
 from energy_data.remote.mirror_paths import has_samples, is_mirrored, root_of
 
+CHANGED = "was changed while it was in use. Restart the run."
+"""What is wrong with a file of another version."""
+
 _FETCHED = 1 << 17  # bytes of an object that are fetched together, unless an order is known
 _STREAMED, _AHEAD = 1 << 22, 16  # bytes of a piece of a stream, and pieces that are fetched ahead
 _LATE = 1 << 62  # a micro-batch after all that runs need
@@ -236,7 +239,7 @@ def open_file(path: str, version: Version | None = None, *, is_streamed: bool = 
             shard=path,
         ) from error
     if version is not None and (file.size, file.mtime_ns) != version[1:]:
-        raise StructureError("was changed while it was in use. Restart the run.", shard=path)
+        raise StructureError(CHANGED, shard=path)
     return file
 
 

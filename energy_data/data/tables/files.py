@@ -20,7 +20,14 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from energy_data.data.files.local import LocalFile, Version, keep_open, open_file, version_of
+from energy_data.data.files.local import (
+    CHANGED,
+    LocalFile,
+    Version,
+    keep_open,
+    open_file,
+    version_of,
+)
 from energy_data.errors import MissingExtraError, StructureError
 from energy_data.remote.cache_space import Range, merged
 from energy_data.remote.client import held
@@ -30,7 +37,6 @@ _PARQUET, _ARROW = b"PAR1", b"ARROW1\x00\x00"
 _CONTINUED = b"\xff\xff\xff\xff"  # begins a message of a stream
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _LARGEST_HEAD = 1 << 28  # bytes of a message without its body
-CHANGED = "was changed while it was in use. Restart the run."
 _BUFFER = 1 << 16  # bytes of a column that are read at once, if groups are read in pieces
 _PAGE, _ROWS_PER_BATCH = 1 << 20, 1024  # bytes of a page, rows written at once: pyarrow's defaults
 _TAIL = 8  # bytes at the end of a Parquet file: the length of its footer, and its name
@@ -317,6 +323,7 @@ def _copied(batch: Any) -> Any:
     arrow = pyarrow()
     arrays = []
     for array in batch.columns:
+        # Arrow cannot join arrays of a few types. A slice has the same values, and more memory.
         with suppress(arrow.ArrowNotImplementedError):
             array = arrow.concat_arrays([array, array.slice(0, 0)])  # of one it copies nothing
         arrays.append(array)

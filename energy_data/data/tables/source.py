@@ -23,18 +23,13 @@ from energy_data.core.recipe import NAMES
 from energy_data.core.sample import Sample, make_source
 from energy_data.data.decode.media import extension_of
 from energy_data.data.decode.parts import Decoders
-from energy_data.data.files.local import LocalFile, Version, version_of
+from energy_data.data.files.local import CHANGED, LocalFile, Version, version_of
 from energy_data.data.files.recent import RECENT
 from energy_data.data.part import ShardedSource, names_dataset
 from energy_data.data.runs import RunOrder, piece_length
 from energy_data.data.shards import NO_INDEX, Scan, ShardKind
 from energy_data.data.source import OpenOptions
-from energy_data.data.tables.files import (
-    CHANGED,
-    TableFile,
-    open_table,
-    pyarrow,
-)
+from energy_data.data.tables.files import TableFile, open_table, pyarrow
 from energy_data.data.tables.groups import MakeGroup, RowGroup, read_group, read_pieces
 from energy_data.errors import MissingExtraError, SampleError, SpecError, StructureError
 from energy_data.remote.cache_space import Range
