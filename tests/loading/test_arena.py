@@ -92,7 +92,7 @@ BATCHES = {
     "named tuple": Pair(LONG, GRID),
     "attrs": Frozen(GRID, [Point(LONG), Point(LONG[:2], "q")]),
     "dtypes": [
-        LONG.to(dtype)
+        (LONG % 100).to(dtype)  # float8 has no 5000: it may become NaN
         for dtype in (
             torch.bfloat16,
             torch.float16,
