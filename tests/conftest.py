@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", anywhere, derandomize=True)
 settings.register_profile("new", anywhere, derandomize=False, print_blob=True)
 settings.load_profile("same")
+
+
+def pytest_collection_finish():
+    """Leave out of every later collection of garbage what all tests have."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
