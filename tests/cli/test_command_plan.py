@@ -39,7 +39,7 @@ def datasets(dataset):
 
 
 def state_after(meta, batches):
-    config = WorkerConfig(lanes=4)
+    config = WorkerConfig(num_workers=0, lanes=4)
     dataset = get_train_dataset(meta, batch_size=4, microbatches_per_step=2, worker_config=config)
     loader = get_loader(dataset)
     list(islice(loader, batches))
@@ -109,7 +109,7 @@ RUNS = {
     "weights that change": (BLEND.replace("2", "{linear: {0: 1, 40: 3}}"), {}),
     "one pass": (BLEND.replace(", weight: 2", ""), {"repeat": False}),
     "no shuffling": (BLEND, {"shuffle_buffer_size": None, "max_samples_per_sequence": 7}),
-    "seed and lanes": (BLEND, {"seed": 5, "worker_config": WorkerConfig(lanes=6)}),
+    "seed and lanes": (BLEND, {"seed": 5, "worker_config": WorkerConfig(num_workers=0, lanes=6)}),
     "stages": (STAGED, {}),
     "longer packs": (LONGER, {"task_encoder": Packed()}),
     "ramp": (RAMPED, {"task_encoder": Plain()}),
@@ -137,6 +137,7 @@ def test_with_a_state_alone_the_plan_knows_whether_the_state_is_restored(
     energy_data, datasets, write, run, edit
 ):
     text, facts = RUNS[run]
+    facts = {"worker_config": WorkerConfig(num_workers=0), **facts}
     facts = {"batch_size": 4, "microbatches_per_step": 2, **facts}
     loader = get_loader(get_train_dataset(write("meta.yaml", text), **facts))
     list(islice(loader, 13))
