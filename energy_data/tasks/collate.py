@@ -141,7 +141,7 @@ def batch_leaves(values: list[Any]) -> torch.Tensor | None:
     values = [-1 if value is None else value for value in values]
     if set(map(type, values)) == {int}:
         return None if max(values) < 0 else torch.from_numpy(np.array(values, np.int64))
-    rows = [[value] if isinstance(value, int) else list(value) for value in values]
+    rows = [[value] if isinstance(value, int) else np.asarray(value).tolist() for value in values]
     leaves = np.full((len(rows), max(map(len, rows))), -1)
     for row, value in zip(leaves, rows, strict=True):
         row[: len(value)] = [-1 if one is None else one for one in value]
