@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+import energy_data.api  # noqa: F401 - defines the kinds of specs that states have
 from energy_data.loading.checkpoint.run_state import RunState
 from energy_data.loading.checkpoint.saved_file import read_state
 from energy_data.loading.checkpoint.saved_run import SavedRun, SavedTree

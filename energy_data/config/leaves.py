@@ -209,7 +209,9 @@ class Scope:
             real_path=path if is_remote(path) else os.path.realpath(path),
             written=relative(self.folder, recipe.path),
             split_part=self.split_part,
-            config=tuple((name, value) for name, value in config if value not in (None, False)),
+            config=tuple(
+                (name, value) for name, value in config if value is not None and value is not False
+            ),
             nonmatch=nonmatch,
             subflavors=self.subflavors,
         )

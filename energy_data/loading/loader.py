@@ -73,6 +73,7 @@ class Loader(SavableDataLoader[T_batch]):
         self._start = dataset.start()
         self.position, self.num_lanes = RunPosition(), config.num_lanes
         self._ended: set[int] = set()  # lanes
+        self._passed: Mapping[int, State] | None = None  # lanes at the end of a pass that is over
         self._restored = False
         self.last_is_padding = False  # whether the last batch returned only pads the epoch
         self._handed_over = 0
@@ -137,6 +138,7 @@ class Loader(SavableDataLoader[T_batch]):
         finally:
             self._waits.wait_s += time.perf_counter() - began
         self._handed_over += len(items)
+        self._passed = None
         if self._stage_log is not None:
             stage = self._stage_number(number)
             self._stage_log.passed(number, stage, lambda: self._nodes_before(number))
@@ -210,7 +212,8 @@ class Loader(SavableDataLoader[T_batch]):
 
     def stats(self) -> Stats:
         """Return the statistics of this rank so far. Reads no data, changes nothing."""
-        nodes, profiler = self._nodes_before(self._next), self._host.profiler
+        places = self._passed or self._host.states(self._next)
+        nodes, profiler = self.dataset.build(places, self.num_lanes), self._host.profiler
         return Stats(
             batches=self._handed_over,
             wait_s=self._waits.wait_s,
@@ -261,14 +264,16 @@ class Loader(SavableDataLoader[T_batch]):
 
     def begin_pass(self) -> None:
         """Move to the beginning of the next pass; of the first one with `dataset.from_start`."""
+        passed = self._host.states()
         if self.dataset.from_start:
             self._start_run(self.num_lanes)
-            return
-        nodes = self._nodes_before(None)
-        for node in nodes.values():
-            node.rewind()
-        following = RunPosition(epoch=self.position.epoch + 1)
-        self._move(_states(nodes), self.num_lanes, following, {})
+        else:
+            nodes = self.dataset.build(passed, self.num_lanes)
+            for node in nodes.values():
+                node.rewind()
+            following = RunPosition(epoch=self.position.epoch + 1)
+            self._move(_states(nodes), self.num_lanes, following, {})
+        self._passed = passed
 
     def enter_stage(self, position: RunPosition) -> None:
         """Move to a position, and enter the next stage there. For stages that count steps."""
@@ -285,11 +290,8 @@ class Loader(SavableDataLoader[T_batch]):
         self._move(dict.fromkeys(lanes, self._start), num_lanes, RunPosition(), {})
         self._gone = RemovedLeaves()  # leaves that edits have removed from the run
 
-    def _nodes_before(self, number: int | None) -> Nodes:
-        """Return new nodes for the lanes of this rank, as before one of its micro-batches.
-
-        None: as after the last batch taken.
-        """
+    def _nodes_before(self, number: int) -> Nodes:
+        """Return new nodes for the lanes of this rank, as before one of its micro-batches."""
         return self.dataset.build(self._host.states(number), self.num_lanes)
 
     def _move(
@@ -306,6 +308,7 @@ class Loader(SavableDataLoader[T_batch]):
         number = position.next_of(self._rank, self._ranks)
         self._pass_end = end_of_pass(self.dataset, position, num_lanes)
         self._began = LanesStart(number, num_lanes, places, firsts)
+        self._passed = None
         self._host.adopt(self._began)
         self.position, self.num_lanes, self._ended = position, num_lanes, set()
         cursors = next(iter(places.values())).values()

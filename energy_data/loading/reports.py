@@ -60,6 +60,8 @@ class LeafStats:
 class Stats:
     """What this rank has done since this process began; `skipped` and `leaves` since the run began.
 
+    Of a finite stream, `skipped` and `leaves` are of its pass: at its end, until the next begins.
+
     Workers report times and amounts a few times a second, so these lag a little. Two loaders over
     one dataset in one process (0 workers) share the amounts that its sources have read.
     """

@@ -48,7 +48,8 @@ class Joined:
     have a field of that name. It restarts at 0 in each part of a split document. With `length`,
     fields are padded to it with their value in `pad` (default 0), and `position_ids` with 0.
 
-    Raises DataError if a document lacks a field that is one-dimensional in others.
+    Raises DataError if a document lacks a field that is one-dimensional in others, or if such a
+    field has not the length of `of`.
     """
 
     of: str = "tokens"  # the field whose length is that of the document
@@ -84,13 +85,10 @@ class Joined:
                 f"Joined: {mixed[0]!r} is one-dimensional in some documents of a pack, and missing "
                 f"or of another form in others. Return it from encode_sample for all of them."
             )
+        joined = {name: columns[name] for name in names if num_lines[name] == len(documents)}
+        lengths = self._lengths(joined, columns)
         bounds = list(pairwise(accumulate(map(len, packs), initial=0)))
-        lengths = list(map(_count, columns[self.of]))
-        blocks = {
-            name: self._joined(name, values, bounds, new)
-            for name, values in columns.items()
-            if num_lines[name] == len(documents)
-        }
+        blocks = {name: self._joined(name, values, bounds, new) for name, values in joined.items()}
         if "position_ids" not in columns:
             blocks["position_ids"] = self._positions(lengths, bounds, new)
         made = []
@@ -102,6 +100,30 @@ class Joined:
             pack["cu_seqlens"] = torch.from_numpy(ends)
             made.append(pack)
         return made
+
+    def _lengths(
+        self, joined: Mapping[str, Sequence[Any]], columns: Mapping[str, Sequence[Any]]
+    ) -> list[int]:
+        """Return the lengths of documents. DataError if a field that is joined has others."""
+        if self.of not in joined:
+            found = type(columns[self.of][0]).__name__ if self.of in columns else "no such field"
+            raise DataError(
+                f"Joined: {self.of!r} must be a one-dimensional tensor or array in each document, "
+                f"found {found}. Convert it in encode_sample."
+            )
+        lengths = [value.shape[0] for value in joined[self.of]]
+        for name, values in joined.items():
+            sizes = [value.shape[0] for value in values]
+            if sizes != lengths:
+                size, length = next(
+                    pair for pair in zip(sizes, lengths, strict=True) if pair[0] != pair[1]
+                )
+                raise DataError(
+                    f"Joined: {name!r} has {size} values in a document of {length} {self.of}. Make "
+                    f"it as long in encode_sample; or, if its values do not belong to {self.of}, "
+                    f"a list or a tensor of two dimensions, which is not joined."
+                )
+        return lengths
 
     def _joined(
         self, name: str, values: Sequence[Any], bounds: Bounds, new: NewTensor | None

@@ -50,7 +50,8 @@ def collate(samples: Sequence[Any], *, pad: bool = False) -> Any:
     `cu_seqlens` of packs becomes int32 [n, most documents + 1]: each row is filled with its last
     value, which adds empty sequences.
 
-    pad: tensors of several shapes with equally many axes become one tensor too, padded with zeros.
+    pad: tensors of several shapes with equally many axes and one dtype become one tensor too,
+        padded with zeros.
     """
     kinds = set(map(type, samples))
     if kinds != {dict} and not all(issubclass(kind, dict) for kind in kinds):
@@ -151,7 +152,7 @@ def batch_leaves(values: list[Any]) -> torch.Tensor | None:
 def _can_pad(values: list[Any]) -> bool:
     if not all(isinstance(value, torch.Tensor) for value in values):
         return False
-    return len({value.ndim for value in values}) == 1
+    return len({(value.ndim, value.dtype) for value in values}) == 1
 
 
 def _same_form(values: list[Any]) -> bool:
@@ -177,7 +178,7 @@ def batch_pad_stack(batch: list[torch.Tensor]) -> torch.Tensor:
     """Return tensors of n shapes with equally many axes as one tensor [n, ...], padded with zeros.
 
     Each axis is as long as the longest there; the padding is at the end. dtype and device are those
-    of the first tensor. ValueError if the numbers of axes differ.
+    of the first tensor. ValueError if the numbers of axes differ, or values are none of its dtype.
     """
     if _same_form(batch):
         return _stacked(batch)
@@ -193,7 +194,7 @@ def batch_list(batch: list[Any]) -> list[Any]:
 def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
     """Return batches of tensors joined along their first axis, the other axes padded with zeros.
 
-    ValueError if the numbers of axes differ.
+    ValueError if the numbers of axes differ, or if values are none of the first tensor's dtype.
     """
     _same_axes(batch)
     longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in batch), strict=True)]
@@ -203,7 +204,13 @@ def concat_pad(batch: list[torch.Tensor]) -> torch.Tensor:
     begin = 0
     for tensor in batch:
         place = tuple(slice(0, size) for size in tensor.shape[1:])
-        joined[(slice(begin, begin + len(tensor)), *place)] = tensor
+        part = joined[(slice(begin, begin + len(tensor)), *place)]
+        part.copy_(tensor)
+        if tensor.dtype != part.dtype and not part.is_floating_point() and (part != tensor).any():
+            raise ValueError(
+                f"values of {tensor.dtype} cannot become {part.dtype}, that of the first tensor, "
+                f"without loss. Convert them in `encode_sample`."
+            )
         begin += len(tensor)
     return joined
 
@@ -220,9 +227,12 @@ def generic_batch(batch: list[Any]) -> Any:
     """Return samples as one, by the type of the first.
 
     Tensors: `batch_pad_stack`. Dicts, dataclasses, named tuples: field by field, as the same type
-    (a type with `from_samples` is called instead). Everything else: the list.
+    (a type with `from_samples` is called instead). Everything else, and values of which some are
+    None: the list.
     """
     first = batch[0]
+    if type(None) in set(map(type, batch)):
+        return batch
     if isinstance(first, torch.Tensor):
         return batch_pad_stack(batch)
     if hasattr(type(first), "from_samples"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -42,6 +44,14 @@ def test_a_state_says_where_the_run_is_and_what_was_drawn(saved):
     assert "next micro-batch: 8" in said
     assert "  a: 16 samples drawn, 1.6 epochs of 10" in said
     assert "  b: 8 samples drawn, 2 epochs of 4" in said
+
+
+def test_the_command_knows_the_nodes_of_a_state_in_a_new_process(saved):
+    path = saved(loader_of(BLEND, lanes=4))
+    command = [sys.executable, "-m", "energy_data.cli.main", "state", "show", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == state("show", path).stdout
 
 
 def test_states_of_all_ranks_are_one_run(saved):

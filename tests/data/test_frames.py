@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from energy_data import WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
+from energy_data.data.files import recent
 from energy_data.data.files.local import version_of
 from energy_data.data.files.recent import RECENT
 from energy_data.data.frames import compression, rewrite
@@ -104,6 +105,17 @@ def test_a_run_decompresses_each_frame_about_once(tmp_path, suffix):
     read = [sample["n"] for batch in stream for sample in batch["json"]]
     assert len(set(read)) == 4000
     assert RECENT.num_made - before < 1.5 * 4000 / 100
+
+
+def test_frames_that_are_read_in_turns_stay_in_memory(tmp_path, suffix, monkeypatch):
+    for n in range(6):
+        write_frames(tmp_path / f"{n}.jsonl{suffix}", [b"".join(lines_of(range(n, n + 600)))])
+    source = open_source(tmp_path)
+    monkeypatch.setattr(recent, "LARGEST", 30_000)  # of two frames
+    before = RECENT.num_made
+    for at in range(0, 600, 4):
+        source.read(np.concatenate([np.arange(4) + at + 600 * n for n in range(6)]))
+    assert RECENT.num_made - before < 6 * 10
 
 
 def cut(data):

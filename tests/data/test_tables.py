@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energy_data import WorkerConfig, get_loader, get_train_dataset
+from energy_data import SampleDecoder, WorkerConfig, get_loader, get_train_dataset
 from energy_data.cli.main import main
 from energy_data.data.files import recent
 from energy_data.data.files.local import keep_open
@@ -33,6 +33,7 @@ from energy_data.data.files.recent import RECENT
 from energy_data.data.registry import open_source
 from energy_data.data.tables import groups
 from energy_data.data.tables import source as table_source
+from energy_data.data.typed.wrap import open_typed
 from energy_data.errors import DataError, MissingExtraError, SampleError, SpecError, StructureError
 
 
@@ -246,6 +247,30 @@ def test_images_as_datasets_stores_them_are_decoded(tmp_path):
     assert "its bytes are not in the table, only its path 'b.png'" in str(third)
     (raw,) = open_source(path, decode="bytes").read(np.array([0]))
     assert raw["image"] == images[0]["bytes"]
+
+
+@pytest.mark.parametrize("list_of", [pa.list_, pa.large_list])
+def test_lists_of_images_are_lists_of_decoded_ones(tmp_path, list_of):
+    images = [{"bytes": image((n, 8, 7)), "path": None} for n in range(3)]
+    kind = list_of(pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    rows = [images, None, [], [images[1], None], [{"bytes": images[0]["bytes"][:40], "path": ""}]]
+    path = parquet(tmp_path / "x", pa.table({"images": pa.array(rows, kind)}))
+    three, none, empty, two, bad = open_source(path).read(np.arange(5))
+    assert [one[0, 0, 0].item() for one in three["images"]] == [0, 1, 2]
+    assert (none["images"], empty["images"]) == (None, [])
+    assert two["images"][0].shape == (3, 2, 3)
+    assert two["images"][1] is None
+    assert "'images'" in str(bad)
+
+
+def test_images_are_decoded_as_the_task_encoder_says(tmp_path):
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    column = pa.array([{"bytes": image((255, 0, 0)), "path": None}], kind)
+    path = parquet(tmp_path / "x", pa.table({"image": column}))
+    (one,) = open_typed(path, decoder=SampleDecoder()).read(np.arange(1))
+    assert one["image"][:, 0, 0].tolist() == [1.0, 0.0, 0.0]
+    (one,) = open_typed(path, decoder=SampleDecoder(image_decode="pilrgb")).read(np.arange(1))
+    assert one["image"].getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_decoders_are_named_by_their_column(tmp_path):

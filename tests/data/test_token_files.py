@@ -83,6 +83,24 @@ def test_tokens_are_put_before_and_after_documents(write, tmp_path):
     assert tokens(read(path, add_eos=2, seq_len=7)) == [ends[:7], ends[7:14]]
 
 
+def test_a_metadataset_may_put_token_0_around_documents(tmp_path):
+    path = write_megatron(tmp_path / "c", DOCUMENTS)
+    keys = {"path": str(path), "add_bos": 0, "add_eos": 0}
+    config = WorkerConfig(num_workers=0, lanes=1)
+    meta = {"splits": {"train": keys}}
+    (batch,) = get_train_dataset(meta, batch_size=4, repeat=False, worker_config=config)
+    for key, row in zip(batch["__key__"], batch["tokens"].tolist(), strict=True):
+        framed = [0, *DOCUMENTS[int(key)], 0]
+        assert row[: len(framed)] == framed
+
+
+def test_an_index_of_megatron_without_sequences_says_so(tmp_path):
+    path = write_megatron(tmp_path / "c", [[1]])
+    path.with_suffix(".idx").write_bytes(b"MMIDIDX\x00\x00" + struct.pack("<QBQQq", 1, 4, 0, 1, 0))
+    with pytest.raises(StructureError, match="has no sequences"):
+        open_source(path)
+
+
 @both
 def test_windows_of_framed_documents_have_their_bounds(write, tmp_path):
     # 1 5 6 7 2 1 8 | 2 1 9 10 11 12 2 | 1 13 14 2, cut every 6 tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import attrs
 import pytest
 from trees import A, B, batches, finite, leaf, not_third, numbers, samples
 
@@ -53,6 +54,20 @@ def test_a_pass_is_counted_too():
     iterator = iter(loader)
     given = [next(iterator) for _ in range(3)]
     assert drawn(loader.stats()) == Counter(key.split("/")[0] for batch in given for key in batch)
+
+
+@pytest.mark.parametrize("from_start", [False, True])
+def test_a_pass_is_counted_until_the_next_one_begins(from_start):
+    spec = finite(leaf("x", 11), 2)
+    spec = attrs.evolve(spec, of=FilterSpec(of=spec.of, predicate=not_third))
+    loader = loader_of(spec, lanes=4, from_start=from_start)
+    for _ in range(2):
+        given = in_order([loader])
+        stats = loader.stats()
+        assert drawn(stats) == {"x": 11}
+        assert sum(stats.skipped.values()) == 11 - sum(map(len, given)) > 0
+    next(iter(loader))
+    assert 0 < drawn(loader.stats())["x"] < 11
 
 
 def test_what_is_left_out_is_counted_where_it_was():

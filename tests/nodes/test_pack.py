@@ -167,7 +167,8 @@ LINE = {"tokens": torch.arange(3), "labels": np.arange(3), "name": "a"}
 
 
 @pytest.mark.parametrize(
-    ("last", "is_copied"), [(LINE, False), ({**LINE, "name": None}, False), ({"tokens": [1]}, True)]
+    ("last", "is_copied"),
+    [(LINE, False), ({**LINE, "name": None}, False), ({"tokens": torch.arange(1)}, True)],
 )
 def test_packs_of_a_batch_are_rows_of_its_tensors_if_their_documents_are_alike(last, is_copied):
     joined = Joined("tokens", 7, {"labels": -100})
@@ -191,6 +192,20 @@ def test_a_field_that_is_joined_must_be_in_all_documents(other):
     documents = [{"tokens": torch.arange(2), "labels": torch.arange(2)}]
     with pytest.raises(DataError, match="'labels' is one-dimensional in some documents"):
         Joined()([*documents, {"tokens": torch.arange(1), **other}])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"tokens": torch.arange(3), "labels": torch.arange(2)}, "'labels' has 2 values in a doc"),
+        ({"tokens": [1, 2], "labels": [1, 2]}, "'tokens' must be a one-dimensional .* found list"),
+        ({"labels": torch.arange(2)}, "'tokens' must be .* found no such field"),
+    ],
+)
+def test_what_is_joined_is_as_long_as_its_document(wrong, told):
+    good = {name: value for name, value in LINE.items() if name in wrong}
+    with pytest.raises(DataError, match=told):
+        Joined()([good, wrong] if isinstance(wrong["labels"], torch.Tensor) else [wrong])
 
 
 def test_positions_restart_in_each_part_unless_documents_have_their_own():

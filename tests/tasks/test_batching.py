@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import nan
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from energy_data.tasks.collate import (
     batch_list,
     batch_pad_stack,
     batch_stack,
+    collate,
     concat_pad,
     fields_of,
     generic_batch,
@@ -69,6 +71,23 @@ def test_generic_batch_and_concat_go_through_fields_and_keep_the_type(kind):
     assert type(joined) is kind
     assert fields_of(joined)["image"].shape == (4, 2, 3)
     assert fields_of(joined)["name"] == [["a", "b"], ["a", "b"]]
+
+
+def test_values_of_which_some_are_none_stay_a_list():
+    for values in ([square(2), None], [None, square(2)]):
+        assert generic_batch([Pair(value, "a") for value in values]) == Pair(values, ["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(torch.int64, 0.5), (torch.uint8, 256), (torch.bool, 2), (torch.int8, nan)]
+)
+def test_values_are_never_cut_to_the_dtype_of_others(dtype, value):
+    first, other = torch.ones(2, dtype=dtype), torch.tensor([value, 1, 1])
+    assert concat_pad([first[None], torch.ones(1, 2)]).dtype == dtype
+    with pytest.raises(ValueError, match=f"cannot become {dtype}.*without loss"):
+        batch_pad_stack([first, other])
+    batch = collate([{"x": first}, {"x": other}], pad=True)
+    assert batch["x"] == [first, other]
 
 
 def test_stack_and_list_do_what_they_say():

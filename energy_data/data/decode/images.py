@@ -131,9 +131,9 @@ def _converter(mode: str) -> Callable[[Any], Any]:
         if kind == "torch":
             import torch
 
+            if pixels.ndim == 3:  # by numpy: torch would start its threads for each small image
+                pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
             tensor = torch.from_numpy(pixels)
-            if tensor.ndim == 3:
-                tensor = tensor.permute(2, 0, 1).contiguous()
             return tensor.float().div_(255) if is_float else tensor
         return pixels.astype(np.float32) / np.float32(255) if is_float else pixels
 

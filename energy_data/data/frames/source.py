@@ -154,6 +154,7 @@ class _FramedLines:
         while at < last or (at == last and rest):
             data, following = self._frame(file, at)
             part = memoryview(data)[first : rest if at == last else None]
+            RECENT.use(_key(file, at), len(part), len(data))
             parts.append(part)
             size += len(part)
             fits = len(data) >= rest if at == last else following <= last
@@ -166,13 +167,15 @@ class _FramedLines:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _frame(self, file: LocalFile, at: int) -> tuple[bytes, int]:
-        key = file.path, file.size, file.mtime_ns, at
-
         def make() -> tuple[tuple[bytes, int], int]:
             found = read_frame(self.compression, file, at)
             return found, len(found[0])
 
-        return RECENT.get(key, make)
+        return RECENT.get(_key(file, at), make)
+
+
+def _key(file: LocalFile, at: int) -> tuple[str, int, int, int]:
+    return file.path, file.size, file.mtime_ns, at
 
 
 class FramedJsonlSource(_FramedLines, JsonlSource):

@@ -300,6 +300,10 @@ class TableSource(ShardedSource):
     def _decoder(self, name: str, kind: Any) -> Decode | None:
         """Return what decodes the values of a column."""
         types, decoding = pyarrow().types, self.options.decoding
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if is_list:
+            decode_one = self._decoder(name, kind.value_type)
+            return None if decode_one is None else _each(decode_one)
         is_file = types.is_struct(kind) and {part.name for part in kind} == {"bytes", "path"}
         if not (is_file or types.is_binary(kind) or types.is_large_binary(kind)):
             return None
@@ -315,6 +319,10 @@ class TableSource(ShardedSource):
             return self._decoders.find(f"{name}.{found}" if found else name)(data)
 
         return decode
+
+
+def _each(decode: Decode) -> Decode:
+    return lambda values: [value if value is None else decode(value) for value in values]
 
 
 class ParquetSource(TableSource):

@@ -230,7 +230,9 @@ def _megatron(path: str, index: str) -> TokenFile:
     lengths = _HEADER.size
     pointers = lengths + 4 * count
     end = pointers + 8 * count + 8 * documents
-    if not count or file.size not in (end, end + count):  # modes, of several modalities, come last
+    if not count:
+        raise StructureError("has no sequences. Write it again, or remove it.", shard=index)
+    if file.size not in (end, end + count):  # modes, of several modalities, come last
         raise StructureError(
             f"has {file.size} bytes, but its {count} sequences and {documents} bounds of documents "
             f"need {end}. It was cut, or is no index of Megatron.",

@@ -86,10 +86,10 @@ def open_typed(
 
 def _open(path: str | Path, typing: Typing, decoder: Any, options: OpenOptions) -> TypedSource:
     found = format_of(path)
-    if not found.decodes_parts:
-        decoder = DEFAULT_DECODER
-    elif type(decoder) is SampleDecoder:
+    if type(decoder) is SampleDecoder:
         options = evolve(options, decoding=decoder.decoding(typing.part_filter))
+    elif not found.decodes_parts:
+        decoder = DEFAULT_DECODER
     else:
         raw = Decoding(mode="bytes", part_filter=typing.part_filter)
         options = evolve(options, decoding=raw)
