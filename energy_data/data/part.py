@@ -144,9 +144,13 @@ class ShardedSource(Source):
         with names_dataset(self.path):
             for number, count in enumerate(self.part.counts):
                 if count:
-                    self._open(number)
+                    self._check_shard(number)
             if self.part.kept is not None:
                 self.part.kept.check()
+
+    def _check_shard(self, number: int) -> None:
+        """Raise StructureError if a shard does not fit its index."""
+        self._open(number)
 
     def rows_of(self, indices: Sequence[int]) -> list[int]:
         """Return the rows of samples in their part."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from attrs import frozen
 
 from energy_data.core.arrays import Int64s
 from energy_data.core.context import Context
-from energy_data.core.cursor import Cursor
+from energy_data.core.cursor import Cursor, Problem, shorten
 from energy_data.core.node import Change, ItemRef, Items
 from energy_data.core.profiler import READING, Fetched
 from energy_data.core.references import References
@@ -44,7 +44,7 @@ class ReadSpec(UnarySpec):
     """Read the sample of each reference.
 
     A bad sample is skipped, counted and logged (`on_error="skip"`), or raised as an error. More
-    than `max_failures` consecutive bad samples in one lane are always an error.
+    than `max_failures` consecutive bad samples of a leaf in one lane are always an error.
     """
 
     kind = "read"
@@ -72,7 +72,8 @@ class ReadSpec(UnarySpec):
 class ReadCursor(Cursor):
     skipped: int = 0  # bad samples skipped
     excluded: int = 0  # samples that their dataset excludes
-    failures: int = 0  # bad samples since the last good one
+    # Of each leaf with bad samples since its last good one, its entry and their number.
+    failures: tuple[int, ...] = ()
 
 
 class ReadNode(UnaryNode[ReadCursor]):
@@ -97,6 +98,10 @@ class ReadNode(UnaryNode[ReadCursor]):
     def allow_batch_views(self) -> None:
         self.rows_join = all(source.can_read_rows for source in self.sources)
 
+    def faults(self, at: ReadCursor) -> Iterator[Problem]:
+        if len(at.failures) % 2:
+            yield "failures", f"must be pairs of numbers, got {shorten(at.failures)}"
+
     def draw(self, count: int) -> Items:
         if self.ahead is not None:
             self.ahead.look(count)
@@ -112,10 +117,11 @@ class ReadNode(UnaryNode[ReadCursor]):
             raise
         self._identify(block, drawn)
         if not any(issubclass(kind, SampleError) for kind in {*map(type, drawn)}):
-            self.cursor.failures = 0
+            if self.cursor.failures:
+                self._count_bad(drawn, block)
             return Items(drawn, block)
         good = [not isinstance(sample, SampleError) for sample in drawn]
-        self._count_bad(drawn)
+        self._count_bad(drawn, block)
         return Items(list(compress(drawn, good)), list(compress(block, good)))
 
     def _add_places(self, error: DataError, block: References) -> None:
@@ -209,24 +215,28 @@ class ReadNode(UnaryNode[ReadCursor]):
             samples += leaf.source.read(block.indices[place : place + 1])
         return samples
 
-    def _count_bad(self, drawn: Sequence[Sample | SampleError]) -> None:
+    def _count_bad(self, drawn: Sequence[Sample | SampleError], block: References) -> None:
         """Count, log or raise bad samples."""
         at = self.cursor
-        for sample in drawn:
+        failures = dict(zip(at.failures[::2], at.failures[1::2], strict=True))
+        for sample, entry in zip(drawn, block.entries.tolist(), strict=True):
             if not isinstance(sample, SampleError):
-                at.failures = 0
+                failures.pop(entry, None)
                 continue
             if isinstance(sample, ExcludedError):
                 at.excluded += 1
                 continue
             if self.spec.on_error == "raise":
                 raise sample
-            at.skipped, at.failures = at.skipped + 1, at.failures + 1
-            if at.failures > self.spec.max_failures:
+            at.skipped += 1
+            failures[entry] = count = failures.get(entry, 0) + 1
+            if count > self.spec.max_failures:
                 raise DataError(
-                    f"{at.failures} bad samples in a row, the last: {sample} Check the dataset."
+                    f"{count} bad samples of leaf {self.leaves[entry].id!r} in a row, the last: "
+                    f"{sample} Check the dataset."
                 ) from sample
-            handle_failure(self.spec.handler, sample, _known_fields(sample), at.failures)
+            handle_failure(self.spec.handler, sample, _known_fields(sample), count)
+        at.failures = tuple(chain.from_iterable(failures.items()))
 
 
 def _known_fields(error: SampleError) -> Sample:

@@ -3,6 +3,8 @@
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from energy_data.cli import check
@@ -134,6 +136,16 @@ def test_a_filter_index_that_does_not_fit_is_reported(energy_data, dataset, writ
     done = energy_data("check", "good.yaml")
     assert done.exit_code == 1
     assert "filter_some.idx: its numbers do not increase. Build the filter" in done.stderr
+
+
+def test_what_is_excluded_of_a_table_must_exist(energy_data, tmp_path, write):
+    pq.write_table(pa.table({"n": range(9)}), tmp_path / "pages.parquet")
+    assert not energy_data("prepare", tmp_path, "--split-ratio", "1,0,0").exit_code
+    split = tmp_path / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("exclude: []", "exclude: [pages.parquet/9]"))
+    done = energy_data("check", tmp_path)
+    assert done.exit_code == 1
+    assert "'pages.parquet/9' first" in done.stderr
 
 
 def test_a_dataset_can_be_checked_by_itself(energy_data, dataset):

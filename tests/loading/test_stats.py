@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import attrs
 import pytest
 from trees import A, B, batches, finite, leaf, not_third, numbers, samples
 
-from energy_data.errors import ExcludedError, SkipSample
+from energy_data.errors import DataError, ExcludedError, SkipSample
 from energy_data.nodes.blend import BlendSpec, Part
 from energy_data.nodes.filter import FilterSpec
 from energy_data.nodes.group import GroupSpec
@@ -129,3 +130,21 @@ def test_statistics_change_nothing():
         assert next(iter(loader)) == next(iter(other))
         loader.stats()
     assert loader.state_dict() == other.state_dict()
+
+
+def test_a_leaf_of_bad_samples_is_an_error_also_beside_good_ones():
+    bad = leaf("bad", 5, frozenset(range(5)))
+    loader = loader_of(batches(samples(BlendSpec((Part(A), Part(bad)))), 4), lanes=2)
+    with pytest.raises(DataError, match="101 bad samples of leaf 'bad' in a row"):
+        in_order([loader], 1000)
+    assert loader.stats().skipped["bad samples"] == pytest.approx(200, abs=4)
+    again = loader_of(batches(samples(BlendSpec((Part(A), Part(bad)))), 4), lanes=2)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    with pytest.raises(DataError, match="101 bad samples of leaf 'bad' in a row"):
+        in_order([again], 3)
+
+
+def test_bad_samples_between_good_ones_of_their_leaf_are_left_out_for_ever():
+    some = leaf("some", 5, frozenset({0, 1, 2, 3}))
+    loader = loader_of(batches(samples(BlendSpec((Part(A), Part(some)))), 4), lanes=1)
+    assert len(in_order([loader], 300)) == 300

@@ -88,7 +88,11 @@ class Broken(TaskEncoder):
 @pytest.mark.parametrize(
     ("line", "encoder", "problem"),
     [
-        ("{bad}", TaskEncoder(), "101 bad samples in a row, .*Fix the line. Check the dataset.$"),
+        (
+            "{bad}",
+            TaskEncoder(),
+            "101 bad samples of leaf .* in a row, .*Fix the line. Check the dataset.$",
+        ),
         ("{}", Broken(), "encode_sample: it failed 100 times in a row, .*what is wrong"),
     ],
 )

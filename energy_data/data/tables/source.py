@@ -160,12 +160,9 @@ class TableSource(ShardedSource):
         groups = np.unique(np.searchsorted(file.ends, rows, side="right")).tolist()
         return (one for group in groups for one in file.groups.ranges(group, self.columns))
 
-    def check_files(self) -> None:
+    def _check_shard(self, number: int) -> None:
         """Raise StructureError if a file does not have the rows or columns that it should have."""
-        with names_dataset(self.path):
-            for number, count in enumerate(self.part.counts):
-                if count:
-                    self._opened(number)
+        self._opened(number)
 
     def read(self, indices: Int64s) -> list[Sample | SampleError]:
         """Return the samples of `indices`, in that order; a bad sample is a SampleError."""
