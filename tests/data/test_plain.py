@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tars import bare, expected, read_all, sample_files, write_tar
 
+from energy_data.cli.main import main
 from energy_data.data.files import offsets
-from energy_data.data.registry import open_source
+from energy_data.data.registry import FORMATS, open_source
 from energy_data.data.tar import index as tar_index
 from energy_data.errors import SpecError, StructureError
 
@@ -114,6 +118,43 @@ def test_what_is_not_there(tmp_path):
     (tmp_path / "packed" / "a.tgz").write_bytes(b"")
     with pytest.raises(SpecError, match="compressed"):
         open_source(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("suffix", sorted({one.suffix for one in FORMATS if one.shards} - {".mds"}))
+def test_a_folder_with_files_of_several_splits_is_an_error(tmp_path, suffix):
+    for name in ("train-0", "train-1", "x_dev", "eval/0"):
+        (tmp_path / f"{name}{suffix}").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}{suffix}").touch()
+    with pytest.raises(SpecError, match=r"of several splits, found train-0.*, x_dev.*, eval/0"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train-0", "test-0"),
+        ("training/en/0", "test/en/0"),
+        ("a-train.1", "a-test.1"),
+        ("data/train2", "data/test2"),
+    ],
+)
+def test_what_the_error_of_several_splits_advises_works(tmp_path, train, test):
+    for number, name in enumerate((train, test)):
+        write_tar(tmp_path / f"{name}.tar", sample_files(number))
+    with pytest.raises(SpecError) as refused:
+        open_source(tmp_path)
+    pattern, command = re.findall(r"as in (\S+), or run `energy-data (.*)`", str(refused.value))[0]
+    assert [bare(one) for one in read_all(open_source(pattern))] == [expected(0)]
+    assert CliRunner().invoke(main, shlex.split(command)).exit_code == 0
+    source = open_source(tmp_path, split_part="test")
+    assert [bare(one) for one in read_all(source)] == [expected(1)]
+
+
+@pytest.mark.parametrize("names", [("train-0", "train-1", "other"), ("tests", "trainer", "value")])
+def test_a_folder_with_files_of_one_split_or_none_is_a_dataset(tmp_path, names):
+    for number, name in enumerate(names):
+        write_tar(tmp_path / f"{name}.tar", sample_files(number))
+    assert len(open_source(tmp_path)) == 3
 
 
 def test_a_damaged_tar_is_an_error_of_structure(tmp_path):
